@@ -1,0 +1,56 @@
+"""fastload: the data path for training image models in PyTorch.
+
+Names are fetched on first use, so that `import fastload` and the torch-free commands never import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastload import transforms
+    from fastload.dataset import PackedDataset
+    from fastload.errors import FastloadError
+    from fastload.info import inspect_file
+    from fastload.loader import FastLoader
+    from fastload.pack import pack_images
+    from fastload.plan import ChunkWindow, EpochPlan
+    from fastload.verify import verify_file
+
+__all__ = [
+    "ChunkWindow",
+    "EpochPlan",
+    "FastLoader",
+    "FastloadError",
+    "PackedDataset",
+    "inspect_file",
+    "pack_images",
+    "transforms",
+    "verify_file",
+]
+
+_HOMES = {
+    "ChunkWindow": "fastload.plan",
+    "EpochPlan": "fastload.plan",
+    "FastLoader": "fastload.loader",
+    "FastloadError": "fastload.errors",
+    "PackedDataset": "fastload.dataset",
+    "inspect_file": "fastload.info",
+    "pack_images": "fastload.pack",
+    "verify_file": "fastload.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "transforms":
+        return import_module("fastload.transforms")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fastload' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

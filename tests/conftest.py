@@ -1,0 +1,46 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+ImageFolder = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The real datasets kept beside the checkout; absent on a user's machine."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("no ../shared/data beside the checkout: this test needs its real images")
+    return SHARED_DATA
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> ImageFolder:
+    """Makes a class folder of small, distinct JPEG (or PNG) images and returns its path."""
+
+    def make(
+        per_class: int = 10,
+        classes: tuple[str, ...] = ("cat", "dog"),
+        size: tuple[int, int] = (12, 16),
+        suffix: str = ".jpg",
+        name: str = "photos",
+        seed: int = 0,
+    ) -> Path:
+        rng = np.random.default_rng(seed)
+        root = tmp_path / name
+        for label in classes:
+            (root / label).mkdir(parents=True)
+            for i in range(per_class):
+                pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / label / f"{i:04d}{suffix}")
+        return root
+
+    return make
