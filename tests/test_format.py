@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import xxhash
 
 from fastload.errors import FormatError, MissingFileError
 from fastload.format import IMAGES_OFFSET, header_digest, read_header, row_digests
@@ -83,12 +85,12 @@ def test_header_digest_covers_pixels_labels_attributes_and_names(tmp_path, image
 def test_stored_header_digest_is_the_one_computed(tmp_path, images):
     path = write_packed(tmp_path / "a.h5", images)
     with h5py.File(path) as file:
-        assert file.attrs["header_digest"] == header_digest(file).encode() or file.attrs["header_digest"] == header_digest(file)
+        assert file.attrs["header_digest"] == header_digest(file).encode() or file.attrs[
+            "header_digest"
+        ] == header_digest(file)
 
 
 def test_row_digests_hash_the_arrays_in_the_order_of_their_names():
-    import xxhash
-
     a, b = np.arange(6, dtype=np.int64).reshape(3, 2), np.array([b"x", b"yy", b"zzz"])
     found = row_digests({"b": b, "a": a})
     assert int(found[1]) == xxhash.xxh3_64_intdigest(a[1].tobytes() + b"yy\0")
@@ -205,3 +207,25 @@ def test_h5dump_reads_it(tmp_path, images):
         pytest.skip("h5dump is not installed")
     path = write_packed(tmp_path / "a.h5", images[:1])
     assert "images" in subprocess.run(["h5dump", "-H", path], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_golden_file_of_version_1_is_read_as_it_was_written():
+    path = Path(__file__).parent / "data" / "format_v1.h5"
+    header = read_header(path)
+    images = (np.arange(10 * 5 * 4 * 3) * 7 % 251).astype(np.uint8).reshape(10, 5, 4, 3)
+    assert header.version == 1 and header.num_rows == 10 and header.seed == 11 and header.shuffled
+    assert header.splits == {"train": range(7), "val": range(7, 10)}
+    assert list(header.fields) == [
+        "images", "masks", "labels", "bbox", "digest", "digest_fields", "key", "split",
+    ]  # fmt: skip
+    assert header.fields["images"].chunks == (4, 5, 4, 3) and header.fields["images"].offset == 4096
+    assert header.fields["labels"].names == ("cat", "dog", "größe")
+    assert header.fields["masks"].attrs == {"ignore_index": 3}
+    assert header.header_digest == "fa387a44de290a992c38fec339ea0d92"
+    data = np.frombuffer(path.read_bytes(), np.uint8)
+    np.testing.assert_array_equal(data[4096 : 4096 + images.size].reshape(images.shape), images)
+    with h5py.File(path) as file:
+        assert int(file["digest"][4]) == xxhash.xxh3_64_intdigest(
+            images[4].tobytes() + (images[4, ..., 0] % 4).tobytes()
+        )
+        assert file["key"][3] == b"train/3.png"

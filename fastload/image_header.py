@@ -1,0 +1,263 @@
+"""What an image file holds, learned from its header: size upright, channels, bits, frames.
+
+Every file of a dataset is probed before packing begins, so an ordinary JPEG is told by a scan of its markers.
+Whatever that scan does not understand in full, and every other kind of file, is described by Pillow.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from typing import NamedTuple
+
+from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
+
+from fastload.errors import ImageError
+from fastload.jpeg_scan import scan_jpeg
+
+MAX_PIXELS = 178_956_970
+"""Pixels of the largest image accepted; Pillow's limit against decompression bombs, whatever it is set to now."""
+
+# Formats that announce themselves by their first bytes. The others of Pillow stay out: some run programs (EPS calls
+# Ghostscript), some take any bytes for an image (TGA). MPO is opened by the JPEG plugin.
+_PLUGINS = {
+    "JPEG": "JpegImagePlugin",
+    "PNG": "PngImagePlugin",
+    "WEBP": "WebPImagePlugin",
+    "GIF": "GifImagePlugin",
+    "BMP": "BmpImagePlugin",
+    "TIFF": "TiffImagePlugin",
+    "PPM": "PpmImagePlugin",
+    "AVIF": "AvifImagePlugin",
+    "JPEG2000": "Jpeg2KImagePlugin",
+    "QOI": "QoiImagePlugin",
+}
+_MAGIC = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_CHANNELS = {"1": 1, "L": 1, "RGB": 3, "RGBX": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "CMYK": 3, "P": 3}
+_JPEG_KINDS = {1: "L", 3: "RGB", 4: "CMYK"}
+_ORIENTATION = 0x0112
+
+
+class ImageHeader(NamedTuple):
+    """One image file as its header describes it."""
+
+    height: int
+    """Rows in pixels, after the EXIF orientation has been applied."""
+    width: int
+    """Columns in pixels, likewise."""
+    channels: int
+    """1 gray, 3 colour, 4 when there is any transparency (gray with alpha too). CMYK is 3."""
+    bits: int
+    """Bits a channel that decoding yields: 16 for 16-bit gray, else 8."""
+    kind: str
+    """Pillow's mode of the stored pixels, with ";16" for 16 bits and "+alpha" for transparency beside the mode."""
+    frames: int
+    """Frames or pages; only the first is used. Some may be damaged."""
+
+
+def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
+    """The header of one image file; reads as little of the file as tells it for certain.
+
+    An ordinary JPEG costs the first 4 KiB and about 5 us. Of anything else the whole file is asked for, because
+    orientation and frames may stand at its end; pixels are not decoded, except of a PNG whose orientation stands
+    in a text chunk or behind the pixels.
+
+    Args:
+        read_head: returns the first n bytes of the file, fewer only when the file is shorter.
+            What it raises is passed on unchanged.
+
+    Raises:
+        ImageError: not an image, a damaged header, no or too many pixels, or a kind that is not supported.
+    """
+    size = 4096
+    data = read_head(size)
+    while (frame := scan_jpeg(data)) is None and len(data) >= size:
+        # 64 KiB hold an EXIF block with its thumbnail. From then on grow fast, yet never ask for a buffer
+        # much larger than the file: many a read(n) allocates n bytes first.
+        size *= 16
+        data = read_head(size)
+    if frame is not None and not frame.several_frames:
+        check_size(frame.height, frame.width)
+        height, width = upright_size(frame.height, frame.width, frame.orientation)
+        channels = 1 if frame.components == 1 else 3
+        return ImageHeader(height, width, channels, 8, _JPEG_KINDS[frame.components], 1)
+    while len(data) >= size:
+        size *= 16
+        data = read_head(size)
+    try:
+        with pillow_silenced():
+            return _pillow_header(data)
+    except ImageError:
+        raise
+    except Exception as error:  # a plugin fed with damaged bytes may raise anything
+        raise ImageError(failure_reason(error, data)) from error
+
+
+def _pillow_header(data: bytes) -> ImageHeader:
+    image = open_image(data)
+    kind, channels, bits = kind_of(image)
+    width, height = image.size
+    if isinstance(image, TiffImageFile):
+        width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
+    # Pillow looks for a PNG's orientation behind the pixels too, and decodes them to get there.
+    orientation = orientation_of(image) if image.format != "PNG" or _png_tells_orientation(data) else 1
+    try:
+        frames = int(getattr(image, "n_frames", 1))
+    except Exception:  # noqa: BLE001 - whatever a damaged later frame makes Pillow raise, the first is good
+        frames = 1
+    return ImageHeader(*upright_size(height, width, orientation), channels, bits, kind, frames)
+
+
+def open_image(data: bytes) -> ImageFile.ImageFile:
+    """Pillow's image over the file's bytes, pixels not loaded; its size has been checked.
+
+    Call within `pillow_silenced`. Raises ImageError or whatever the plugin raises.
+    """
+    image = Image.open(io.BytesIO(data), formats=_formats())
+    check_size(image.height, image.width)
+    return image
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    names = []
+    for name, module in _PLUGINS.items():
+        try:
+            import_module(f"PIL.{module}")
+        except ImportError:  # Pillow before 11.3 has no AVIF
+            continue
+        names.append(name)
+    return tuple(names)
+
+
+def kind_of(image: Image.Image) -> tuple[str, int, int]:
+    """Kind, channels and bits of an opened image, as in ImageHeader.
+
+    Raises:
+        ImageError: 32-bit or other pixels that have no faithful form in 8 or 16 bits.
+    """
+    mode = image.mode
+    # "I" is 32-bit in general, but Pillow opens 16-bit PGM so (and, before version 11, 16-bit PNG).
+    if mode.startswith("I;16") or (mode == "I" and image.format in ("PNG", "PPM")):
+        return ("I;16+alpha" if "transparency" in image.info else "I;16"), 1, 16
+    alpha = image.has_transparency_data  # also a palette with alpha, and PNG's tRNS
+    if mode not in _CHANNELS and not (alpha and mode in ("LA", "La", "PA", "RGBA", "RGBa")):
+        what = {"I": "32-bit integer", "F": "32-bit floating-point"}.get(mode, f"Pillow mode {mode!r}")
+        raise ImageError(f"{what} pixels are not supported; convert the image to 8 or 16 bits")
+    channels = 4 if alpha else _CHANNELS[mode]
+    if _stored_bits(image) > 8:
+        if isinstance(image, TiffImageFile) and image.tag_v2.get(284) == 2:  # planar: Pillow takes bytes for samples
+            raise ImageError("a TIFF of 16-bit colours stored plane by plane is not supported; store it interleaved")
+        mode += ";16"
+    return (f"{mode}+alpha" if alpha and image.mode in _CHANNELS else mode), channels, 8
+
+
+def _stored_bits(image: Image.Image) -> int:
+    """Bits a channel in the file, as far as Pillow, which gives 8 for all colour images, lets one see."""
+    if isinstance(image, TiffImageFile):
+        bits = image.tag_v2.get(258, (1,))
+        return max(bits) if isinstance(bits, tuple) else int(bits)
+    layout = image.tile[0][3] if isinstance(image, ImageFile.ImageFile) and image.tile else ""
+    if image.format == "PPM" and isinstance(layout, tuple):
+        return 16 if isinstance(layout[-1], int) and layout[-1] > 255 else 8  # the largest value, as the file says
+    return 16 if image.format == "PNG" and str(layout).endswith(";16B") else 8
+
+
+def orientation_of(image: Image.Image) -> int:
+    """EXIF (or else XMP) orientation of an image, 1 to 8, as `PIL.ImageOps.exif_transpose` would see it.
+
+    A damaged block counts as 1: it says nothing about the pixels.
+    """
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # noqa: BLE001 - Pillow raises a dozen kinds here, SyntaxError among them
+        return 1
+    return int(value) if value in range(1, 9) else 1
+
+
+def upright_size(height: int, width: int, orientation: int) -> tuple[int, int]:
+    """(height, width) once the orientation has been applied: 5 to 8 lay rows down as columns."""
+    return (width, height) if orientation >= 5 else (height, width)
+
+
+def check_size(height: int, width: int) -> None:
+    """Raise ImageError for a size that no image should claim."""
+    if height * width > MAX_PIXELS:
+        raise ImageError(
+            f"claims {width}x{height} pixels, more than the {MAX_PIXELS:,} accepted (a decompression bomb?)"
+        )
+    if height < 1 or width < 1:
+        raise ImageError(f"claims {width}x{height} pixels")
+
+
+def failure_reason(error: Exception, data: bytes) -> str:
+    """One short sentence on why Pillow could not decode `data`."""
+    if isinstance(error, MemoryError):
+        return f"not enough memory to decode it ({len(data):,} bytes of file)"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"too large: {error}"
+    if not isinstance(error, UnidentifiedImageError):
+        return f"cannot be decoded: {str(error) or type(error).__name__}"
+    if not data:
+        return "not an image (0 bytes)"
+    for magic, name in _MAGIC.items():
+        if data.startswith(magic):
+            return f"cannot be decoded: its {name} header is damaged or of an unsupported kind"
+    return f"not an image: starts with {data[:8]!r}"
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """(type, start, end) of every whole chunk of a PNG, in order."""
+    start = 8
+    while start + 12 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, start)
+        end = start + 12 + length
+        if end <= len(data):
+            yield kind, start, end
+        start = end
+
+
+def _png_tells_orientation(data: bytes) -> bool:
+    texts = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+    return any(kind == b"eXIf" or data.startswith(texts, start + 8) for kind, start, _ in _png_chunks(data))
+
+
+def png_without_tail(data: bytes) -> bytes | None:
+    """The PNG cut behind its last whole pixel chunk and properly ended, None when it has no such chunk."""
+    pixels_end = max((end for kind, _, end in _png_chunks(data) if kind == b"IDAT"), default=0)
+    return data[:pixels_end] + b"\0\0\0\0IEND\xaeB`\x82" if pixels_end else None
+
+
+_silence_lock = threading.Lock()
+_silence_depth = 0
+_silence = warnings.catch_warnings()
+
+
+@contextmanager
+def pillow_silenced() -> Iterator[None]:
+    """Within it, Pillow's own warnings (bombs, damaged EXIF, odd tags) reach nobody; errors still do.
+
+    Several threads may be inside at once: the filter is installed by the first and removed by the last, since
+    `warnings.catch_warnings` restores in the wrong order when threads interleave.
+    """
+    global _silence, _silence_depth
+    with _silence_lock:
+        if _silence_depth == 0:
+            _silence = warnings.catch_warnings()
+            _silence.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+        _silence_depth += 1
+    try:
+        yield
+    finally:
+        with _silence_lock:
+            _silence_depth -= 1
+            if _silence_depth == 0:
+                _silence.__exit__(None, None, None)

@@ -1,0 +1,103 @@
+"""A short scan of a JPEG's markers (ITU-T T.81, annex B): size, components, orientation, without decoding.
+
+It understands plain files only and gives up on anything else, so that what it says is right.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+_SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of the segment counted from itself
+_FRAME = struct.Struct(">BHHB")  # sample precision, lines, samples per line, components
+_FRAME_MARKERS = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive, all Huffman coded
+_PLAIN_MARKERS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})  # tables, comment, application segments
+_SCAN_MARKER = 0xDA
+_ORIENTATION = 0x0112
+
+
+class JpegFrame(NamedTuple):
+    """What a marker scan finds in a plain 8-bit Huffman-coded JPEG."""
+
+    height: int
+    """Rows as stored, before orientation."""
+    width: int
+    components: int
+    """1 gray, 3 YCbCr or RGB, 4 CMYK or YCCK."""
+    orientation: int
+    """EXIF orientation, 1 to 8."""
+    several_frames: bool
+    """There is a multi-picture (MPF) segment."""
+
+
+def scan_jpeg(data: bytes) -> JpegFrame | None:
+    """The frame of a plain JPEG file, from its first bytes up to the first scan.
+
+    Returns:
+        None when the bytes end before the scan begins, are no JPEG, or hold anything out of the ordinary
+        (junk between markers, arithmetic coding, 12 bits, odd EXIF): Pillow then has the last word.
+    """
+    if not data.startswith(b"\xff\xd8\xff"):
+        return None
+    frame: tuple[int, int, int, int] | None = None
+    orientation = 0
+    several_frames = has_xmp_orientation = has_exif = False
+    position = 2
+    unpack = _SEGMENT.unpack_from
+    try:
+        while True:
+            prefix, marker, length = unpack(data, position)
+            if prefix != 0xFF or length < 2:
+                return None
+            if marker == _SCAN_MARKER:
+                break
+            if marker in _FRAME_MARKERS:
+                if frame is not None:
+                    return None
+                frame = _FRAME.unpack_from(data, position + 4)
+                if length != 8 + 3 * frame[3]:
+                    return None
+            elif marker not in _PLAIN_MARKERS:
+                return None
+            elif marker == 0xE1:
+                segment = data[position + 4 : position + 2 + length]
+                if segment.startswith(b"Exif\0\0"):
+                    if has_exif:
+                        return None
+                    has_exif = True
+                    orientation = _exif_orientation(segment[6:])
+                elif b"tiff:Orientation" in segment:
+                    has_xmp_orientation = True
+            elif marker == 0xE2 and data.startswith(b"MPF\0", position + 4):
+                several_frames = True
+            position += 2 + length
+        if frame is None or (has_xmp_orientation and orientation == 0):
+            return None
+    except (struct.error, ValueError):
+        return None
+    precision, height, width, components = frame
+    if precision != 8 or components not in (1, 3, 4):
+        return None
+    return JpegFrame(height, width, components, orientation or 1, several_frames)
+
+
+def _exif_orientation(tiff: bytes) -> int:
+    """Orientation in the first directory of an EXIF block (a TIFF header and its directory), 0 when absent.
+
+    Raises ValueError or struct.error when the block is not laid out plainly.
+    """
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None:
+        raise ValueError("no TIFF header")
+    (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+    (count,) = struct.unpack_from(f"{order}H", tiff, start)
+    entries = tiff[start + 2 : start + 2 + 12 * count]
+    if len(entries) != 12 * count:
+        raise ValueError("directory cut short")
+    orientation = 0
+    for tag, kind, number, value in struct.iter_unpack(f"{order}HHIH2x", entries):
+        if tag == _ORIENTATION:
+            if kind != 3 or number != 1:
+                raise ValueError("orientation is not one SHORT")
+            orientation = value if 1 <= value <= 8 else 1
+    return orientation

@@ -1,0 +1,306 @@
+"""Packing: a dataset as it lies on disk becomes one HDF5 file of chunked uint8 pixels.
+
+`pack_images` surveys the source, lets worker processes decode and write chunks in place, and finishes the file.
+What is under way lies in `OUT.h5.part` and `OUT.h5.journal`; the same call continues it after a kill.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fastload.cpus import available_cpus
+from fastload.errors import FormatError, OptionError, OutputError, SourceError
+from fastload.format import PackedFile, read_header
+from fastload.layout import CHUNK_BYTES
+from fastload.pack.finish import chunk_tasks, publish, settle_rows, write_metadata
+from fastload.pack.holes import close_holes
+from fastload.pack.journal import DONE, SKIPPED, Claims, Journal
+from fastload.pack.resume import PackJob, begin, exists, journal_path
+from fastload.pack.survey import Fit, Mode, OnError, PackOptions, Progress, Survey, list_samples, survey_source, unreadable
+from fastload.pack.workers import Worker, WorkerPool
+from fastload.plan import permute
+
+__all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "survey_source"]
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """What was packed.
+
+    Attributes:
+        path: the finished file.
+        layout: name of the source's layout.
+        num_samples: rows of the file.
+        image_shape: (H, W, C).
+        dtype: "uint8" or "uint16".
+        splits: name -> number of rows.
+        converted: how many images were changed in kind, by a description such as "gray -> RGB".
+        skipped: (key, reason) of each sample left out.
+        notes: what was recognised in the source, and what was absent or ignored.
+        file_bytes: size of the file.
+        seconds: time this call took.
+        images_per_s: images this call decoded over the time that decoding and writing them took.
+        chunks: chunks of the file as planned.
+        chunks_kept: those that an earlier, interrupted call had packed.
+        chunks_decoded: those that this call decoded.
+    """
+
+    path: Path
+    layout: str
+    num_samples: int
+    image_shape: tuple[int, int, int]
+    dtype: str
+    splits: dict[str, int]
+    converted: dict[str, int]
+    skipped: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    file_bytes: int
+    seconds: float
+    images_per_s: float
+    chunks: int
+    chunks_kept: int
+    chunks_decoded: int
+
+
+def pack_images(
+    source: str | Path,
+    output: str | Path,
+    *,
+    layout: str | None = None,
+    size: int | tuple[int, int] | None = None,
+    fit: Fit = "crop",
+    mode: Mode | None = None,
+    workers: int | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    chunk_bytes: int = CHUNK_BYTES,
+    limit: int | None = None,
+    on_error: OnError = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Pack a dataset of images into one HDF5 file.
+
+    Interrupted, the same call continues: chunks that an earlier call packed are checked and kept.
+
+    Args:
+        source: folder, .zip or .tar of images in a known layout.
+        output: file to make; beside it lie `.part` and `.journal` until it is complete.
+        layout: "folder" or "celeba"; recognised by default.
+        size: height and width that every image gets, one number for a square; by default all must share one size.
+        fit: "crop": resize to cover, cut the middle; "pad": resize to fit inside, black around; "stretch".
+        mode: "rgb", "gray" or "rgba" converts on purpose; by default gray stays gray if all are gray, else RGB.
+        workers: processes that decode, by default one per CPU; 0 decodes in this process.
+        seed: of the order of rows.
+        shuffle: shuffle rows within each split; False keeps the order of the source.
+        chunk_bytes: size at which chunks aim.
+        limit: pack only so many samples, spread evenly over the source.
+        on_error: "fail" stops at an image that cannot be decoded, "skip" leaves it out and lists it.
+        overwrite: replace an output that exists, and discard an unfinished pack of something else.
+        progress: called with (stage, done, total).
+
+    Raises:
+        SourceError: the source cannot be packed as it is.
+        OptionError: an argument has no meaning.
+        OutputError: the output exists, or cannot be written.
+        ResumeError: an unfinished pack of another source, option or release is in the way.
+        PackError: a worker died, or another process packs to the same output.
+    """
+    started = time.perf_counter()
+    options = PackOptions((size, size) if isinstance(size, int) else size, fit, mode, seed, shuffle, chunk_bytes, limit)
+    if workers is not None and workers < 0:
+        raise OptionError(f"workers={workers}: needs at least 0.")
+    source, output = Path(source), Path(output)
+    _check_output(source, output)
+    if output.exists() and not overwrite and not journal_path(output).exists():
+        raise exists(output)
+    listing = list_samples(source, layout, options, on_error)
+    job = PackJob(source, output, listing, options, on_error, overwrite, progress)
+    journal = Journal(journal_path(output))
+    with closing(journal), WorkerPool(listing, available_cpus() if workers is None else workers) as pool:
+        try:
+            if done := _finished(job, journal):
+                return done
+            survey, claims = begin(job, journal, pool)
+        except BaseException:
+            if not job.part.exists():
+                journal.remove()  # Nothing was begun, so there is nothing to continue.
+            raise
+        return _pack(job, journal, pool, survey, claims, started)
+
+
+def _pack(
+    job: PackJob, journal: Journal, pool: WorkerPool, survey: Survey, claims: Claims, started: float
+) -> PackReport:
+    """Decode what is not done yet, close the holes, and publish."""
+    rows = _row_order(survey)
+    kept = decoded = 0
+    rate = 0.0
+    if not claims.closing:
+        _check_claims(job, pool, survey, claims)
+        todo = _chunks_to_do(survey, claims)
+        kept, decoded = _num_chunks(survey) - len(todo), len(todo)
+        decode_started = time.perf_counter()
+        images = _decode(job, journal, pool, survey, claims, rows, todo)
+        rate = images / max(time.perf_counter() - decode_started, 1e-9)
+    _check_skips(job, survey, claims, rows)
+    sources = close_holes(claims.state == DONE, survey.listing.split[rows], shuffled=job.options.shuffle)
+    final = {"samples": rows[sources], "digests": claims.digest[sources]}
+    again = claims.closing
+    if not again:
+        journal.closing()
+    settle_rows(survey, job.part, pool, sources=sources, again=again, progress=job.progress, **final)
+    header_digest = write_metadata(survey, job.part, job.meta, **final)
+    if job.output.exists() and not job.overwrite:
+        raise exists(job.output)
+    publish(job.part, job.meta, job.output, journal, header_digest)
+    skipped = (*survey.skipped, *((survey.listing.keys[rows[row]], text) for row, text in sorted(claims.reasons.items())))
+    return _report(
+        job, read_header(job.output), survey.converted, skipped, started=started, images_per_s=rate,
+        chunks=_num_chunks(survey), chunks_kept=kept if not again else _num_chunks(survey), chunks_decoded=decoded,
+    )  # fmt: skip
+
+
+def _row_order(survey: Survey) -> NDArray[np.int64]:
+    """The sample that each row holds: splits one after another, shuffled within each; int64 (N,)."""
+    splits = survey.listing.split[survey.samples]
+    order = []
+    for split in np.unique(splits).tolist():
+        samples = survey.samples[splits == split]
+        if survey.options.shuffle:
+            key = xxhash.xxh3_64_intdigest(f"fastload pack {survey.options.seed} {split}".encode())
+            samples = samples[permute(np.arange(len(samples)), len(samples), key)]
+        order.append(samples)
+    return np.concatenate(order)
+
+
+def _num_chunks(survey: Survey) -> int:
+    return -(-survey.num_samples // survey.chunk_rows)
+
+
+def _chunks_to_do(survey: Survey, claims: Claims) -> NDArray[np.int64]:
+    """Chunks with a row that is not decided."""
+    return np.unique(np.flatnonzero(claims.state == 0) // survey.chunk_rows)
+
+
+def _check_claims(job: PackJob, pool: WorkerPool, survey: Survey, claims: Claims) -> None:
+    """Hash what the journal says is done, and forget what is not so: order of writes to disk is not to be trusted."""
+    whole = np.setdiff1d(np.arange(_num_chunks(survey)), _chunks_to_do(survey, claims))
+    tasks = chunk_tasks(survey, job.part, survey.num_samples, whole, digests=claims.digest)
+    for done, (rows, right) in enumerate(pool.run(Worker.check, tasks)):
+        claims.state[rows[~right & (claims.state[rows] == DONE)]] = 0
+        if job.progress:
+            job.progress("checking what an earlier run packed", done + 1, len(whole))
+
+
+def _decode(
+    job: PackJob,
+    journal: Journal,
+    pool: WorkerPool,
+    survey: Survey,
+    claims: Claims,
+    rows: NDArray[np.int64],
+    chunks: NDArray[np.int64],
+) -> int:
+    """Decode these chunks into their places, journaling each; images decoded."""
+    done = 0
+    total = sum(min(survey.num_samples, (c + 1) * survey.chunk_rows) - c * survey.chunk_rows for c in chunks.tolist())
+    for result in pool.run(Worker.pack, chunk_tasks(survey, job.part, len(rows), chunks, samples=rows)):
+        if result.reasons and job.on_error == "fail":
+            bad = [(survey.listing.keys[rows[row]], reason) for row, reason in sorted(result.reasons.items())]
+            raise SourceError(unreadable(job.source, bad, len(rows)))
+        journal.rows(result.rows, result.digests, result.reasons)
+        claims.state[result.rows] = DONE
+        claims.digest[result.rows] = result.digests
+        for row, reason in result.reasons.items():
+            claims.state[row], claims.reasons[row] = SKIPPED, reason
+        done += len(result.rows)
+        if job.progress:
+            job.progress("packing", done, total)
+    return done
+
+
+def _check_skips(job: PackJob, survey: Survey, claims: Claims, rows: NDArray[np.int64]) -> None:
+    """Refuse what an earlier call skipped when this one must not, and a file without a single row."""
+    if claims.reasons and (job.on_error == "fail" or len(claims.reasons) == len(rows)):
+        bad = [(survey.listing.keys[rows[row]], reason) for row, reason in sorted(claims.reasons.items())]
+        raise SourceError(unreadable(job.source, bad, len(rows)))
+
+
+def _finished(job: PackJob, journal: Journal) -> PackReport | None:
+    """The report of a pack that was killed between the file's final name and the removal of its journal."""
+    found = journal.read()
+    if found is None or not found[2].finished or job.part.exists() or not job.output.exists():
+        return None
+    started = time.perf_counter()
+    head, _, claims = found
+    try:
+        file = read_header(job.output)
+    except FormatError:
+        return None
+    if not file.header_digest.startswith(claims.finished):
+        return None
+    job.meta.unlink(missing_ok=True)
+    journal.remove()
+    skipped = tuple((key, reason) for key, reason in head["survey"]["skipped"])
+    chunks = -(-int(head["num_rows"]) // max(1, file.fields["images"].chunk_rows))
+    return _report(
+        job, file, head["survey"]["converted"], skipped, started=started, images_per_s=0.0, chunks=chunks,
+        chunks_kept=chunks, chunks_decoded=0,
+    )  # fmt: skip
+
+
+def _report(
+    job: PackJob,
+    file: PackedFile,
+    converted: dict[str, int],
+    skipped: tuple[tuple[str, str], ...],
+    *,
+    started: float,
+    images_per_s: float,
+    chunks: int,
+    chunks_kept: int,
+    chunks_decoded: int,
+) -> PackReport:
+    height, width, channels = file.fields["images"].shape
+    return PackReport(
+        path=job.output,
+        layout=job.listing.layout,
+        num_samples=file.num_rows,
+        image_shape=(height, width, channels),
+        dtype=str(file.fields["images"].dtype),
+        splits={name: len(rows) for name, rows in file.splits.items()},
+        converted=converted,
+        skipped=skipped,
+        notes=job.listing.notes,
+        file_bytes=file.identity.size,
+        seconds=time.perf_counter() - started,
+        images_per_s=images_per_s,
+        chunks=chunks,
+        chunks_kept=chunks_kept,
+        chunks_decoded=chunks_decoded,
+    )
+
+
+def _check_output(source: Path, output: Path) -> None:
+    """Refuse an output that cannot be, before any work."""
+    if output.is_dir():
+        raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
+    if output.name.endswith((".part", ".journal", ".meta")):
+        raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
+    if not output.absolute().parent.is_dir():
+        raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first.")
+    if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
+        raise OutputError(
+            f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "
+            f"folder outside of it."
+        )
+    if source.exists() and output.exists() and output.samefile(source):
+        raise OutputError(f"{output}: is the source itself. Choose another name.")

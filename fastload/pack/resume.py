@@ -1,0 +1,202 @@
+"""Beginning a pack: anew, or where an interrupted call of the same pack stopped."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fastload.decode import Target, decoder_versions
+from fastload.errors import OutputError, ResumeError
+from fastload.format import IMAGES_OFFSET
+from fastload.layout import writer_name
+from fastload.pack.journal import Claims, Journal, source_table
+from fastload.pack.survey import OnError, PackOptions, Progress, Survey, free_bytes, survey_listing
+from fastload.pack.workers import WorkerPool
+from fastload.sources.listing import Listing
+
+
+@dataclass(frozen=True)
+class PackJob:
+    """What one call of pack_images was asked to do."""
+
+    source: Path
+    output: Path
+    listing: Listing
+    options: PackOptions
+    on_error: OnError
+    overwrite: bool
+    progress: Progress | None
+
+    @property
+    def part(self) -> Path:
+        """The file under its name while it is being packed."""
+        return self.output.with_name(self.output.name + ".part")
+
+    @property
+    def meta(self) -> Path:
+        """The sparse twin in which HDF5 builds the metadata."""
+        return self.output.with_name(self.output.name + ".meta")
+
+
+def journal_path(output: Path) -> Path:
+    """Where the journal of an output lies."""
+    return output.with_name(output.name + ".journal")
+
+
+def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Claims]:
+    """The survey, and what an interrupted call has already done.
+
+    Raises:
+        ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
+        OutputError: the disk is too full, or the output appeared meanwhile.
+        SourceError: as survey_listing.
+    """
+    identity = _identity(job)
+    table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
+    found = journal.read()
+    if job.part.exists():
+        changed = "it has no journal that says what it is" if found is None else _changed(identity, table, *found[:2], job)
+        if found is not None and not changed:
+            _wait_for_orphans(job.part)
+            return _survey_of(found[0], job), found[2]
+        if not job.overwrite:
+            raise ResumeError(
+                f"{job.part}: left by an interrupted pack that this call cannot continue: {changed}. Start again with "
+                f"`--overwrite`, or remove {job.part.name} and {journal.path.name}."
+            )
+        _wait_for_orphans(job.part)
+    if job.output.exists() and not job.overwrite:
+        raise exists(job.output)
+    survey = survey_listing(
+        job.listing, job.options, pool, source=job.source, on_error=job.on_error, progress=job.progress
+    )
+    job.part.unlink(missing_ok=True)
+    _check_space(job.output, survey)
+    head = {**identity, "num_rows": survey.num_samples, "survey": _survey_to_json(survey)}
+    journal.begin(head, table)
+    try:
+        _reserve(job.part, IMAGES_OFFSET + survey.bytes_needed)
+    except OSError:
+        job.part.unlink(missing_ok=True)
+        journal.remove()
+        raise
+    return survey, Claims.none(survey.num_samples)
+
+
+def exists(output: Path) -> OutputError:
+    """The error that an output is there already."""
+    return OutputError(f"{output}: exists. Choose another name, or replace it with `--overwrite`.")
+
+
+def _identity(job: PackJob) -> dict[str, Any]:
+    """What must be the same for a pack to be continued, besides the sources themselves."""
+    fields = xxhash.xxh3_64()
+    for name, column in sorted(job.listing.columns.items()):
+        fields.update(f"{name} {column.values.dtype.str} {column.values.shape} {sorted(column.attrs.items())}".encode())
+        fields.update(np.ascontiguousarray(column.values).data)
+    fields.update(np.ascontiguousarray(job.listing.split).data)
+    return {
+        "release": writer_name(),
+        "decoder": decoder_versions(),
+        "layout": job.listing.layout,
+        "options": job.options.to_dict(),
+        "fields": fields.hexdigest(),
+    }
+
+
+def _changed(
+    identity: Mapping[str, Any], table: NDArray[np.void], head: Mapping[str, Any], old: NDArray[np.void], job: PackJob
+) -> str:
+    """What differs from the interrupted pack, in words; "" when nothing does."""
+    for name in ("release", "decoder", "layout"):
+        if head[name] != identity[name]:
+            return f"the {name} was {head[name]}, now it is {identity[name]}"
+    for name, value in identity["options"].items():
+        if head["options"].get(name) != value:
+            return f"option {name} was {head['options'].get(name)}, now it is {value}"
+    keys, old_keys = set(table["key"].tolist()), set(old["key"].tolist())
+    if keys != old_keys or len(table) != len(old):
+        new = [job.listing.keys[i] for i in np.flatnonzero(~np.isin(table["key"], old["key"]))[:3]]
+        which = f", among the new ones {', '.join(new)}" if new else ""
+        return f"the source had {len(old)} images, {len(old_keys - keys)} of them are gone; now it has {len(table)}{which}"
+    for at in np.flatnonzero(table != old)[:1].tolist():
+        before, now = old[at], table[at]
+        return (
+            f"the source {job.listing.keys[at]} changed: {before['size']} bytes and modified at {before['mtime_ns']} ns, "
+            f"now {now['size']} bytes and {now['mtime_ns']} ns"
+        )
+    if head["fields"] != identity["fields"]:
+        return "labels, splits or other fields of the source changed"
+    return ""
+
+
+def _survey_to_json(survey: Survey) -> dict[str, Any]:
+    target = survey.target
+    left_out = np.setdiff1d(np.arange(len(survey.listing.keys)), survey.samples)
+    return {
+        "left_out": left_out.tolist(),
+        "target": [target.height, target.width, target.channels, target.dtype.str, target.fit],
+        "sizes": [[h, w, n] for (h, w), n in survey.sizes.items()],
+        "converted": survey.converted,
+        "skipped": [list(pair) for pair in survey.skipped],
+    }
+
+
+def _survey_of(head: Mapping[str, Any], job: PackJob) -> Survey:
+    kept = head["survey"]
+    height, width, channels, dtype, fit = kept["target"]
+    return Survey(
+        listing=job.listing,
+        samples=np.setdiff1d(np.arange(len(job.listing.keys)), np.array(kept["left_out"], np.int64)),
+        options=job.options,
+        target=Target(height=height, width=width, channels=channels, dtype=np.dtype(dtype), fit=fit),
+        sizes={(h, w): n for h, w, n in kept["sizes"]},
+        converted=kept["converted"],
+        skipped=tuple((key, reason) for key, reason in kept["skipped"]),
+    )
+
+
+def _wait_for_orphans(part: Path) -> None:
+    """Wait until no worker of a killed packer has the file open any more; each ends with its parent, within moments."""
+    fd = os.open(part, os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+def _check_space(output: Path, survey: Survey) -> None:
+    free = free_bytes(output)
+    if survey.bytes_needed > free:
+        raise OutputError(
+            errno.ENOSPC,
+            f"needs {survey.bytes_needed:,} bytes for {survey.num_samples} images, {free:,} are free. Free some, or "
+            f"choose a smaller `--size` or another disk",
+            str(output),
+        )
+
+
+def _reserve(part: Path, num_bytes: int) -> None:
+    """Create the file with all its space, so that a full disk is known before the first image is decoded."""
+    try:
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    except OSError as exc:
+        raise OutputError(f"{part}: cannot be written ({exc.strerror}). Choose another folder.") from exc
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError as exc:
+        raise OutputError(
+            f"{part}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, choose a smaller "
+            f"`--size`, or another disk."
+        ) from exc
+    finally:
+        os.close(fd)

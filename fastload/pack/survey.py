@@ -1,0 +1,283 @@
+"""What will be packed: the listing, the headers of all images, and what each image becomes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.decode import Target
+from fastload.errors import OptionError, OutputError, SourceError
+from fastload.layout import CHUNK_BYTES, chunk_rows_for
+from fastload.pack.workers import HEADERS, Worker, WorkerPool
+from fastload.sources import list_source
+from fastload.sources.listing import Listing
+
+Fit = Literal["crop", "pad", "stretch"]
+Mode = Literal["rgb", "gray", "rgba"]
+OnError = Literal["fail", "skip"]
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, done, total)."""
+
+_CHANNELS = {"gray": 1, "rgb": 3, "rgba": 4}
+_MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
+_OWN_KINDS = {1: {"L", "I;16"}, 3: {"RGB"}, 4: {"RGBA"}}
+_HEADER_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """The options that shape a packed file's bytes; the attribute `pack_options` holds them as JSON."""
+
+    size: tuple[int, int] | None = None
+    fit: Fit = "crop"
+    mode: Mode | None = None
+    seed: int = 0
+    shuffle: bool = True
+    chunk_bytes: int = CHUNK_BYTES
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("fit", self.fit, get_args(Fit))
+        if self.mode is not None:
+            _check_choice("mode", self.mode, get_args(Mode))
+        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+            raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed={self.seed}: needs 0 <= seed < 2**63.")
+        if self.chunk_bytes < 1:
+            raise OptionError(f"chunk_bytes={self.chunk_bytes}: needs at least 1; 8 MiB is a good choice.")
+        if self.limit is not None and self.limit < 1:
+            raise OptionError(f"limit={self.limit}: needs at least 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {**vars(self), "size": list(self.size) if self.size else None}
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What packing would do, known before a pixel is decoded.
+
+    Attributes:
+        listing: every sample found.
+        samples: int64, those to pack: all but the ones whose header cannot be read.
+        options: what shapes the bytes.
+        target: what each image becomes.
+        sizes: (height, width) -> number of images, commonest first.
+        converted: how many images are changed in kind, by a description such as "gray -> RGB".
+        skipped: (key, reason) of each sample left out so far.
+        disk_free: bytes free where the output goes; -1 when no output was named.
+    """
+
+    listing: Listing
+    samples: NDArray[np.int64]
+    options: PackOptions
+    target: Target
+    sizes: dict[tuple[int, int], int]
+    converted: dict[str, int]
+    skipped: tuple[tuple[str, str], ...]
+    disk_free: int = -1
+
+    @property
+    def num_samples(self) -> int:
+        """Samples to pack."""
+        return len(self.samples)
+
+    @property
+    def layout(self) -> str:
+        """Name of the source's layout."""
+        return self.listing.layout
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was recognised in the source, and what was absent or ignored."""
+        return self.listing.notes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one packed image."""
+        return self.target.height * self.target.width * self.target.channels * self.target.dtype.itemsize
+
+    @property
+    def chunk_rows(self) -> int:
+        """Images a chunk holds."""
+        return chunk_rows_for(self.row_bytes, self.num_samples, self.options.chunk_bytes)
+
+    @property
+    def bytes_needed(self) -> int:
+        """Bytes of all pixel chunks, the last one whole."""
+        return -(-self.num_samples // self.chunk_rows) * self.chunk_rows * self.row_bytes
+
+
+def list_samples(source: str | Path, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
+    """The samples of a source, reduced to `limit` of them spread evenly over the listing."""
+    _check_choice("on_error", on_error, get_args(OnError))
+    listing = list_source(Path(source), layout, on_error=on_error)
+    total = len(listing.keys)
+    if options.limit is not None and options.limit < total:
+        listing = listing.take(np.arange(options.limit) * total // options.limit)
+    return listing
+
+
+def survey_listing(
+    listing: Listing,
+    options: PackOptions,
+    pool: WorkerPool,
+    *,
+    source: str | Path = "SRC",
+    on_error: OnError = "fail",
+    progress: Progress | None = None,
+) -> Survey:
+    """Read every header, and decide what each image becomes.
+
+    Raises:
+        SourceError: images that cannot be read (unless on_error is "skip"), of several sizes without `size`, or of
+            kinds that cannot share one dataset.
+    """
+    headers, kinds, reasons = _read_headers(listing, pool, progress)
+    skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
+    if reasons and on_error == "fail":
+        raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
+    samples = np.setdiff1d(np.arange(len(listing.keys)), np.fromiter(reasons, np.int64, len(reasons)))
+    if not len(samples):
+        raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
+    headers = headers[samples]
+    frames = kinds.pop("frames", 0)
+    channels, dtype = _channels(source, headers, options.mode)
+    pairs, counts = np.unique(np.stack([headers["height"], headers["width"]], 1), axis=0, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    sizes = {(int(pairs[i][0]), int(pairs[i][1])): int(counts[i]) for i in order}
+    if options.size is None and len(sizes) > 1:
+        raise SourceError(_several_sizes(source, sizes))
+    height, width = options.size or next(iter(sizes))
+    fit = options.fit if options.size else None
+    target = Target(height=height, width=width, channels=channels, dtype=dtype, fit=fit)
+    converted = _conversions(kinds, channels, dtype)
+    if frames:
+        converted["several frames -> the first"] = frames
+    return Survey(listing, samples, options, target, sizes, converted, tuple(skipped))
+
+
+def survey_source(
+    source: str | Path,
+    output: str | Path | None = None,
+    *,
+    layout: str | None = None,
+    options: PackOptions | None = None,
+    workers: int = 0,
+    on_error: OnError = "fail",
+    progress: Progress | None = None,
+) -> Survey:
+    """What packing this source would do, without writing anything (`fastload pack --dry-run`).
+
+    Raises:
+        SourceError, OptionError: as pack_images.
+    """
+    options = options or PackOptions()
+    listing = list_samples(source, layout, options, on_error)
+    with WorkerPool(listing, workers) as pool:
+        survey = survey_listing(listing, options, pool, source=source, on_error=on_error, progress=progress)
+    return replace(survey, disk_free=free_bytes(Path(output))) if output is not None else survey
+
+
+def free_bytes(output: Path) -> int:
+    """Bytes free on the file system of an output.
+
+    Raises:
+        OutputError: its folder is missing.
+    """
+    try:
+        return shutil.disk_usage(output.absolute().parent).free
+    except OSError as exc:
+        raise OutputError(
+            f"{output}: its folder {output.absolute().parent} does not exist or cannot be read "
+            f"({os.strerror(exc.errno or 0)}). Make it first."
+        ) from exc
+
+
+def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> str:
+    """The message about images that cannot be read, the first few by name."""
+    shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
+    more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
+    return (
+        f"{source}: {len(bad)} of {total} images cannot be decoded: {shown}{more}. Repair or remove them, or leave "
+        f"them out with `--on-error skip`."
+    )
+
+
+def _read_headers(
+    listing: Listing, pool: WorkerPool, progress: Progress | None
+) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
+    total = len(listing.keys)
+    headers = np.zeros(total, HEADERS)
+    kinds: Counter[str] = Counter()
+    reasons: dict[int, str] = {}
+    done = 0
+    for block in pool.run(Worker.probe, _blocks(total)):
+        headers[block.samples] = block.headers
+        kinds.update(block.kinds)
+        reasons.update(block.reasons)
+        done += len(block.samples)
+        if progress:
+            progress("reading headers", done, total)
+    return headers, kinds, reasons
+
+
+def _blocks(total: int) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, total, _HEADER_BLOCK):
+        yield np.arange(start, min(total, start + _HEADER_BLOCK))
+
+
+def _channels(source: str | Path, headers: NDArray[np.void], mode: Mode | None) -> tuple[int, np.dtype[Any]]:
+    """Channels and dtype that all images share."""
+    total = len(headers)
+    deep, alpha = int(np.sum(headers["bits"] == 16)), int(np.sum(headers["channels"] == 4))
+    if mode is not None:
+        keep_deep = mode == "gray" and deep == total
+        return _CHANNELS[mode], np.dtype(np.uint16 if keep_deep else np.uint8)
+    if deep and deep < total:
+        raise SourceError(
+            f"{source}: {deep} of {total} images have 16 bits a pixel, the others 8. Say what all shall become: "
+            f"`--mode gray` or `--mode rgb` keeps the high byte of the 16-bit ones."
+        )
+    if deep:
+        return 1, np.dtype(np.uint16)
+    if alpha and alpha < total:
+        raise SourceError(
+            f"{source}: {alpha} of {total} images have an alpha channel. Say what all shall become: `--mode rgb` drops "
+            f"alpha, `--mode rgba` makes the others opaque."
+        )
+    if alpha:
+        return 4, np.dtype(np.uint8)
+    return (3 if np.any(headers["channels"] == 3) else 1), np.dtype(np.uint8)
+
+
+def _conversions(kinds: Counter[str], channels: int, dtype: np.dtype[Any]) -> dict[str, int]:
+    """How many images of each other kind become what the file holds."""
+    goal = f"{_MODES[channels]} of {dtype.itemsize * 8} bits"
+    own = _OWN_KINDS[channels] - ({"I;16"} if dtype.itemsize == 1 else {"L"})
+    return {f"{kind} -> {goal}": count for kind, count in sorted(kinds.items()) if count and kind not in own}
+
+
+def _several_sizes(source: str | Path, sizes: dict[tuple[int, int], int]) -> str:
+    shown = ", ".join(f"{h}x{w} ({n})" for (h, w), n in list(sizes.items())[:6])
+    more = f", and {len(sizes) - 6} more" if len(sizes) > 6 else ""
+    short_side = np.median(np.repeat([min(size) for size in sizes], list(sizes.values())))
+    good = max([s for s in (32, 64, 96, 128, 160, 192, 224, 256) if s <= short_side], default=32)
+    return (
+        f"{source}: images of {len(sizes)} sizes (height x width): {shown}{more}. A packed file holds one size; choose "
+        f"it, for example: `fastload pack {source} OUT.h5 --size {good}` (--fit crop | pad | stretch)."
+    )
+
+
+def _check_choice(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(accepted)}.")

@@ -1,0 +1,247 @@
+"""The packer's worker processes: they read headers, decode chunks into place, and check chunks already there.
+
+No pixel crosses a process border: a worker writes its chunk at its place in the file and returns digests.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait as wait_for_connection
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fastload.decode import Target, decode_image, probe_image
+from fastload.errors import ImageError, PackError
+from fastload.sources.listing import Listing
+
+HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
+
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class HeaderBlock:
+    """Headers of a block of samples.
+
+    Attributes:
+        samples: int64 (n,), which samples of the listing.
+        headers: HEADERS (n,); zero where a header could not be read.
+        kinds: how many of each kind of image, for the report of conversions.
+        reasons: sample -> why its header could not be read.
+    """
+
+    samples: NDArray[np.int64]
+    headers: NDArray[np.void]
+    kinds: Counter[str]
+    reasons: dict[int, str]
+
+
+@dataclass(frozen=True)
+class ChunkTask:
+    """A chunk to decode or to check.
+
+    Attributes:
+        part: path of the file being packed.
+        offset: byte at which the chunk begins.
+        rows: int64 (k,), its rows, ascending.
+        samples: int64 (k,), the sample of the listing that each row holds; empty when only checked.
+        target: what each image becomes.
+        digests: uint64 (k,), what is expected when checking; empty when decoding.
+    """
+
+    part: str
+    offset: int
+    rows: NDArray[np.int64]
+    target: Target
+    samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    digests: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """A chunk in its place: pixel digests uint64 (k,) of its rows, and row -> reason for those skipped."""
+
+    rows: NDArray[np.int64]
+    digests: NDArray[np.uint64]
+    reasons: dict[int, str]
+
+
+class Worker:
+    """What one process needs to work on chunks: the listing, one chunk of memory, the open output."""
+
+    def __init__(self, listing: Listing) -> None:
+        self.listing = listing
+        self._arena = np.zeros(0, np.uint8)
+        self._part = ("", -1)
+
+    def close(self) -> None:
+        """Close the output."""
+        if self._part[1] >= 0:
+            os.close(self._part[1])
+        self._part = ("", -1)
+
+    def probe(self, samples: NDArray[np.int64]) -> HeaderBlock:
+        """Read the headers of these samples."""
+        block = HeaderBlock(samples, np.zeros(len(samples), HEADERS), Counter(), {})
+        for at, sample in enumerate(samples.tolist()):
+            try:
+                header = probe_image(lambda size, i=sample: self.listing.files.read_head(i, size))  # type: ignore[misc]
+            except (ImageError, OSError) as exc:
+                block.reasons[sample] = _reason(exc)
+                continue
+            block.headers[at] = (header.height, header.width, header.channels, header.bits)
+            block.kinds[header.kind] += 1
+            block.kinds["frames"] += header.frames > 1
+        return block
+
+    def pack(self, task: ChunkTask) -> ChunkResult:
+        """Decode a chunk and write it at its place; rows that cannot be decoded stay zero."""
+        arena = self._chunk(task)
+        digests = np.zeros(len(task.rows), np.uint64)
+        reasons: dict[int, str] = {}
+        for at, sample in enumerate(task.samples.tolist()):
+            try:
+                decode_image(self.listing.files.read(sample), task.target, arena[at])
+                digests[at] = xxhash.xxh3_64_intdigest(arena[at].data)
+            except (ImageError, OSError) as exc:
+                arena[at] = 0
+                reasons[int(task.rows[at])] = _reason(exc)
+        write_at(self._open(task.part), arena.reshape(-1).view(np.uint8), task.offset)
+        return ChunkResult(task.rows, digests, reasons)
+
+    def check(self, task: ChunkTask) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The chunk's rows, and for each whether the bytes on disk have the digest expected."""
+        arena = self._chunk(task)
+        flat = arena.reshape(-1).view(np.uint8)
+        flat[read_at(self._open(task.part), flat, task.offset) :] = 0
+        found = np.fromiter((xxhash.xxh3_64_intdigest(row.data) for row in arena), np.uint64, len(arena))
+        return task.rows, found == task.digests
+
+    def _chunk(self, task: ChunkTask) -> NDArray[Any]:
+        target = task.target
+        shape = (len(task.rows), target.height, target.width, target.channels)
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * target.dtype.itemsize
+        if len(self._arena) < num_bytes:
+            self._arena = np.zeros(num_bytes, np.uint8)
+        return self._arena[:num_bytes].view(target.dtype).reshape(shape)
+
+    def _open(self, part: str) -> int:
+        if self._part[0] != part:
+            self.close()
+            fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+            # A shared lock held while this process lives: after a kill of the packer, the next one waits for it
+            # before it touches the file, so that no orphan writes behind its back.
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            self._part = (part, fd)
+        return self._part[1]
+
+
+class WorkerPool:
+    """Worker processes over one listing; with no workers, the same work in this process.
+
+    Leaving the `with` block ends them, also after an error or Ctrl-C. A worker ends by itself when this process is
+    killed.
+    """
+
+    def __init__(self, listing: Listing, workers: int) -> None:
+        self.workers = workers
+        self._local = Worker(listing)
+        self._pool: ProcessPoolExecutor | None = None
+        if workers:
+            # Not fork: the caller may have threads (torch, OpenMP), whose locks a forked child would inherit.
+            context = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
+            self._pool = ProcessPoolExecutor(workers, context, _start_worker, (listing,))
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._local.close()
+        if self._pool:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, work: Callable[[Worker, TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
+        """Results of all tasks, in the order in which they are done.
+
+        Raises:
+            PackError: a worker process died.
+        """
+        if self._pool is None:
+            for task in tasks:
+                yield work(self._local, task)
+            return
+        pending: set[Future[ResultT]] = set()
+        try:
+            for task in tasks:
+                pending.add(self._pool.submit(_call, work, task))
+                if len(pending) >= 2 * self.workers:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        yield future.result()
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        except BrokenProcessPool as exc:
+            raise PackError(
+                "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: "
+                "the same command continues. With `--workers 1` less memory is used. A script that calls pack_images "
+                "must do so under `if __name__ == '__main__':`."
+            ) from exc
+
+
+def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
+    """Write all bytes at an offset of a file."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def read_at(fd: int, out: NDArray[np.uint8], offset: int) -> int:
+    """Fill an array from an offset of a file; bytes read, fewer at its end."""
+    view, total = memoryview(out), 0
+    while view and (count := os.preadv(fd, [view], offset + total)):
+        view, total = view[count:], total + count
+    return total
+
+
+def _reason(exc: Exception) -> str:
+    return str(exc) if isinstance(exc, ImageError) else f"cannot be read: {exc}"
+
+
+_worker: Worker | None = None
+
+
+def _start_worker(listing: Listing) -> None:
+    global _worker  # noqa: PLW0603 - the one thing a worker process is about
+    _worker = Worker(listing)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    """End this process when its parent is gone: a pool's idle workers would wait for ever."""
+    wait_for_connection([sentinel])
+    os._exit(1)
+
+
+def _call(work: Callable[[Worker, TaskT], ResultT], task: TaskT) -> ResultT:
+    assert _worker is not None
+    return work(_worker, task)

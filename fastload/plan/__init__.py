@@ -1,0 +1,32 @@
+"""Which rows each batch holds, decided before anything is read. NumPy only, O(1) memory in the number of rows.
+
+`options` names the shuffles and ends, `permutation` is the keyed bijection beneath them, `order` puts an epoch's rows
+in sequence, `shares` cuts the sequence among ranks, `epoch` cuts batches, `state` saves where a run stands.
+"""
+
+from __future__ import annotations
+
+from .epoch import EpochPlan, PlannedBatch
+from .options import ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_ends, resolve_shuffle
+from .permutation import permute, unpermute
+from .shares import Segment, rank_share
+from .state import PlanState, check_state, state_from_dict, state_to_dict
+
+__all__ = [
+    "ChunkWindow",
+    "Ends",
+    "EpochPlan",
+    "PlanState",
+    "PlannedBatch",
+    "ResolvedShuffle",
+    "Segment",
+    "Shuffle",
+    "check_state",
+    "permute",
+    "rank_share",
+    "resolve_ends",
+    "resolve_shuffle",
+    "state_from_dict",
+    "state_to_dict",
+    "unpermute",
+]

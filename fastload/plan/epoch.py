@@ -1,0 +1,288 @@
+"""Which rows each batch of an epoch holds, on every rank: a pure function of its options, in O(1) memory.
+
+    rows --order--> sequence --segments done--> what is left --shares--> one rank's share --cut--> batches
+
+Nothing here depends on workers, threads, prefetch or free memory, and every rank can compute every other's batches,
+so ranks agree on the number of steps, on who reads what and on how many rows count, without talking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import OptionError, StateError
+
+from .options import ChunkWindow, Ends, ResolvedShuffle, Shuffle, is_whole, resolve_ends, resolve_shuffle
+from .order import RowsAt, make_order
+from .permutation import MAX_POSITIONS, blockwise
+from .shares import Positions, Segment, Tails, checked_segments, merged, rank_share
+
+# Rows planned at a time: what Python costs a batch is then shared by the batches cut from one block, and 0.1 MB.
+_BLOCK_ROWS = 8192
+
+
+class PlannedBatch(NamedTuple):
+    """The rows of one batch on one rank.
+
+    Attributes:
+        rows: int64, (B,), rows of the file, in the order of the batch. Always B of them.
+        valid: bool, (B,), False for a repeat that only fills the batch and must not count (ends "exact").
+        global_valid: rows that count in this step over all ranks together.
+        step: the step's number within the epoch, from 0, finished segments included.
+    """
+
+    rows: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+    global_valid: int
+    step: int
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The batches of one epoch for all ranks.
+
+    Rows are put in order (`shuffle`), cut into one contiguous share a rank (sizes differ by at most one), and each
+    share into batches. With chunk windows at most world_size - 1 chunks are read by two ranks. The order depends on
+    the world size, which rows are covered does not.
+
+    Ends: "drop" leaves out what does not fill a batch on every rank; "pad" repeats rows of the share so that no
+    row is left out, and repeats count; "exact" does the same, but repeats have `valid` False. Repeats begin again
+    at the start of the share (of what is left of the epoch, when the share is empty).
+
+    Segments: parts of this epoch that are done, one for each change of world or batch size; see `shares`. What
+    each rank has not read, in rank order, is cut again among the ranks of this plan. A last segment with this
+    plan's own world and batch size is continued as if never interrupted.
+
+    >>> plan = EpochPlan(range(10), world_size=2, batch_size=2)
+    >>> [batch.rows.tolist() for batch in plan.batches(rank=1)]
+    [[5, 6], [7, 8], [9, 5]]
+    >>> [batch.valid.tolist() for batch in plan.batches(rank=1)][-1], plan.batch(1, 2).global_valid
+    ([True, False], 2)
+
+    Attributes:
+        rows: rows of the file to plan, contiguous: a split, or all. At most 2**48.
+        chunk_rows: rows a chunk of the file holds (0: the file has none, then no chunk shuffle).
+        seed: 0 to 2**64 - 1; the same seed and epoch give the same order on every machine.
+        epoch: 0 to 2**64 - 1.
+        world_size: number of ranks, 1 or more.
+        batch_size: rows a batch holds on each rank, 1 or more.
+        shuffle: "full", "chunk", ChunkWindow(w) or False. After construction "chunk" reads ChunkWindow(16).
+            True needs to know the file: see `resolve_shuffle`.
+        ends: "drop", "pad", "exact", or None for "drop" when shuffling, else "exact". Never None afterwards.
+        segments: (world_size, batch_size, steps) of the finished parts, first to last. Merged afterwards.
+
+    Raises:
+        OptionError: an argument has no meaning.
+        StateError: the segments hold more steps than the epoch.
+    """
+
+    rows: range
+    _: KW_ONLY
+    chunk_rows: int = 0
+    seed: int = 0
+    epoch: int = 0
+    world_size: int = 1
+    batch_size: int = 1
+    shuffle: Shuffle = False
+    ends: Ends | None = None
+    segments: tuple[Segment, ...] = ()
+
+    def __post_init__(self) -> None:
+        _set_numbers(self)
+        if self.shuffle is True or self.shuffle == "auto":
+            raise OptionError(
+                f"shuffle={self.shuffle!r} depends on whether the file was shuffled when packed: "
+                "call resolve_shuffle(shuffle, file_shuffled) first"
+            )
+        shuffle = resolve_shuffle(self.shuffle, file_shuffled=False)
+        if isinstance(shuffle, ChunkWindow) and self.chunk_rows == 0:
+            raise OptionError('shuffle="chunk" needs a file with chunks, this one has none; use shuffle="full"')
+        object.__setattr__(self, "shuffle", shuffle)
+        object.__setattr__(self, "ends", resolve_ends(self.ends, shuffle))
+        object.__setattr__(self, "segments", merged(checked_segments(self.segments)))
+        left = len(self.rows)
+        for segment in self.segments:
+            # Whatever ends the segment ran with: "drop" has no more steps than the others.
+            most = -(-left // segment.world_size)
+            if (segment.steps - 1) * segment.batch_size >= most:
+                raise StateError(
+                    f"segment {tuple(segment)} (world size, batch size, steps) does not fit this epoch: at most "
+                    f"{most} rows a rank were left of {len(self.rows)}. The state is of another split or selection."
+                )
+            left = Tails(left, segment).num_left
+
+    @property
+    def num_steps(self) -> int:
+        """Steps still to come in this epoch, the same on every rank; 0 if "drop" leaves no whole batch."""
+        fewest, more = divmod(self._num_left, self.world_size)
+        if self.ends == "drop":
+            steps = fewest // self.batch_size
+        else:
+            steps = -(-(fewest + (more > 0)) // self.batch_size)
+        return max(0, steps - self._skipped_steps)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the finished segments; the number of the first step to come."""
+        return sum(segment.steps for segment in self.segments)
+
+    def batches(self, rank: int, start_step: int = 0) -> Iterator[PlannedBatch]:
+        """The batches of one rank from a step on, lazily; arrays are fresh and belong to the caller.
+
+        Args:
+            rank: in [0, world_size).
+            start_step: steps to leave out of the num_steps to come.
+
+        Raises:
+            OptionError: rank or start_step is out of range (at once, not at the first batch).
+        """
+        self._check_rank_and_step(rank, start_step, last_step=self.num_steps)
+        return self._iterate(rank, start_step)
+
+    def batch(self, rank: int, step: int) -> PlannedBatch:
+        """The one batch that `batches(rank)` gives as number `step`, computed alone.
+
+        Args:
+            rank: in [0, world_size).
+            step: in [0, num_steps).
+
+        Raises:
+            OptionError: rank or step is out of range.
+        """
+        self._check_rank_and_step(rank, step, last_step=self.num_steps - 1)
+        positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        rows, valid = self._planned(rank, positions), self._valid(rank, positions)
+        return PlannedBatch(rows, valid, self._global_valid(step), self.steps_done + step)
+
+    def rows_at(self, rank: int, positions: Positions) -> NDArray[np.int64]:
+        """Rows of the file at positions of what one rank still has to read: int64, (P,), a new array.
+
+        Args:
+            rank: in [0, world_size).
+            positions: int64, (P,), at least 0, in any order. Position p is row p % batch_size of the batch
+                p // batch_size; past the end of the share they begin again at its start.
+
+        Raises:
+            OptionError: rank or a position is out of range, or there is no row left to repeat.
+        """
+        positions = np.asarray(positions, dtype=np.int64)
+        if positions.size and positions.min() < 0:
+            raise OptionError(f"position {positions.min()} is negative: positions count from 0, the next row to come")
+        return self._planned(rank, positions)
+
+    def segments_after(self, steps: int) -> tuple[Segment, ...]:
+        """The segments of a state saved when `steps` of this plan's steps are done, merged.
+
+        A plan made with them, whatever its world and batch size, holds exactly what is then unread.
+        """
+        return merged((*self.segments, Segment(self.world_size, self.batch_size, steps)))
+
+    def _planned(self, rank: int, positions: Positions) -> NDArray[np.int64]:
+        share = rank_share(self._num_left, rank=rank, world_size=self.world_size)
+        if not share:
+            share = range(self._num_left)
+        if not share:
+            raise OptionError("no row of this epoch is left to be planned")
+        skipped = self._skipped_steps * self.batch_size
+
+        def sequence_positions(part: Positions) -> Positions:
+            part = part + skipped
+            if part.size and part.max() >= len(share):
+                part %= len(share)
+            part += share.start
+            for tails in reversed(self._tails):
+                part = tails.origin(part)
+            return part
+
+        return self._rows_at(blockwise(sequence_positions, positions))
+
+    def _iterate(self, rank: int, start_step: int) -> Iterator[PlannedBatch]:
+        batch_size, steps_done, num_steps = self.batch_size, self.steps_done, self.num_steps
+        block_steps = max(1, _BLOCK_ROWS // batch_size)
+        for block_step in range(start_step, num_steps, block_steps):
+            stop_step = min(block_step + block_steps, num_steps)
+            positions = np.arange(block_step * batch_size, stop_step * batch_size)
+            rows, valid = self._planned(rank, positions), self._valid(rank, positions)
+            for step in range(block_step, stop_step):
+                first = (step - block_step) * batch_size
+                yield PlannedBatch(
+                    rows[first : first + batch_size],
+                    valid[first : first + batch_size],
+                    self._global_valid(step),
+                    steps_done + step,
+                )
+
+    def _valid(self, rank: int, positions: Positions) -> NDArray[np.bool_]:
+        valid = np.ones(positions.size, dtype=np.bool_)
+        if self.ends == "exact":
+            share = rank_share(self._num_left, rank=rank, world_size=self.world_size)
+            num_valid = len(share) - self._skipped_steps * self.batch_size - int(positions[0])
+            valid[max(0, num_valid) :] = False
+        return valid
+
+    def _global_valid(self, step: int) -> int:
+        if self.ends != "exact":
+            return self.world_size * self.batch_size
+        size, longer = divmod(self._num_left, self.world_size)
+        first = (self._skipped_steps + step) * self.batch_size
+        in_longer = min(max(size + 1 - first, 0), self.batch_size)
+        in_short = min(max(size - first, 0), self.batch_size)
+        return longer * in_longer + (self.world_size - longer) * in_short
+
+    def _check_rank_and_step(self, rank: int, step: int, *, last_step: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise OptionError(f"rank {rank} is outside 0..{self.world_size - 1}")
+        if not 0 <= step <= last_step:
+            raise OptionError(f"step {step} is outside 0..{last_step}: {self.num_steps} steps of this epoch are left")
+
+    @cached_property
+    def _skipped_steps(self) -> int:
+        """Steps of a last segment that this plan continues: same world, same batch, so the same shares."""
+        last = self.segments[-1] if self.segments else None
+        return last.steps if last and last[:2] == (self.world_size, self.batch_size) else 0
+
+    @cached_property
+    def _tails(self) -> tuple[Tails, ...]:
+        """The sequences that segments left, each cut from the one before."""
+        finished = self.segments[:-1] if self._skipped_steps else self.segments
+        tails: list[Tails] = []
+        for segment in finished:
+            tails.append(Tails(tails[-1].num_left if tails else len(self.rows), segment))
+        return tuple(tails)
+
+    @cached_property
+    def _num_left(self) -> int:
+        """Positions of the sequence that this plan's ranks share, those they have already read included."""
+        return self._tails[-1].num_left if self._tails else len(self.rows)
+
+    @cached_property
+    def _rows_at(self) -> RowsAt:
+        shuffle: ResolvedShuffle = resolve_shuffle(self.shuffle, file_shuffled=False)
+        # The ranks that read first decide the windows; whoever comes later takes over the order that they left.
+        world_size = self.segments[0].world_size if self.segments else self.world_size
+        return make_order(self.rows, self.chunk_rows, shuffle, seed=self.seed, epoch=self.epoch, world_size=world_size)
+
+
+def _set_numbers(plan: EpochPlan) -> None:
+    rows: object = plan.rows
+    if not isinstance(rows, range) or rows.step != 1 or rows.start < 0:
+        raise OptionError(f"rows={rows!r}: a plan takes a range of rows with step 1, such as range(0, 1000)")
+    if rows.stop > MAX_POSITIONS:
+        raise OptionError(f"rows={rows!r}: fastload plans at most 2**48 rows")
+    for name, least, most in (
+        ("chunk_rows", 0, MAX_POSITIONS),
+        ("seed", 0, 2**64 - 1),
+        ("epoch", 0, 2**64 - 1),
+        ("world_size", 1, 2**31),
+        ("batch_size", 1, 2**31),
+    ):
+        value = getattr(plan, name)
+        if not is_whole(value) or not least <= value <= most:
+            raise OptionError(f"{name}={value!r} must be a whole number from {least} to {most}")
+        object.__setattr__(plan, name, int(value))  # NumPy's integers would overflow where Python's do not

@@ -1,0 +1,207 @@
+"""The order of an epoch's rows before ranks cut batches from it: none, full, or chunk windows.
+
+Each order maps positions of the epoch's sequence, range(N), onto the planned rows of the file, one to one, as
+arithmetic on any positions alone. Positions need not be contiguous, and how they are sliced changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .options import ChunkWindow, ResolvedShuffle
+from .permutation import BLOCK, blockwise, derive_key, permute, subkey, subkeys, unpermute_one
+from .shares import Positions, share_bounds
+
+RowsAt = Callable[[Positions], NDArray[np.int64]]
+
+# One number a use, so that no two permutations of an epoch share a key.
+_FULL, _CHUNKS, _WINDOWS = 1, 2, 3
+
+
+def make_order(
+    rows: range, chunk_rows: int, shuffle: ResolvedShuffle, *, seed: int, epoch: int, world_size: int
+) -> RowsAt:
+    """The function from positions, int64 (P,) in [0, len(rows)), to rows of the file, int64 (P,).
+
+    Args:
+        rows: the rows planned, step 1.
+        chunk_rows: rows a chunk of the file holds; chunk c holds rows c * chunk_rows and on. Only for ChunkWindow.
+        world_size: the ranks that first share the sequence; only windows depend on it, since none crosses a share.
+    """
+    if shuffle is False:
+        return FileOrder(rows)
+    if shuffle == "full":
+        return FullOrder(rows, seed=seed, epoch=epoch)
+    return ChunkOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size)
+
+
+@dataclass(frozen=True)
+class FileOrder:
+    """The rows as they lie in the file."""
+
+    rows: range
+
+    def __call__(self, positions: Positions) -> NDArray[np.int64]:
+        """Rows of the file at positions of the epoch's sequence."""
+        return positions + self.rows.start
+
+
+@dataclass(frozen=True)
+class FullOrder:
+    """Any row anywhere."""
+
+    rows: range
+    seed: int
+    epoch: int
+
+    def __call__(self, positions: Positions) -> NDArray[np.int64]:
+        """Rows of the file at positions of the epoch's sequence."""
+        key = derive_key(self.seed, self.epoch, _FULL)
+        return blockwise(lambda part: permute(part, len(self.rows), key) + self.rows.start, positions)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Consecutive positions that are mixed among themselves."""
+
+    first: int
+    length: int
+
+
+@dataclass(frozen=True)
+class ChunkOrder:
+    """Permuted chunks one after another, their rows mixed inside windows of whole chunks.
+
+    Every chunk holds chunk_rows rows but the first and the last, of which the split may own only some. In the
+    sequence each chunk is given chunk_rows *slots* all the same; the short ones leave their last slots empty. So
+    slots are plain arithmetic, and a position is its slot less the empty slots before it, of which there are at most
+    two runs. With chunks of 4 rows, rows 2..10 and the chunks in the order 1, 0, 2:
+
+        slot      0 1 2 3 | 4 5 . . | 8 9 10  .
+        position  0 1 2 3 | 4 5     | 6 7  8
+        row       4 5 6 7 | 2 3     | 8 9 10
+
+    Windows are counted from the first chunk of a rank's share and end with the share. A window mixes by a keyed
+    bijection over its own length, keyed by its first position.
+    """
+
+    rows: range
+    chunk_rows: int
+    window: ChunkWindow
+    seed: int
+    epoch: int
+    world_size: int
+
+    def __call__(self, positions: Positions) -> NDArray[np.int64]:
+        """Rows of the file at positions of the epoch's sequence."""
+        if not positions.size:
+            return positions.copy()
+        slots = self._mixed_slots(positions)
+        in_sequence = blockwise(lambda part: part // self.chunk_rows, slots)
+        chunks = self._chunks(in_sequence)
+        rows = np.empty(positions.size, dtype=np.int64)
+        for first in range(0, positions.size, BLOCK):
+            part = slice(first, first + BLOCK)
+            offset = slots[part] - in_sequence[part] * self.chunk_rows
+            rows[part] = np.maximum(chunks[part] * self.chunk_rows, self.rows.start) + offset
+        return rows
+
+    @cached_property
+    def _first_chunk(self) -> int:
+        return self.rows.start // self.chunk_rows
+
+    @cached_property
+    def _num_chunks(self) -> int:
+        return (self.rows.stop - 1) // self.chunk_rows + 1 - self._first_chunk
+
+    @cached_property
+    def _chunk_key(self) -> int:
+        return derive_key(self.seed, self.epoch, _CHUNKS)
+
+    @cached_property
+    def _window_key(self) -> int:
+        return derive_key(self.seed, self.epoch, _WINDOWS)
+
+    @cached_property
+    def _window_chunks(self) -> int:
+        return min(self.window.chunks, self._num_chunks)
+
+    @cached_property
+    def _short_chunks(self) -> tuple[tuple[int, int], ...]:
+        """(place in the sequence, empty slots) of each short chunk, at most two, in order of place."""
+        last = self._num_chunks - 1
+        if last == 0:
+            missing = {0: self.chunk_rows - len(self.rows)}
+        else:
+            missing = {0: self.rows.start % self.chunk_rows, last: -self.rows.stop % self.chunk_rows}
+        return tuple(sorted((unpermute_one(c, self._num_chunks, self._chunk_key), n) for c, n in missing.items() if n))
+
+    def _slots(self, positions: Positions) -> Positions:
+        for place, missing in self._short_chunks:
+            full_until = (place + 1) * self.chunk_rows - missing
+            positions = positions + (positions >= full_until) * missing
+        return positions
+
+    def _begins(self, places: Positions) -> Positions:
+        """Position at which each chunk of the sequence begins; N for any place past the last chunk."""
+        places = np.minimum(places, self._num_chunks)
+        begins = places * self.chunk_rows
+        for place, missing in self._short_chunks:
+            begins = begins - (places > place) * missing
+        return begins
+
+    def _windows(self, positions: Positions) -> tuple[Positions, Positions]:
+        """First position and length of the window that each position lies in."""
+        share_first, share_stop = share_bounds(positions, len(self.rows), self.world_size)
+        place = self._slots(positions) // self.chunk_rows
+        share_place = self._slots(share_first) // self.chunk_rows
+        place = place - (place - share_place) % self._window_chunks
+        first = np.maximum(self._begins(place), share_first)
+        return first, np.minimum(self._begins(place + self._window_chunks), share_stop) - first
+
+    def _mixed_slots(self, positions: Positions) -> Positions:
+        """The slot that each position's row comes from."""
+        slots = np.empty(positions.size, dtype=np.int64)
+        window = _Window(0, 0)
+        for begin in range(0, positions.size, BLOCK):
+            part = positions[begin : begin + BLOCK]
+            lowest, highest = int(part.min()), int(part.max())
+            if not window.first <= lowest < window.first + window.length:
+                first, length = self._windows(part[:1])
+                window = _Window(int(first[0]), int(length[0]))
+            # Windows of small rows are far longer than a block: one key for all, half the cost of a key each.
+            if window.first <= lowest and highest < window.first + window.length:
+                key = subkey(self._window_key, window.first)
+                mixed = permute(part - window.first, window.length, key) + window.first
+            else:
+                mixed = self._mixed_across_windows(part)
+            slots[begin : begin + BLOCK] = self._slots(mixed)
+        return slots
+
+    def _mixed_across_windows(self, positions: Positions) -> Positions:
+        first, length = self._windows(positions)
+        keys = subkeys(self._window_key, first)
+        mixed = np.empty_like(positions)
+        # All windows of a share have one length, but its last, and those with a short chunk.
+        for n in set(length.tolist()):
+            here = np.flatnonzero(length == n)
+            mixed[here] = first[here] + permute(positions[here] - first[here], n, keys[here])
+        return mixed
+
+    def _chunks(self, places: Positions) -> NDArray[np.int64]:
+        """Chunk of the file at each place of the sequence."""
+
+        def permuted(part: Positions) -> Positions:
+            return permute(part, self._num_chunks, self._chunk_key) + self._first_chunk
+
+        lowest, highest = int(places.min()), int(places.max())
+        if highest - lowest >= places.size:
+            return blockwise(permuted, places)
+        # Neighbouring positions share their chunks: permute each chunk once.
+        table = blockwise(permuted, np.arange(lowest, highest + 1))
+        return blockwise(lambda part: table[part - lowest], places)

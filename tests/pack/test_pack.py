@@ -1,0 +1,504 @@
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from fastload.errors import OptionError, OutputError, PackError, ResumeError, SourceError
+from fastload.format import read_header
+from fastload.pack import pack_images, survey_source
+from fastload.pack.journal import Journal
+
+
+def _pixels(path: Path, mode: str = "RGB") -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(ImageOps.exif_transpose(image).convert(mode))
+
+
+def _assert_holds(packed: Path, source: Path, keys: set[str] | None = None) -> None:
+    """Every row is its key's image, and every image has a row."""
+    with h5py.File(packed) as file:
+        found = [key.decode() for key in file["key"][()]]
+        for row, key in enumerate(found):
+            np.testing.assert_array_equal(file["images"][row], _pixels(source / key))
+    wanted = {str(p.relative_to(source)) for p in source.rglob("*.*") if p.is_file()} if keys is None else keys
+    assert sorted(found) == sorted(wanted)
+
+
+def _leftovers(output: Path) -> list[str]:
+    return sorted(p.name for p in output.parent.glob(output.name + ".*"))
+
+
+def test_a_packed_folder_holds_exactly_pillows_pixels_and_the_labels(tmp_path, image_folder):
+    source = image_folder(per_class=11)
+    report = pack_images(source, tmp_path / "out.h5", workers=0, chunk_bytes=3000)
+    _assert_holds(report.path, source)
+    with h5py.File(report.path) as file:
+        names = [name.decode() for name in file["labels"].attrs["names"]]
+        for label, key in zip(file["labels"][()], file["key"][()], strict=True):
+            assert names[label] == key.decode().split("/")[0]
+    assert report.num_samples == 22 and report.chunks == 5 == report.chunks_decoded
+    assert _leftovers(report.path) == []
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    modes=st.lists(st.sampled_from(["L", "RGB"]), min_size=1, max_size=6),
+    suffix=st.sampled_from([".jpg", ".png", ".webp", ".bmp"]),
+    shuffle=st.booleans(),
+)
+def test_packing_then_reading_gives_the_decoders_pixels(tmp_path, sizes, modes, suffix, shuffle):
+    source = tmp_path / "photos"
+    shutil.rmtree(source, ignore_errors=True)
+    source.mkdir()
+    rng = np.random.default_rng(1)
+    for i, mode in enumerate(modes):
+        image = Image.fromarray(rng.integers(0, 256, (*sizes, 3), dtype=np.uint8)).convert(mode)
+        image.save(source / f"{i}{suffix}")
+    gray = all(_mode(p) == "L" for p in source.iterdir())
+    pack_images(source, tmp_path / "o.h5", workers=0, shuffle=shuffle, overwrite=True)
+    with h5py.File(tmp_path / "o.h5") as file:
+        for row, key in enumerate(file["key"][()]):
+            expected = _pixels(source / key.decode(), "L" if gray else "RGB")
+            np.testing.assert_array_equal(file["images"][row].squeeze(2) if gray else file["images"][row], expected)
+
+
+def _mode(path: Path) -> str:
+    with Image.open(path) as image:
+        return image.mode
+
+
+def test_same_bytes_whatever_the_number_of_workers(tmp_path, image_folder):
+    source = image_folder(per_class=40)
+    outputs = [
+        pack_images(source, tmp_path / f"{n}.h5", workers=n, chunk_bytes=4000, seed=3).path.read_bytes() for n in (0, 1, 3)
+    ]
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_rows_are_shuffled_by_seed_or_kept_in_source_order(tmp_path, image_folder):
+    source = image_folder(per_class=20)
+
+    def keys(**options):
+        path = pack_images(source, tmp_path / "o.h5", workers=0, overwrite=True, **options).path
+        with h5py.File(path) as file:
+            return file["key"][()].tolist(), bool(file.attrs["shuffled"])
+
+    kept, shuffled = keys(shuffle=False)
+    assert kept == sorted(kept) and not shuffled
+    first, shuffled = keys(seed=1)
+    assert first != kept and sorted(first) == kept and shuffled
+    assert keys(seed=1)[0] == first != keys(seed=2)[0]
+
+
+def test_each_split_is_one_run_and_shuffled_by_itself(tmp_path, image_folder):
+    for name, count in (("train", 12), ("val", 5)):
+        image_folder(per_class=count, name=f"data/{name}", seed=count)
+    path = pack_images(tmp_path / "data", tmp_path / "o.h5", workers=0).path
+    header = read_header(path)
+    assert header.splits == {"train": range(24), "val": range(24, 34)}
+    with h5py.File(path) as file:
+        assert {key.decode().split("/")[0] for key in file["key"][:24]} == {"train"}
+
+
+def test_an_archive_is_packed_without_unpacking(tmp_path, image_folder):
+    source = image_folder(per_class=6)
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(source, "photos")
+    shutil.make_archive(str(tmp_path / "photos"), "zip", source.parent, "photos")
+    for suffix in ("tar", "zip"):
+        report = pack_images(tmp_path / f"photos.{suffix}", tmp_path / f"{suffix}.h5", workers=0)
+        _assert_holds(report.path, source.parent, {f"photos/{c}/{i:04d}.jpg" for c in ("cat", "dog") for i in range(6)})
+        assert read_header(report.path).fields["labels"].names == ("cat", "dog")
+
+
+def _spoil(source: Path, names: list[str]) -> None:
+    for at, name in enumerate(names):
+        data = (source / name).read_bytes()
+        (source / name).write_bytes([b"", b"not an image", data[: len(data) * 2 // 3]][at % 3])
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_bad_images_are_named_or_skipped_and_the_good_ones_all_packed(tmp_path, image_folder, shuffle):
+    source = image_folder(per_class=30)
+    bad = [f"cat/{i:04d}.jpg" for i in (0, 7, 8, 29)] + [f"dog/{i:04d}.jpg" for i in (3, 28, 29)]
+    _spoil(source, bad)
+    output = tmp_path / "o.h5"
+    with pytest.raises(SourceError, match="cat/0000.jpg.*--on-error skip"):
+        pack_images(source, output, workers=0, shuffle=shuffle, chunk_bytes=4000)
+    assert not output.exists()
+    report = pack_images(source, output, workers=0, shuffle=shuffle, chunk_bytes=4000, on_error="skip")
+    assert sorted(key for key, _ in report.skipped) == sorted(bad)
+    assert all(reason for _, reason in report.skipped)
+    good = {f"{c}/{i:04d}.jpg" for c in ("cat", "dog") for i in range(30)} - set(bad)
+    _assert_holds(output, source, good)
+    with h5py.File(output) as file:
+        keys = file["key"][()].tolist()
+    assert shuffle or keys == sorted(keys)
+    assert report.num_samples == len(good) and _leftovers(output) == []
+
+
+def test_holes_in_the_first_split_do_not_break_the_runs_of_the_next(tmp_path, image_folder):
+    for name in ("train", "val"):
+        image_folder(per_class=20, name=f"data/{name}", seed=len(name))
+    _spoil(tmp_path / "data", [f"train/cat/{i:04d}.jpg" for i in (2, 5, 11)] + ["val/dog/0001.jpg"])
+    path = pack_images(tmp_path / "data", tmp_path / "o.h5", workers=0, chunk_bytes=5000, on_error="skip").path
+    assert read_header(path).splits == {"train": range(37), "val": range(37, 76)}
+    with h5py.File(path) as file:
+        for row, key in enumerate(file["key"][()]):
+            np.testing.assert_array_equal(file["images"][row], _pixels(tmp_path / "data" / key.decode()))
+
+
+def test_all_images_bad_is_an_error_even_when_skipping(tmp_path, image_folder):
+    source = image_folder(per_class=2)
+    for path in source.rglob("*.jpg"):
+        path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(SourceError, match="4 of 4 images"):
+        pack_images(source, tmp_path / "o.h5", workers=0, on_error="skip")
+    assert not (tmp_path / "o.h5").exists()
+
+
+def test_several_sizes_ask_for_one_and_suggest_the_command(tmp_path, image_folder):
+    source = image_folder(per_class=3, size=(40, 50), name="data/a")
+    image_folder(per_class=2, size=(60, 30), name="data/b", classes=("x",))
+    source = tmp_path / "data"
+    with pytest.raises(SourceError, match=r"40x50 \(6\), 60x30 \(2\).*fastload pack .* --size 32"):
+        pack_images(source, tmp_path / "o.h5", workers=0)
+    for fit in ("crop", "pad", "stretch"):
+        report = pack_images(source, tmp_path / f"{fit}.h5", workers=0, size=(32, 24), fit=fit)
+        assert report.image_shape == (32, 24, 3)
+    assert len({(tmp_path / f"{fit}.h5").read_bytes() for fit in ("crop", "pad", "stretch")}) == 3
+
+
+def _save(path: Path, mode: str, size: tuple[int, int] = (8, 8)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).resize(size).convert(mode).save(path)
+
+
+def test_gray_stays_gray_colour_wins_and_alpha_must_be_everywhere(tmp_path):
+    _save(tmp_path / "gray/a.png", "L")
+    _save(tmp_path / "gray/b.png", "1")
+    report = pack_images(tmp_path / "gray", tmp_path / "gray.h5", workers=0)
+    assert report.image_shape == (8, 8, 1) and report.converted == {"1 -> gray of 8 bits": 1}
+    _save(tmp_path / "mixed/a.png", "L")
+    _save(tmp_path / "mixed/b.png", "RGB")
+    _save(tmp_path / "mixed/c.png", "P")
+    report = pack_images(tmp_path / "mixed", tmp_path / "mixed.h5", workers=0)
+    assert report.image_shape == (8, 8, 3) and report.converted["L -> RGB of 8 bits"] == 1
+    _save(tmp_path / "mixed/d.png", "RGBA")
+    with pytest.raises(SourceError, match="1 of 4 images have an alpha channel.*--mode rgb"):
+        pack_images(tmp_path / "mixed", tmp_path / "alpha.h5", workers=0)
+    assert pack_images(tmp_path / "mixed", tmp_path / "rgb.h5", workers=0, mode="rgb").image_shape[2] == 3
+    assert pack_images(tmp_path / "mixed", tmp_path / "rgba.h5", workers=0, mode="rgba").image_shape[2] == 4
+    assert pack_images(tmp_path / "mixed", tmp_path / "one.h5", workers=0, mode="gray").image_shape[2] == 1
+
+
+def test_16_bit_gray_stays_16_bit_and_is_not_mixed_in_silence(tmp_path):
+    values = (np.arange(64, dtype=np.uint16) * 1000).reshape(8, 8)
+    (tmp_path / "deep").mkdir()
+    Image.fromarray(values).save(tmp_path / "deep/a.png")
+    report = pack_images(tmp_path / "deep", tmp_path / "deep.h5", workers=0)
+    assert report.dtype == "uint16" and report.converted == {}
+    with h5py.File(report.path) as file:
+        np.testing.assert_array_equal(file["images"][0, :, :, 0], values)
+    _save(tmp_path / "deep/b.png", "L")
+    with pytest.raises(SourceError, match="1 of 2 images have 16 bits"):
+        pack_images(tmp_path / "deep", tmp_path / "x.h5", workers=0)
+    report = pack_images(tmp_path / "deep", tmp_path / "gray.h5", workers=0, mode="gray")
+    assert report.dtype == "uint8" and report.converted == {"I;16 -> gray of 8 bits": 1}
+
+
+def test_limit_takes_samples_from_all_over_the_source(tmp_path, image_folder):
+    path = pack_images(image_folder(per_class=30), tmp_path / "o.h5", workers=0, limit=10).path
+    with h5py.File(path) as file:
+        assert np.bincount(file["labels"][()]).tolist() == [5, 5]
+
+
+def test_a_survey_writes_nothing(tmp_path, image_folder):
+    source = image_folder(per_class=5)
+    survey = survey_source(source, tmp_path / "o.h5")
+    assert survey.num_samples == 10 and survey.sizes == {(12, 16): 10}
+    assert survey.bytes_needed == 10 * 12 * 16 * 3 and survey.disk_free > 0
+    assert list(tmp_path.glob("o.h5*")) == []
+
+
+def test_outputs_that_cannot_be_are_refused_before_any_work(tmp_path, image_folder):
+    source = image_folder(per_class=2)
+    taken = tmp_path / "taken.h5"
+    taken.write_bytes(b"precious")
+    cases = [
+        (taken, "exists.*--overwrite"),
+        (tmp_path / "no" / "o.h5", "does not exist"),
+        (source / "o.h5", "inside the source"),
+        (tmp_path, "a folder"),
+        (tmp_path / "a.part", "ending is kept"),
+    ]
+    for output, message in cases:
+        with pytest.raises(OutputError, match=message):
+            pack_images(source, output, workers=0)
+    assert taken.read_bytes() == b"precious"
+    assert pack_images(source, taken, workers=0, overwrite=True).num_samples == 4
+    with pytest.raises(OptionError, match="fit='cut'.*crop, pad, stretch"):
+        pack_images(source, tmp_path / "o.h5", fit="cut")  # type: ignore[arg-type]
+
+
+def test_a_full_disk_is_known_before_decoding_and_leaves_nothing(tmp_path, image_folder):
+    source = image_folder(per_class=40)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted without root")
+    try:
+        with pytest.raises(OutputError, match=r"46,080 bytes for 80 images, [\d,]+ are free"):
+            pack_images(source, disk / "o.h5", workers=0)
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_space_that_cannot_be_reserved_is_an_error_and_leaves_nothing(tmp_path, image_folder):
+    import resource
+
+    source = image_folder(per_class=40)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    try:
+        with pytest.raises(OutputError, match="bytes cannot be reserved"):
+            pack_images(source, tmp_path / "o.h5", workers=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.glob("o.h5*")) == []
+
+
+def _stop_after(chunks: int):
+    """A progress callback that stops packing after so many chunks, as Ctrl-C would."""
+    calls = iter(range(10**9))
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "packing" and next(calls) + 1 >= chunks:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def _interrupt(source: Path, output: Path, chunks: int = 3, **options) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pack_images(source, output, workers=0, chunk_bytes=4000, progress=_stop_after(chunks), **options)
+
+
+def test_an_interrupted_pack_continues_and_decodes_only_what_is_missing(tmp_path, image_folder):
+    source = image_folder(per_class=40)
+    whole = pack_images(source, tmp_path / "whole.h5", workers=0, chunk_bytes=4000)
+    output = tmp_path / "o.h5"
+    _interrupt(source, output)
+    assert not output.exists() and _leftovers(output) == ["o.h5.journal", "o.h5.part"]
+    report = pack_images(source, output, workers=0, chunk_bytes=4000)
+    assert (report.chunks_kept, report.chunks_decoded) == (3, whole.chunks - 3)
+    assert output.read_bytes() == whole.path.read_bytes() and _leftovers(output) == []
+
+
+def test_a_chunk_that_did_not_reach_the_disk_is_decoded_again(tmp_path, image_folder):
+    source = image_folder(per_class=40)
+    whole = pack_images(source, tmp_path / "whole.h5", workers=0, chunk_bytes=4000)
+    output = tmp_path / "o.h5"
+    _interrupt(source, output)
+    with open(tmp_path / "o.h5.part", "r+b") as file:
+        file.seek(4096 + 4000)
+        file.write(b"\0" * 200)
+    report = pack_images(source, output, workers=0, chunk_bytes=4000)
+    assert report.chunks_kept == 2 and output.read_bytes() == whole.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda source, options: (source / "cat/0003.jpg").write_bytes((source / "dog/0003.jpg").read_bytes()), "cat/0003"),
+        (lambda source, options: (source / "cat/0003.jpg").unlink(), "had 80 images, 1 of them are gone"),
+        (lambda source, options: shutil.copy(source / "cat/0003.jpg", source / "cat/new.jpg"), "cat/new.jpg"),
+        (lambda source, options: (source / "cat").rename(source / "lynx"), "lynx"),
+        (lambda source, options: options.update(seed=9), "option seed was 0, now it is 9"),
+        (lambda source, options: options.update(size=8), "option size was None"),
+    ],
+)
+def test_a_changed_source_or_option_is_named_and_nothing_is_lost(tmp_path, image_folder, change, message):
+    source, output, options = image_folder(per_class=40), tmp_path / "o.h5", {}
+    _interrupt(source, output)
+    before = (tmp_path / "o.h5.part").read_bytes()
+    change(source, options)
+    with pytest.raises(ResumeError, match=message):
+        pack_images(source, output, workers=0, chunk_bytes=4000, **options)
+    assert (tmp_path / "o.h5.part").read_bytes() == before
+    report = pack_images(source, output, workers=0, chunk_bytes=4000, overwrite=True, **options)
+    assert report.chunks_kept == 0 and _leftovers(output) == []
+
+
+def test_skipping_may_be_decided_after_a_failure(tmp_path, image_folder):
+    source = image_folder(per_class=40)
+    _spoil(source, ["cat/0001.jpg"] * 1)
+    data = (source / "dog/0005.jpg").read_bytes()
+    (source / "dog/0005.jpg").write_bytes(data[: len(data) * 2 // 3])
+    output = tmp_path / "o.h5"
+    with pytest.raises(SourceError):
+        pack_images(source, output, workers=0, chunk_bytes=4000)
+    report = pack_images(source, output, workers=0, chunk_bytes=4000, on_error="skip")
+    assert sorted(key for key, _ in report.skipped) == ["cat/0001.jpg", "dog/0005.jpg"]
+
+
+def test_a_dead_worker_is_a_named_error_and_the_same_call_continues(tmp_path, image_folder):
+    source, output = image_folder(per_class=60), tmp_path / "o.h5"
+
+    def kill_workers(stage: str, done: int, total: int) -> None:
+        if stage == "packing":
+            for child in psutil.Process().children(recursive=True):
+                if "resource_tracker" not in " ".join(child.cmdline()):
+                    child.kill()
+
+    with pytest.raises(PackError, match="a worker process died"):
+        pack_images(source, output, workers=1, chunk_bytes=1200, progress=kill_workers)
+    report = pack_images(source, output, workers=0, chunk_bytes=1200)
+    assert report.chunks_kept >= 1 and not _leftovers(output)
+    _assert_holds(output, source)
+
+
+_SCRIPT = """
+import os, signal, sys
+from fastload.pack import pack_images
+source, output, kill_at, workers, on_error = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+shuffle = sys.argv[6] == "shuffle"
+seen = 0
+def hook(event, args):
+    global seen
+    if event in ("open", "os.rename", "os.remove", "os.truncate", "fcntl.flock") and output in str(args[0] if event != "fcntl.flock" else output):
+        seen += 1
+        if seen == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+def progress(stage, done, total):
+    hook("os.rename", (output,))
+if __name__ == "__main__":
+    sys.addaudithook(hook)
+    report = pack_images(source, output, workers=workers, chunk_bytes=4000, on_error=on_error, shuffle=shuffle, progress=progress)
+    print(report.chunks, report.chunks_kept, report.chunks_decoded, seen)
+"""
+
+
+def _run(source: Path, output: Path, kill_at: int, *, workers: int = 0, shuffle: bool = True):
+    command = [sys.executable, "-c", _SCRIPT, source, output, str(kill_at), str(workers), "skip"]
+    return subprocess.run([*command, "shuffle" if shuffle else "keep"], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_killed_at_any_step_the_same_command_gives_the_same_bytes(tmp_path, image_folder, shuffle):
+    """Kills the packer at each file operation and after each chunk, finish included, and runs it again."""
+    source = image_folder(per_class=25)
+    _spoil(source, ["cat/0002.jpg", "dog/0004.jpg", "dog/0020.jpg"])
+    data = (source / "cat/0010.jpg").read_bytes()
+    (source / "cat/0010.jpg").write_bytes(data[: len(data) * 2 // 3])
+    whole = _run(source, tmp_path / "whole.h5", 0, shuffle=shuffle)
+    assert whole.returncode == 0, whole.stderr
+    chunks, _, _, events = map(int, whole.stdout.split())
+    expected = (tmp_path / "whole.h5").read_bytes()
+    assert events > chunks + 8
+    for kill_at in range(1 + shuffle, events + 1, 2):
+        output = tmp_path / f"{kill_at}.h5"
+        killed = _run(source, output, kill_at, shuffle=shuffle)
+        assert killed.returncode == -signal.SIGKILL
+        claimed = _claimed_chunks(output, chunks)
+        assert not output.exists() or output.read_bytes() == expected
+        again = _run(source, output, 0, shuffle=shuffle)
+        assert again.returncode == 0, again.stderr
+        _, kept, decoded, _ = map(int, again.stdout.split())
+        assert output.read_bytes() == expected and _leftovers(output) == []
+        assert kept == claimed and decoded in (0, chunks - claimed)
+        output.unlink()
+
+
+def _claimed_chunks(output: Path, chunks: int) -> int:
+    """Chunks that the journal left by a kill says are done."""
+    path = output.with_name(output.name + ".journal")
+    if not path.exists():
+        return 0
+    journal = Journal(path)
+    found = journal.read()
+    journal.close()
+    if found is None:
+        return 0
+    state = found[2].state
+    rows = -(-len(state) // chunks)
+    rows = 4000 // (12 * 16 * 3)
+    return sum(bool(np.all(state[at : at + rows])) for at in range(0, len(state), rows))
+
+
+def test_killed_at_random_moments_with_workers(tmp_path, image_folder):
+    source = image_folder(per_class=400, size=(40, 40))
+    whole = _run(source, tmp_path / "whole.h5", 0, workers=2)
+    expected = (tmp_path / "whole.h5").read_bytes()
+    assert whole.returncode == 0, whole.stderr
+    output = tmp_path / "o.h5"
+    rng = np.random.default_rng(7)
+    command = [sys.executable, "-c", _SCRIPT, source, output, "0", "2", "skip", "shuffle"]
+    for _ in range(6):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            process.communicate(timeout=float(rng.uniform(0.3, 1.6)))
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+    report = _run(source, output, 0, workers=2) if not output.exists() or _leftovers(output) else None
+    assert report is None or report.returncode == 0, report.stderr
+    assert output.read_bytes() == expected and _leftovers(output) == []
+
+
+def test_an_output_under_way_is_locked_against_a_second_packer(tmp_path, image_folder):
+    source, output = image_folder(per_class=2), tmp_path / "o.h5"
+    journal = Journal(tmp_path / "o.h5.journal")
+    with pytest.raises(PackError, match="another process is packing"):
+        pack_images(source, output, workers=0)
+    journal.close()
+
+
+def test_the_odd_files_of_the_nasty_set_are_skipped_by_name_and_the_rest_packed(tmp_path, shared_data):
+    source = shared_data / "nasty" / "files"
+    with pytest.raises(SourceError, match="images cannot be decoded: .*--on-error skip"):
+        pack_images(source, tmp_path / "o.h5", size=64, mode="rgb", workers=0)
+    report = pack_images(source, tmp_path / "o.h5", size=64, mode="rgb", workers=0, on_error="skip")
+    listed = sum(1 for _ in source.iterdir()) - 1  # .DS_Store is no image
+    assert report.num_samples + len(report.skipped) == listed
+    assert report.num_samples >= 48 and all(reason for _, reason in report.skipped)
+    assert any(".DS_Store" in note or "hidden" in note for note in report.notes)
+
+
+def test_the_celeba_layout_keeps_all_its_fields(tmp_path, shared_data):
+    report = pack_images(shared_data / "celeba", tmp_path / "o.h5", workers=0, limit=120)
+    header = read_header(report.path)
+    assert report.layout == "celeba" and report.image_shape == (218, 178, 3)
+    assert header.fields["labels"].shape == (40,) and "Smiling" in header.fields["labels"].names
+    assert list(header.splits) == ["train", "val", "test"] and "identity" in header.fields
+    lines = (shared_data / "celeba" / "list_attr_celeba.txt").read_text().split("\n")[2:]
+    truth = {line.split()[0]: [int(v) for v in line.split()[1:]] for line in lines if line.strip()}
+    with tarfile.open(shared_data / "celeba" / "img_align_celeba.tar") as tar, h5py.File(report.path) as file:
+        for row in range(0, 120, 7):
+            key = file["key"][row].decode()
+            name = key.rsplit("/", 1)[-1]
+            np.testing.assert_array_equal(file["labels"][row] * 2 - 1.0, truth[name])
+            data = tar.extractfile(f"img_align_celeba/{name}").read()
+            np.testing.assert_array_equal(file["images"][row], np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def test_packing_never_imports_torch(tmp_path, image_folder):
+    code = "import sys, fastload.pack, fastload.format; fastload.pack_images; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0

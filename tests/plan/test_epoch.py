@@ -1,0 +1,309 @@
+"""Batches of an epoch: equal steps, every row as often as promised, resumed and cut anew."""
+
+import doctest
+import pickle
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastload.plan.epoch as epoch_module
+from fastload.errors import OptionError, StateError
+from fastload.plan import ChunkWindow, EpochPlan, Segment, rank_share
+
+SHUFFLES = st.sampled_from([False, "full", "chunk", ChunkWindow(1), ChunkWindow(3)])
+ENDS = st.sampled_from(["drop", "pad", "exact"])
+
+
+@st.composite
+def plans(draw, ends=ENDS, max_rows=400):
+    start = draw(st.integers(0, 40))
+    return EpochPlan(
+        range(start, start + draw(st.integers(0, max_rows))),
+        chunk_rows=draw(st.integers(1, 30)),
+        seed=draw(st.integers(0, 5)),
+        epoch=draw(st.integers(0, 5)),
+        world_size=draw(st.integers(1, 12)),
+        batch_size=draw(st.integers(1, 24)),
+        shuffle=draw(SHUFFLES),
+        ends=draw(ends),
+    )
+
+
+def replanned(plan, **changes):
+    options = {
+        name: getattr(plan, name)
+        for name in ("chunk_rows", "seed", "epoch", "world_size", "batch_size", "shuffle", "ends", "segments")
+    }
+    return EpochPlan(plan.rows, **(options | changes))
+
+
+def all_batches(plan):
+    return [list(plan.batches(rank)) for rank in range(plan.world_size)]
+
+
+def counted(batches_of_ranks, steps=None):
+    """How often each row was given as valid."""
+    return Counter(
+        row for batches in batches_of_ranks for batch in batches[:steps] for row in batch.rows[batch.valid].tolist()
+    )
+
+
+@settings(max_examples=600, deadline=None)
+@given(plan=plans())
+def test_all_ranks_take_the_same_number_of_full_steps(plan):
+    for batches in all_batches(plan):
+        assert [batch.step for batch in batches] == list(range(plan.num_steps))
+        for batch in batches:
+            assert batch.rows.shape == batch.valid.shape == (plan.batch_size,)
+            assert batch.rows.dtype == np.int64 and batch.valid.dtype == np.bool_
+
+
+@settings(max_examples=600, deadline=None)
+@given(plan=plans(ends=st.just("exact")))
+def test_exact_counts_every_row_once(plan):
+    assert counted(all_batches(plan)) == Counter(plan.rows)
+
+
+@settings(max_examples=400, deadline=None)
+@given(plan=plans(ends=st.just("drop")))
+def test_drop_takes_no_row_twice_and_leaves_less_than_a_batch_a_rank(plan):
+    rows = counted(all_batches(plan))
+    assert set(rows) <= set(plan.rows) and set(rows.values()) <= {1}
+    assert len(plan.rows) - rows.total() < plan.world_size * plan.batch_size + plan.world_size
+
+
+@settings(max_examples=400, deadline=None)
+@given(plan=plans(ends=st.just("pad")))
+def test_pad_takes_every_row_at_least_once_and_counts_repeats(plan):
+    batches = all_batches(plan)
+    assert set(counted(batches)) == set(plan.rows)
+    assert all(batch.valid.all() for of_rank in batches for batch in of_rank)
+    longest = len(rank_share(len(plan.rows), rank=0, world_size=plan.world_size))
+    assert plan.num_steps == -(-longest // plan.batch_size)  # no step more than the longest share needs
+
+
+@settings(max_examples=400, deadline=None)
+@given(plan=plans(ends=st.sampled_from(["pad", "exact"])))
+def test_repeats_begin_again_at_the_start_of_the_share(plan):
+    for rank, batches in enumerate(all_batches(plan)):
+        size = len(rank_share(len(plan.rows), rank=rank, world_size=plan.world_size))
+        rows = [row for batch in batches for row in batch.rows.tolist()]
+        if size:
+            assert rows == [rows[i % size] for i in range(len(rows))]
+        else:
+            assert set(rows) <= set(plan.rows)
+
+
+@settings(max_examples=400, deadline=None)
+@given(plan=plans())
+def test_global_valid_is_the_sum_over_ranks(plan):
+    for step_of_ranks in zip(*all_batches(plan), strict=True):
+        total = sum(int(batch.valid.sum()) for batch in step_of_ranks)
+        assert {batch.global_valid for batch in step_of_ranks} == {total}
+
+
+def same_batches(left, right):
+    return len(left) == len(right) and all(
+        np.array_equal(a.rows, b.rows) and np.array_equal(a.valid, b.valid) and a[2:] == b[2:]
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+@settings(max_examples=250, deadline=None)
+@given(plan=plans(max_rows=200), data=st.data())
+def test_random_access_a_late_start_and_iteration_agree(plan, data):
+    rank = data.draw(st.integers(0, plan.world_size - 1))
+    batches = list(plan.batches(rank))
+    assert same_batches([plan.batch(rank, step) for step in range(plan.num_steps)], batches)
+    start = data.draw(st.integers(0, plan.num_steps))
+    assert same_batches(list(plan.batches(rank, start)), batches[start:])
+    if batches:
+        positions = np.arange(plan.num_steps * plan.batch_size)
+        assert np.array_equal(plan.rows_at(rank, positions), np.concatenate([batch.rows for batch in batches]))
+
+
+@pytest.mark.parametrize("shuffle", ["full", "chunk", False])
+def test_the_order_does_not_depend_on_the_size_of_a_block(shuffle, monkeypatch):
+    plan = EpochPlan(range(11, 20_000), chunk_rows=70, world_size=2, batch_size=96, shuffle=shuffle, ends="exact")
+    before = list(plan.batches(1))
+    monkeypatch.setattr(epoch_module, "_BLOCK_ROWS", 500)
+    assert same_batches(list(plan.batches(1)), before)
+
+
+@settings(max_examples=300, deadline=None)
+@given(plan=plans(), data=st.data())
+def test_same_ranks_and_batches_resume_as_if_never_interrupted(plan, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, plan.num_steps), min_size=1, max_size=3)))
+    resumed, done = plan, 0
+    for cut in cuts:
+        resumed = replanned(plan, segments=resumed.segments_after(cut - done))
+        done = cut
+    assert resumed.num_steps == plan.num_steps - done and resumed.steps_done == done
+    for rank in range(plan.world_size):
+        assert same_batches(list(resumed.batches(rank)), list(plan.batches(rank))[done:])
+
+
+@settings(max_examples=600, deadline=None)
+@given(plan=plans(ends=st.just("exact")), data=st.data())
+def test_changing_ranks_and_batches_covers_exactly_the_rows_not_yet_seen(plan, data):
+    seen = Counter()
+    steps_done = 0
+    for _ in range(data.draw(st.integers(1, 4))):
+        steps = data.draw(st.integers(0, plan.num_steps))
+        seen += counted(all_batches(plan), steps)
+        steps_done += steps
+        plan = replanned(
+            plan,
+            segments=plan.segments_after(steps),
+            world_size=data.draw(st.integers(1, 12)),
+            batch_size=data.draw(st.integers(1, 24)),
+        )
+        assert plan.steps_done == steps_done
+        assert set(seen.values()) <= {1}
+        rest = counted(all_batches(plan))
+        assert seen + rest == Counter(plan.rows)
+
+
+def test_two_then_three_then_two_ranks_read_every_row_once():
+    seen = Counter()
+    segments = ()
+    for world_size, steps in ((2, 7), (3, 4), (2, None)):
+        plan = EpochPlan(
+            range(5, 1000), chunk_rows=32, world_size=world_size, batch_size=16, shuffle="chunk", ends="exact",
+            segments=segments,
+        )  # fmt: skip
+        steps = plan.num_steps if steps is None else steps
+        seen += counted(all_batches(plan), steps)
+        segments = plan.segments_after(steps)
+    assert seen == Counter(range(5, 1000))
+    assert segments == ((2, 16, 7), (3, 16, 4), (2, 16, plan.num_steps))
+
+
+@settings(max_examples=200, deadline=None)
+@given(plan=plans(), data=st.data())
+def test_after_dropping_ranks_no_row_is_taken_twice(plan, data):
+    plan = replanned(plan, ends="drop")
+    steps = data.draw(st.integers(0, plan.num_steps))
+    seen = counted(all_batches(plan), steps)
+    later = replanned(plan, segments=plan.segments_after(steps), world_size=data.draw(st.integers(1, 12)))
+    assert max((seen + counted(all_batches(later))).values(), default=1) == 1
+    assert all(len({len(batches) for batches in all_batches(p)}) == 1 for p in (plan, later))
+
+
+@pytest.mark.parametrize("shuffle", ["full", "chunk"])
+def test_epochs_and_seeds_differ_and_repeat(shuffle):
+    def order(**options):
+        plan = EpochPlan(range(2000), chunk_rows=16, batch_size=2000, shuffle=shuffle, **options)
+        return plan.batch(0, 0).rows
+
+    orders = [order(seed=seed, epoch=epoch) for seed in range(3) for epoch in range(3)]
+    for i, one in enumerate(orders):
+        assert all((one == other).mean() < 0.05 for other in orders[:i])
+    assert np.array_equal(order(seed=2, epoch=1), orders[7])
+
+
+@pytest.mark.parametrize("shuffle", ["full", "chunk", False])
+def test_a_billion_rows_on_1024_ranks_need_little_memory(shuffle):
+    tracemalloc.start()
+    try:
+        plan = EpochPlan(range(10**9), chunk_rows=72, world_size=1024, batch_size=256, shuffle=shuffle)
+        batch = next(plan.batches(1023))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 20e6
+    assert np.unique(batch.rows).size == 256 and batch.rows.max() < 10**9
+    resumed = replanned(plan, world_size=1000, segments=plan.segments_after(3000))
+    assert np.unique(resumed.batch(999, 0).rows).size == 256
+
+
+def test_golden_batches_never_drift():
+    plan = EpochPlan(range(3, 23), chunk_rows=4, seed=42, epoch=7, world_size=3, batch_size=4, shuffle=ChunkWindow(2),
+                     ends="exact")  # fmt: skip
+    assert [[batch.rows.tolist() for batch in plan.batches(rank)] for rank in range(3)] == GOLDEN_BATCHES
+    resumed = replanned(plan, world_size=2, batch_size=3, segments=((3, 4, 1),))
+    assert [[batch.rows.tolist() for batch in resumed.batches(rank)] for rank in range(2)] == GOLDEN_RESUMED
+    assert [batch.valid.tolist() for batch in resumed.batches(1)] == [[True, True, True], [True, False, False]]
+
+
+def test_defaults_of_ends_follow_the_shuffle():
+    assert EpochPlan(range(9)).ends == "exact"
+    assert EpochPlan(range(9), shuffle="full").ends == "drop"
+    assert EpochPlan(range(9), shuffle="chunk", chunk_rows=2).shuffle == ChunkWindow(16)
+
+
+def test_drop_may_leave_no_step_and_an_empty_range_none():
+    assert EpochPlan(range(9), batch_size=10, shuffle="full").num_steps == 0
+    empty = EpochPlan(range(4, 4), chunk_rows=3, batch_size=10, shuffle="chunk", ends="exact")
+    assert empty.num_steps == 0 and list(empty.batches(0)) == []
+    with pytest.raises(OptionError, match="no row"):
+        empty.rows_at(0, np.arange(1))
+
+
+def test_a_plan_pickles_and_compares_by_its_options():
+    plan = EpochPlan(range(100), chunk_rows=7, seed=np.int64(3), shuffle="chunk", segments=[[1, 1, 5]])
+    first = plan.batch(0, 0)
+    copy = pickle.loads(pickle.dumps(plan))
+    assert copy == plan and hash(copy) == hash(plan) and plan.segments == (Segment(1, 1, 5),)
+    assert np.array_equal(copy.batch(0, 0).rows, first.rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": True}, "resolve_shuffle"),
+        ({"shuffle": "auto"}, "resolve_shuffle"),
+        ({"shuffle": "yes"}, 'choose True .*"full", "chunk" or ChunkWindow'),
+        ({"shuffle": "chunk", "chunk_rows": 0}, "needs a file with chunks"),
+        ({"ends": "wrap"}, '"drop", "pad", "exact"'),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"world_size": 0}, "world_size=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"epoch": 1.5}, "epoch=1.5"),
+        ({"rows": range(0, 10, 2)}, "step 1"),
+        ({"rows": 10}, "range of rows"),
+        ({"rows": range(2**48 + 1)}, r"2\*\*48"),
+        ({"segments": [(1, 2)]}, "world size, batch size, steps"),
+    ],
+)
+def test_arguments_without_meaning_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        EpochPlan(**({"rows": range(10), "chunk_rows": 2} | options))
+
+
+def test_ranks_steps_and_positions_out_of_range_are_refused():
+    plan = EpochPlan(range(10), world_size=2, batch_size=2)
+    with pytest.raises(OptionError, match=r"rank 2 is outside 0\.\.1"):
+        plan.batches(2)
+    with pytest.raises(OptionError, match=r"step 3 is outside 0\.\.2"):
+        plan.batch(0, 3)
+    with pytest.raises(OptionError, match="step -1"):
+        plan.batches(0, -1)
+    with pytest.raises(OptionError, match="position -1"):
+        plan.rows_at(0, np.array([3, -1]))
+
+
+def test_segments_longer_than_the_epoch_are_refused():
+    EpochPlan(range(10), batch_size=4, segments=((1, 4, 3),))
+    with pytest.raises(StateError, match="does not fit this epoch"):
+        EpochPlan(range(10), batch_size=4, segments=((1, 4, 4),))
+    with pytest.raises(StateError, match="does not fit this epoch"):
+        EpochPlan(range(10), batch_size=4, segments=((2, 5, 1), (1, 4, 1)))
+
+
+def test_examples_in_docstrings_hold():
+    results = doctest.testmod(epoch_module)
+    assert results.attempted and not results.failed
+
+
+GOLDEN_BATCHES = [
+    [[18, 13, 16, 14], [17, 12, 19, 18]],
+    [[6, 7, 15, 4], [5, 8, 9, 6]],
+    [[10, 11, 3, 21], [22, 20, 10, 11]],
+]
+GOLDEN_RESUMED = [[[17, 12, 19], [5, 17, 12]], [[8, 9, 22], [20, 8, 9]]]

@@ -1,0 +1,88 @@
+"""A saved state: comes back equal, refuses what is damaged and what belongs elsewhere."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload.errors import StateError
+from fastload.plan import ChunkWindow, PlanState, Segment, check_state, state_from_dict, state_to_dict
+
+STATE = PlanState(
+    header_digest="abc", seed=1, epoch=2, shuffle=ChunkWindow(4), ends="drop", echo=3, echo_position=2,
+    segments=(Segment(2, 32, 5), Segment(3, 32, 1)),
+)  # fmt: skip
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    epoch=st.integers(0, 10**6),
+    shuffle=st.one_of(st.sampled_from(["full", False]), st.builds(ChunkWindow, st.integers(1, 99))),
+    ends=st.sampled_from(["drop", "pad", "exact"]),
+    echo=st.integers(1, 5),
+    segments=st.lists(st.builds(Segment, *[st.integers(1, 99)] * 3), max_size=4).map(tuple),
+)
+def test_a_state_comes_back_equal_through_json(seed, epoch, shuffle, ends, echo, segments):
+    state = PlanState(
+        header_digest="d", seed=seed, epoch=epoch, shuffle=shuffle, ends=ends, echo=echo, echo_position=echo - 1,
+        segments=segments,
+    )  # fmt: skip
+    assert state_from_dict(json.loads(json.dumps(state_to_dict(state)))) == state
+
+
+def test_the_dictionary_never_drifts():
+    assert state_to_dict(STATE) == {
+        "version": 1,
+        "header_digest": "abc",
+        "seed": 1,
+        "epoch": 2,
+        "shuffle": {"window": 4},
+        "ends": "drop",
+        "echo": 3,
+        "echo_position": 2,
+        "segments": [[2, 32, 5], [3, 32, 1]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "install the release"),
+        ({"header_digest": 5}, "header_digest is 5"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": True}, "seed is True"),
+        ({"epoch": "1"}, "epoch is '1'"),
+        ({"shuffle": True}, "shuffle is True"),
+        ({"shuffle": 0}, "shuffle is 0"),
+        ({"shuffle": {"window": 0}}, "shuffle is"),
+        ({"ends": None}, "ends is None"),
+        ({"ends": "wrap"}, "ends='wrap'"),
+        ({"echo": 0}, "echo is 0"),
+        ({"echo_position": 3}, "echo_position is 3"),
+        ({"segments": [[1, 2]]}, "segment"),
+        ({"segments": None}, "segments=None"),
+        ({"more": 1}, r"unknown: \['more'\]"),
+    ],
+)
+def test_a_damaged_state_is_refused_by_name(changes, message):
+    with pytest.raises(StateError, match=message):
+        state_from_dict(state_to_dict(STATE) | changes)
+
+
+def test_a_missing_key_and_another_object_are_refused():
+    data = state_to_dict(STATE)
+    del data["seed"]
+    with pytest.raises(StateError, match=r"missing: \['seed'\]"):
+        state_from_dict(data)
+    for other in (None, [], {}, "state"):
+        with pytest.raises(StateError, match="not a loader state"):
+            state_from_dict(other)
+
+
+def test_a_state_of_other_data_is_refused_with_both_values():
+    check_state(STATE, header_digest="abc", seed=1, shuffle=ChunkWindow(4))
+    with pytest.raises(StateError, match="header_digest is 'xyz' here and 'abc' in the state"):
+        check_state(STATE, header_digest="xyz", seed=1, shuffle=ChunkWindow(4))
+    with pytest.raises(StateError, match=r"seed is 9 here and 1 .*shuffle is 'full' here and ChunkWindow\(chunks=4\)"):
+        check_state(STATE, header_digest="abc", seed=9, shuffle="full")

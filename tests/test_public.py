@@ -1,0 +1,79 @@
+"""What the package shows to the outside, and what importing it costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastload
+
+PACKAGE = Path(fastload.__file__).parent
+TORCH_FREE = [
+    "errors",
+    "format",
+    "layout",
+    "decode",
+    "sources",
+    "pack",
+    "plan",
+    "read",
+    "info",
+    "verify",
+    "preview",
+    "cli",
+]
+LAYERS = [
+    {"errors", "cpus"},
+    {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
+    {"layout", "pack", "read", "meter", "info", "verify", "preview"},
+    {"ring"},
+    {"device", "transforms", "echo", "dataset", "share"},
+    {"loader"},
+    {"cli"},
+]
+
+
+def test_the_export_list_is_this_and_each_name_is_there():
+    assert set(fastload.__all__) == {
+        "ChunkWindow", "EpochPlan", "FastLoader", "FastloadError", "PackedDataset", "inspect_file", "pack_images",
+        "transforms", "verify_file",
+    }  # fmt: skip
+    for name in fastload.__all__:
+        assert getattr(fastload, name) is not None
+    assert set(fastload.__all__) <= set(dir(fastload))
+
+
+def test_an_exported_name_is_never_a_modules_name():
+    modules = {path.stem for path in PACKAGE.glob("*.py")} | {
+        path.parent.name for path in PACKAGE.glob("*/__init__.py")
+    }
+    assert modules & (set(fastload.__all__) - {"transforms"}) == set()
+
+
+def test_an_unknown_name_says_what_there_is():
+    with pytest.raises(AttributeError, match="offers ChunkWindow"):
+        _ = fastload.Fastloader  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_everything_up_to_read_works_without_torch(module):
+    code = f"import sys; sys.modules['torch'] = None; import fastload.{module}"
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_imports_point_one_way_along_the_data_path():
+    level = {name: number for number, names in enumerate(LAYERS) for name in names}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] == "__init__":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("fastload."):
+                continue
+            target = (node.module or "").split(".")[1]
+            assert target == parts[0] or level[target] <= level[parts[0]], f"{path} imports {node.module}"
