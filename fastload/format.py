@@ -304,12 +304,16 @@ def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Da
             raise FormatError(f"{path}: `{name}` is a group; a packed file has datasets only. Pack it again.")
         return None
     if item.external:
-        raise FormatError(f"{path}: `{name}` keeps its data in another file ({item.external[0][0]}); refused as unsafe.")
+        raise FormatError(
+            f"{path}: `{name}` keeps its data in another file ({item.external[0][0]}); refused as unsafe."
+        )
     if item.is_virtual:
         raise FormatError(f"{path}: `{name}` is a virtual dataset over other files; refused as unsafe.")
     if item.dtype.kind not in "biufS" or item.shape is None or len(item.shape) == 0:
         if packed:
-            raise FormatError(f"{path}: `{name}` has type {item.dtype}, which a packed file never holds. Pack it again.")
+            raise FormatError(
+                f"{path}: `{name}` has type {item.dtype}, which a packed file never holds. Pack it again."
+            )
         return None
     return item
 

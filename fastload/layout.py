@@ -82,7 +82,7 @@ def create_file(
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
     access.set_alignment(ALIGNMENT, ALIGNMENT)
-    # The first block of metadata fills the file up to where the pixels begin, also for datasets too small to be aligned.
+    # The first block of metadata fills the file up to where the pixels begin, also when they are too few to be aligned.
     access.set_meta_block_size(IMAGES_OFFSET)
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)

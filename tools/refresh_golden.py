@@ -33,7 +33,14 @@ def main() -> None:
     }
     masks = golden_images()[..., 0] % 4
     write_packed(
-        TARGET, golden_images(), columns, masks=masks, ignore_index=3, chunk_rows=4, splits={"train": 7, "val": 3}, seed=11
+        TARGET,
+        golden_images(),
+        columns,
+        masks=masks,
+        ignore_index=3,
+        chunk_rows=4,
+        splits={"train": 7, "val": 3},
+        seed=11,
     )
     print(f"wrote {TARGET} ({TARGET.stat().st_size} bytes)")
 

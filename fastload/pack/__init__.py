@@ -23,7 +23,17 @@ from fastload.pack.finish import chunk_tasks, publish, settle_rows, write_metada
 from fastload.pack.holes import close_holes
 from fastload.pack.journal import DONE, SKIPPED, Claims, Journal
 from fastload.pack.resume import PackJob, begin, exists, journal_path
-from fastload.pack.survey import Fit, Mode, OnError, PackOptions, Progress, Survey, list_samples, survey_source, unreadable
+from fastload.pack.survey import (
+    Fit,
+    Mode,
+    OnError,
+    PackOptions,
+    Progress,
+    Survey,
+    list_samples,
+    survey_source,
+    unreadable,
+)
 from fastload.pack.workers import Worker, WorkerPool
 from fastload.plan import permute
 
@@ -152,16 +162,21 @@ def _pack(
         rate = images / max(time.perf_counter() - decode_started, 1e-9)
     _check_skips(job, survey, claims, rows)
     sources = close_holes(claims.state == DONE, survey.listing.split[rows], shuffled=job.options.shuffle)
-    final = {"samples": rows[sources], "digests": claims.digest[sources]}
+    samples, digests = rows[sources], claims.digest[sources]
     again = claims.closing
     if not again:
         journal.closing()
-    settle_rows(survey, job.part, pool, sources=sources, again=again, progress=job.progress, **final)
-    header_digest = write_metadata(survey, job.part, job.meta, **final)
+    settle_rows(
+        survey, job.part, pool, sources=sources, samples=samples, digests=digests, again=again, progress=job.progress
+    )
+    header_digest = write_metadata(survey, job.part, job.meta, samples=samples, digests=digests)
     if job.output.exists() and not job.overwrite:
         raise exists(job.output)
     publish(job.part, job.meta, job.output, journal, header_digest)
-    skipped = (*survey.skipped, *((survey.listing.keys[rows[row]], text) for row, text in sorted(claims.reasons.items())))
+    skipped = (
+        *survey.skipped,
+        *((survey.listing.keys[rows[row]], text) for row, text in sorted(claims.reasons.items())),
+    )
     return _report(
         job, read_header(job.output), survey.converted, skipped, started=started, images_per_s=rate,
         chunks=_num_chunks(survey), chunks_kept=kept if not again else _num_chunks(survey), chunks_decoded=decoded,

@@ -64,7 +64,9 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
     table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
     found = journal.read()
     if job.part.exists():
-        changed = "it has no journal that says what it is" if found is None else _changed(identity, table, *found[:2], job)
+        changed = (
+            "it has no journal that says what it is" if found is None else _changed(identity, table, *found[:2], job)
+        )
         if found is not None and not changed:
             _wait_for_orphans(job.part)
             return _survey_of(found[0], job), found[2]
@@ -127,7 +129,9 @@ def _changed(
     if keys != old_keys or len(table) != len(old):
         new = [job.listing.keys[i] for i in np.flatnonzero(~np.isin(table["key"], old["key"]))[:3]]
         which = f", among the new ones {', '.join(new)}" if new else ""
-        return f"the source had {len(old)} images, {len(old_keys - keys)} of them are gone; now it has {len(table)}{which}"
+        return (
+            f"the source had {len(old)} images, {len(old_keys - keys)} of them are gone; now it has {len(table)}{which}"
+        )
     for at in np.flatnonzero(table != old)[:1].tolist():
         before, now = old[at], table[at]
         return (
@@ -192,7 +196,12 @@ def _reserve(part: Path, num_bytes: int) -> None:
     except OSError as exc:
         raise OutputError(f"{part}: cannot be written ({exc.strerror}). Choose another folder.") from exc
     try:
-        os.posix_fallocate(fd, 0, num_bytes)
+        if _in_memory(fd):
+            # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its free
+            # space has just been checked.
+            os.ftruncate(fd, num_bytes)
+        else:
+            os.posix_fallocate(fd, 0, num_bytes)
     except OSError as exc:
         raise OutputError(
             f"{part}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, choose a smaller "
@@ -200,3 +209,14 @@ def _reserve(part: Path, num_bytes: int) -> None:
         ) from exc
     finally:
         os.close(fd)
+
+
+def _in_memory(fd: int) -> bool:
+    """Whether an open file lies on tmpfs, by the device number in the kernel's table of mounts."""
+    device = os.fstat(fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.split()[2] == number and " - tmpfs " in line for line in mounts)

@@ -48,7 +48,8 @@ class PackOptions:
         _check_choice("fit", self.fit, get_args(Fit))
         if self.mode is not None:
             _check_choice("mode", self.mode, get_args(Mode))
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+        sides = [1, 1] if self.size is None else list(self.size)
+        if len(sides) != 2 or min(sides) < 1:
             raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")
         if not 0 <= self.seed < 2**63:
             raise OptionError(f"seed={self.seed}: needs 0 <= seed < 2**63.")

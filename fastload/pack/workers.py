@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.decode import Target, decode_image, probe_image
-from fastload.errors import ImageError, PackError
+from fastload.errors import ImageError, OutputError, PackError
 from fastload.sources.listing import Listing
 
 HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
@@ -120,7 +120,13 @@ class Worker:
             except (ImageError, OSError) as exc:
                 arena[at] = 0
                 reasons[int(task.rows[at])] = _reason(exc)
-        write_at(self._open(task.part), arena.reshape(-1).view(np.uint8), task.offset)
+        try:
+            write_at(self._open(task.part), arena.reshape(-1).view(np.uint8), task.offset)
+        except OSError as exc:
+            raise OutputError(
+                f"{task.part}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the "
+                f"same command again."
+            ) from exc
         return ChunkResult(task.rows, digests, reasons)
 
     def check(self, task: ChunkTask) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -163,7 +169,8 @@ class WorkerPool:
         self._pool: ProcessPoolExecutor | None = None
         if workers:
             # Not fork: the caller may have threads (torch, OpenMP), whose locks a forked child would inherit.
-            context = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["__main__", __name__])  # Imported once, not once a worker.
             self._pool = ProcessPoolExecutor(workers, context, _start_worker, (listing,))
 
     def __enter__(self) -> WorkerPool:
@@ -206,7 +213,7 @@ class WorkerPool:
 
 def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
     """Write all bytes at an offset of a file."""
-    view = memoryview(data)
+    view = data.data
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
@@ -214,7 +221,7 @@ def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
 
 def read_at(fd: int, out: NDArray[np.uint8], offset: int) -> int:
     """Fill an array from an offset of a file; bytes read, fewer at its end."""
-    view, total = memoryview(out), 0
+    view, total = out.data, 0
     while view and (count := os.preadv(fd, [view], offset + total)):
         view, total = view[count:], total + count
     return total
@@ -228,7 +235,7 @@ _worker: Worker | None = None
 
 
 def _start_worker(listing: Listing) -> None:
-    global _worker  # noqa: PLW0603 - the one thing a worker process is about
+    global _worker
     _worker = Worker(listing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers.
     parent = multiprocessing.parent_process()

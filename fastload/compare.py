@@ -1,0 +1,211 @@
+"""A packed file beside its source: every image listed and decoded again, and its pixels compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.decode import Target, decode_image, decoder_versions
+from fastload.errors import FormatError, ImageError, OptionError
+from fastload.format import Field, PackedFile, open_hdf5
+from fastload.pack.survey import PackOptions
+from fastload.pack.workers import Worker, WorkerPool, read_at
+from fastload.sources import list_source
+from fastload.sources.listing import Listing
+
+MAX_LEVELS = 3
+"""Largest difference, in levels of 8 bits, that two releases of a decoder may show on one image."""
+
+_TASK_ROWS = 64
+
+
+@dataclass(frozen=True)
+class ChangedRow:
+    """A row that the source now gives otherwise, and how."""
+
+    row: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    """What comparing a file with its source found.
+
+    Attributes:
+        compared: rows whose image was decoded again.
+        changed: rows whose pixels or other fields differ, or whose image can no longer be decoded.
+        missing: keys in the file that the source does not have (any more).
+        extra: keys in the source that are not in the file: added since, or left out by `--limit` or as unreadable.
+        decoder_now: the decoder that compared.
+        decoder_file: the decoder that packed.
+        inexact: rows equal within MAX_LEVELS, but not to the byte; always 0 under the decoder that packed.
+        max_levels: largest difference among those, in levels of 8 bits.
+    """
+
+    compared: int
+    changed: tuple[ChangedRow, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    decoder_now: str
+    decoder_file: str
+    inexact: int
+    max_levels: float
+
+    @property
+    def same_decoder(self) -> bool:
+        """Pixels had to be equal to the byte."""
+        return self.decoder_now == self.decoder_file
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Rows to compare, with the sample of the listing that each one holds."""
+
+    path: str
+    images: Field
+    target: Target
+    rows: NDArray[np.int64]
+    samples: NDArray[np.int64]
+
+
+def compare_source(
+    file: PackedFile, source: Path, keys: list[str], workers: int, advance: Callable[[int], None]
+) -> SourceReport:
+    """Compare every row with what its source image decodes to now.
+
+    Args:
+        file: header of a packed file.
+        source: folder or archive that it was packed from.
+        keys: of its rows.
+        workers: processes that decode; 0 for this one.
+        advance: called with the number of rows just dealt with.
+
+    Raises:
+        MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.
+    """
+    listing = list_source(source, str(file.attrs.get("source_layout")), "skip")
+    samples = {key: sample for sample, key in enumerate(listing.keys)}
+    found = np.array([samples.get(key, -1) for key in keys], dtype=np.int64)
+    rows = np.flatnonzero(found >= 0)
+    if not len(rows):
+        raise OptionError(
+            f"{source}: none of its {len(listing)} samples is in {file.path} (first keys: {listing.keys[0]!r} there, "
+            f"{keys[0]!r} here). Name the folder or archive that was given to `fastload pack`."
+        )
+    now, then = decoder_versions(), str(file.attrs.get("decoder"))
+    allowed = 0 if now == then else MAX_LEVELS
+    scale = 257 if file.fields["images"].dtype.itemsize == 2 else 1  # levels of 16 bits in one of 8
+    changed = list(_changed_fields(file, listing, rows, found[rows], keys))
+    inexact, max_levels = 0, 0.0
+    with WorkerPool(listing, workers) as pool:
+        for part, differences, reasons in pool.run(_compare, _tasks(file, rows, found[rows])):
+            changed += [ChangedRow(row, keys[row], reason) for row, reason in reasons.items()]
+            for row, difference in zip(part.tolist(), (differences / scale).tolist(), strict=True):
+                if difference > allowed:
+                    changed.append(ChangedRow(row, keys[row], f"pixels differ by up to {difference:.0f} levels"))
+                elif difference:
+                    inexact, max_levels = inexact + 1, max(max_levels, difference)
+            advance(len(part))
+    advance(len(keys) - len(rows))
+    known = set(keys)
+    return SourceReport(
+        compared=len(rows),
+        changed=tuple(sorted(changed, key=lambda row: row.row)),
+        missing=tuple(keys[row] for row in np.flatnonzero(found < 0).tolist()),
+        extra=tuple(key for key in listing.keys if key not in known),
+        decoder_now=now,
+        decoder_file=then,
+        inexact=inexact,
+        max_levels=max_levels,
+    )
+
+
+def _tasks(file: PackedFile, rows: NDArray[np.int64], samples: NDArray[np.int64]) -> Iterator[_Task]:
+    images, target = file.fields["images"], target_of(file)
+    for start in range(0, len(rows), _TASK_ROWS):
+        part = slice(start, start + _TASK_ROWS)
+        yield _Task(str(file.path), images, target, rows[part], samples[part])
+
+
+def target_of(file: PackedFile) -> Target:
+    """What every image became, from the file's own shape and options."""
+    options = _pack_options(file)
+    height, width, channels = file.fields["images"].shape
+    fit = options.fit if options.size else None
+    return Target(height=height, width=width, channels=channels, dtype=file.fields["images"].dtype, fit=fit)
+
+
+def _pack_options(file: PackedFile) -> PackOptions:
+    """The options a file was packed with.
+
+    Raises:
+        FormatError: they are not options of this release.
+    """
+    try:
+        options = json.loads(file.attrs["pack_options"])
+        return PackOptions(**{**options, "size": tuple(options["size"]) if options["size"] else None})
+    except (KeyError, TypeError, ValueError) as exc:
+        raise FormatError(
+            f"{file.path}: its pack_options cannot be read ({exc}), so its images cannot be decoded likewise. Verify "
+            f"it without a source, or pack it again."
+        ) from exc
+
+
+def _compare(worker: Worker, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
+    """Rows, the largest difference of each in the file's own levels, and row -> why it cannot be compared."""
+    packed = _read_rows(task)
+    out = np.zeros(task.images.shape, task.images.dtype)
+    differences = np.zeros(len(task.rows), np.int64)
+    reasons: dict[int, str] = {}
+    for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
+        try:
+            decode_image(worker.listing.files.read(sample), task.target, out)
+        except (ImageError, OSError) as exc:
+            reasons[row] = f"its image can no longer be decoded: {exc}"
+            continue
+        if not np.array_equal(out, packed[at]):
+            differences[at] = np.abs(out.astype(np.int64) - packed[at]).max()
+    return task.rows, differences, reasons
+
+
+def _read_rows(task: _Task) -> NDArray[Any]:
+    """(rows, H, W, C), read without a mapping so that a failing disk is an error, not a signal."""
+    images = task.images
+    if images.offset is None:
+        with open_hdf5(Path(task.path)) as hdf5:
+            return np.asarray(hdf5[images.name][task.rows])
+    out = np.zeros((len(task.rows), *images.shape), images.dtype)
+    flat = out.reshape(len(task.rows), -1).view(np.uint8)
+    with open(task.path, "rb") as file:
+        for at, row in enumerate(task.rows.tolist()):
+            read_at(file.fileno(), flat[at], images.offset + row * images.row_bytes)
+    return out
+
+
+def _changed_fields(
+    file: PackedFile, listing: Listing, rows: NDArray[np.int64], samples: NDArray[np.int64], keys: list[str]
+) -> Iterator[ChangedRow]:
+    """Rows whose labels or other fields the source now gives otherwise."""
+    with open_hdf5(file.path) as hdf5:
+        for name, column in listing.columns.items():
+            if name not in file.fields:
+                continue
+            now, then = column.values[samples], _rows_of(hdf5, name)[rows]
+            if now.shape != then.shape:
+                different = np.ones(len(rows), bool)
+            else:
+                different = (now != then).reshape(len(rows), -1).any(axis=1)
+            for row in rows[different].tolist():
+                yield ChangedRow(row, keys[row], f"`{name}` differs")
+
+
+def _rows_of(hdf5: h5py.File, name: str) -> NDArray[Any]:
+    return np.asarray(hdf5[name][()])

@@ -1,0 +1,211 @@
+"""A packed file as a map-style dataset, for a plain `DataLoader` and for looking at single samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from fastload.errors import FileChangedError, OptionError
+from fastload.format import Field, FileIdentity, PackedFile, read_header
+from fastload.read import RowReader, image_axes
+
+Sample = tuple[torch.Tensor, ...]
+Transform = Callable[[Any], Any]
+
+PLAN_FIELDS = ("row", "valid")
+"""Not in the file: `FastLoader` adds them to a batch when they are asked for."""
+
+
+class PackedDataset(Dataset[Any]):
+    """The samples of a file, each a tuple of its fields.
+
+    Images are torch.uint8 (C, H, W), a permuted view; masks (H, W); other fields as stored, labels as int64; numbers
+    are tensors without dimensions. A pickle holds the path, the options and the file's identity, and each process opens
+    the file when it first reads, so any start method and any number of threads will do.
+
+    Args:
+        path: a file of `fastload pack`, or another HDF5 file with a dataset `images`.
+        split: name of a split; None for all rows.
+        fields: names of fields, in the order wanted; None for images, and labels if present. "row" is the sample's row
+            in the file; "valid" only means something in a `FastLoader`.
+        transform: called with the tuple, returns the sample.
+
+    Raises:
+        MissingFileError, FormatError: the file is not there, or cannot be read.
+        OptionError: unknown split or field.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        split: str | None = None,
+        fields: Sequence[str] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.split = split
+        self.transform = transform
+        self._file: PackedFile | None = read_header(self.path)
+        self._identity = self._file.identity
+        self._range = _split_rows(self._file, split)
+        self._selected: NDArray[np.int64] | None = None
+        self.fields = _checked_fields(self._file, fields)
+        self._reader: RowReader | None = None
+
+    @property
+    def file(self) -> PackedFile:
+        """The file's header; read again in a process that got this dataset as a pickle.
+
+        Raises:
+            FileChangedError: the file is no longer what it was when the dataset was made.
+        """
+        if self._file is None:
+            file = read_header(self.path)
+            if file.identity != self._identity:
+                raise FileChangedError(
+                    f"{self.path}: changed since the dataset was made: {_said(self._identity)} then, "
+                    f"{_said(file.identity)} now. Make the dataset again."
+                )
+            self._file = file
+        return self._file
+
+    @property
+    def rows(self) -> range | NDArray[np.int64]:
+        """Rows of the file, in the dataset's order: a range, or int64 (N,) after `select`; not to be written to."""
+        return self._range if self._selected is None else self._selected
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes or attributes in labels; empty when the file has none."""
+        return self.file.fields["labels"].names if "labels" in self.file.fields else ()
+
+    def select(self, rows: Sequence[int] | NDArray[Any]) -> PackedDataset:
+        """The dataset of these samples, in this order.
+
+        Args:
+            rows: positions in this dataset, as for indexing; repeats are allowed.
+
+        Raises:
+            IndexError: a position is out of range.
+        """
+        chosen = np.asarray(rows)
+        if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+            raise OptionError(f"select(): give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
+        subset = object.__new__(PackedDataset)
+        subset.__setstate__(self.__getstate__())
+        subset._file = self._file
+        subset._selected = self._file_rows(chosen.astype(np.int64))
+        return subset
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Samples read in one go; negative positions count from the end.
+
+        Raises:
+            IndexError: a position is out of range.
+            FileChangedError: the file was written to or truncated.
+        """
+        rows = self._file_rows(np.asarray(indices, dtype=np.int64))
+        columns = [self._tensor(name, rows) for name in self.fields] if not self._from_file else self._read(rows)
+        samples = list(zip(*columns, strict=True))
+        return samples if self.transform is None else [self.transform(sample) for sample in samples]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None, "_reader": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @property
+    def _from_file(self) -> list[str]:
+        return [name for name in self.fields if name not in PLAN_FIELDS]
+
+    def _file_rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        size = len(self)
+        if indices.size and (indices.min() < -size or indices.max() >= size):
+            bad = indices[(indices < -size) | (indices >= size)][0]
+            raise IndexError(f"{self.path}: index {bad} is out of range for {size} samples")
+        indices = np.where(indices < 0, indices + size, indices)
+        return indices + self._range.start if self._selected is None else self._selected[indices]
+
+    def _read(self, rows: NDArray[np.int64]) -> list[torch.Tensor]:
+        if self._reader is None:
+            # Two threads may both open one; the loser's is closed when it is collected.
+            self._reader = RowReader(self.file, self._from_file)
+        arrays = {name: np.empty((len(rows), *shape), dtype) for name, shape, dtype in self.layout()}
+        self._reader.gather(rows, arrays)
+        arrays = as_handed_over(self.file, arrays)
+        return [
+            self._tensor(name, rows)
+            if name in PLAN_FIELDS
+            else torch.from_numpy(arrays[name].transpose(0, 3, 1, 2) if name == "images" else arrays[name])
+            for name in self.fields
+        ]
+
+    def _tensor(self, name: str, rows: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(rows.copy()) if name == "row" else torch.ones(len(rows), dtype=torch.bool)
+
+    def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+        """Name, shape of a row and native dtype of each field that comes from the file, as it is gathered."""
+        fields = self.file.fields
+        return [(name, fields[name].shape, fields[name].dtype.newbyteorder("=")) for name in self._from_file]
+
+
+def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Gathered arrays as users get them: images as a view (B, H, W, C), labels of whole numbers as int64."""
+    arrays = dict(arrays)
+    if "images" in arrays:
+        axes, images = image_axes(file), arrays["images"]
+        if axes == "HW":
+            arrays["images"] = images[..., None]
+        elif axes == "CHW":
+            arrays["images"] = images.transpose(0, 2, 3, 1)
+    labels = arrays.get("labels")
+    if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        arrays["labels"] = labels.astype(np.int64, copy=False)
+    return arrays
+
+
+def _split_rows(file: PackedFile, split: str | None) -> range:
+    if split is None:
+        return range(file.num_rows)
+    if split not in file.splits:
+        known = ", ".join(repr(name) for name in file.splits) or "none"
+        raise OptionError(f"{file.path}: no split {split!r}; it has {known}. None means all rows.")
+    return file.splits[split]
+
+
+def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str, ...]:
+    if fields is None:
+        return tuple(name for name in ("images", "labels") if name in file.fields)
+    numeric = [name for name, field in file.fields.items() if _is_numeric(field)]
+    accepted = (*numeric, *PLAN_FIELDS)
+    if isinstance(fields, str) or not fields or len(set(fields)) != len(fields):
+        raise OptionError(f"fields={fields!r}: give one or more of {', '.join(accepted)}, each once, in a list")
+    for name in fields:
+        if name not in accepted:
+            why = "holds no numbers" if name in file.fields else "is not in the file"
+            raise OptionError(f"{file.path}: field {name!r} {why}; choose from {', '.join(accepted)}")
+    if "images" in fields:
+        image_axes(file)
+    return tuple(fields)
+
+
+def _is_numeric(field: Field) -> bool:
+    """Whether torch has a dtype for it."""
+    return field.dtype.kind in "biu" or (field.dtype.kind == "f" and field.dtype.itemsize in (2, 4, 8))
+
+
+def _said(identity: FileIdentity) -> str:
+    return f"inode {identity.inode}, {identity.size:,} bytes, mtime {identity.mtime_ns} ns"

@@ -1,0 +1,95 @@
+"""Which rank of how many this process is. The only place that looks at torch.distributed and its environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any, Literal, NamedTuple
+
+from fastload.errors import OptionError, ShareError
+
+
+class Share(NamedTuple):
+    """One rank's place among all."""
+
+    rank: int
+    world_size: int
+
+
+ShareOption = Literal["auto"] | tuple[int, int] | None
+
+
+def resolve_share(share: ShareOption) -> Share:
+    """The rank and world size that a `share` option means here and now.
+
+    Args:
+        share: "auto" asks torch.distributed if it is initialized, else the environment (RANK and WORLD_SIZE, with a
+            warning that gives both); (rank, world_size) is taken as given; None is all rows.
+
+    Raises:
+        OptionError: none of these.
+        ShareError: the environment says one of RANK and WORLD_SIZE, or what cannot be.
+    """
+    if share is None:
+        return Share(0, 1)
+    if share == "auto":
+        return _process_group() or _environment() or Share(0, 1)
+    if (
+        not isinstance(share, (tuple, list))
+        or len(share) != 2
+        or not all(isinstance(number, int) and not isinstance(number, bool) for number in share)
+        or not 0 <= share[0] < share[1]
+    ):
+        raise OptionError(
+            f'share={share!r}: give "auto", (rank, world_size) with rank in 0..world_size - 1, or None for all rows'
+        )
+    return Share(*share)
+
+
+def check_share(share: ShareOption, resolved: Share) -> None:
+    """Raises ShareError when a process group that was initialized meanwhile disagrees with what "auto" gave before."""
+    now = _process_group() if share == "auto" else None
+    if now is not None and now != resolved:
+        raise ShareError(
+            f"this loader was made as rank {resolved.rank} of {resolved.world_size}, and torch.distributed, initialized "
+            f"since, says rank {now.rank} of {now.world_size}. Initialize the process group before making the loader, "
+            f"or give share=(rank, world_size)."
+        )
+
+
+def local_world_size() -> int:
+    """Processes of this job on this machine, as torchrun says (LOCAL_WORLD_SIZE); 1 when it does not."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
+def _process_group() -> Share | None:
+    # A process group exists only where someone imported torch.
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def _environment() -> Share | None:
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None and (world_size is None or world_size.strip() == "1"):
+        return None
+    try:
+        share = Share(int(rank or ""), int(world_size or ""))
+    except ValueError:
+        share = Share(-1, -1)
+    if not 0 <= share.rank < share.world_size:
+        raise ShareError(
+            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}, which name no rank. Set both, initialize "
+            f"torch.distributed first, give share=(rank, world_size), or share=None to read all rows."
+        )
+    if share.world_size > 1:
+        # The same text each time, so that Python's default filter shows it once.
+        warnings.warn(
+            f"torch.distributed is not initialized; taking rank {share.rank} of {share.world_size} from RANK and "
+            f"WORLD_SIZE. Give share=None to read all rows here.",
+            stacklevel=4,
+        )
+    return share

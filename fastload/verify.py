@@ -1,0 +1,279 @@
+"""Proof that a packed file still holds what was packed: every digest, and on request every source image.
+
+Rows are read with `pread`, not from a mapping: what a failing disk cannot deliver is then an error with a row number
+instead of a SIGBUS that ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fastload.cpus import available_cpus
+from fastload.errors import FileChangedError, FormatError, OptionError
+from fastload.format import (
+    DIGEST_FIELDS,
+    PIXEL_FIELDS,
+    Field,
+    FileIdentity,
+    PackedFile,
+    header_digest,
+    open_hdf5,
+    read_header,
+    row_digests,
+)
+
+if TYPE_CHECKING:
+    from fastload.compare import SourceReport
+
+SPAN_BYTES = 8 * 2**20
+FIELD_ROWS = 65_536
+Progress = Callable[[int, int], None]
+"""Called with (rows done, rows in all)."""
+
+
+@dataclass(frozen=True)
+class DamagedRow:
+    """A row whose bytes are not those that were packed: `what` is "pixels", "fields" or why it cannot be read."""
+
+    row: int
+    key: str
+    what: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `verify_file` found.
+
+    Attributes:
+        path: as given.
+        num_rows: rows checked.
+        pixel_bytes: bytes of pixels hashed.
+        header_ok: shapes, attributes and digests are those that were packed.
+        damaged: rows whose bytes are not.
+        source: the comparison with the source, when asked for.
+    """
+
+    path: Path
+    num_rows: int
+    pixel_bytes: int
+    header_ok: bool
+    damaged: tuple[DamagedRow, ...]
+    source: SourceReport | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is damaged and, if a source was given, every row is still what its image decodes to."""
+        return (
+            self.header_ok and not self.damaged and not (self.source and (self.source.changed or self.source.missing))
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers, for `json.dumps`."""
+        return {"ok": self.ok, **asdict(self), "path": str(self.path)}
+
+
+def verify_file(
+    path: str | Path,
+    *,
+    source: str | Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Hash every row again and, with a source, decode every image again.
+
+    Args:
+        path: a packed file.
+        source: the folder or archive it was packed from.
+        workers: threads that hash, and processes that decode; None for one a CPU, 0 for this thread only.
+        progress: called with (rows done, rows in all) from this thread; with a source each row counts twice.
+
+    Raises:
+        MissingFileError: there is no such file, or no such source.
+        FormatError: not a packed file, or one whose header cannot be read.
+        FileChangedError: the file was written to meanwhile.
+        SourceError, OptionError: the source cannot be listed, or is not what the file was packed from.
+    """
+    path = Path(path)
+    workers = available_cpus() if workers is None else workers
+    if workers < 0:
+        raise OptionError(f"workers={workers}: needs at least 0.")
+    file = read_header(path)
+    _require_digests(file)
+    total = file.num_rows * (2 if source is not None else 1)
+    done = 0
+
+    def advance(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress:
+            progress(done, total)
+
+    try:
+        with open_hdf5(path) as hdf5:
+            header_ok = header_digest(hdf5) == file.attrs.get("header_digest")
+            keys = _keys(hdf5, file)
+            damaged = [DamagedRow(row, keys[row], "fields") for row in _damaged_fields(hdf5, file)]
+            damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(hdf5, file, workers, advance)]
+    except (OSError, RuntimeError, KeyError) as exc:
+        raise FormatError(f"{path}: its fields cannot be read ({exc}). Copy it again, or pack it again.") from exc
+    compared = _compare(file, Path(source), keys, workers, advance) if source is not None else None
+    if FileIdentity.of(os.stat(path)) != file.identity:
+        raise FileChangedError(f"{path}: the file was written to or replaced while it was checked. Check it again.")
+    return VerifyReport(
+        path=path,
+        num_rows=file.num_rows,
+        pixel_bytes=file.num_rows * sum(field.row_bytes for field in _pixel_fields(file)),
+        header_ok=header_ok,
+        damaged=tuple(sorted(damaged, key=lambda found: found.row)),
+        source=compared,
+    )
+
+
+def _compare(
+    file: PackedFile, source: Path, keys: list[str], workers: int, advance: Callable[[int], None]
+) -> SourceReport:
+    # Imported here: it brings the decoders, which hashing does without.
+    from fastload.compare import compare_source
+
+    return compare_source(file, source, keys, workers, advance)
+
+
+def _require_digests(file: PackedFile) -> None:
+    if file.version is None:
+        raise FormatError(
+            f"{file.path}: fastload did not write this file, so it holds no digests to check it against. "
+            f"`fastload info {file.path}` describes it."
+        )
+    missing = [name for name in ("images", *DIGEST_FIELDS) if name not in file.fields]
+    if missing or any(file.fields[name].dtype != np.uint64 or file.fields[name].shape for name in DIGEST_FIELDS):
+        raise FormatError(
+            f"{file.path}: its digests cannot be read (missing or of another type: "
+            f"{', '.join(missing) or ', '.join(DIGEST_FIELDS)}). The file was changed after packing; pack it again."
+        )
+
+
+def _pixel_fields(file: PackedFile) -> list[Field]:
+    return [file.fields[name] for name in PIXEL_FIELDS if name in file.fields]
+
+
+def _keys(hdf5: h5py.File, file: PackedFile) -> list[str]:
+    if "key" not in file.fields:
+        return [f"row {row}" for row in range(file.num_rows)]
+    return [bytes(key).decode("utf-8", errors="backslashreplace") for key in hdf5["key"][()].tolist()]
+
+
+def _damaged_fields(hdf5: h5py.File, file: PackedFile) -> Iterator[int]:
+    """Rows whose values other than pixels do not have their digest."""
+    names = [name for name in file.fields if name not in PIXEL_FIELDS and name != "digest" and name != "digest_fields"]
+    for start in range(0, file.num_rows, FIELD_ROWS):
+        stop = min(start + FIELD_ROWS, file.num_rows)
+        expected = hdf5["digest_fields"][start:stop]
+        found = row_digests({name: hdf5[name][start:stop] for name in names})
+        yield from (start + np.flatnonzero(found != expected)).tolist()
+
+
+def _damaged_pixels(
+    hdf5: h5py.File, file: PackedFile, workers: int, advance: Callable[[int], None]
+) -> list[tuple[int, str]]:
+    """(row, what) of rows whose pixels do not have their digest, or cannot be read."""
+    expected = hdf5["digest"][()]
+    row_bytes = sum(field.row_bytes for field in _pixel_fields(file))
+    step = max(1, SPAN_BYTES // row_bytes)
+    spans = [range(start, min(start + step, file.num_rows)) for start in range(0, file.num_rows, step)]
+    reader = _Rows(hdf5, file)
+    found: list[tuple[int, str]] = []
+    try:
+        for rows, wrong in _in_threads(lambda rows: (rows, _check_span(reader, rows, expected)), spans, workers):
+            found += wrong
+            advance(len(rows))
+    finally:
+        reader.close()
+    return found
+
+
+def _check_span(reader: _Rows, rows: range, expected: NDArray[np.uint64]) -> list[tuple[int, str]]:
+    try:
+        parts = reader.read(rows)
+    except OSError as exc:
+        if len(rows) == 1:
+            return [(rows.start, f"cannot be read: {exc.strerror or exc}")]
+        # A bad sector spoils a whole span; row by row says which ones it took.
+        return [found for row in rows for found in _check_span(reader, range(row, row + 1), expected)]
+    hash_row = xxhash.xxh3_64_intdigest
+    wrong = []
+    for at, row in enumerate(rows):
+        pieces = [part[at] for part in parts]
+        digest = hash_row(pieces[0].data if len(pieces) == 1 else np.concatenate(pieces).data)
+        if digest != expected[row]:
+            wrong.append((row, "pixels"))
+    return wrong
+
+
+class _Rows:
+    """The stored bytes of rows of the pixel datasets; owns one file descriptor and a buffer a thread."""
+
+    def __init__(self, hdf5: h5py.File, file: PackedFile) -> None:
+        self._hdf5 = hdf5
+        self._fields = _pixel_fields(file)
+        self._fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._local = threading.local()
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def read(self, rows: range) -> list[NDArray[np.uint8]]:
+        """uint8 (rows, bytes) of each pixel dataset; valid until this thread reads again.
+
+        Raises:
+            OSError: the disk cannot deliver them, or the file is shorter than it was.
+        """
+        return [self._read_field(field, rows) for field in self._fields]
+
+    def _read_field(self, field: Field, rows: range) -> NDArray[np.uint8]:
+        if field.offset is None:
+            # Compressed or laid out anew by another tool: the digests still hold, HDF5 delivers the rows.
+            values = self._hdf5[field.name][rows.start : rows.stop]
+            values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
+            return values.reshape(len(rows), -1).view(np.uint8)
+        buffers: dict[str, NDArray[np.uint8]] = self._local.__dict__
+        if field.name not in buffers or len(buffers[field.name]) < len(rows):
+            buffers[field.name] = np.empty((len(rows), field.row_bytes), np.uint8)
+        out = buffers[field.name][: len(rows)]
+        view = out.data.cast("B")
+        at = field.offset + rows.start * field.row_bytes
+        while view:
+            count = os.preadv(self._fd, [view], at)
+            if count == 0:
+                raise OSError("the file ends before this row")
+            view, at = view[count:], at + count
+        return out
+
+
+def _in_threads(work: Callable[[range], Any], spans: list[range], workers: int) -> Iterator[Any]:
+    """Results in the order they are done. More than one thread helps reading; hashing alone is faster than memory."""
+    if workers == 0:
+        yield from map(work, spans)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        pending: set[Future[Any]] = set()
+        try:
+            for span in spans:
+                pending.add(pool.submit(work, span))
+                if len(pending) >= 2 * workers:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            for future in pending:
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
