@@ -145,25 +145,34 @@ def read_header(path: str | Path) -> PackedFile:
     """
     path = Path(path)
     with open_hdf5(path) as file:
-        identity = FileIdentity.of(os.stat(path))
-        attrs = {name: plain(value) for name, value in file.attrs.items()}
-        version = _version(path, attrs)
-        fields = _fields(path, file, packed=version is not None, file_bytes=identity.size)
-        num_rows = int(file["images" if "images" in fields else next(iter(fields))].shape[0])
-        splits = _splits(path, file, fields)
-        digest = attrs.get("header_digest") if version is not None else None
-        return PackedFile(
-            path=path,
-            version=version,
-            num_rows=num_rows,
-            fields=fields,
-            splits=splits,
-            header_digest=str(digest) if digest else header_digest(file),
-            shuffled=bool(attrs.get("shuffled", False)),
-            seed=int(attrs.get("seed", 0)),
-            identity=identity,
-            attrs=attrs,
-        )
+        try:
+            return _read_header(path, file)
+        except (OSError, RuntimeError, KeyError) as exc:  # h5py, where the checksum of some metadata fails
+            raise FormatError(
+                f"{path}: its HDF5 metadata is damaged ({exc}). Copy it again, or pack it again."
+            ) from exc
+
+
+def _read_header(path: Path, file: h5py.File) -> PackedFile:
+    identity = FileIdentity.of(os.stat(path))
+    attrs = {name: plain(value) for name, value in file.attrs.items()}
+    version = _version(path, attrs)
+    fields = _fields(path, file, packed=version is not None, file_bytes=identity.size)
+    num_rows = int(file["images" if "images" in fields else next(iter(fields))].shape[0])
+    splits = _splits(path, file, fields)
+    digest = attrs.get("header_digest") if version is not None else None
+    return PackedFile(
+        path=path,
+        version=version,
+        num_rows=num_rows,
+        fields=fields,
+        splits=splits,
+        header_digest=str(digest) if digest else header_digest(file),
+        shuffled=bool(attrs.get("shuffled", False)),
+        seed=int(attrs.get("seed", 0)),
+        identity=identity,
+        attrs=attrs,
+    )
 
 
 def open_hdf5(path: Path) -> h5py.File:
@@ -181,8 +190,8 @@ def open_hdf5(path: Path) -> h5py.File:
         raise FormatError(f"{path}: an unfinished pack. Run the same `fastload pack` command again to complete it.")
     try:
         return h5py.File(path, "r", locking=False)
-    except PermissionError:
-        raise
+    except PermissionError as exc:
+        raise FormatError(f"{path}: permission denied. Make it readable for this user.") from exc
     except OSError as exc:
         if path.stat().st_size == 0:
             raise FormatError(f"{path}: the file is empty (0 bytes). Pack it again.") from exc
@@ -201,7 +210,7 @@ def header_digest(file: h5py.File) -> str:
             "shape": list(item.shape),
             "dtype": item.dtype.str,
             "chunks": list(item.chunks) if item.chunks else None,
-            "offset": _linear_offset(item),
+            "offset": linear_offset(item),
             "attrs": {key: plain(value) for key, value in item.attrs.items()},
         }
         for name, item in sorted(file.items())
@@ -336,7 +345,7 @@ def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Fie
         name=name,
         dtype=item.dtype,
         shape=tuple(int(n) for n in item.shape[1:]),
-        offset=_linear_offset(item),
+        offset=linear_offset(item),
         chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
         filters=_filters(item),
         names=names if isinstance(names, tuple) else (names,),
@@ -357,7 +366,7 @@ def _filters(item: h5py.Dataset) -> tuple[str, ...]:
     return tuple(plist.get_filter(i)[3].decode() or str(plist.get_filter(i)[0]) for i in range(plist.get_nfilters()))
 
 
-def _linear_offset(item: h5py.Dataset) -> int | None:
+def linear_offset(item: h5py.Dataset) -> int | None:
     """Byte at which row 0 lies when all rows lie back to back, ready to be used as they are; else None."""
     if not item.dtype.isnative or item.external or item.is_virtual:
         return None

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastload.chunks import MEND, ChunkLayout, chunk_layout, findings
 from fastload.errors import FormatError
-from fastload.format import PackedFile, _linear_offset, open_hdf5, plain, read_header
+from fastload.format import PackedFile, linear_offset, open_hdf5, plain, read_header
 
 MAX_COUNTED_BYTES = 256 * 2**20
 
@@ -130,7 +130,7 @@ def _is_foreign(path: Path) -> bool:
 
 def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:
     datasets = {name: file[name] for name in header.fields} if header else dict(_walk(file))
-    offsets = {name: header.fields[name].offset if header else _linear_offset(item) for name, item in datasets.items()}
+    offsets = {name: header.fields[name].offset if header else linear_offset(item) for name, item in datasets.items()}
     fields = {name: _field_info(name, item, offsets[name]) for name, item in datasets.items()}
     found = [refusal] if refusal else []
     pixels = _pixel_dataset(datasets)

@@ -29,9 +29,9 @@ TORCH_FREE = [
 LAYERS = [
     {"errors", "cpus"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
-    {"layout", "pack", "read", "meter", "info", "verify", "preview"},
+    {"layout", "pack", "read", "meter", "chunks", "info", "compare", "verify", "preview"},
     {"ring"},
-    {"device", "transforms", "echo", "dataset", "share"},
+    {"device", "transforms", "echo", "dataset", "share", "iteration"},
     {"loader"},
     {"cli"},
 ]

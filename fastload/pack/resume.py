@@ -129,14 +129,13 @@ def _changed(
     if keys != old_keys or len(table) != len(old):
         new = [job.listing.keys[i] for i in np.flatnonzero(~np.isin(table["key"], old["key"]))[:3]]
         which = f", among the new ones {', '.join(new)}" if new else ""
-        return (
-            f"the source had {len(old)} images, {len(old_keys - keys)} of them are gone; now it has {len(table)}{which}"
-        )
+        gone = len(old_keys - keys)
+        return f"the source had {len(old)} images, {gone} of them are gone; now it has {len(table)}{which}"
     for at in np.flatnonzero(table != old)[:1].tolist():
         before, now = old[at], table[at]
         return (
-            f"the source {job.listing.keys[at]} changed: {before['size']} bytes and modified at {before['mtime_ns']} ns, "
-            f"now {now['size']} bytes and {now['mtime_ns']} ns"
+            f"the source {job.listing.keys[at]} changed: it had {before['size']} bytes, modified at "
+            f"{before['mtime_ns']} ns; now {now['size']} bytes and {now['mtime_ns']} ns"
         )
     if head["fields"] != identity["fields"]:
         return "labels, splits or other fields of the source changed"

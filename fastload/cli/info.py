@@ -1,0 +1,123 @@
+"""`fastload info`: what a file holds, how it lies on disk, and what would make it faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fastload.cli.output import one_line, one_line_errors, print_json, print_pairs, print_table
+
+if TYPE_CHECKING:
+    from fastload.info import FieldInfo, FileInfo
+
+MAX_CLASSES = 12
+MAX_FIELDS = 40
+MAX_FINDINGS = 20
+
+
+def info(
+    file: Annotated[Path, typer.Argument(help="A packed file, or any HDF5 file.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a file holds, how it lies on disk and what slows it.
+
+    Works on any HDF5 file: it says what one random image costs to read, and what packing again would win.
+    """
+    with one_line_errors():
+        from fastload.info import inspect_file
+
+        found = inspect_file(file)
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            _print(found)
+
+
+def _print(found: FileInfo) -> None:
+    from fastload.chunks import format_bytes
+
+    origin = "not packed by fastload" if found.version is None else f"{found.writer}, format {found.version}"
+    typer.echo(f"{typer.style(one_line(found.path.name), bold=True)} ({one_line(origin)})")
+    pairs = [("samples", f"{found.num_samples:,}")]
+    if found.splits:
+        pairs.append(("splits", ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in found.splits.items())))
+    if found.classes:
+        pairs.append(_classes(found))
+    pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
+    if found.layout:
+        pairs += _layout_pairs(found)
+    if found.version is not None:
+        order = f"shuffled within each split, seed {found.seed}" if found.shuffled else "as in the source"
+        # Seed, shuffle and chunks have lines of their own; without a size nothing was fitted.
+        own = {"seed", "shuffle", "chunk_bytes", *(() if found.pack_options.get("size") else ("fit",))}
+        told = {name: value for name, value in found.pack_options.items() if value is not None and name not in own}
+        options = ", ".join(f"{name} {_option(value)}" for name, value in told.items())
+        pairs += [
+            ("rows", order),
+            ("source", f"layout {found.source_layout}" + (f"; {options}" if options else "")),
+            ("decoder", found.decoder or "unknown"),
+            ("digest", found.header_digest or ""),
+        ]
+    print_pairs(pairs)
+    typer.echo()
+    fields = list(found.fields.values())
+    print_table(("field", "shape", "type", "size", "storage"), [_field_row(field) for field in fields[:MAX_FIELDS]])
+    if len(fields) > MAX_FIELDS:
+        typer.echo(f"  and {len(fields) - MAX_FIELDS:,} more; `--json` lists all")
+    if found.findings:
+        typer.echo()
+        for finding in found.findings[:MAX_FINDINGS]:
+            typer.echo(f"{typer.style('!', fg='yellow', bold=True)} {one_line(finding)}")
+    elif found.version is None:
+        typer.echo("\nNothing to mend: FastLoader reads one image as one piece of this file.")
+
+
+def _option(value: object) -> str:
+    return " x ".join(str(part) for part in value) if isinstance(value, list) else str(value)
+
+
+def _classes(found: FileInfo) -> tuple[str, str]:
+    label = "attributes" if len(found.fields["labels"].shape) == 2 else "classes"
+    counts = found.class_counts or (None,) * len(found.classes)
+    shown = [
+        name if count is None else f"{name} {count:,}"
+        for name, count in zip(found.classes[:MAX_CLASSES], counts, strict=False)
+    ]
+    more = f" and {len(found.classes) - MAX_CLASSES:,} more" if len(found.classes) > MAX_CLASSES else ""
+    return label, f"{len(found.classes):,}: {', '.join(shown)}{more}"
+
+
+def _layout_pairs(found: FileInfo) -> list[tuple[str, str]]:
+    from fastload.chunks import format_bytes
+
+    layout = found.layout
+    assert layout is not None
+    if layout.chunks is None:
+        chunks = "none (contiguous)"
+    else:
+        cut = ", which they cut" if layout.chunks_per_image > 1 else ""
+        chunks = (
+            f"{layout.num_chunks:,} of {layout.chunk_rows:,} image{'s' if layout.chunk_rows > 1 else ''}{cut} "
+            f"({format_bytes(layout.chunk_bytes)})"
+        )
+    place = f", one linear array from byte {layout.first_offset:,}" if layout.linear else ", not linear"
+    read = f"{layout.chunks_per_image} chunk{'s' if layout.chunks_per_image > 1 else ''}, "
+    read = "" if layout.linear else read
+    cost = f"{read}{format_bytes(layout.read_bytes_per_image)} read"
+    if layout.decoded_bytes_per_image != layout.read_bytes_per_image:
+        cost += f", {format_bytes(layout.decoded_bytes_per_image)} decoded"
+    return [("chunks", chunks + place), ("one image", f"{format_bytes(layout.image_bytes)}: {cost}")]
+
+
+def _field_row(field: FieldInfo) -> tuple[str, str, str, str, str]:
+    from fastload.chunks import format_bytes
+
+    storage = "contiguous" if field.chunks is None else f"chunks {_shape(field.chunks)}"
+    filters = f", {' + '.join(field.filters)}" if field.filters else ""
+    return field.name, _shape(field.shape), field.dtype, format_bytes(field.bytes), storage + filters
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(f"{n:,}" for n in shape) or "single value"

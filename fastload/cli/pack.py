@@ -1,0 +1,183 @@
+"""`fastload pack`: a dataset as it lies on disk becomes one packed file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fastload.cli.output import (
+    format_seconds,
+    one_line,
+    one_line_errors,
+    print_error,
+    print_pairs,
+    progress_bar,
+    skipped_lines,
+)
+
+if TYPE_CHECKING:
+    from fastload.pack import PackReport, Survey
+
+MAX_SIZES = 8
+
+# dd's units: K, M, G and KiB, MiB, GiB count in 1024, KB, MB, GB in 1000.
+_UNITS = {"": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmg", 1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+
+
+def parse_size(text: str) -> int | tuple[int, int]:
+    """`224` or `218x178` (height x width)."""
+    found = re.fullmatch(r"(\d+)(?:\s*[x×]\s*(\d+))?", text.strip(), flags=re.IGNORECASE)
+    if not found:
+        raise typer.BadParameter(f"{text!r} is not a size; write 224 or 218x178 (height x width).")
+    height, width = found.groups()
+    return int(height) if width is None else (int(height), int(width))
+
+
+def parse_bytes(text: str) -> int:
+    """`8MiB`, `8M` or `8388608`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if not found or found[2] not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is not a number of bytes; write 8MiB, 8M or 8388608.")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def pack(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder, .zip or .tar of images.", show_default=False)],
+    output: Annotated[Path, typer.Argument(metavar="OUT.h5", help="File to write.", show_default=False)],
+    layout: Annotated[
+        str | None, typer.Option(help="How SRC is laid out: folder, celeba. Recognised by default.", show_default=False)
+    ] = None,
+    size: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_size, metavar="S|HxW", help="Bring every image to this height x width.", show_default=False
+        ),
+    ] = None,
+    fit: Annotated[Literal["crop", "pad", "stretch"], typer.Option(help="How --size treats other shapes.")] = "crop",
+    mode: Annotated[
+        Literal["rgb", "gray", "rgba"] | None,
+        typer.Option(help="Convert on purpose; by default gray if all are, else RGB.", show_default=False),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that decode; by default one per CPU.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the order of rows.")] = 0,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep SRC's order.")
+    ] = True,
+    chunk_bytes: Annotated[
+        Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Size at which chunks aim, such as 8MiB or 512K.")
+    ] = "8MiB",
+    limit: Annotated[
+        int | None, typer.Option(help="Pack only so many images, spread over SRC.", show_default=False)
+    ] = None,
+    on_error: Annotated[
+        Literal["fail", "skip"], typer.Option(help="Stop at an image that cannot be read, or leave it out.")
+    ] = "fail",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an output that exists, or an unfinished other pack.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be packed.")] = False,
+) -> None:
+    """Pack a folder or archive of images into one HDF5 file.
+
+    Interrupted, the same command continues where it stopped. Images of several sizes need --size.
+    """
+    advice = "interrupted." if dry_run else "interrupted; the same command continues where it stopped."
+    with one_line_errors(advice):
+        if dry_run:
+            from fastload.cpus import available_cpus
+            from fastload.pack import PackOptions, survey_source
+
+            square = (size, size) if isinstance(size, int) else size
+            options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit)
+            with progress_bar() as progress:
+                survey = survey_source(
+                    source,
+                    output,
+                    layout=layout,
+                    options=options,
+                    workers=available_cpus() if workers is None else workers,
+                    on_error=on_error,
+                    progress=progress,
+                )
+            _print_survey(survey, output, overwrite)
+            return
+        from fastload.pack import pack_images
+
+        with progress_bar() as progress:
+            report = pack_images(
+                source,
+                output,
+                layout=layout,
+                size=size,
+                fit=fit,
+                mode=mode,
+                workers=workers,
+                seed=seed,
+                shuffle=shuffle,
+                chunk_bytes=chunk_bytes,
+                limit=limit,
+                on_error=on_error,
+                overwrite=overwrite,
+                progress=progress,
+            )
+        _print_report(report)
+
+
+def _print_report(report: PackReport) -> None:
+    from fastload.chunks import format_bytes
+
+    height, width, channels = report.image_shape
+    typer.echo(
+        f"packed {report.num_samples:,} images of {height} x {width} x {channels} {report.dtype} into "
+        f"{typer.style(one_line(str(report.path)), bold=True)}"
+    )
+    pairs = [("splits", ", ".join(f"{name} {count:,}" for name, count in report.splits.items()))]
+    pairs += _changes(report.converted, report.skipped)
+    speed = f"{report.images_per_s:,.0f} images/s, " if report.images_per_s else ""
+    pairs.append(("speed", f"{speed}{format_seconds(report.seconds)} in all"))
+    pairs.append(("size", format_bytes(report.file_bytes)))
+    if report.chunks_kept:
+        pairs.append(("continued", f"{report.chunks_kept:,} of {report.chunks:,} chunks were already packed"))
+    pairs += [("note", note) for note in report.notes]
+    print_pairs(pairs)
+
+
+def _print_survey(survey: Survey, output: Path, overwrite: bool) -> None:
+    from fastload.chunks import format_bytes
+
+    target = survey.target
+    typer.echo(
+        f"would pack {survey.num_samples:,} images (layout {survey.layout}) as {target.height} x {target.width} x "
+        f"{target.channels} {target.dtype}; nothing was written"
+    )
+    sizes = [f"{height}x{width} ({count:,})" for (height, width), count in survey.sizes.items()]
+    more = f" and {len(sizes) - MAX_SIZES:,} more" if len(sizes) > MAX_SIZES else ""
+    pairs = [("sizes", ", ".join(sizes[:MAX_SIZES]) + more)]
+    pairs += _changes(survey.converted, survey.skipped)
+    pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
+    pairs += [("note", note) for note in survey.notes]
+    print_pairs(pairs)
+    if survey.disk_free < survey.bytes_needed:
+        print_error(f"{output}: not enough room on its disk. Choose another disk, a smaller --size, or --limit.")
+        raise typer.Exit(1)
+    if output.exists() and not overwrite:
+        print_error(f"{output}: exists; packing needs `--overwrite` to replace it.")
+        raise typer.Exit(1)
+
+
+def _changes(converted: dict[str, int], skipped: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    """What was converted and what was left out, each sample by name."""
+    pairs = [("converted", f"{what}: {count:,}") for what, count in converted.items()]
+    if skipped:
+        pairs.append(("skipped", f"{len(skipped):,}"))
+        pairs += [("", line) for line in skipped_lines(skipped)]
+    return pairs

@@ -1,0 +1,105 @@
+"""`fastload verify`: is every row still what was packed, and still what its source image decodes to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fastload.cli.output import format_seconds, one_line, one_line_errors, print_error, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from fastload.compare import SourceReport
+    from fastload.verify import VerifyReport
+
+MAX_ROWS = 100
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(help="A packed file.", show_default=False)],
+    source: Annotated[
+        Path | None,
+        typer.Option(help="What it was packed from: decode every image again and compare.", show_default=False),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Threads and processes to work with; by default one per CPU.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check that every row is still what was packed.
+
+    Names the damaged rows and ends with exit code 1 when there are any. With --source, every image is decoded again
+    and its pixels are compared.
+    """
+    with one_line_errors():
+        from fastload.verify import verify_file
+
+        started = time.perf_counter()
+        with progress_bar("rows") as advance:
+            report = verify_file(
+                file, source=source, workers=workers, progress=lambda done, total: advance("verifying", done, total)
+            )
+        if as_json:
+            print_json(report.to_dict())
+        else:
+            _print(report, time.perf_counter() - started)
+        if not report.ok:
+            raise typer.Exit(1)
+
+
+def _print(report: VerifyReport, seconds: float) -> None:
+    from fastload.chunks import format_bytes
+
+    name = report.path.name
+    if not report.header_ok:
+        typer.echo("header: its shapes, attributes or digests are not those that were packed")
+    _print_some([f"row {row.row} ({row.key}): {_damage(row.what)}" for row in report.damaged])
+    if report.source:
+        _print_source(report.source)
+    rows = f"{report.num_rows:,} row{'s' if report.num_rows != 1 else ''}"
+    if report.ok:
+        typer.echo(
+            f"{one_line(name)}: {rows}, every digest matches ({format_bytes(report.pixel_bytes)} in "
+            f"{format_seconds(seconds)})"
+        )
+        return
+    wrong = [] if report.header_ok else ["its header is damaged"]
+    if report.damaged:
+        wrong.append(f"{len({row.row for row in report.damaged}):,} of {rows} damaged")
+    if report.source and report.source.changed:
+        wrong.append(f"{len(report.source.changed):,} of {rows} no longer as in the source")
+    if report.source and report.source.missing:
+        wrong.append(f"{len(report.source.missing):,} of {rows} missing from the source")
+    print_error(f"{report.path}: {', '.join(wrong)}. Copy the file again, or pack it again.")
+
+
+def _damage(what: str) -> str:
+    return f"its {what} are not those that were packed" if what in ("pixels", "fields") else what
+
+
+def _print_source(source: SourceReport) -> None:
+    _print_some([f"row {row.row} ({row.key}): {row.reason}" for row in source.changed])
+    _print_some([f"missing from the source: {key}" for key in source.missing])
+    if source.extra:
+        typer.echo(
+            f"in the source only (added since, or left out by --limit or --on-error skip): {len(source.extra):,}"
+        )
+        _print_some([f"  {key}" for key in source.extra])
+    equal = source.compared - len({row.row for row in source.changed})
+    if source.same_decoder:
+        typer.echo(f"source: {equal:,} of {source.compared:,} images decode to exactly the packed pixels")
+    else:
+        typer.echo(
+            f"source: {equal:,} of {source.compared:,} images decode to the packed pixels, {source.inexact:,} of them "
+            f"within {source.max_levels:.0f} levels only: the decoder is now {source.decoder_now}, packed was with "
+            f"{source.decoder_file}"
+        )
+
+
+def _print_some(lines: list[str]) -> None:
+    for line in lines[:MAX_ROWS]:
+        typer.echo(one_line(line))
+    if len(lines) > MAX_ROWS:
+        typer.echo(f"and {len(lines) - MAX_ROWS:,} more of these; `--json` lists all")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+from typer.testing import CliRunner
+
+from fastload.cli import app
+from fastload.layout import write_packed
+from fastload.sources.listing import Column
+
+
+def run(*args: object) -> str:
+    result = CliRunner().invoke(app, ["info", *map(str, args)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def packed(tmp_path: Path, num_classes: int = 2) -> Path:
+    labels = Column(np.arange(20) % num_classes, {"names": tuple(f"class_{i}" for i in range(num_classes))})
+    images = np.zeros((20, 16, 12, 3), np.uint8)
+    return write_packed(tmp_path / "file.h5", images, {"labels": labels}, splits={"train": 15, "val": 5}, chunk_rows=6)
+
+
+def test_the_facts_of_a_packed_file_are_shown(tmp_path: Path) -> None:
+    text = run(packed(tmp_path))
+    for fact in (
+        "samples    20",
+        "train 15, val 5",
+        "2: class_0 10, class_1 10",
+        "4 of 6 images",
+        "one linear array from byte 4,096",
+        "shuffled within each split, seed 0",
+        "20 x 16 x 12 x 3",
+    ):
+        assert " ".join(fact.split()) in " ".join(text.split()), fact
+
+
+def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
+    value = json.loads(run(packed(tmp_path), "--json"))
+    assert value["num_samples"] == 20
+    assert {"fields", "splits", "classes", "layout", "file_bytes", "pixel_bytes", "header_digest"} <= set(value)
+    assert value["splits"] == {"train": [0, 15], "val": [15, 20]}
+
+
+def test_twenty_thousand_classes_do_not_flood_the_terminal(tmp_path: Path) -> None:
+    path = packed(tmp_path, 20_000)
+    text = run(path)
+    assert len(text) < 3000
+    assert "20,000: class_0 1, class_1 1" in text and "and 19,988 more" in text
+    assert len(json.loads(run(path, "--json"))["classes"]) == 20_000
+
+
+def test_the_classic_file_gets_its_findings(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", (100, 3, 218, 178), "u1", chunks=(100, 3, 217, 178))[:] = 1
+    text = run(tmp_path / "a.h5")
+    assert "not packed by fastload" in text
+    assert "cut the images" in text and "2 chunks" in text and "fastload pack IMAGES OUT.h5" in text
+
+
+def test_names_from_the_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = np.zeros((4, 8, 8, 3), np.uint8)
+        file["evil\x1b[31m\n[bold]"] = np.zeros(4)
+    text = run(tmp_path / "a.h5")
+    assert "\x1b" not in text
+    assert "evil\\x1b[31m\\n[bold]" in text

@@ -1,0 +1,127 @@
+"""What all commands share: help, exit codes, one-line errors, no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+import fastload.cli
+from fastload.cli import app, main
+from fastload.layout import write_packed
+
+COMMANDS = ("pack", "info", "verify", "preview")
+README = Path(__file__).parents[2] / "README.md"
+
+
+def fastload_process(*args: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from fastload.cli import main; main()", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    images = np.random.default_rng(0).integers(0, 256, (20, 16, 12, 3), dtype=np.uint8)
+    return write_packed(tmp_path / "file.h5", images)
+
+
+def test_help_lists_every_command_with_one_line() -> None:
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"})
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        line = next(line for line in result.output.splitlines() if re.match(rf"\W*{command} +", line))
+        assert re.search(rf"{command} +\w.*\.", line), line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_has_help(command: str) -> None:
+    assert CliRunner().invoke(app, [command, "-h"]).exit_code == 0
+    parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    assert parameters
+    assert [parameter.name for parameter in parameters if not parameter.help] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_stands_in_the_readme(command: str) -> None:
+    if not README.exists():
+        pytest.skip("the tests run without the README beside them")
+    assert f"fastload {command} " in README.read_text()
+
+
+def test_version_is_one_line() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert re.fullmatch(r"fastload .+\n", result.output)
+
+
+def test_an_error_is_one_line_on_stderr_and_exit_code_1(tmp_path: Path) -> None:
+    result = fastload_process("info", tmp_path / "absent.h5")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert re.fullmatch(r"error: .*absent\.h5: no such file.*\n", result.stderr)
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    assert fastload_process("info").returncode == 2
+    assert CliRunner().invoke(app, ["no-such-command"]).exit_code == 2
+    assert CliRunner().invoke(app, ["info", "a.h5", "--no-such-option"]).exit_code == 2
+
+
+def test_a_folder_without_permission_is_one_line(tmp_path: Path, packed: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may read every file")
+    packed.chmod(0)
+    result = CliRunner().invoke(app, ["info", str(packed)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error:") and result.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_early_is_no_error(packed: Path) -> None:
+    command = f"{sys.executable} -c 'from fastload.cli import main; main()' info {packed}"
+    # The shell closes its end before the command has written anything.
+    result = subprocess.run(
+        ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"], capture_output=True, text=True
+    )
+    assert result.stderr == ""
+    assert result.stdout.strip() in ("0", "141")
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "preview"])
+def test_reading_commands_never_import_torch(packed: Path, command: str) -> None:
+    script = (
+        "import sys; from fastload.cli import app\n"
+        "try: app(sys.argv[1:])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", script, command, str(packed)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_info_starts_without_what_other_commands_need(packed: Path) -> None:
+    script = (
+        "import sys; from fastload.cli import app\n"
+        "try: app(sys.argv[1:])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "unwanted = {'rich', 'PIL', 'simplejpeg', 'psutil', 'fastload.pack', 'fastload.sources'} & set(sys.modules)\n"
+        "assert not unwanted, unwanted"
+    )
+    result = subprocess.run([sys.executable, "-c", script, "info", str(packed)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_windows_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fastload.cli.sys, "platform", "win32")  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert re.fullmatch(r"error: fastload runs on Linux and macOS, not on Windows.*\n", capsys.readouterr().err)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import typer
+
+from fastload.cli.output import (
+    MAX_SKIPPED,
+    _ProgressLines,
+    format_seconds,
+    one_line,
+    one_line_errors,
+    show_warnings_in_one_line,
+    skipped_lines,
+)
+from fastload.errors import SourceError
+
+
+def test_control_characters_and_undecodable_bytes_are_written_out() -> None:
+    assert one_line("a\nb\x1b[31m\udcff é") == "a\\nb\\x1b[31m\\udcff é"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (SourceError("photos: no image.\nsecond line"), 1, "error: photos: no image.\\nsecond line\n"),
+        (PermissionError(13, "Permission denied", "x.h5"), 1, "error: x.h5: Permission denied.\n"),
+        (KeyboardInterrupt(), 130, "error: run again\n"),
+    ],
+)
+def test_what_ends_a_command_is_one_line(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as end, one_line_errors("run again"):
+        raise error
+    assert end.value.exit_code == code
+    assert capsys.readouterr().err == message
+
+
+def test_our_own_bugs_keep_their_traceback() -> None:
+    with pytest.raises(ZeroDivisionError), one_line_errors():
+        raise ZeroDivisionError
+
+
+def test_warnings_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        show_warnings_in_one_line()
+        warnings.warn("no labels found", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "warning: no labels found\n"
+
+
+def test_all_skipped_are_named_or_counted_by_folder() -> None:
+    skipped = [(f"train/cat/{i}.jpg", "truncated") for i in range(MAX_SKIPPED)]
+    assert skipped_lines(skipped) == [f"train/cat/{i}.jpg: truncated" for i in range(MAX_SKIPPED)]
+    more = skipped + [(f"train/dog/{i}.jpg", "empty") for i in range(3)] + [("top.jpg", "empty")]
+    assert skipped_lines(more)[-1] == "and 4 more: 3 in train/dog, 1 in the top folder"
+
+
+def test_progress_lines_come_seldom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("fastload.cli.output.time.monotonic", lambda: clock[0])
+    progress = _ProgressLines("images")
+    for done in range(101):
+        progress("packing", done * 10, 1000)
+        clock[0] += 0.125
+    assert capsys.readouterr().err.splitlines() == [
+        "packing: 400 of 1,000, 80 images/s, 7.5 s left",
+        "packing: 800 of 1,000, 80 images/s, 2.5 s left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "40 ms"), (4.24, "4.2 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
+)
+def test_durations_are_written_for_people(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import h5py
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import fastload.pack.survey as survey
+from fastload.cli import app
+from fastload.cli.pack import pack, parse_bytes, parse_size
+from fastload.format import read_header
+
+ImageFolder = Callable[..., Path]
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(app, ["pack", *map(str, args), "--workers", "0"])
+
+
+def test_the_summary_says_what_was_packed(image_folder: ImageFolder, tmp_path: Path) -> None:
+    result = run(image_folder(), tmp_path / "a.h5")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "packed 20 images of 12 x 16 x 3 uint8 into" in text
+    for word in ("splits all 20", "images/s", "in all", "size", "note Layout folder"):
+        assert word in text
+    assert read_header(tmp_path / "a.h5").num_rows == 20
+
+
+def test_options_reach_the_packer(image_folder: ImageFolder, tmp_path: Path) -> None:
+    result = run(
+        image_folder(), tmp_path / "a.h5", "--size", "10x8", "--fit", "pad", "--mode", "gray", "--seed", "3",
+        "--no-shuffle", "--chunk-bytes", "400", "--limit", "6", "--layout", "folder",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    header = read_header(tmp_path / "a.h5")
+    assert header.fields["images"].shape == (10, 8, 1)
+    assert (header.num_rows, header.seed, header.shuffled) == (6, 3, False)
+    assert header.fields["images"].chunk_rows == 5
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert sorted(file["key"][()].tolist()) == file["key"][()].tolist()
+
+
+def test_skipped_and_converted_images_are_told(image_folder: ImageFolder, tmp_path: Path) -> None:
+    source = image_folder()
+    (source / "cat" / "0003.jpg").write_bytes(b"")
+    Image.fromarray(np.zeros((12, 16), np.uint8)).save(source / "dog" / "0001.jpg")
+    result = run(source, tmp_path / "a.h5")
+    assert result.exit_code == 1
+    assert "cat/0003.jpg" in result.stderr and "--on-error skip" in result.stderr
+    assert not (tmp_path / "a.h5").exists()
+    result = run(source, tmp_path / "a.h5", "--on-error", "skip")
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    assert "packed 19 images" in text and "skipped 1 cat/0003.jpg: " in text
+    assert "converted L -> RGB" in text and ": 1" in text
+
+
+def test_a_dry_run_writes_nothing(image_folder: ImageFolder, tmp_path: Path) -> None:
+    source = image_folder()
+    result = run(source, tmp_path / "out.h5", "--dry-run")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "would pack 20 images (layout folder) as 12 x 16 x 3 uint8; nothing was written" in text
+    assert "sizes 12x16 (20)" in text and "needed 11.2 KiB; free: " in text
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["photos"]
+    (tmp_path / "out.h5").write_bytes(b"mine")
+    result = run(source, tmp_path / "out.h5", "--dry-run")
+    assert result.exit_code == 1 and "--overwrite" in result.stderr
+
+
+def test_an_output_that_exists_is_kept_unless_overwrite(image_folder: ImageFolder, tmp_path: Path) -> None:
+    source = image_folder()
+    assert run(source, tmp_path / "a.h5").exit_code == 0
+    again = run(source, tmp_path / "a.h5")
+    assert again.exit_code == 1
+    assert again.stderr.startswith("error:") and again.stderr.count("\n") == 1
+    assert run(source, tmp_path / "a.h5", "--overwrite", "--seed", "2").exit_code == 0
+    assert read_header(tmp_path / "a.h5").seed == 2
+
+
+@pytest.mark.parametrize(
+    "options", [("--size", "abc"), ("--fit", "squash"), ("--chunk-bytes", "8 apples"), ("--seed", "x"), ("--nope",)]
+)
+def test_wrong_usage_is_exit_code_2(image_folder: ImageFolder, tmp_path: Path, options: tuple[str, ...]) -> None:
+    assert run(image_folder(), tmp_path / "a.h5", *options).exit_code == 2
+
+
+@pytest.mark.parametrize("options", [("--layout", "nope"), ("--limit", "0"), ("--size", "0"), ("--seed", "-1")])
+def test_values_without_meaning_are_one_line(
+    image_folder: ImageFolder, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    result = run(image_folder(), tmp_path / "a.h5", *options)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error:") and result.stderr.count("\n") == 1
+    assert not (tmp_path / "a.h5").exists()
+
+
+@pytest.mark.parametrize(("text", "size"), [("224", 224), ("218x178", (218, 178)), (" 10 X 8 ", (10, 8))])
+def test_sizes_are_parsed(text: str, size: object) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("8MiB", 2**23), ("8M", 2**23), ("8388608", 2**23), ("512K", 2**19), ("1.5 GiB", 3 * 2**29), ("2MB", 2_000_000)],
+)
+def test_numbers_of_bytes_are_parsed(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "x", "-3", "8XB", "1e3"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_bytes(text)
+
+
+def test_the_choices_are_those_of_the_packer() -> None:
+    hints = get_type_hints(pack)
+    assert get_args(hints["fit"]) == get_args(survey.Fit)
+    assert get_args(hints["on_error"]) == get_args(survey.OnError)
+    assert get_args(get_args(hints["mode"])[0]) == get_args(survey.Mode)
+
+
+def test_packing_never_imports_torch(image_folder: ImageFolder, tmp_path: Path) -> None:
+    script = (
+        "import sys; from fastload.cli import app\n"
+        "if __name__ == '__main__':\n"
+        "    try: app(sys.argv[1:])\n"
+        "    except SystemExit as end: assert not end.code, end.code\n"
+        "    assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", script, "pack", str(image_folder()), str(tmp_path / "a.h5"), "--workers", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+
+
+def test_ctrl_c_says_that_the_same_command_continues(image_folder: ImageFolder, tmp_path: Path) -> None:
+    source = image_folder(per_class=3000)
+    script = "from fastload.cli import main\nif __name__ == '__main__': main()"
+    command = [sys.executable, "-c", script, "pack", str(source), str(tmp_path / "a.h5")]
+    command += ["--workers", "1", "--chunk-bytes", "2K"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while process.poll() is None and not (tmp_path / "a.h5.part").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert error.splitlines() == ["error: interrupted; the same command continues where it stopped."]
+    assert not (tmp_path / "a.h5").exists()
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "packed 6,000 images" in result.stdout
