@@ -1,0 +1,86 @@
+"""Random numbers for a batch's samples: the same for a sample wherever, and beside whatever, it is processed.
+
+A number is a hash of (seed, epoch, row, echo, stream...), so nothing is carried from one batch to the next: neither
+batch composition, nor worker count, world size or device changes how a sample is augmented. Drawn with NumPy on the
+host for every device (integers are bit-equal everywhere); what a device needs travels as a tensor of B numbers.
+
+The hash is SplitMix64's finalizer, applied once per part: Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014, with the constants of Stafford's variant 13. It is not meant for cryptography.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: SplitMix64's increment
+_OUTPUT = 0xD1B54A32D192ED03  # a number drawn from a key, and a stream's key derived from it, never share an input
+
+
+class Draws:
+    """Random numbers for B samples, as a pure function of what it was made from.
+
+    It has no position: asking twice for the same thing gives the same numbers, which is how masks follow images. A
+    second, independent number comes from another stream: `draws.stream(0)`, `draws.stream(1)`.
+
+    Args:
+        seed: any integer (taken modulo 2**64).
+        epoch: the epoch, from 0.
+        rows: int64 (B,), each sample's row in its file.
+        echo: which echo of the batch this is, from 0.
+    """
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, seed: int, epoch: int, rows: NDArray[np.int64], echo: int = 0) -> None:
+        key = _mix_int(seed & _WORD)
+        key = _mix_int(key ^ (epoch & _WORD))
+        keys = _mix(np.asarray(rows, dtype=np.int64).view(np.uint64) ^ np.uint64(key))
+        self._keys: NDArray[np.uint64] = _mix(keys ^ np.uint64(echo & _WORD))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def stream(self, index: int) -> Draws:
+        """Further numbers for the same samples, independent of these and of every other stream, nested ones included.
+
+        Args:
+            index: 0 to 2**64 - 1.
+        """
+        derived = object.__new__(Draws)
+        derived._keys = _mix(self._keys ^ np.uint64(index))
+        return derived
+
+    def integers(self, low: int | NDArray[np.int64], high: int | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Integers with low <= x < high, int64 (B,); both bounds may differ by sample.
+
+        Multiply-shift (Lemire, 2019) on 64 random bits: each value's probability is within 2**-32 of even, relatively.
+        A range is at most 2**32 - 1 wide, and not empty: the caller has checked that.
+        """
+        span = np.asarray(high, dtype=np.int64) - np.asarray(low, dtype=np.int64)
+        assert span.size == 0 or (span.min() > 0 and span.max() < 1 << 32), "an empty or too wide range of integers"
+        bits, wide = self._bits(), span.astype(np.uint64)
+        # The upper half of a 64 x 64 bit product, by halves: NumPy has no 128-bit integers.
+        lower = ((bits & np.uint64(0xFFFFFFFF)) * wide) >> np.uint64(32)
+        product = ((bits >> np.uint64(32)) * wide + lower) >> np.uint64(32)
+        return product.astype(np.int64) + low
+
+    def uniform(self) -> NDArray[np.float64]:
+        """Numbers with 0 <= x < 1, float64 (B,): multiples of 2**-53, all equally likely."""
+        return (self._bits() >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def _bits(self) -> NDArray[np.uint64]:
+        return _mix(self._keys ^ np.uint64(_OUTPUT))
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    # A bijection of 64-bit words: distinct rows have distinct keys. Arrays wrap modulo 2**64 without a warning.
+    words = words + np.uint64(_GOLDEN)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _mix_int(word: int) -> int:
+    return int(_mix(np.array([word], dtype=np.uint64))[0])

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload.transforms import Draws
+
+WORD = (1 << 64) - 1
+
+GOLDEN_INTEGERS = [172, 70, 264, 389]
+GOLDEN_STREAM = [5, 5, 1, -1]
+GOLDEN_UNIFORM = [0.25335369810922415, 0.6535424789825925, 0.0426436337525582, 0.847230409668871]
+
+
+def mix(word: int) -> int:
+    word = (word + 0x9E3779B97F4A7C15) & WORD
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
+    return word ^ (word >> 31)
+
+
+def bits_in_plain_python(seed, epoch, row, echo, streams):
+    key = mix(mix(mix(mix(seed & WORD) ^ epoch) ^ row) ^ echo)
+    for stream in streams:
+        key = mix(key ^ stream)
+    return mix(key ^ 0xD1B54A32D192ED03)
+
+
+def test_golden_values_never_drift():
+    draws = Draws(7, 3, np.array([0, 1, 2, 1_000_000_007]), 1)
+    assert draws.integers(0, 1000).tolist() == GOLDEN_INTEGERS
+    assert draws.stream(2).integers(-5, 6).tolist() == GOLDEN_STREAM
+    assert draws.stream(0).stream(1).uniform().tolist() == GOLDEN_UNIFORM
+
+
+@given(
+    seed=st.integers(-(2**70), 2**70),
+    epoch=st.integers(0, 2**40),
+    rows=st.lists(st.integers(0, 2**62), min_size=1, max_size=5),
+    echo=st.integers(0, 100),
+    streams=st.lists(st.integers(0, 2**64 - 1), max_size=3),
+    low=st.integers(-(2**40), 2**40),
+    span=st.integers(1, 2**32 - 1),
+)
+def test_integers_are_exact_multiply_shift_of_a_splitmix_hash(seed, epoch, rows, echo, streams, low, span):
+    draws = Draws(seed, epoch, np.array(rows, dtype=np.int64), echo)
+    for stream in streams:
+        draws = draws.stream(stream)
+    expected = [bits_in_plain_python(seed, epoch, row, echo, streams) for row in rows]
+    assert draws.integers(low, low + span).tolist() == [low + (bits * span >> 64) for bits in expected]
+    assert draws.uniform().tolist() == [(bits >> 11) / 2**53 for bits in expected]
+
+
+@given(rows=st.lists(st.integers(0, 2**62), min_size=1, max_size=20), data=st.data())
+def test_a_sample_draws_the_same_in_any_batch(rows, data):
+    order = data.draw(st.permutations(range(len(rows))))
+    keep = order[: data.draw(st.integers(0, len(rows)))]
+    array = np.array(rows, dtype=np.int64)
+    whole = Draws(1, 2, array, 0).stream(3).integers(0, 1 << 30)
+    part = Draws(1, 2, array[keep], 0).stream(3).integers(0, 1 << 30)
+    assert part.tolist() == whole[keep].tolist()
+
+
+def test_asking_twice_gives_the_same_numbers():
+    draws = Draws(0, 0, np.arange(100))
+    assert draws.uniform().tolist() == draws.uniform().tolist()
+    assert draws.stream(4).integers(0, 9).tolist() == draws.stream(4).integers(0, 9).tolist()
+
+
+def test_bounds_may_differ_by_sample():
+    low, high = np.arange(1000) - 500, np.arange(1000) * 3 - 499
+    drawn = Draws(0, 0, np.arange(1000)).integers(low, high)
+    assert drawn.dtype == np.int64
+    assert ((low <= drawn) & (drawn < high)).all()
+
+
+def test_no_samples_draw_no_numbers():
+    draws = Draws(0, 0, np.zeros(0, dtype=np.int64))
+    assert len(draws) == 0
+    assert draws.integers(0, 5).shape == draws.uniform().shape == (0,)
+
+
+def test_an_empty_range_is_a_bug_of_the_caller():
+    with pytest.raises(AssertionError, match="empty"):
+        Draws(0, 0, np.arange(3)).integers(5, 5)
+
+
+# The bounds below are some six standard deviations wide: they hold for this hash, and would fail for a poor one.
+COUNT = 100_000
+
+
+def neighbours():
+    """Pairs of draws that differ in one part by one: the inputs that a weak hash confuses."""
+    rows = np.arange(COUNT)
+    base = Draws(0, 0, rows, 0)
+    return {
+        "row": (base, Draws(0, 0, rows + 1, 0)),
+        "seed": (base, Draws(1, 0, rows, 0)),
+        "epoch": (base, Draws(0, 1, rows, 0)),
+        "echo": (base, Draws(0, 0, rows, 1)),
+        "stream": (base.stream(0), base.stream(1)),
+        "stream and its own stream": (base.stream(0), base.stream(0).stream(0)),
+        "epoch and echo": (Draws(0, 1, rows, 0), Draws(0, 0, rows, 1)),
+    }
+
+
+@pytest.mark.parametrize("part", neighbours())
+def test_neighbours_are_uniform_and_independent(part):
+    first, second = (draws.uniform() for draws in neighbours()[part])
+    for drawn in (first, second):
+        assert drawn.min() >= 0 and drawn.max() < 1
+        assert abs(drawn.mean() - 0.5) < 6 * np.sqrt(1 / 12 / COUNT)
+        counts = np.bincount((drawn * 64).astype(int), minlength=64)
+        assert ((counts - COUNT / 64) ** 2 / (COUNT / 64)).sum() < 63 + 6 * np.sqrt(2 * 63)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(COUNT)
+    pairs = np.bincount((first * 8).astype(int) * 8 + (second * 8).astype(int), minlength=64)
+    assert ((pairs - COUNT / 64) ** 2 / (COUNT / 64)).sum() < 63 + 6 * np.sqrt(2 * 63)
+
+
+def test_every_value_of_a_range_is_equally_likely():
+    counts = np.bincount(Draws(5, 0, np.arange(COUNT)).integers(0, 41), minlength=41)
+    assert len(counts) == 41
+    assert ((counts - COUNT / 41) ** 2 / (COUNT / 41)).sum() < 40 + 6 * np.sqrt(2 * 40)

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload.errors import OptionError
+from fastload.transforms import CenterCrop, Draws, ImageSpec, RandomCrop, RandomHorizontalFlip, geometry
+from fastload.transforms.buffers import OutputPool
+
+DTYPES = (np.uint8, np.uint16, np.float32)
+MODES = ("constant", "edge", "reflect", "symmetric")
+
+
+def batch_of(shape, dtype=np.uint8, memory="nhwc", seed=0) -> torch.Tensor:
+    """A random batch (B, C, H, W) in the given memory order."""
+    batch, channels, height, width = shape
+    values = np.random.default_rng(seed).integers(0, 60000, (batch, height, width, channels)).astype(dtype)
+    if memory == "nhwc":
+        return torch.from_numpy(values).permute(0, 3, 1, 2)
+    if memory == "nchw":
+        return torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2)))
+    wide = np.repeat(np.repeat(values, 2, axis=2), 2, axis=0)  # "strided": every second pixel of every second image
+    return torch.from_numpy(wide)[::2, :, ::2].permute(0, 3, 1, 2)
+
+
+def draws_for(batch: int, epoch: int = 0) -> Draws:
+    return Draws(3, epoch, np.arange(batch) * 7 + 1)
+
+
+def in_channels_last_memory(images: torch.Tensor) -> bool:
+    return images.permute(0, 2, 3, 1).is_contiguous()
+
+
+def padded_by_numpy(image: np.ndarray, padding: tuple[int, int, int, int], mode: str, fill: tuple) -> np.ndarray:
+    left, top, right, bottom = padding
+    sides = ((0, 0), (top, bottom), (left, right))
+    if mode != "constant":
+        return np.pad(image, sides, mode=mode)
+    value = np.array(fill if len(fill) == len(image) else fill * len(image)).astype(image.dtype)
+    padded = np.broadcast_to(
+        value[:, None, None], (len(image), image.shape[1] + top + bottom, image.shape[2] + left + right)
+    ).copy()
+    padded[:, top : top + image.shape[1], left : left + image.shape[2]] = image
+    return padded
+
+
+shapes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
+dtypes = st.sampled_from(DTYPES)
+memories = st.sampled_from(["nhwc", "nchw", "strided"])
+
+
+@given(
+    shape=shapes,
+    dtype=dtypes,
+    memory=memories,
+    p=st.sampled_from([0, 0.3, 1]),
+    small=st.booleans(),
+    serial=st.sampled_from([400, 1 << 15]),
+)
+def test_flip_mirrors_the_drawn_images_and_no_other(shape, dtype, memory, p, small, serial):
+    images = batch_of(shape, dtype, memory)
+    before = images.numpy().copy()
+    draws = draws_for(shape[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(geometry, "_SMALL_SAMPLE_BYTES", 1 << 14 if small else 0)
+        patch.setattr(geometry, "SERIAL_VALUES", serial)
+        flipped = RandomHorizontalFlip(p).apply(images, draws)
+    for image, result, mirrored in zip(before, flipped.numpy(), draws.uniform() < p, strict=True):
+        assert np.array_equal(result, image[:, :, ::-1] if mirrored else image)
+    assert np.array_equal(images.numpy(), before)
+    assert flipped.dtype == images.dtype
+    assert in_channels_last_memory(flipped)
+
+
+@st.composite
+def crops(draw):
+    shape = draw(shapes)
+    mode = draw(st.sampled_from(MODES))
+    most = {"constant": 12, "edge": 12, "reflect": min(shape[2:]) - 1, "symmetric": min(shape[2:])}[mode]
+    padding = draw(st.none() | st.tuples(*[st.integers(0, most)] * 4))
+    left, top, right, bottom = padding or (0, 0, 0, 0)
+    size = (draw(st.integers(1, shape[2] + top + bottom)), draw(st.integers(1, shape[3] + left + right)))
+    fill = draw(st.sampled_from([0, 200, tuple(range(10, 10 + shape[1]))]))
+    return shape, RandomCrop(size, padding=padding, fill=fill, padding_mode=mode)
+
+
+@given(crop=crops(), dtype=dtypes, memory=memories, small=st.booleans())
+def test_crop_is_a_window_of_the_padded_image(crop, dtype, memory, small):
+    shape, transform = crop
+    images = batch_of(shape, dtype, memory)
+    before = images.numpy().copy()
+    draws = draws_for(shape[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(geometry, "_SMALL_SAMPLE_BYTES", 1 << 14 if small else 0)
+        windows = transform.apply(images, draws)
+    height, width = transform.size
+    left, top, right, bottom = transform.padding
+    tops = draws.stream(0).integers(0, shape[2] + top + bottom - height + 1)
+    lefts = draws.stream(1).integers(0, shape[3] + left + right - width + 1)
+    assert windows.shape == (shape[0], shape[1], height, width)
+    for image, window, y, x in zip(before, windows.numpy(), tops, lefts, strict=True):
+        padded = padded_by_numpy(image, transform.padding, transform.padding_mode, transform.fill)
+        assert np.array_equal(window, padded[:, y : y + height, x : x + width])
+    assert np.array_equal(images.numpy(), before)
+    assert in_channels_last_memory(windows)
+
+
+@given(crop=crops(), dtype=dtypes, memory=memories)
+def test_the_gather_for_devices_crops_as_the_cpu_does(crop, dtype, memory):
+    shape, transform = crop
+    images = batch_of(shape, dtype, memory)
+    by_gather = []
+
+    def gather(*args):
+        by_gather.append(geometry._crop_by_gather(*args[:-1]))
+        return original(*args)
+
+    original = geometry._crop
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(geometry, "_crop", gather)
+        windows = transform.apply(images, draws_for(shape[0]))
+    assert torch.equal(by_gather[0], windows)
+    assert by_gather[0].dtype == images.dtype
+    assert in_channels_last_memory(by_gather[0])
+
+
+@given(shape=shapes, dtype=dtypes, memory=memories)
+def test_the_gather_for_devices_flips_as_the_cpu_does(shape, dtype, memory):
+    images = batch_of(shape, dtype, memory)
+    chosen = np.arange(shape[0]) % 2 == 0
+    flipped = geometry._flip_by_gather(images, chosen)
+    assert torch.equal(flipped, geometry._flip(images, chosen, OutputPool()))
+    assert in_channels_last_memory(flipped)
+
+
+@given(size=st.tuples(st.integers(1, 14), st.integers(1, 14)), shape=shapes, mode=st.sampled_from(["constant", "edge"]))
+def test_pad_if_needed_pads_both_sides_by_what_is_missing(size, shape, mode):
+    images = batch_of(shape)
+    draws = draws_for(shape[0])
+    windows = RandomCrop(size, pad_if_needed=True, padding_mode=mode).apply(images, draws).numpy()
+    high, wide = max(0, size[0] - shape[2]), max(0, size[1] - shape[3])
+    tops = draws.stream(0).integers(0, shape[2] + 2 * high - size[0] + 1)
+    lefts = draws.stream(1).integers(0, shape[3] + 2 * wide - size[1] + 1)
+    for image, window, y, x in zip(images.numpy(), windows, tops, lefts, strict=True):
+        padded = padded_by_numpy(image, (wide, high, wide, high), mode, (0,))
+        assert np.array_equal(window, padded[:, y : y + size[0], x : x + size[1]])
+
+
+@given(shape=shapes, dtype=dtypes, memory=memories, data=st.data())
+def test_center_crop_cuts_the_middle_as_torchvision_does(shape, dtype, memory, data):
+    size = data.draw(st.tuples(st.integers(1, shape[2]), st.integers(1, shape[3])))
+    images = batch_of(shape, dtype, memory)
+    windows = CenterCrop(size).apply(images, draws_for(shape[0]))
+    top, left = round((shape[2] - size[0]) / 2.0), round((shape[3] - size[1]) / 2.0)
+    assert torch.equal(windows, images[:, :, top : top + size[0], left : left + size[1]])
+    assert in_channels_last_memory(windows)
+    assert windows.data_ptr() != images.data_ptr()
+
+
+@pytest.mark.parametrize("transform", [RandomHorizontalFlip(), RandomCrop((5, 4), padding=2, padding_mode="reflect")])
+def test_a_sample_is_transformed_the_same_in_any_batch(transform):
+    images = batch_of((16, 3, 8, 7))
+    rows = np.arange(16) * 11
+    whole = transform.apply(images, Draws(1, 0, rows))
+    for keep in ([3], [15, 0, 7], [2, 2, 9, 1, 4]):
+        assert torch.equal(transform.apply(images[keep], Draws(1, 0, rows[keep])), whole[keep])
+
+
+def test_epochs_and_echoes_differ():
+    images = batch_of((64, 1, 9, 9))
+    rows = np.arange(64)
+    results = {
+        RandomCrop(4).apply(images, Draws(0, epoch, rows, echo)).numpy().tobytes()
+        for epoch in (0, 1)
+        for echo in (0, 1)
+    }
+    assert len(results) == 4
+
+
+@given(shape=shapes, data=st.data())
+def test_masks_stay_on_their_pixels(shape, data):
+    shape = (shape[0], 1, *shape[2:])
+    images = batch_of(shape)
+    masks = images[:, 0].clone()
+    size = data.draw(st.tuples(st.integers(1, shape[2]), st.integers(1, shape[3])))
+    mode = data.draw(st.sampled_from(["constant", "edge", "symmetric"]))
+    crop = RandomCrop(size, padding=1, fill=255, padding_mode=mode)
+    for transform in (RandomHorizontalFlip(), crop, CenterCrop(size)):
+        draws = draws_for(shape[0])
+        moved = transform.apply_masks(masks, draws, 255)
+        assert torch.equal(moved, transform.apply(images, draws)[:, 0])
+        assert moved.is_contiguous()
+
+
+def test_padding_of_masks_is_the_ignore_index_and_not_the_fill_of_images():
+    masks = torch.ones((3, 2, 2), dtype=torch.uint8)
+    moved = RandomCrop(6, padding=2, fill=9).apply_masks(masks, draws_for(3), 255)
+    assert moved.unique().tolist() == [1, 255]
+    assert (moved == 1).sum() == 3 * 4
+
+
+@pytest.mark.parametrize("transform", [RandomHorizontalFlip(), RandomCrop(4, padding=1), CenterCrop(4)])
+def test_batches_that_are_kept_stay_what_they_were(transform):
+    images = batch_of((6, 3, 8, 8))
+    kept = [transform.apply(images, draws_for(6, epoch)) for epoch in range(9)]
+    again = [transform.apply(images, draws_for(6, epoch)).clone() for epoch in range(9)]
+    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+
+
+@pytest.mark.parametrize("transform", [RandomHorizontalFlip(0.2), RandomCrop((4, 3), padding=(1, 2)), CenterCrop(4)])
+def test_transforms_survive_pickling_and_work_on_empty_batches(transform):
+    images = batch_of((6, 3, 8, 8))
+    held = transform.apply(images, draws_for(6))
+    other = pickle.loads(pickle.dumps(transform))
+    assert repr(other) == repr(transform)
+    assert torch.equal(other.apply(images, draws_for(6)), held)
+    assert len(transform.apply(images[:0], draws_for(0))) == 0
+
+
+def test_output_tells_the_size_without_running():
+    spec = ImageSpec(3, 10, 12, torch.uint8)
+    assert RandomHorizontalFlip().output(spec) == spec
+    assert RandomCrop((4, 5)).output(spec)[1:3] == (4, 5)
+    assert RandomCrop(20, pad_if_needed=True).output(spec)[1:3] == (20, 20)
+    assert CenterCrop([7]).output(spec)[1:3] == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RandomHorizontalFlip(1.5), r"p=1.5.*from 0 to 1"),
+        (lambda: RandomHorizontalFlip("half"), r"p='half'"),
+        (lambda: RandomHorizontalFlip(float("nan")), r"p=nan"),
+        (lambda: RandomCrop(0), r"RandomCrop\(size=0\).*positive"),
+        (lambda: RandomCrop((3, 4, 5)), r"size=\(3, 4, 5\)"),
+        (lambda: CenterCrop(2.5), r"CenterCrop\(size=2.5\)"),
+        (lambda: RandomCrop(3, padding=-1), r"padding=-1.*none is negative"),
+        (lambda: RandomCrop(3, padding=(1, 2, 3)), r"padding=\(1, 2, 3\)"),
+        (lambda: RandomCrop(3, padding_mode="wrap"), r"'wrap'.*'constant', 'edge', 'reflect', 'symmetric'"),
+    ],
+)
+def test_options_without_meaning_are_refused_at_once(make, message):
+    with pytest.raises(OptionError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (RandomCrop((9, 4)), r"images of 8x8 .* are smaller than the window"),
+        (RandomCrop(13, padding=2), r"are with their padding smaller"),
+        (RandomCrop(4, padding=8, padding_mode="reflect"), r"at most 7 rows"),
+        (RandomCrop(4, padding=9, padding_mode="symmetric"), r"at most 8 rows"),
+        (RandomCrop(4, padding=1, fill=(1, 2)), r"2 values for images of 3 channels"),
+        (RandomCrop(4, padding=1, fill=256), r"whole number from 0 to 255"),
+        (RandomCrop(4, padding=1, fill=0.5), r"whole number from 0 to 255"),
+        (CenterCrop((8, 9)), r"images of 8x8 .* are smaller than the window"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(transform, message):
+    with pytest.raises(OptionError, match=message):
+        transform.output(ImageSpec(3, 8, 8, torch.uint8))
+    with pytest.raises(OptionError, match=message):
+        transform.apply(batch_of((2, 3, 8, 8)), draws_for(2))
+
+
+@pytest.mark.parametrize("transform", [RandomHorizontalFlip(), RandomCrop(2), CenterCrop(2)])
+def test_one_image_is_no_batch(transform):
+    with pytest.raises(OptionError, match=r"shape \(B, C, H, W\)"):
+        transform.apply(torch.zeros((3, 8, 8), dtype=torch.uint8), draws_for(1))
+
+
+def test_photographs_are_larger_than_small_samples():
+    # The two ways to flip differ in nothing but speed; this pins that each is reached by the sizes it was measured for.
+    images = batch_of((4, 3, 90, 80))
+    assert images[0].numel() > geometry._SMALL_SAMPLE_BYTES
+    draws = draws_for(4)
+    expected = torch.where(torch.from_numpy(draws.uniform() < 0.5)[:, None, None, None], images.flip(3), images)
+    assert torch.equal(RandomHorizontalFlip().apply(images, draws), expected)
