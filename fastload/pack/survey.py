@@ -18,7 +18,7 @@ from fastload.errors import OptionError, OutputError, SourceError
 from fastload.layout import CHUNK_BYTES, chunk_rows_for
 from fastload.pack.workers import HEADERS, Worker, WorkerPool
 from fastload.sources import list_source
-from fastload.sources.listing import Listing
+from fastload.sources.listing import Column, Listing
 
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
@@ -158,6 +158,8 @@ def survey_listing(
     sizes = {(int(pairs[i][0]), int(pairs[i][1])): int(counts[i]) for i in order}
     if options.size is None and len(sizes) > 1:
         raise SourceError(_several_sizes(source, sizes))
+    if options.size is not None:
+        listing = _with_unscaled_coordinates(listing)
     height, width = options.size or next(iter(sizes))
     fit = options.fit if options.size else None
     target = Target(height=height, width=width, channels=channels, dtype=dtype, fit=fit)
@@ -259,6 +261,16 @@ def _channels(source: str | Path, headers: NDArray[np.void], mode: Mode | None) 
     if alpha:
         return 4, np.dtype(np.uint8)
     return (3 if np.any(headers["channels"] == 3) else 1), np.dtype(np.uint8)
+
+
+def _with_unscaled_coordinates(listing: Listing) -> Listing:
+    """The listing, saying of each field of pixel coordinates that resizing did not move them."""
+    columns, notes = dict(listing.columns), list(listing.notes)
+    for name, column in listing.columns.items():
+        if column.attrs.get("coordinates") == "aligned":
+            columns[name] = Column(column.values, {**column.attrs, "coordinates": "aligned, before it was resized"})
+            notes.append(f"{name}: pixels of the image before --size resized it; they are kept as they are.")
+    return replace(listing, columns=columns, notes=tuple(notes))
 
 
 def _conversions(kinds: Counter[str], channels: int, dtype: np.dtype[Any]) -> dict[str, int]:

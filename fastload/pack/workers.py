@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fastload.decode import Target, decode_image, probe_image
 from fastload.errors import ImageError, OutputError, PackError
-from fastload.sources.listing import Listing
+from fastload.sources.listing import Files, Listing
 
 HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
 
@@ -81,10 +81,10 @@ class ChunkResult:
 
 
 class Worker:
-    """What one process needs to work on chunks: the listing, one chunk of memory, the open output."""
+    """What one process needs to work on chunks: the samples' files, one chunk of memory, the open output."""
 
-    def __init__(self, listing: Listing) -> None:
-        self.listing = listing
+    def __init__(self, files: Files) -> None:
+        self.files = files
         self._arena = np.zeros(0, np.uint8)
         self._part = ("", -1)
 
@@ -99,7 +99,7 @@ class Worker:
         block = HeaderBlock(samples, np.zeros(len(samples), HEADERS), Counter(), {})
         for at, sample in enumerate(samples.tolist()):
             try:
-                header = probe_image(lambda size, i=sample: self.listing.files.read_head(i, size))  # type: ignore[misc]
+                header = probe_image(lambda size, i=sample: self.files.read_head(i, size))  # type: ignore[misc]
             except (ImageError, OSError) as exc:
                 block.reasons[sample] = _reason(exc)
                 continue
@@ -115,7 +115,7 @@ class Worker:
         reasons: dict[int, str] = {}
         for at, sample in enumerate(task.samples.tolist()):
             try:
-                decode_image(self.listing.files.read(sample), task.target, arena[at])
+                decode_image(self.files.read(sample), task.target, arena[at])
                 digests[at] = xxhash.xxh3_64_intdigest(arena[at].data)
             except (ImageError, OSError) as exc:
                 arena[at] = 0
@@ -165,13 +165,13 @@ class WorkerPool:
 
     def __init__(self, listing: Listing, workers: int) -> None:
         self.workers = workers
-        self._local = Worker(listing)
+        self._local = Worker(listing.files)
         self._pool: ProcessPoolExecutor | None = None
         if workers:
             # Not fork: the caller may have threads (torch, OpenMP), whose locks a forked child would inherit.
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["__main__", __name__])  # Imported once, not once a worker.
-            self._pool = ProcessPoolExecutor(workers, context, _start_worker, (listing,))
+            self._pool = ProcessPoolExecutor(workers, context, _start_worker, (listing.files,))
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -234,9 +234,9 @@ def _reason(exc: Exception) -> str:
 _worker: Worker | None = None
 
 
-def _start_worker(listing: Listing) -> None:
+def _start_worker(files: Files) -> None:
     global _worker
-    _worker = Worker(listing)
+    _worker = Worker(files)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers.
     parent = multiprocessing.parent_process()
     assert parent is not None

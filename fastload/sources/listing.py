@@ -94,18 +94,6 @@ class Listing:
         )
 
 
-class Source(Protocol):
-    """Lists one layout of dataset: a function in this package, one line in SOURCES."""
-
-    def __call__(self, path: str, *, on_error: OnError = "fail") -> Listing:
-        """The listing of the dataset at path.
-
-        Raises:
-            SourceError: the dataset cannot be packed as it is.
-        """
-        ...
-
-
 def first_few(names: list[str], count: int = 5) -> str:
     """The first names of a list for a message, and how many more there are."""
     shown = ", ".join(names[:count])

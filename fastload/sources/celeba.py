@@ -1,0 +1,264 @@
+"""CelebA, as its site, torchvision and Kaggle lay it out: aligned faces and up to six text files about them.
+
+    Anno/*.txt, Eval/*.txt, Img/img_align_celeba.zip or Img/img_align_celeba/     the official folders
+    celeba/*.txt, celeba/img_align_celeba/                                        torchvision
+    *.csv, img_align_celeba/img_align_celeba/                                     Kaggle, without identities
+
+Files are found by their names at any depth, so mixtures of these work, and any text file may be missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.sources.folder import find_images, leave_out_broken
+from fastload.sources.listing import Column, Listing, OnError, first_few, require_unique
+from fastload.sources.text_table import TextTable, parse_table, row_of_images
+from fastload.sources.tree import Tree, is_image, key_of, open_tree
+
+ATTRIBUTES = "list_attr_celeba"
+IDENTITY = "identity_celeba"
+PARTITION = "list_eval_partition"
+BBOX = "list_bbox_celeba"
+ALIGNED_LANDMARKS = "list_landmarks_align_celeba"
+LANDMARKS = "list_landmarks_celeba"
+
+TELLING = (ATTRIBUTES, PARTITION, IDENTITY)
+IMAGE_FOLDERS = ("img_align_celeba", "img_align_celeba_png")
+SPLIT_NAMES = ("train", "val", "test")
+
+BBOX_NAMES = ("x_1", "y_1", "width", "height")
+LANDMARK_NAMES = tuple(
+    f"{point}_{axis}" for point in ("lefteye", "righteye", "nose", "leftmouth", "rightmouth") for axis in "xy"
+)
+
+
+class _Faces(NamedTuple):
+    tree: Tree
+    rows: NDArray[np.int64]
+    where: str
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One text file: what is said when it is absent, how many integers a row has (None: as many as the first row)."""
+
+    stem: str
+    absent: str
+    num_values: int | None
+
+
+_USES = (
+    _Use(ATTRIBUTES, "no labels", None),
+    _Use(IDENTITY, "no identity", 1),
+    _Use(PARTITION, "everything is one split, `all`", 1),
+    _Use(BBOX, "no bbox", 4),
+    _Use(ALIGNED_LANDMARKS, "no landmarks", 10),
+)
+
+
+def celeba_evidence(tree: Tree) -> list[str]:
+    """The names in a tree, three folders deep at most, by which CelebA is told; empty for anything else."""
+    names = [name for name in tree.names if name.count("/") <= 3 and not is_image(name)]
+    telling = [name for name in names if _stem(name) in TELLING and name.lower().endswith((".txt", ".csv"))]
+    archives = [name for name in names if _base(name).startswith(tuple(f"{stem}." for stem in IMAGE_FOLDERS))]
+    folders = [f"{name}/" for name in tree.folders if name.count("/") <= 3 and _base(name) in IMAGE_FOLDERS]
+    itself = [tree.path.name] if tree.path.name.lower().split(".")[0] in IMAGE_FOLDERS else []
+    return [key_of(name) for name in telling + archives + folders + itself]
+
+
+def list_celeba(source: str | Path | Tree, *, on_error: OnError = "fail") -> Listing:
+    """The listing of CelebA's images in the order of their names.
+
+    Columns, as far as their files are there: `labels` uint8 (N, 40), 0 and 1 for the file's -1 and 1; `identity`
+    int64 (N,), from 1; `bbox` int32 (N, 4), in pixels of the original images; `landmarks` int32 (N, 10), in pixels
+    of the aligned images, or of the original ones where only their file is there (attribute `coordinates`).
+
+    Raises:
+        SourceError: an image without a row or a row without an image (unless skipped), a value that is none.
+    """
+    tree = open_tree(source)
+    evidence = celeba_evidence(tree)
+    notes = [f"Layout celeba, told by {first_few(evidence)}." if evidence else "Layout celeba, as asked for."]
+    faces = _find_faces(tree, notes)
+    skipped = list(leave_out_broken(faces.tree, on_error))
+    unreadable = {key for key, _ in skipped}
+    names = [faces.tree.names[i] for i in faces.rows.tolist()]
+    images = [name.rpartition("/")[2] for name in names]
+    require_unique(images, f"{tree.path}: {faces.where}")
+    texts = _find_texts(tree, notes)
+
+    columns: dict[str, Column] = {}
+    split = np.zeros(len(images), np.uint8)
+    split_names: tuple[str, ...] = ("all",)
+    folder = key_of(names[0].rpartition("/")[0] + "/").lstrip("/")
+    no_file: dict[str, list[str]] = {}
+    no_row: dict[int, list[str]] = {}
+    for use in _USES:
+        stem, position = use.stem, texts.get(use.stem)
+        if stem == ALIGNED_LANDMARKS and position is None:
+            stem, position = LANDMARKS, texts.get(LANDMARKS)
+        if position is None:
+            notes.append(f"There is no {use.stem} (.txt or .csv): {use.absent}.")
+            continue
+        path = str(tree.path / key_of(tree.names[position]))
+        table = parse_table(tree.read_text(position), path, use.num_values)
+        if table.count is not None and table.count != len(table.images):
+            notes.append(f"{path} promises {table.count} rows and has {len(table.images)}.")
+        rows, absent = row_of_images(table, images)
+        for image in absent:
+            no_file.setdefault(folder + key_of(image), []).append(Path(path).name)
+        for row in np.flatnonzero(rows < 0).tolist():
+            no_row.setdefault(row, []).append(Path(path).name)
+        if stem == PARTITION:
+            table.refuse_unless((table.values >= 0) & (table.values <= 2), "0 (train), 1 (valid) or 2 (test)")
+            present = np.unique(table.values[rows[rows >= 0], 0])
+            split_names = tuple(SPLIT_NAMES[i] for i in present)
+            split = np.searchsorted(present, table.values[rows, 0]).astype(np.uint8)
+        else:
+            name, values, attrs = _column(stem, table)
+            columns[name] = Column(values[rows], attrs)
+
+    if not texts:
+        notes.append("Not one of CelebA's text files was found: give the folder that holds them and the images.")
+    no_file = {key: files for key, files in no_file.items() if key not in unreadable}
+    if on_error == "fail":
+        _refuse_mismatch(tree, names, no_file, no_row)
+    keep = np.delete(np.arange(len(images)), list(no_row))
+    if len(keep) == 0:
+        raise SourceError(
+            f"{tree.path}: not one of the {len(images)} images has a row in every text file. "
+            "Are the text files those of these images?"
+        )
+    skipped += [(key, f"is listed in {' and '.join(files)}, but has no file") for key, files in no_file.items()]
+    skipped += [(key_of(names[row]), f"has no row in {' and '.join(files)}") for row, files in sorted(no_row.items())]
+    rows = faces.rows
+    return Listing(
+        layout="celeba",
+        keys=tuple([key_of(name) for name in names]),
+        split=split,
+        split_names=split_names,
+        columns=columns,
+        notes=(*notes, *dict.fromkeys((*tree.notes, *faces.tree.notes))),
+        sizes=faces.tree.sizes[rows],
+        mtimes_ns=faces.tree.mtimes_ns[rows],
+        files=faces.tree.files.take(rows),
+        skipped=tuple(skipped),
+    ).take(keep)
+
+
+def _column(stem: str, table: TextTable) -> tuple[str, NDArray[Any], dict[str, Any]]:
+    """Name, values and attributes of the column that a table becomes, in the table's order."""
+    if stem == IDENTITY:
+        return "identity", table.values[:, 0].astype(np.int64), {}
+    if stem == ATTRIBUTES:
+        if not table.header:
+            raise SourceError(
+                f"{table.path} has no line with the names of its {table.values.shape[1]} attributes. "
+                "Fetch the original file, or remove it to pack without it."
+            )
+        table.refuse_unless((table.values == 1) | (table.values == -1), "-1 or 1")
+        return "labels", (table.values == 1).astype(np.uint8), {"names": table.header}
+    if stem == BBOX:
+        return "bbox", table.values, {"names": table.header or BBOX_NAMES, "coordinates": "original"}
+    coordinates = "aligned" if stem == ALIGNED_LANDMARKS else "original"
+    attrs = {"names": table.header or LANDMARK_NAMES, "coordinates": coordinates}
+    return "landmarks", table.values, attrs
+
+
+def _find_texts(tree: Tree, notes: list[str]) -> dict[str, int]:
+    """Stem of a text file -> its position in the tree; the .txt before the .csv, the outermost before others."""
+    stems = {use.stem for use in _USES} | {LANDMARKS}
+    found: dict[str, list[int]] = {}
+    for i, name in enumerate(tree.names):
+        if name.lower().endswith((".txt", ".csv")) and _stem(name) in stems:
+            found.setdefault(_stem(name), []).append(i)
+    texts: dict[str, int] = {}
+    for stem, positions in found.items():
+        first, *others = sorted(
+            positions, key=lambda i: (not tree.names[i].lower().endswith(".txt"), tree.names[i].count("/"))
+        )
+        texts[stem] = first
+        if others:
+            unused = first_few([key_of(tree.names[i]) for i in others])
+            notes.append(f"Read {key_of(tree.names[first])}, not {unused}.")
+    return texts
+
+
+def _find_faces(tree: Tree, notes: list[str]) -> _Faces:
+    """The aligned images: in their folder, else in their archive, else in the only folder that holds images."""
+    by_folder: dict[str, list[int]] = {}
+    for i in tree.images().tolist():
+        by_folder.setdefault(tree.names[i].rpartition("/")[0], []).append(i)
+    archives = [i for i, name in enumerate(tree.names) if _base(name) in _archive_names()]
+    named = [folder for folder in by_folder if _base(folder) in IMAGE_FOLDERS]
+    if not named and archives:
+        inner = _open_archive(tree, archives[0], notes)
+        rows, _ = find_images(inner)
+        return _Faces(inner, rows, key_of(tree.names[archives[0]]))
+    folders = named or list(by_folder)
+    if len(folders) > 1:
+        raise SourceError(
+            f"{tree.path}: there are images in more than one folder: {first_few(list(map(key_of, sorted(folders))))}. "
+            "Keep the aligned ones in img_align_celeba and move the others away, or give their folder."
+        )
+    if not folders:
+        packed = [key_of(name) for name in tree.names if _base(name).startswith(IMAGE_FOLDERS)]
+        if packed:
+            raise SourceError(
+                f"{tree.path}: the images are packed in {first_few(packed)}, which cannot be read one by one. "
+                "Unpack it beside the text files, or fetch img_align_celeba.zip."
+            )
+        leave_out_broken(tree, "fail")  # a better reason than that there is none
+        find_images(tree)
+    folder = folders[0]
+    ignored = len(tree.images()) - len(by_folder[folder])
+    if ignored:
+        notes.append(f"Ignored {ignored} images outside {key_of(folder)}.")
+    if archives:
+        notes.append(f"Read the images in {key_of(folder)}, not {key_of(tree.names[archives[0]])}.")
+    return _Faces(tree, np.array(by_folder[folder], np.int64), key_of(folder) or "the folder itself")
+
+
+def _open_archive(tree: Tree, position: int, notes: list[str]) -> Tree:
+    name = key_of(tree.names[position])
+    if tree.archive:
+        raise SourceError(
+            f"{tree.path}: the images are in an archive inside it, {name}, which cannot be read one by one. "
+            f"Unpack {tree.path} (not {name}) and pack the folder."
+        )
+    notes.append(f"Read the images in {name}.")
+    return open_tree(tree.path / Path(tree.names[position]))
+
+
+def _refuse_mismatch(tree: Tree, names: list[str], no_file: dict[str, list[str]], no_row: dict[int, list[str]]) -> None:
+    if no_file:
+        shown = first_few([f"{key} ({' and '.join(files)})" for key, files in no_file.items()])
+        raise SourceError(
+            f"{tree.path}: images that are listed have no file ({len(no_file)}): {shown}. "
+            "Fetch or unpack the images again, or leave those out with `--on-error skip`."
+        )
+    if no_row:
+        shown = first_few([f"{key_of(names[row])} ({' and '.join(files)})" for row, files in sorted(no_row.items())])
+        raise SourceError(
+            f"{tree.path}: images have no row in a text file ({len(no_row)}): {shown}. "
+            "Fetch the text files again, remove the incomplete one, or leave those images out with `--on-error skip`."
+        )
+
+
+def _archive_names() -> set[str]:
+    return {stem + suffix for stem in IMAGE_FOLDERS for suffix in (".zip", ".tar", ".tar.gz", ".tgz")}
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2].lower()
+
+
+def _stem(name: str) -> str:
+    return _base(name).rpartition(".")[0]

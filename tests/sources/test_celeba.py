@@ -1,0 +1,301 @@
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload.errors import SourceError
+from fastload.sources import detect_layout, list_source
+
+NAMES = [f"Attribute_{i}" for i in range(40)]
+POINTS = "lefteye_x lefteye_y righteye_x righteye_y nose_x nose_y leftmouth_x leftmouth_y rightmouth_x rightmouth_y"
+COUNT = 6
+FILES = [f"{i:06d}.jpg" for i in range(1, COUNT + 1)]
+ATTRIBUTES = np.where(np.random.default_rng(0).random((COUNT, 40)) < 0.5, -1, 1)
+IDENTITY = [2880, 2937, 8692, 5805, 9295, 4153]
+PARTITION = [0, 0, 0, 1, 1, 2]
+BBOX = np.arange(COUNT * 4).reshape(COUNT, 4)
+POINTS_ALIGNED = np.arange(COUNT * 10).reshape(COUNT, 10)
+
+
+def face(i: int) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (4, 6), (i * 20, 90, 60)).save(data, "jpeg")
+    return data.getvalue()
+
+
+def rows(values, width: int = 3) -> list[str]:
+    return [
+        f"{name} " + " ".join(f"{v:>{width}}" for v in np.atleast_1d(v)) for name, v in zip(FILES, values, strict=True)
+    ]
+
+
+TEXTS = {
+    "Anno/list_attr_celeba.txt": [str(COUNT), " ".join(NAMES) + " ", *rows(ATTRIBUTES, 2)],
+    "Anno/identity_CelebA.txt": rows(IDENTITY, 1),
+    "Eval/list_eval_partition.txt": rows(PARTITION, 1),
+    "Anno/list_bbox_celeba.txt": [str(COUNT), "image_id x_1 y_1 width height", *rows(BBOX, 6)],
+    "Anno/list_landmarks_align_celeba.txt": [str(COUNT), POINTS, *rows(POINTS_ALIGNED)],
+    "Anno/list_landmarks_celeba.txt": [str(COUNT), POINTS, *rows(POINTS_ALIGNED + 100)],
+}
+
+
+def write_texts(root: Path, *, flat: bool = True, end: str = "\r\n", leave_out: tuple[str, ...] = ()) -> None:
+    for name, lines in TEXTS.items():
+        path = root / (Path(name).name if flat else name)
+        if path.stem in leave_out:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(end.join(lines) + end, newline="")
+
+
+def write_images(folder: Path, suffix: str = ".jpg") -> None:
+    folder.mkdir(parents=True)
+    for i, name in enumerate(FILES):
+        (folder / name).with_suffix(suffix).write_bytes(face(i))
+
+
+def official(root: Path) -> Path:
+    write_texts(root, flat=False, end="\r\n")
+    (root / "Img").mkdir()
+    with zipfile.ZipFile(root / "Img" / "img_align_celeba.zip", "w") as archive:
+        archive.writestr("img_align_celeba/", b"")
+        for i, name in enumerate(FILES):
+            archive.writestr(f"img_align_celeba/{name}", face(i))
+    return root
+
+
+def official_unpacked(root: Path) -> Path:
+    write_texts(root, flat=False, end="\n")
+    write_images(root / "Img" / "img_align_celeba")
+    return root
+
+
+def torchvision(root: Path) -> Path:
+    write_texts(root / "celeba", end="\n")
+    write_images(root / "celeba" / "img_align_celeba")
+    return root
+
+
+def flat_with_tar(root: Path) -> Path:
+    write_texts(root)
+    with tarfile.open(root / "img_align_celeba.tar", "w") as archive:
+        for i, name in enumerate(FILES):
+            info = tarfile.TarInfo(f"img_align_celeba/{name}")
+            info.size = len(face(i))
+            archive.addfile(info, io.BytesIO(face(i)))
+    return root
+
+
+def kaggle(root: Path) -> Path:
+    write_images(root / "img_align_celeba" / "img_align_celeba")
+    for name, lines in TEXTS.items():
+        stem = Path(name).stem
+        if stem in ("identity_CelebA", "list_landmarks_celeba"):
+            continue
+        head = {
+            "list_attr_celeba": NAMES,
+            "list_eval_partition": ["partition"],
+            "list_bbox_celeba": ["x_1", "y_1", "width", "height"],
+            "list_landmarks_align_celeba": POINTS.split(),
+        }[stem]
+        table = [["image_id", *head], *(line.split() for line in lines if line.startswith("0000"))]
+        (root / f"{stem}.csv").write_text("".join(",".join(row) + "\n" for row in table))
+    return root
+
+
+@pytest.mark.parametrize("make", [official, official_unpacked, torchvision, flat_with_tar, kaggle])
+def test_every_layout_gives_the_same_columns(tmp_path: Path, make) -> None:
+    root = make(tmp_path)
+    assert detect_layout(root) == "celeba"
+    listing = list_source(root)
+    assert [key.rpartition("/")[2] for key in listing.keys] == FILES
+    assert "img_align_celeba/000001.jpg" in listing.keys[0]
+    labels = listing.columns["labels"]
+    assert labels.values.dtype == np.uint8 and labels.attrs["names"] == tuple(NAMES)
+    assert np.array_equal(labels.values, ATTRIBUTES == 1)
+    assert listing.split_names == ("train", "val", "test") and listing.split.tolist() == PARTITION
+    bbox = listing.columns["bbox"]
+    assert bbox.values.dtype == np.int32 and np.array_equal(bbox.values, BBOX)
+    assert bbox.attrs == {"names": ("x_1", "y_1", "width", "height"), "coordinates": "original"}
+    points = listing.columns["landmarks"]
+    assert points.values.dtype == np.int32 and np.array_equal(points.values, POINTS_ALIGNED)
+    assert points.attrs == {"names": tuple(POINTS.split()), "coordinates": "aligned"}
+    if make is kaggle:
+        assert "identity" not in listing.columns and any("no identity" in note for note in listing.notes)
+    else:
+        assert listing.columns["identity"].values.tolist() == IDENTITY
+        assert listing.columns["identity"].values.dtype == np.int64
+    assert [listing.files.read(i) for i in range(COUNT)] == [face(i) for i in range(COUNT)]
+
+
+def test_the_folder_of_torchvision_itself_may_be_given(tmp_path: Path) -> None:
+    assert len(list_source(torchvision(tmp_path / "data") / "celeba").columns) == 4
+
+
+def test_a_whole_dataset_in_one_zip(tmp_path: Path) -> None:
+    root = kaggle(tmp_path / "data")
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        for path in sorted(root.rglob("*.*")):
+            archive.write(path, path.relative_to(root))
+    listing = list_source(tmp_path / "archive.zip")
+    assert listing.layout == "celeba" and np.array_equal(listing.columns["labels"].values, ATTRIBUTES == 1)
+
+
+@pytest.mark.parametrize("absent", [Path(name).stem for name in TEXTS])
+def test_an_absent_text_file_is_said(tmp_path: Path, absent: str) -> None:
+    write_texts(tmp_path, leave_out=(absent,))
+    write_images(tmp_path / "img_align_celeba")
+    listing = list_source(tmp_path)
+    expected = {"labels", "identity", "bbox", "landmarks"}
+    gone = {"list_attr_celeba": "labels", "identity_CelebA": "identity", "list_bbox_celeba": "bbox"}.get(absent)
+    assert set(listing.columns) == expected - {gone}
+    if absent == "list_eval_partition":
+        assert listing.split_names == ("all",) and not listing.split.any()
+    if absent == "list_landmarks_align_celeba":
+        assert listing.columns["landmarks"].attrs["coordinates"] == "original"
+        assert np.array_equal(listing.columns["landmarks"].values, POINTS_ALIGNED + 100)
+    elif absent != "list_landmarks_celeba":
+        assert any(absent.lower() in note for note in listing.notes)
+
+
+def test_images_alone_are_packed_without_labels(tmp_path: Path) -> None:
+    write_images(tmp_path / "img_align_celeba")
+    listing = list_source(tmp_path)
+    assert listing.columns == {} and any("Not one of CelebA's text files" in note for note in listing.notes)
+
+
+def test_png_images_match_rows_that_say_jpg(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    write_images(tmp_path / "img_align_celeba_png", ".png")
+    assert list_source(tmp_path).columns["identity"].values.tolist() == IDENTITY
+
+
+def test_only_the_splits_that_occur_are_named(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    write_images(tmp_path / "img_align_celeba")
+    (tmp_path / "list_eval_partition.txt").write_text(
+        "".join(f"{name} {2 * (i > 2)}\n" for i, name in enumerate(FILES))
+    )
+    listing = list_source(tmp_path)
+    assert listing.split_names == ("train", "test") and listing.split.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_rows_may_come_in_any_order(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    write_images(tmp_path / "img_align_celeba")
+    (tmp_path / "identity_CelebA.txt").write_text("".join(line + "\n" for line in reversed(rows(IDENTITY))))
+    assert list_source(tmp_path).columns["identity"].values.tolist() == IDENTITY
+
+
+def test_a_row_without_its_image_fails_or_is_skipped(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    write_images(tmp_path / "img_align_celeba")
+    os.remove(tmp_path / "img_align_celeba" / "000003.jpg")
+    with pytest.raises(
+        SourceError, match=r"have no file \(1\): img_align_celeba/000003.jpg \(list_attr_celeba.txt and"
+    ):
+        list_source(tmp_path)
+    listing = list_source(tmp_path, on_error="skip")
+    ((key, reason),) = listing.skipped
+    assert key == "img_align_celeba/000003.jpg" and "identity_CelebA.txt" in reason and "has no file" in reason
+    assert listing.columns["identity"].values.tolist() == IDENTITY[:2] + IDENTITY[3:]
+    assert listing.split.tolist() == PARTITION[:2] + PARTITION[3:]
+
+
+def test_an_image_without_a_row_fails_or_is_skipped(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    write_images(tmp_path / "img_align_celeba")
+    (tmp_path / "identity_CelebA.txt").write_text("".join(line + "\n" for line in rows(IDENTITY)[1:]))
+    with pytest.raises(
+        SourceError, match=r"have no row in a text file \(1\): img_align_celeba/000001.jpg \(identity_C"
+    ):
+        list_source(tmp_path)
+    listing = list_source(tmp_path, on_error="skip")
+    assert listing.skipped == (("img_align_celeba/000001.jpg", "has no row in identity_CelebA.txt"),)
+    assert len(listing) == COUNT - 1 and listing.files.read(0) == face(1)
+    assert listing.columns["identity"].values.tolist() == IDENTITY[1:]
+
+
+def test_a_wrong_count_is_only_noted(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    write_images(tmp_path / "img_align_celeba")
+    path = tmp_path / "list_attr_celeba.txt"
+    path.write_text(path.read_text().replace("6\n", "202599\n", 1))
+    assert any("promises 202599 rows and has 6" in note for note in list_source(tmp_path).notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("list_attr_celeba.txt", "000002.jpg -1", "000002.jpg  0", r"line 4: 000002.jpg has the value 0 \(Attribute_"),
+        (
+            "list_attr_celeba.txt",
+            "000002.jpg -1",
+            "000002.jpg x",
+            "line 4: 000002.jpg has the value 'x', expected an int",
+        ),
+        ("list_attr_celeba.txt", "000002.jpg -1", "000002.jpg", "line 4: 000002.jpg has 39 values, expected 40"),
+        ("identity_CelebA.txt", "000001.jpg 2880", "000001.jpg 28.5", "line 1: 000001.jpg has the value '28.5'"),
+        ("identity_CelebA.txt", "000001.jpg 2880", "000001.jpg", "line 1: 000001.jpg has 0 values, expected 1"),
+        ("identity_CelebA.txt", "000003", "000001", r"000001.jpg \(lines 1 and 3\)"),
+        ("list_eval_partition.txt", "000004.jpg 1", "000004.jpg 3", r"line 4: 000004.jpg has the value 3.*0 \(train\)"),
+        (
+            "list_bbox_celeba.txt",
+            "     1 ",
+            " 99999999999 ",
+            "line 3: 000001.jpg has the value '99999999999', expected an integer of 32",
+        ),
+        ("list_bbox_celeba.txt", "     1 ", f" {2**70} ", "line 3: .* expected an integer"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_line(tmp_path: Path, name: str, old: str, new: str, message: str) -> None:
+    write_texts(tmp_path)
+    write_images(tmp_path / "img_align_celeba")
+    path = tmp_path / name
+    text = path.read_text().replace("000002.jpg  1", "000002.jpg -1")
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(SourceError, match=f"{name}.*{message}"):
+        list_source(tmp_path)
+
+
+def test_an_empty_text_file_is_an_error(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    write_images(tmp_path / "img_align_celeba")
+    (tmp_path / "identity_CelebA.txt").write_text("")
+    with pytest.raises(SourceError, match=r"identity_CelebA.txt holds no rows"):
+        list_source(tmp_path)
+
+
+def test_images_in_two_folders_or_none_are_an_error(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    with pytest.raises(SourceError, match="holds no image"):
+        list_source(tmp_path)
+    (tmp_path / "img_align_celeba_png.7z.001").write_bytes(b"7z")
+    with pytest.raises(SourceError, match=r"packed in img_align_celeba_png.7z.001"):
+        list_source(tmp_path)
+    write_images(tmp_path / "a")
+    assert len(list_source(tmp_path)) == COUNT
+    write_images(tmp_path / "b")
+    with pytest.raises(SourceError, match="more than one folder: a, b"):
+        list_source(tmp_path)
+
+
+def test_the_real_faces(shared_data: Path) -> None:
+    listing = list_source(shared_data / "celeba")
+    assert listing.layout == "celeba" and len(listing) == 1500
+    assert np.bincount(listing.split).tolist() == [1200, 150, 150]
+    labels = listing.columns["labels"]
+    assert (
+        labels.values.shape == (1500, 40)
+        and labels.attrs["names"][20] == "Male"
+        and labels.attrs["names"][-1] == "Young"
+    )
+    assert listing.columns["identity"].values[:2].tolist() == [2880, 2937]
+    assert labels.values[0].tolist()[:4] == [0, 1, 1, 0]
+    assert listing.keys[0] == "img_align_celeba/000001.jpg" and listing.files.read_head(0, 2) == b"\xff\xd8"

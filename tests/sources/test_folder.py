@@ -1,0 +1,204 @@
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastload.errors import MissingFileError, OptionError, SourceError
+from fastload.sources import SOURCES, Listing, detect_layout, list_source
+
+
+def make(root: Path, *names: str) -> Path:
+    """Files whose content is their own name: enough for a listing, which decodes nothing."""
+    for name in names:
+        path = root / name
+        if name.endswith("/"):
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return root
+
+
+def pack_zip(folder: Path, out: Path) -> Path:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.write(path, path.relative_to(folder.parent))
+    return out
+
+
+def pack_tar(folder: Path, out: Path) -> Path:
+    with tarfile.open(out, "w") as archive:
+        archive.add(folder, folder.name)
+    return out
+
+
+def labels(listing: Listing) -> list[int]:
+    return listing.columns["labels"].values.tolist()
+
+
+def all_notes(listing: Listing) -> str:
+    return " ".join(listing.notes)
+
+
+SPLIT_TREE = ("train/cat/b.jpg", "train/cat/a.jpg", "train/dog/1.png", "Validation/dog/2.JPEG", "test/cat/x.webp")
+
+
+def test_class_folders_become_sorted_labels_in_one_split(tmp_path: Path) -> None:
+    listing = list_source(make(tmp_path / "photos", "dog/1.jpg", "cat/2.jpg", "cat/1.jpg", "cat/deep/0.jpg"))
+    assert listing.layout == "folder"
+    assert listing.keys == ("cat/1.jpg", "cat/2.jpg", "cat/deep/0.jpg", "dog/1.jpg")
+    assert listing.columns["labels"].attrs == {"names": ("cat", "dog")}
+    assert listing.columns["labels"].values.dtype == np.int64
+    assert labels(listing) == [0, 0, 0, 1]
+    assert listing.split_names == ("all",) and listing.split.tolist() == [0, 0, 0, 0]
+    assert [listing.files.read(i).decode() for i in range(4)] == list(listing.keys)
+    assert listing.sizes.tolist() == [len(key) for key in listing.keys]
+
+
+def test_a_class_stays_together_when_a_sibling_sorts_between_its_folders(tmp_path: Path) -> None:
+    listing = list_source(make(tmp_path, "a/deep/1.jpg", "a/0.jpg", "a-1/0.jpg"))
+    assert listing.keys == ("a/0.jpg", "a/deep/1.jpg", "a-1/0.jpg")
+    assert labels(listing) == [0, 0, 1]
+
+
+def test_splits_come_in_order_and_keep_their_folders_in_keys(tmp_path: Path) -> None:
+    listing = list_source(make(tmp_path, *SPLIT_TREE))
+    assert listing.split_names == ("train", "val", "test")
+    assert listing.keys == (
+        "train/cat/a.jpg",
+        "train/cat/b.jpg",
+        "train/dog/1.png",
+        "Validation/dog/2.JPEG",
+        "test/cat/x.webp",
+    )
+    assert listing.split.tolist() == [0, 0, 0, 1, 2]
+    assert labels(listing) == [0, 0, 1, 1, 0]
+    assert "val (folder Validation)" in all_notes(listing)
+    assert "Classes without an image in 'val' (1): cat" in all_notes(listing)
+
+
+@pytest.mark.parametrize("pack", [pack_zip, pack_tar])
+def test_an_archive_lists_as_its_folder_does(tmp_path: Path, pack) -> None:
+    folder = make(tmp_path / "photos", *SPLIT_TREE, "readme.txt", "train/.DS_Store")
+    plain = list_source(folder)
+    packed = list_source(pack(folder, tmp_path / f"p{pack.__name__[-4:]}"))
+    assert packed.keys == tuple(f"photos/{key}" for key in plain.keys)
+    assert labels(packed) == labels(plain) and packed.split.tolist() == plain.split.tolist()
+    assert [packed.files.read(i) for i in range(5)] == [plain.files.read(i) for i in range(5)]
+    assert packed.sizes.tolist() == plain.sizes.tolist()
+    assert "photos/, which was looked through" in all_notes(packed)
+    for listing in (plain, packed):
+        assert "readme.txt" in all_notes(listing) and ".DS_Store" in all_notes(listing)
+
+
+def test_an_archive_of_one_split_keeps_it(tmp_path: Path) -> None:
+    listing = list_source(pack_zip(make(tmp_path / "train", "cat/1.jpg", "dog/1.jpg"), tmp_path / "train.zip"))
+    assert listing.split_names == ("train",)
+    assert listing.columns["labels"].attrs["names"] == ("cat", "dog")
+
+
+def test_a_folder_around_folders_is_looked_through_but_a_single_class_is_not(tmp_path: Path) -> None:
+    around = list_source(make(tmp_path / "a", "photos/cat/1.jpg", "photos/dog/1.jpg"))
+    assert around.columns["labels"].attrs["names"] == ("cat", "dog")
+    single = list_source(make(tmp_path / "b", "cat/1.jpg", "cat/2.jpg"))
+    assert single.columns["labels"].attrs["names"] == ("cat",)
+
+
+def test_flat_images_have_no_labels(tmp_path: Path) -> None:
+    listing = list_source(make(tmp_path, "2.jpg", "1.PNG", "3.gif"))
+    assert listing.columns == {} and listing.keys == ("1.PNG", "2.jpg", "3.gif")
+
+
+def test_a_flat_split_beside_labelled_ones_has_labels_of_minus_one(tmp_path: Path) -> None:
+    listing = list_source(make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "test/9.jpg", "val/"))
+    assert labels(listing) == [0, 1, -1]
+    assert listing.split_names == ("train", "test")
+    assert "'test' has no class folders" in all_notes(listing)
+    assert "without an image were ignored: val" in all_notes(listing)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), "it is empty"),
+        (("cat/", "dog/"), r"empty but for folders \(2\)"),
+        (("a.txt", "b.txt", "c.csv"), "looked for .jpg .jpeg .* found only 2 .txt, 1 .csv"),
+        (("photos.tar", "x.txt"), "give the archive itself: .*photos.tar"),
+        (("cat/1.jpg", "dog/", "cow/"), r"class folders without an image \(2\): cow, dog"),
+        (("cat/1.jpg", "cat/2.jpg", "3.jpg"), r"beside class folders \(1\): 3.jpg"),
+        (("train/cat/1.jpg", "train/2.jpg"), r"train/: images lie beside class folders \(1\): 2.jpg"),
+        (("train/cat/1.jpg", "extra/2.jpg"), "train look like splits, but there are images in extra"),
+        (("train/cat/1.jpg", "2.jpg"), r"beside the splits train \(1\): 2.jpg"),
+        (("val/cat/1.jpg", "valid/cat/1.jpg"), "val and valid are both the split 'val'"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(SourceError, match=message):
+        list_source(make(tmp_path / "data", *names))
+
+
+def test_a_class_that_is_empty_in_one_split_only_is_no_error(tmp_path: Path) -> None:
+    listing = list_source(make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "val/cat/1.jpg", "val/dog/"))
+    assert labels(listing) == [0, 1, 0]
+
+
+def test_a_dangling_link_fails_or_is_skipped_by_name(tmp_path: Path) -> None:
+    make(tmp_path, "cat/1.jpg", "dog/1.jpg")
+    (tmp_path / "cat" / "2.jpg").symlink_to("nowhere.jpg")
+    with pytest.raises(SourceError, match=r"cat/2.jpg is a link to a file that does not exist.*--on-error skip"):
+        list_source(tmp_path)
+    listing = list_source(tmp_path, on_error="skip")
+    assert listing.skipped == (("cat/2.jpg", "is a link to a file that does not exist"),)
+    assert listing.keys == ("cat/1.jpg", "dog/1.jpg")
+
+
+def test_missing_path_and_unknown_layout(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="there is no such file or folder"):
+        list_source(tmp_path / "none")
+    with pytest.raises(OptionError, match=f"Choose one of {', '.join(SOURCES)}"):
+        list_source(tmp_path, "imagenet")
+
+
+def test_take_keeps_rows_together(tmp_path: Path) -> None:
+    listing = list_source(make(tmp_path, *SPLIT_TREE))
+    some = listing.take(np.array([4, 1]))
+    assert some.keys == ("test/cat/x.webp", "train/cat/b.jpg") and len(some) == 2
+    assert labels(some) == [0, 0] and some.split.tolist() == [2, 0]
+    assert [some.files.read(i).decode() for i in range(2)] == list(some.keys)
+
+
+def test_real_photos(shared_data: Path) -> None:
+    flowers = shared_data / "flowers128" / "flowers128.tar"
+    assert detect_layout(flowers) == "folder"
+    listing = list_source(flowers)
+    assert len(listing) == 4317
+    assert listing.columns["labels"].attrs["names"] == ("daisy", "dandelion", "rose", "sunflower", "tulip")
+    clothing = list_source(shared_data / "clothing" / "clothing.tar")
+    assert clothing.split_names == ("train", "val", "test")
+    assert np.bincount(clothing.split).tolist() == [1817, 341, 372]
+    assert len(clothing.columns["labels"].attrs["names"]) == 10
+    assert clothing.files.read_head(0, 2) == b"\xff\xd8"
+    nasty = list_source(shared_data / "nasty" / "files")
+    assert len(nasty) == 75 and ".DS_Store" in all_notes(nasty)
+    with pytest.raises(SourceError, match="holds no image"):
+        list_source(shared_data / "mnist")
+
+
+def test_a_file_removed_later_is_an_error_of_that_image_alone(tmp_path: Path) -> None:
+    make(tmp_path / "photos", "cat/1.jpg", "dog/1.jpg")
+    listing = list_source(tmp_path / "photos")
+    shutil.rmtree(tmp_path / "photos" / "dog")
+    assert listing.files.read(0) == b"cat/1.jpg"
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        listing.files.read(1)
+
+
+def test_nothing_left_to_pack_says_why(tmp_path: Path) -> None:
+    make(tmp_path, "cat/")
+    (tmp_path / "cat" / "1.jpg").symlink_to("nowhere")
+    with pytest.raises(SourceError, match=r"holds no image: cat/1.jpg is a link to a file that does not exist"):
+        list_source(tmp_path, on_error="skip")
