@@ -167,7 +167,7 @@ def _compare(worker: Worker, task: _Task) -> tuple[NDArray[np.int64], NDArray[np
     reasons: dict[int, str] = {}
     for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
         try:
-            decode_image(worker.listing.files.read(sample), task.target, out)
+            decode_image(worker.files.read(sample), task.target, out)
         except (ImageError, OSError) as exc:
             reasons[row] = f"its image can no longer be decoded: {exc}"
             continue
