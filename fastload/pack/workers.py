@@ -29,6 +29,8 @@ from fastload.sources.listing import Files, Listing
 
 HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
 
+_CACHE_BYTES = 512 * 2**10
+
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
@@ -70,6 +72,12 @@ class ChunkTask:
     samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     digests: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one image."""
+        target = self.target
+        return target.height * target.width * target.channels * target.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class ChunkResult:
@@ -85,7 +93,7 @@ class Worker:
 
     def __init__(self, files: Files) -> None:
         self.files = files
-        self._arena = np.zeros(0, np.uint8)
+        self._memory = np.zeros(0, np.uint8)
         self._part = ("", -1)
 
     def close(self) -> None:
@@ -110,40 +118,48 @@ class Worker:
 
     def pack(self, task: ChunkTask) -> ChunkResult:
         """Decode a chunk and write it at its place; rows that cannot be decoded stay zero."""
-        arena = self._chunk(task)
         digests = np.zeros(len(task.rows), np.uint64)
         reasons: dict[int, str] = {}
-        for at, sample in enumerate(task.samples.tolist()):
-            try:
-                decode_image(self.files.read(sample), task.target, arena[at])
-                digests[at] = xxhash.xxh3_64_intdigest(arena[at].data)
-            except (ImageError, OSError) as exc:
-                arena[at] = 0
-                reasons[int(task.rows[at])] = _reason(exc)
+        # A few images at a time, so that they are hashed and written while they are still in the core's cache.
+        step = max(1, _CACHE_BYTES // task.row_bytes)
+        for start in range(0, len(task.rows), step):
+            samples = task.samples[start : start + step].tolist()
+            arena = self._arena(task, len(samples))
+            for at, sample in enumerate(samples):
+                try:
+                    decode_image(self.files.read(sample), task.target, arena[at])
+                    digests[start + at] = xxhash.xxh3_64_intdigest(arena[at].data)
+                except (ImageError, OSError) as exc:
+                    arena[at] = 0
+                    reasons[int(task.rows[start + at])] = _reason(exc)
+            self._write(task, arena, task.offset + start * task.row_bytes)
+        return ChunkResult(task.rows, digests, reasons)
+
+    def _write(self, task: ChunkTask, arena: NDArray[Any], offset: int) -> None:
         try:
-            write_at(self._open(task.part), arena.reshape(-1).view(np.uint8), task.offset)
+            write_at(self._open(task.part), arena.reshape(-1).view(np.uint8), offset)
         except OSError as exc:
             raise OutputError(
                 f"{task.part}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the "
                 f"same command again."
             ) from exc
-        return ChunkResult(task.rows, digests, reasons)
 
     def check(self, task: ChunkTask) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The chunk's rows, and for each whether the bytes on disk have the digest expected."""
-        arena = self._chunk(task)
+        arena = self._arena(task, len(task.rows))
         flat = arena.reshape(-1).view(np.uint8)
         flat[read_at(self._open(task.part), flat, task.offset) :] = 0
         found = np.fromiter((xxhash.xxh3_64_intdigest(row.data) for row in arena), np.uint64, len(arena))
         return task.rows, found == task.digests
 
-    def _chunk(self, task: ChunkTask) -> NDArray[Any]:
+    def _arena(self, task: ChunkTask, num_rows: int) -> NDArray[Any]:
+        """Memory for so many images, (num_rows, H, W, C), used again and again."""
+        num_bytes = num_rows * task.row_bytes
+        if len(self._memory) < num_bytes:
+            self._memory = np.zeros(num_bytes, np.uint8)
         target = task.target
-        shape = (len(task.rows), target.height, target.width, target.channels)
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * target.dtype.itemsize
-        if len(self._arena) < num_bytes:
-            self._arena = np.zeros(num_bytes, np.uint8)
-        return self._arena[:num_bytes].view(target.dtype).reshape(shape)
+        shape = (num_rows, target.height, target.width, target.channels)
+        return self._memory[:num_bytes].view(target.dtype).reshape(shape)
 
     def _open(self, part: str) -> int:
         if self._part[0] != part:
