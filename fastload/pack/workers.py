@@ -6,16 +6,16 @@ No pixel crosses a process border: a worker writes its chunk at its place in the
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import os
-import signal
-import threading
+import subprocess
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait as wait_for_connection
+from itertools import islice
+from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.decode import Target, decode_image, probe_image
-from fastload.errors import ImageError, OutputError, PackError
+from fastload.errors import FastloadError, ImageError, OutputError, PackError
 from fastload.sources.listing import Files, Listing
 
 HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
@@ -175,56 +175,96 @@ class Worker:
 class WorkerPool:
     """Worker processes over one listing; with no workers, the same work in this process.
 
-    Leaving the `with` block ends them, also after an error or Ctrl-C. A worker ends by itself when this process is
-    killed.
+    Each is a fresh Python that never imports the caller's script, so that a script may call pack_images without the
+    `if __name__ == "__main__"` that multiprocessing asks for, and never inherits the locks of the caller's threads.
+    Leaving the `with` block ends them, also after an error or Ctrl-C. A worker ends by itself when this process does.
     """
 
     def __init__(self, listing: Listing, workers: int) -> None:
         self.workers = workers
+        self._files = listing.files
         self._local = Worker(listing.files)
-        self._pool: ProcessPoolExecutor | None = None
-        if workers:
-            # Not fork: the caller may have threads (torch, OpenMP), whose locks a forked child would inherit.
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["__main__", __name__])  # Imported once, not once a worker.
-            self._pool = ProcessPoolExecutor(workers, context, _start_worker, (listing.files,))
+        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._local.close()
-        if self._pool:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        for connection, process in self._processes.items():
+            connection.close()
+            process.kill()  # It is idle, or its chunk is not wanted any more.
+        for process in self._processes.values():
+            process.wait()
+        self._processes = {}
 
     def run(self, work: Callable[[Worker, TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
         """Results of all tasks, in the order in which they are done.
 
+        Args:
+            work: a function or method of Worker that an import finds; what it raises is raised here.
+
         Raises:
             PackError: a worker process died.
         """
-        if self._pool is None:
+        if not self.workers:
             for task in tasks:
                 yield work(self._local, task)
             return
-        pending: set[Future[ResultT]] = set()
+        if not self._processes:
+            self._processes = dict(_start_worker(self._files) for _ in range(self.workers))
+        idle, busy = list(self._processes), set[Connection]()
+        coming = iter(tasks)
         try:
-            for task in tasks:
-                pending.add(self._pool.submit(_call, work, task))
-                if len(pending) >= 2 * self.workers:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        yield future.result()
-            while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        except BrokenProcessPool as exc:
+            while True:
+                # One task at a time each: a worker that is asked is waiting, so neither side ever blocks the other.
+                for task in islice(coming, len(idle)):
+                    idle[-1].send((work, task))
+                    busy.add(idle.pop())
+                if not busy:
+                    return
+                for connection in wait(list(busy)):
+                    assert isinstance(connection, Connection)
+                    result, error = connection.recv()
+                    busy.remove(connection)
+                    idle.append(connection)
+                    if error is not None:
+                        raise error
+                    yield result
+        except (EOFError, OSError) as exc:
+            if isinstance(exc, FastloadError):
+                raise
             raise PackError(
                 "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: "
-                "the same command continues. With `--workers 1` less memory is used. A script that calls pack_images "
-                "must do so under `if __name__ == '__main__':`."
+                "the same command continues. With `--workers 1` less memory is used."
             ) from exc
+
+
+def _start_worker(files: Files) -> tuple[Connection, subprocess.Popen[bytes]]:
+    ours, theirs = Pipe()
+    code = f"import sys; sys.path[:] = {sys.path!r}; from fastload.pack.workers import serve; serve({theirs.fileno()})"
+    # A session of its own: Ctrl-C is for the parent, which then ends its workers.
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+    )
+    theirs.close()
+    ours.send(files)
+    return ours, process
+
+
+def serve(fd: int) -> None:
+    """The life of a worker process: tasks come and results go over this descriptor, until its other end is closed."""
+    with Connection(fd) as connection, suppress(EOFError, ConnectionError):
+        worker = Worker(connection.recv())
+        while True:
+            work, task = connection.recv()
+            answer: tuple[Any, BaseException | None]
+            try:
+                answer = work(worker, task), None
+            except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised in the parent
+                exc.add_note(f"in a worker process:\n{traceback.format_exc()}")
+                answer = None, exc
+            connection.send(answer)
 
 
 def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
@@ -245,26 +285,3 @@ def read_at(fd: int, out: NDArray[np.uint8], offset: int) -> int:
 
 def _reason(exc: Exception) -> str:
     return str(exc) if isinstance(exc, ImageError) else f"cannot be read: {exc}"
-
-
-_worker: Worker | None = None
-
-
-def _start_worker(files: Files) -> None:
-    global _worker
-    _worker = Worker(files)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    """End this process when its parent is gone: a pool's idle workers would wait for ever."""
-    wait_for_connection([sentinel])
-    os._exit(1)
-
-
-def _call(work: Callable[[Worker, TaskT], ResultT], task: TaskT) -> ResultT:
-    assert _worker is not None
-    return work(_worker, task)
