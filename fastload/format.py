@@ -176,7 +176,7 @@ def _read_header(path: Path, file: h5py.File) -> PackedFile:
 
 
 def open_hdf5(path: Path) -> h5py.File:
-    """The file opened for reading, without HDF5's file locks (they fail on NFS and Lustre).
+    """The file opened for reading.
 
     Raises:
         MissingFileError: there is no such file.
@@ -189,7 +189,7 @@ def open_hdf5(path: Path) -> h5py.File:
     if path.name.endswith(".part"):
         raise FormatError(f"{path}: an unfinished pack. Run the same `fastload pack` command again to complete it.")
     try:
-        return h5py.File(path, "r", locking=False)
+        return _open_with_or_without_lock(path)
     except PermissionError as exc:
         raise FormatError(f"{path}: permission denied. Make it readable for this user.") from exc
     except OSError as exc:
@@ -201,6 +201,21 @@ def open_hdf5(path: Path) -> h5py.File:
                 f"The copy was probably cut short; copy it again, or pack it again."
             ) from exc
         raise FormatError(f"{path}: not an HDF5 file that can be opened ({exc}).") from exc
+
+
+def _open_with_or_without_lock(path: Path) -> h5py.File:
+    """The file opened with HDF5's lock if possible.
+
+    Locks fail on NFS and Lustre (h5py #1101), and HDF5 refuses to open a file that this process has open in another
+    way of locking, so what the user does elsewhere decides which way works.
+    """
+    for locking in (None, False, True):
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except OSError as exc:
+            if "lock" not in str(exc):
+                raise
+    return h5py.File(path, "r", locking="best-effort")
 
 
 def header_digest(file: h5py.File) -> str:

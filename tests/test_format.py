@@ -157,6 +157,13 @@ def test_absent_folder_foreign_empty_and_truncated_files_are_named_errors(tmp_pa
         read_header(path)
 
 
+@pytest.mark.parametrize("locking", [True, False, "best-effort", None])
+def test_a_file_that_the_user_has_open_is_read_all_the_same(tmp_path, images, locking):
+    path = write_packed(tmp_path / "a.h5", images)
+    with h5py.File(path, locking=locking) as file:
+        assert read_header(path).num_rows == len(file["images"])
+
+
 def test_a_split_in_two_pieces_is_refused(tmp_path, images):
     path = write_packed(tmp_path / "a.h5", images, splits={"train": 40, "val": 10})
     _edit(path, lambda file: file["split"].__setitem__(3, 1))
