@@ -105,7 +105,8 @@ def compare_source(
     scale = 257 if file.fields["images"].dtype.itemsize == 2 else 1  # levels of 16 bits in one of 8
     changed = list(_changed_fields(file, listing, rows, found[rows], keys))
     inexact, max_levels = 0, 0.0
-    with WorkerPool(listing, workers) as pool:
+    with WorkerPool(workers) as pool:
+        pool.use(listing)
         for part, differences, reasons in pool.run(_compare, _tasks(file, rows, found[rows])):
             changed += [ChangedRow(row, keys[row], reason) for row, reason in reasons.items()]
             for row, difference in zip(part.tolist(), (differences / scale).tolist(), strict=True):

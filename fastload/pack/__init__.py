@@ -131,10 +131,16 @@ def pack_images(
     _check_output(source, output)
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise exists(output)
-    listing = list_samples(source, layout, options, on_error)
-    job = PackJob(source, output, listing, options, on_error, overwrite, progress)
-    journal = Journal(journal_path(output))
-    with closing(journal), WorkerPool(listing, available_cpus() if workers is None else workers) as pool:
+    with WorkerPool(available_cpus() if workers is None else workers) as pool:
+        listing = list_samples(source, layout, options, on_error)
+        pool.use(listing)
+        job = PackJob(source, output, listing, options, on_error, overwrite, progress)
+        return _pack_job(job, pool, started)
+
+
+def _pack_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
+    """Begin or continue, under the journal's lock."""
+    with closing(Journal(journal_path(job.output))) as journal:
         try:
             if done := _finished(job, journal):
                 return done

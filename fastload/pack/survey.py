@@ -185,8 +185,9 @@ def survey_source(
         SourceError, OptionError: as pack_images.
     """
     options = options or PackOptions()
-    listing = list_samples(source, layout, options, on_error)
-    with WorkerPool(listing, workers) as pool:
+    with WorkerPool(workers) as pool:
+        listing = list_samples(source, layout, options, on_error)
+        pool.use(listing)
         survey = survey_listing(listing, options, pool, source=source, on_error=on_error, progress=progress)
     return replace(survey, disk_free=free_bytes(Path(output))) if output is not None else survey
 

@@ -24,12 +24,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.decode import Target, decode_image, probe_image
-from fastload.errors import FastloadError, ImageError, OutputError, PackError
+from fastload.errors import ImageError, OutputError, PackError
 from fastload.sources.listing import Files, Listing
 
 HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
 
 _CACHE_BYTES = 512 * 2**10
+_EARLY_WORKERS = 2
+_SAMPLES_A_WORKER = 32
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -173,30 +175,55 @@ class Worker:
 
 
 class WorkerPool:
-    """Worker processes over one listing; with no workers, the same work in this process.
+    """Worker processes; with no workers, the same work in this process.
 
     Each is a fresh Python that never imports the caller's script, so that a script may call pack_images without the
     `if __name__ == "__main__"` that multiprocessing asks for, and never inherits the locks of the caller's threads.
     Leaving the `with` block ends them, also after an error or Ctrl-C. A worker ends by itself when this process does.
     """
 
-    def __init__(self, listing: Listing, workers: int) -> None:
+    def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._files = listing.files
-        self._local = Worker(listing.files)
+        self._local: Worker | None = None
+        self._listing: Listing | None = None
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+        self._told = False
+        # They import while the caller lists the source.
+        self._start(min(workers, _EARLY_WORKERS))
+
+    def use(self, listing: Listing) -> None:
+        """Tell whose samples the tasks to come are about; once, before `run`."""
+        self._listing = listing
+        self.workers = min(self.workers, -(-len(listing) // _SAMPLES_A_WORKER))
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._local.close()
+        if self._local is not None:
+            self._local.close()
         for connection, process in self._processes.items():
             connection.close()
             process.kill()  # It is idle, or its chunk is not wanted any more.
         for process in self._processes.values():
             process.wait()
         self._processes = {}
+
+    def _start(self, count: int) -> None:
+        for _ in range(count):
+            ours, theirs = Pipe()
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}; from fastload.pack.workers import serve; "
+                f"serve({theirs.fileno()})"
+            )
+            # A session of its own: Ctrl-C is for the parent, which then ends its workers.
+            self._processes[ours] = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+            theirs.close()
 
     def run(self, work: Callable[[Worker, TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
         """Results of all tasks, in the order in which they are done.
@@ -207,49 +234,55 @@ class WorkerPool:
         Raises:
             PackError: a worker process died.
         """
+        assert self._listing is not None, "use() comes first"
         if not self.workers:
+            self._local = self._local or Worker(self._listing.files)
             for task in tasks:
                 yield work(self._local, task)
             return
-        if not self._processes:
-            self._processes = dict(_start_worker(self._files) for _ in range(self.workers))
+        if not self._told:
+            self._told = True
+            self._start(self.workers - len(self._processes))
+            for worker in self._processes:
+                _send(worker, self._listing.files)
         idle, busy = list(self._processes), set[Connection]()
         coming = iter(tasks)
-        try:
-            while True:
-                # One task at a time each: a worker that is asked is waiting, so neither side ever blocks the other.
-                for task in islice(coming, len(idle)):
-                    idle[-1].send((work, task))
-                    busy.add(idle.pop())
-                if not busy:
-                    return
-                for connection in wait(list(busy)):
-                    assert isinstance(connection, Connection)
-                    result, error = connection.recv()
-                    busy.remove(connection)
-                    idle.append(connection)
-                    if error is not None:
-                        raise error
-                    yield result
-        except (EOFError, OSError) as exc:
-            if isinstance(exc, FastloadError):
-                raise
-            raise PackError(
-                "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: "
-                "the same command continues. With `--workers 1` less memory is used."
-            ) from exc
+        while True:
+            # One task at a time each: a worker that is asked is waiting, so neither side ever blocks the other.
+            for task in islice(coming, len(idle)):
+                _send(idle[-1], (work, task))
+                busy.add(idle.pop())
+            if not busy:
+                return
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                result, error = _receive(ready)
+                busy.remove(ready)
+                idle.append(ready)
+                if error is not None:
+                    raise error
+                yield result
 
 
-def _start_worker(files: Files) -> tuple[Connection, subprocess.Popen[bytes]]:
-    ours, theirs = Pipe()
-    code = f"import sys; sys.path[:] = {sys.path!r}; from fastload.pack.workers import serve; serve({theirs.fileno()})"
-    # A session of its own: Ctrl-C is for the parent, which then ends its workers.
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+def _send(worker: Connection, message: object) -> None:
+    try:
+        worker.send(message)
+    except OSError as exc:
+        raise _worker_died() from exc
+
+
+def _receive(worker: Connection) -> Any:
+    try:
+        return worker.recv()
+    except (EOFError, OSError) as exc:
+        raise _worker_died() from exc
+
+
+def _worker_died() -> PackError:
+    return PackError(
+        "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: the same "
+        "command continues. With `--workers 1` less memory is used."
     )
-    theirs.close()
-    ours.send(files)
-    return ours, process
 
 
 def serve(fd: int) -> None:
