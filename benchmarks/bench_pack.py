@@ -1,0 +1,202 @@
+"""How fast does `fastload pack` work, beside bare decoding and beside the disk, and in how much memory?
+
+    python benchmarks/bench_pack.py                     all: about five minutes, 5 GB in .bench, 3 GB of /dev/shm
+    python benchmarks/bench_pack.py --only decode       one of: decode, disk, memory
+    python benchmarks/bench_pack.py --quick             tiny sizes, to see that it runs; the figures mean nothing
+
+`decode`: the command, whole process, writing to tmpfs, over a process that reads each file and decodes it with
+simplejpeg in 2 workers and drops the pixels. 1.0 means that listing, hashing, writing and finishing cost nothing.
+`disk`: the command writing to the disk of `--data` (it fsyncs), beside one sequential write and fsync of as many bytes
+there: megabytes a second of both. A ratio near 1 means that the disk binds, not the packer.
+`memory`: the peak of anonymous and shared memory, all processes together, while 200,000 small images are packed.
+
+The sources are in the page cache. A figure is the median of paired ratios, in turn, with its range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import harness
+
+CLASSES = 10
+
+
+def decode_and_drop(path: str) -> int:
+    """One file read and decoded as the packer would, without a header pass; the pixels are dropped."""
+    import simplejpeg
+
+    with open(path, "rb") as file:
+        data = file.read()
+    return int(simplejpeg.decode_jpeg(data, colorspace="RGB").shape[0])
+
+
+def decode_folder(folder: Path) -> None:
+    """Every JPEG of a folder, by 2 processes."""
+    files = [entry.path for entry in os.scandir(folder)]
+    with ProcessPoolExecutor(2) as pool:
+        list(pool.map(decode_and_drop, files, chunksize=64))
+
+
+def fastload(*words: str | Path) -> list[str]:
+    """The command line of fastload in this Python's environment."""
+    script = Path(sys.executable).with_name("fastload")
+    start = [str(script)] if script.exists() else [sys.executable, "-c", "from fastload.cli import main; main()"]
+    return [*start, *map(str, words)]
+
+
+def seconds(command: list[str]) -> float:
+    """Wall time of a whole process."""
+    begin = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command} failed:\n{done.stderr}")
+    return time.perf_counter() - begin
+
+
+def small_images(folder: Path, count: int) -> Path:
+    """A folder of ten classes with that many 32x32 JPEGs; a thousand different pictures, written over and over."""
+    done = folder / "complete"
+    if done.exists():
+        return folder / "images"
+    rng = np.random.default_rng(0)
+    scratch = folder / "one.jpg"
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = []
+    for _ in range(min(count, 1000)):
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(scratch)
+        pictures.append(scratch.read_bytes())
+    scratch.unlink()
+    for label in range(CLASSES):
+        (folder / "images" / f"class{label}").mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        name = folder / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
+        name.write_bytes(pictures[number % len(pictures)])
+    done.touch()
+    return folder / "images"
+
+
+class Bench:
+    """The data, the options and the journal of one run; each public method is one figure."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.journal = harness.Journal(
+            options.out, pairs=options.pairs, count=options.count, workers=2, quick=options.quick, page_cache="warm"
+        )
+        self.about = {"images": options.count, "row_shape": [218, 178, 3]}
+
+    def faces(self) -> Path:
+        """The faces that `decode` and `disk` pack."""
+        return harness.drawn_faces(self.options.data / f"faces-{self.options.count}", self.options.count)
+
+    def decode(self) -> None:
+        """The command to tmpfs over bare decoding."""
+        source = self.faces()
+        bare = [sys.executable, str(Path(__file__).resolve()), "--decode-folder", str(source / "img_align_celeba")]
+        with tempfile.TemporaryDirectory(dir=self.options.tmpfs) as scratch:
+            command = fastload("pack", source, Path(scratch) / "out.h5", "--workers", "2", "--overwrite")
+            result = harness.compare(
+                lambda: self.options.count / seconds(command),
+                lambda: self.options.count / seconds(bare),
+                pairs=self.options.pairs,
+            )
+        self.journal.note("pack", target=">= 0.85", file=self.about, output="tmpfs", **result)
+
+    def disk(self) -> None:
+        """The command to disk beside the disk's own write rate, both with fsync, in MB/s."""
+        source = self.faces()
+        num_bytes = self.options.count * 218 * 178 * 3
+        with tempfile.TemporaryDirectory(dir=self.options.data) as scratch:
+            out, bare = Path(scratch) / "out.h5", Path(scratch) / "bare"
+            command = fastload("pack", source, out, "--workers", "2")
+            block = np.random.default_rng(0).bytes(8 * 2**20)
+
+            def pack() -> float:
+                rate = num_bytes / 1e6 / seconds(command)
+                out.unlink()
+                return rate
+
+            def write() -> float:
+                begin = time.perf_counter()
+                with open(bare, "wb", buffering=0) as file:
+                    for first in range(0, num_bytes, len(block)):
+                        file.write(block[: num_bytes - first])
+                    os.fsync(file.fileno())
+                rate = num_bytes / 1e6 / (time.perf_counter() - begin)
+                bare.unlink()
+                return rate
+
+            result = harness.compare(pack, write, pairs=self.options.pairs)
+        images_per_s = {
+            name: value if name == "count" else value * 1e6 / (num_bytes / self.options.count)
+            for name, value in result["way"].items()
+        }
+        self.journal.note("pack-disk", file=self.about, output="disk", unit="MB/s", images_per_s=images_per_s, **result)
+
+    def memory(self) -> None:
+        """Peak anonymous and shared memory of all processes while many small images are packed."""
+        source = small_images(self.options.data / f"small-{self.options.small_count}", self.options.small_count)
+        with tempfile.TemporaryDirectory(dir=self.options.data) as scratch:
+            process = subprocess.Popen(
+                fastload("pack", source, Path(scratch) / "out.h5", "--workers", "2"),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            begin = time.perf_counter()
+            with harness.peak_memory(process.pid) as peak:
+                _, errors = process.communicate()
+            elapsed = time.perf_counter() - begin
+        if process.returncode:
+            raise RuntimeError(f"packing failed:\n{errors}")
+        about = {"images": self.options.small_count, "row_shape": [32, 32, 3]}
+        self.journal.note(
+            "pack-memory", target="< 500 MB", file=about, peak_mb=peak[0] / 1e6,
+            images_per_s=self.options.small_count / elapsed,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Measure fastload pack.")
+    names = ["decode", "disk", "memory"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FIGURE", help=", ".join(names))
+    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
+    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
+    parser.add_argument("--out", type=Path, default=harness.RESULTS / "pack.jsonl", help="JSON lines to append to")
+    parser.add_argument("--count", type=int, default=20_000, help="faces (default: 20,000)")
+    parser.add_argument("--small-count", type=int, default=200_000, help="small images (default: 200,000)")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--decode-folder", type=Path, help="only decode that folder with 2 processes: the base itself")
+    options = parser.parse_args()
+    if options.decode_folder:
+        decode_folder(options.decode_folder)
+        return
+    if options.quick:
+        options.count, options.small_count, options.pairs = 64, 200, 1
+    if not options.tmpfs.is_dir():
+        parser.error(f"--tmpfs {options.tmpfs}: no such folder")
+    free = shutil.disk_usage(options.tmpfs).free
+    if "decode" in options.only and free < options.count * 218 * 178 * 3 * 1.1:
+        parser.error(f"--tmpfs {options.tmpfs}: {free / 1e9:.1f} GB free do not hold {options.count} images")
+    options.data.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options)
+    for name in options.only:
+        getattr(bench, name)()
+
+
+if __name__ == "__main__":
+    main()

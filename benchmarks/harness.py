@@ -1,0 +1,259 @@
+"""The clock, the pairs and the record that all benchmarks share.
+
+Two ways are compared in pairs, in turn (A B, B A, A B, ...), so that a machine that slows down or speeds up moves
+both; each pair gives one ratio, and the median of the ratios is reported with the lowest, the highest and the count.
+A record is one JSON line: the question, the figures, the options, the file, and the machine, versions and commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("fastload", "numpy", "h5py", "torch", "pillow", "simplejpeg")
+
+Way = Callable[[], float]
+"""Runs once and returns a rate: more is better."""
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest, highest and count: never a lone best run."""
+    return {
+        "median": statistics.median(values),
+        "lowest": min(values),
+        "highest": max(values),
+        "count": len(values),
+    }
+
+
+def compare(way: Way, base: Way, *, pairs: int, warm_up: int = 1) -> dict[str, dict[str, float]]:
+    """Both ways in interleaved pairs: their rates, and the ratio way / base of each pair.
+
+    Returns:
+        `way`, `base` and `ratio`, each a spread.
+    """
+    for _ in range(warm_up):
+        base()
+        way()
+    ways, bases = [], []
+    for turn in range(pairs):
+        if turn % 2 == 0:
+            ways.append(way())
+            bases.append(base())
+        else:
+            bases.append(base())
+            ways.append(way())
+    ratios = [a / b for a, b in zip(ways, bases, strict=True)]
+    return {"way": spread(ways), "base": spread(bases), "ratio": spread(ratios)}
+
+
+def machine() -> dict[str, Any]:
+    """Where it ran, in terms that let another compare: no names of people or hosts."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": cpu,
+        "cores": cores,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_1min": os.getloadavg()[0],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of what the figures depend on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "from the checkout"
+    return found
+
+
+def commit() -> str:
+    """The checkout's commit, with `+` when the tree differs from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+class Journal:
+    """One JSON line a figure, appended to a file and said on the terminal."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path, self.options = path, options
+        self.where = {"machine": machine(), "versions": versions(), "commit": commit()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def note(self, figure: str, *, target: str = "", file: dict[str, Any] | None = None, **values: Any) -> None:
+        """Append one figure. `target` is the issue's words, such as `>= 0.9`."""
+        time_text = datetime.now(UTC).isoformat(timespec="seconds")
+        record = {"figure": figure, "target": target, **values, "file": file or {}, "options": self.options}
+        with open(self.path, "a") as out:
+            out.write(json.dumps({**record, **self.where, "time": time_text}) + "\n")
+        told = "; ".join(f"{name} {_say(value)}" for name, value in values.items() if not isinstance(value, str))
+        print(f"{figure}: {told}" + (f"   [target {target}]" if target else ""), flush=True)
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, dict) and "median" in value:
+        return f"{_say(value['median'])} ({_say(value['lowest'])} to {_say(value['highest'])}, n={value['count']})"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def touch(batch: NDArray[Any]) -> int:
+    """Reads one byte of each page of a C-contiguous array, in memory order: 0.06 ms for 30 MB."""
+    return int(batch.reshape(-1).view(np.uint8)[::4096].max())
+
+
+def read_all(batch: NDArray[Any]) -> int:
+    """Reads every byte of a C-contiguous array once, in memory order: as long as memory takes, 1 to 3 ms for 30 MB."""
+    flat = batch.reshape(-1).view(np.uint8)
+    whole = flat.size - flat.size % 8
+    return int(flat[:whole].view(np.uint64).max()) if whole else 0
+
+
+class Busy:
+    """What the main thread does while batches are read beside it: `python`, `train` or `idle`.
+
+    `slice` does about a millisecond of it. Pure Python never gives up the GIL of its own will; eager training of a
+    small net takes and frees it some hundred times a step, as every training loop does.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        if kind == "train":
+            import torch
+            from torch import nn
+
+            torch.manual_seed(0)
+            net = nn.Sequential(
+                nn.Conv2d(3, 8, 3, 2),
+                nn.ReLU(),
+                nn.Conv2d(8, 16, 3, 2),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(16 * 49, 10),
+            )
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+            images, labels = torch.rand(16, 3, 32, 32), torch.randint(0, 10, (16,))
+            loss_of = nn.CrossEntropyLoss()
+
+            def step() -> None:
+                optimizer.zero_grad()
+                loss_of(net(images), labels).backward()
+                optimizer.step()
+
+            self.slice: Callable[[], None] = step
+        elif kind == "python":
+
+            def spin() -> None:
+                total = 0
+                for number in range(20_000):
+                    total += number * number
+
+            self.slice = spin
+        else:
+            self.slice = lambda: time.sleep(0.001)
+
+    def rate_beside(self, work: Way) -> float:
+        """What `work` reaches in a thread of its own while this thread is busy."""
+        result: list[float | BaseException] = []
+
+        def target() -> None:
+            try:
+                result.append(work())
+            except BaseException as exc:  # noqa: BLE001  # raised again where the thread is joined
+                result.append(exc)
+
+        thread = threading.Thread(target=target)
+        thread.start()
+        while thread.is_alive():
+            self.slice()
+        thread.join()
+        if isinstance(result[0], BaseException):
+            raise result[0]
+        return result[0]
+
+
+def process_memory(pid: int) -> int:
+    """Anonymous and shared memory of one process in bytes; mapped files are the kernel's cache and not counted.
+
+    A page that several processes share is counted once, in equal parts (PSS); 0 when the process is gone.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in fields[1:]}
+    return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
+
+
+@contextmanager
+def peak_memory(pid: int, period_s: float = 0.05) -> Iterator[list[int]]:
+    """Samples the anonymous and shared memory of a process and all its children; yields [peak bytes so far]."""
+    peak, stop = [0], threading.Event()
+
+    def sample() -> None:
+        while not stop.is_set():
+            try:
+                family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+            except psutil.Error:
+                family = [pid]
+            peak[0] = max(peak[0], sum(process_memory(member) for member in family))
+            stop.wait(period_s)
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        thread.join()
+
+
+def run_python(code: str, *words: str) -> dict[str, Any]:
+    """The JSON object that a fresh Python process prints last."""
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the child process failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def drawn_faces(folder: Path, count: int) -> Path:
+    """The faces of tools/make_faces.py in that folder, drawn when they are not there."""
+    subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "make_faces.py"), str(folder), "--count", str(count)], check=True
+    )
+    return folder

@@ -1,0 +1,58 @@
+# Shell functions that demo.sh and test.sh share. Sourced, not run.
+# shellcheck shell=bash
+
+# Whether "$1" runs and is Python 3.11 or newer; pyenv leaves shims for versions that it then refuses to run.
+is_new_python() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+# The interpreter to use: "$1" when given, else the first of the usual names that is 3.11 or newer.
+find_python() {
+    local candidate
+    for candidate in ${1:+"$1"} python3.11 python3.12 python3.13 python3.14 python3 python; do
+        if is_new_python "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+        if [[ -n ${1:-} ]]; then
+            echo "$1 is not a working Python 3.11 or newer" >&2
+            return 1
+        fi
+    done
+    echo "no Python 3.11 or newer found; name one with PYTHON=/path/to/python" >&2
+    return 1
+}
+
+# A hash over the names and contents of the files and folders given, caches left out.
+inputs_hash() {
+    find "$@" -type f -not -name '*.pyc' -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z |
+        xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
+}
+
+# Requirements of pyproject.toml, one a line, by interpreter "$1": "core" (the package's own, without torch),
+# or the name of a dependency group. pip knows groups only from 25.1 on, and venv brings older ones.
+requirements() {
+    "$1" - "$2" <<'PYTHON'
+import re
+import sys
+import tomllib
+
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)
+
+
+def group(name):
+    for entry in project["dependency-groups"][name]:
+        if isinstance(entry, dict):
+            yield from group(entry["include-group"])
+        else:
+            yield entry
+
+
+if sys.argv[1] == "core":
+    wanted = [entry for entry in project["project"]["dependencies"] if re.match(r"[\w-]+", entry)[0] != "torch"]
+else:
+    wanted = list(group(sys.argv[1]))
+print("\n".join(wanted))
+PYTHON
+}

@@ -1,0 +1,306 @@
+"""Train a small ResNet from a packed file: a complete script to start one's own from.
+
+    python tools/train.py celeba.h5                                   one process, CPU or GPU
+    torchrun --nproc-per-node 2 tools/train.py celeba.h5              DDP: nccl on GPUs, gloo on CPUs
+    python tools/train.py celeba.h5 --checkpoint run.pt --resume      goes on where it stopped, mid-epoch too
+
+The file's labels decide the task: int64 numbers are classes, uint8 (N, A) are A yes-or-no attributes.
+On CPUs that others use too, set OMP_WAIT_POLICY=PASSIVE, or torch's threads spin and starve each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fastload import FastLoader, PackedDataset, inspect_file
+from fastload.transforms import Normalize, RandomHorizontalFlip
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut (He et al., 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, outputs, H / stride, W / stride)."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class SmallResNet(nn.Module):
+    """Four stages of one block each: (B, C, H, W) to (B, outputs)."""
+
+    def __init__(self, channels: int, outputs: int, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+        )
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        self.stages = nn.Sequential(*(Block(widths[i], widths[i + 1], 1 if i == 0 else 2) for i in range(4)))
+        self.head = nn.Linear(widths[-1], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, outputs)."""
+        return self.head(self.stages(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Loss of each sample, (B,); 0 where a class label is -1 (none)."""
+    if labels.ndim == 1:
+        return F.cross_entropy(logits.float(), labels, ignore_index=-1, reduction="none", label_smoothing=0.05)
+    return F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none").mean(1)
+
+
+@contextmanager
+def process_group() -> Iterator[tuple[int, int, torch.device]]:
+    """(rank, world size, device) as torchrun says, or of one process alone; leaves the group at the end."""
+    cuda = torch.cuda.is_available()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if "RANK" not in os.environ:
+        yield 0, 1, device
+        return
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield dist.get_rank(), dist.get_world_size(), device
+    finally:
+        # The DDP model is garbage by now, but in a cycle, and keeps the group alive; gloo's threads, still running when
+        # the interpreter ends, then abort the process (pytorch#190489; 3 runs in 8 with torch 2.13).
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """The values of all ranks together."""
+    if dist.is_initialized():
+        dist.all_reduce(values, op)
+    return values
+
+
+def open_splits(path: Path, seed: int) -> tuple[PackedDataset, PackedDataset]:
+    """Training and validation rows: the file's own splits, or a fixed tenth held out where it has none."""
+    names = list(inspect_file(path).splits)
+    if "train" in names and len(names) > 1:
+        held_out = next((name for name in ("valid", "val", "validation", "test") if name in names), names[-1])
+        return PackedDataset(path, split="train"), PackedDataset(path, split=held_out)
+    whole = PackedDataset(path)
+    order = np.random.default_rng(seed).permutation(len(whole))
+    tenth = max(1, len(whole) // 10)
+    return whole.select(np.sort(order[tenth:])), whole.select(np.sort(order[:tenth]))
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, loader: FastLoader, autocast: torch.autocast, device: torch.device
+) -> tuple[float, float]:
+    """Accuracy over the split, each row counted once over all ranks, and that of always giving the commonest answer."""
+    for buffer in model.buffers():  # batch-norm statistics differ between ranks; evaluate one model, rank 0's
+        if dist.is_initialized():
+            dist.broadcast(buffer, 0)
+    model.eval()
+    counts: Tensor | None = None  # right answers and answers, then how often each class or attribute occurs
+    for batch in loader:
+        images, labels = batch
+        with autocast:
+            logits = model(images)
+        if labels.ndim == 1:
+            counted = batch.valid & (labels >= 0)
+            right = ((logits.argmax(1) == labels) & counted).sum()
+            occurs = torch.bincount(labels[counted], minlength=logits.shape[1])
+            answers = counted.sum()
+        else:
+            right = (((logits > 0) == labels.bool()) & batch.valid[:, None]).sum()
+            occurs = (labels * batch.valid[:, None]).sum(0)
+            answers = batch.valid.sum() * labels.shape[1]
+        row = torch.cat([torch.stack([right, answers]), occurs]).double()
+        counts = row if counts is None else counts + row
+        attributes = labels.ndim == 2
+    model.train()
+    if counts is None:
+        raise SystemExit("the validation split holds no image")
+    right, answers, occurs = (part.squeeze() for part in reduced(counts).cpu().split([1, 1, len(counts) - 2]))
+    if attributes:
+        rows = answers / len(occurs)
+        return float(right / answers), float(torch.maximum(occurs, rows - occurs).sum() / answers)
+    return float(right / answers), float(occurs.max() / answers)
+
+
+def cosine_lr(step: int, steps: int, peak: float) -> float:
+    """Learning rate of one step: a twentieth of the steps up, then half a cosine down."""
+    warm_up = max(1, steps // 20)
+    if step < warm_up:
+        return peak * (step + 1) / warm_up
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """The checkpoint under its name, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    torch.save(state, part)
+    part.replace(path)
+
+
+def train(options: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
+    """Train, evaluate after each epoch, and print one line about it."""
+    torch.manual_seed(options.seed)
+    train_rows, held_out_rows = open_splits(options.data, options.seed)
+    info = inspect_file(options.data)
+    if "labels" not in info.fields:
+        raise SystemExit(f"{options.data} has no labels: there is nothing to learn from it")
+    height, width, channels = info.fields["images"].shape[1:]
+    label_shape = info.fields["labels"].shape
+    attributes = len(label_shape) == 2
+    outputs = label_shape[1] if attributes else len(info.classes)
+    if outputs < 2 and not attributes:
+        raise SystemExit(f"{options.data} names {outputs} class: there is nothing to tell apart")
+    if options.task and (options.task == "attributes") != attributes:
+        raise SystemExit(f"--task {options.task}: the labels of {options.data} have shape {label_shape}")
+
+    amp_dtype = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[options.amp]
+    autocast = torch.autocast(device.type, dtype=amp_dtype, enabled=amp_dtype is not None)
+    scaler = torch.amp.GradScaler(device.type, enabled=amp_dtype is torch.float16)
+    normalize = Normalize((0.5,) * channels, (0.25,) * channels)
+    on_gpu = device if device.type == "cuda" else None
+    loader = FastLoader(
+        train_rows,
+        options.batch_size,
+        seed=options.seed,
+        workers=options.workers,
+        device=on_gpu,
+        transform=[RandomHorizontalFlip(), normalize],
+        echo=options.echo,
+    )
+    held_out = FastLoader(
+        held_out_rows, options.batch_size, shuffle=False, ends="exact", device=on_gpu, transform=[normalize]
+    )
+
+    model: nn.Module = SmallResNet(channels, outputs, options.width).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.02)
+    steps_per_epoch = len(loader)
+    if steps_per_epoch == 0:
+        raise SystemExit(f"{len(train_rows)} training images do not fill one batch of {options.batch_size} per rank")
+    steps = options.epochs * steps_per_epoch
+    step = first_epoch = 0
+    if options.resume and options.checkpoint.exists():
+        state = torch.load(options.checkpoint, map_location=device, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
+        loader.load_state_dict(state["loader"])
+        step, first_epoch = state["step"], state["epoch"]
+    parallel = DistributedDataParallel(model) if dist.is_initialized() else model
+
+    def checkpoint(epoch: int) -> None:
+        if options.checkpoint and rank == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+            save_checkpoint(options.checkpoint, state | {"loader": loader.state_dict(), "step": step, "epoch": epoch})
+
+    if rank == 0:
+        kind = "attributes" if attributes else "classes"
+        print(
+            f"{len(train_rows)} images of {height}x{width}x{channels} to learn {outputs} {kind} from, "
+            f"{len(held_out_rows)} held out; {world_size} process(es) on {device.type}, amp {options.amp}"
+        )
+        if step:
+            print(f"resumed at step {step} of {steps}")
+    last_step = min(steps, step + options.max_steps) if options.max_steps else steps
+    for epoch in range(first_epoch, options.epochs):
+        loader.set_epoch(epoch)
+        loss_sum = torch.zeros(2, device=device)
+        for batch in loader:
+            images, labels = batch
+            for group in optimizer.param_groups:
+                group["lr"] = cosine_lr(step, steps, options.lr)
+            with autocast:
+                logits = parallel(images)
+            # Right for any batch, a short last one too: DDP averages over ranks, so undo that and divide by all rows.
+            loss = (losses(logits, labels) * batch.valid).sum() * world_size / batch.global_valid
+            optimizer.zero_grad(set_to_none=True)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            step += 1
+            loss_sum += torch.stack([loss.detach().float(), loss.new_ones((), dtype=torch.float32)])
+            if step % options.checkpoint_every == 0 or step == last_step:
+                checkpoint(epoch)
+            if step == last_step and step < steps:
+                if rank == 0:
+                    print(f"stopped after step {step} of {steps}, as --max-steps asks")
+                return
+        accuracy, baseline = evaluate(model, held_out, autocast, device)
+        stats = loader.stats
+        fast = torch.tensor(
+            [stats.fresh_samples_per_s, stats.consumed_samples_per_s], dtype=torch.float64, device=device
+        )
+        stall = torch.tensor(stats.stall_share, dtype=torch.float64, device=device)
+        fresh, consumed = reduced(fast).tolist()
+        stalled = float(reduced(stall, dist.ReduceOp.MAX))
+        mean_loss, batches = reduced(loss_sum).tolist()
+        if rank == 0:
+            echoed = f" ({consumed:,.0f} with echoes)" if options.echo > 1 else ""
+            print(
+                f"epoch {epoch + 1}/{options.epochs}: {fresh:,.0f} images/s{echoed}, stall {stalled:.1%}, "
+                f"loss {mean_loss / max(1, batches):.3f}, accuracy {accuracy:.1%} (commonest answer: {baseline:.1%})",
+                flush=True,
+            )
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train a small ResNet from a packed file.")
+    parser.add_argument("data", type=Path, help="file written by `fastload pack`")
+    parser.add_argument("--task", choices=["classify", "attributes"], help="default: what the file's labels are")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=64, help="images a step and process (default: 64)")
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate (default: 0.003)")
+    parser.add_argument("--width", type=int, default=16, help="channels of the first stage (default: 16)")
+    parser.add_argument("--amp", choices=["off", "bf16", "fp16"], default="off", help="autocast (default: off)")
+    parser.add_argument("--echo", type=int, default=1, help="times each batch is used (default: 1)")
+    parser.add_argument("--workers", type=int, help="default: the loader's own choice")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", type=Path, help="file to keep the state of the run in")
+    parser.add_argument("--checkpoint-every", type=int, default=200, help="steps between checkpoints (default: 200)")
+    parser.add_argument("--resume", action="store_true", help="go on from --checkpoint where it exists")
+    parser.add_argument("--max-steps", type=int, help="stop after that many steps of this run, with a checkpoint")
+    options = parser.parse_args()
+    if options.resume and not options.checkpoint:
+        parser.error("--resume needs --checkpoint FILE")
+    for name in ("epochs", "batch_size", "echo", "width", "checkpoint_every"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    return options
+
+
+def main() -> None:
+    """Train as the command line says."""
+    options = parse_options()
+    with process_group() as (rank, world_size, device):
+        train(options, rank, world_size, device)
+
+
+if __name__ == "__main__":
+    main()
