@@ -97,8 +97,8 @@ class FastLoader:
         self._file = self._dataset.file
         if cache is not None:
             raise OptionError(
-                f"cache={cache!r}: this release has no cache of its own; leave it out. The kernel keeps a packed file's "
-                f"pages in memory while there is room."
+                f"cache={cache!r}: this release has no cache of its own; leave it out. The kernel keeps the pages of a "
+                f"packed file in memory while there is room."
             )
         if read not in ("map", "pread"):
             raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
@@ -112,8 +112,8 @@ class FastLoader:
         self._share = resolve_share(share)
         self._workers = workers or _default_workers()
         self._backend = open_backend(device)
-        self._transforms = tuple(transform) if isinstance(transform, Sequence) else transform
-        self._check_transforms()
+        self._check_transforms(transform)
+        self._transforms = tuple(transform)
         self._selected = None if isinstance(self._dataset.rows, range) else self._dataset.rows
         self._chunk_rows = 0 if self._selected is not None else self._file.fields[_main_field(self._dataset)].chunk_rows
         self._shuffle = _resolve_shuffle(shuffle, self._file.shuffled, self._chunk_rows)
@@ -247,8 +247,8 @@ class FastLoader:
             f"{self._file.path}: {share} do not make one batch of {plan.batch_size} with ends={plan.ends!r}. {mend}"
         )
 
-    def _check_transforms(self) -> None:
-        if not isinstance(self._transforms, tuple) or self._transforms:
+    def _check_transforms(self, transform: Any) -> None:
+        if transform or not isinstance(transform, Sequence):
             if "images" not in self._dataset.fields:
                 raise OptionError(
                     f"transform: the batch has no images, its fields are {', '.join(self._dataset.fields)}. "
@@ -256,7 +256,7 @@ class FastLoader:
                 )
             images = _image_shape(self._file)
             dtype = torch.from_numpy(np.empty(0, self._file.fields["images"].dtype.newbyteorder("="))).dtype
-            check_pipeline(self._transforms, images, dtype, self._dataset.fields)
+            check_pipeline(transform, images, dtype, self._dataset.fields)
 
     def _data_identity(self) -> str:
         """Of the rows this loader reads: a state of another split must not be taken for one of this."""
@@ -317,20 +317,20 @@ def _as_dataset(source: Any) -> PackedDataset:
     if isinstance(source, PackedDataset):
         if source.transform is not None:
             raise OptionError(
-                "a PackedDataset with a Python transform needs worker processes, which FastLoader does not have in this "
-                "release. Give the transform to FastLoader (transform=[...], on batches), or use a plain DataLoader."
+                "a PackedDataset with a Python transform needs worker processes, which FastLoader does not have in "
+                "this release. Give FastLoader a transform=[...] on batches, or use a plain DataLoader."
             )
         return source
     if isinstance(source, (str, os.PathLike)):
         return PackedDataset(os.fspath(source))
     if isinstance(source, (list, tuple)):
         raise OptionError(
-            "several files in one FastLoader are not in this release: pack them into one file (`fastload pack`), or use "
-            "torch.utils.data.ConcatDataset of PackedDatasets in a plain DataLoader."
+            "several files in one FastLoader are not in this release: pack them into one file (`fastload pack`), or "
+            "use torch.utils.data.ConcatDataset of PackedDatasets in a plain DataLoader."
         )
     raise OptionError(
-        f"source: expected the path of a packed file or a PackedDataset, got {type(source).__name__}. Other datasets are "
-        f"not in this release: use a plain DataLoader for them, or `fastload pack` their files."
+        f"source: expected the path of a packed file or a PackedDataset, got {type(source).__name__}. Other datasets "
+        f"are not in this release: use a plain DataLoader for them, or `fastload pack` their files."
     )
 
 

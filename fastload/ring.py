@@ -230,6 +230,7 @@ class BatchStream:
         self._begun: deque[_Order] = deque()  # with a slot, in order; the first is handed over next
         self._done: dict[int, _Done] = {}
         self._number = 0
+        self._stopped = False
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[_Done] = queue.SimpleQueue()
         self._pid = os.getpid()
@@ -240,6 +241,7 @@ class BatchStream:
             )
             for i in range(workers)
         ]
+        self._begin()
         for thread in self._threads:
             thread.start()
 
@@ -251,8 +253,7 @@ class BatchStream:
         try:
             self._begin()
             if not self._begun:
-                if self._planned is not None and (self._coming or (planned := self._plan_next()) is not None):
-                    raise AssertionError("the ring has no slot left that could ever be filled")
+                assert self._planned is None and not self._coming, "no slot is left that could ever be filled"
                 raise StopIteration
             while self._begun[0].number not in self._done:
                 self._note(self._reports.get())
@@ -272,14 +273,14 @@ class BatchStream:
 
     def close(self) -> None:
         """Ends the threads and takes back every slot that is not lent. Returns when no thread writes any more."""
-        threads, self._threads = self._threads, []
         self._planned = None
         self._coming.clear()
         if self._pid != os.getpid():
             return  # a forked child has neither the threads nor their promises
         self._drop_orders()
-        for _ in threads:
-            self._orders.put(None)
+        self._stopped = False
+        self._stop_workers()
+        threads, self._threads = self._threads, []
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -298,7 +299,7 @@ class BatchStream:
             planned = self._coming.popleft() if self._coming else self._plan_next()
             if planned is None:
                 self._ring.give_back(slot)
-                return
+                break
             loose = {field.name: np.empty(field.shape, field.dtype) for field in self._loose}
             order = _Order(self._number, planned, slot, loose)
             self._number += 1
@@ -306,10 +307,15 @@ class BatchStream:
             self._orders.put(order)
         while len(self._coming) < self._ahead and (planned := self._plan_next()) is not None:
             self._coming.append(planned)
+        if self._planned is None and not self._coming:
+            # Told now, the threads are gone when the last batch is handed over, and nobody waits for them.
+            self._stop_workers()
 
     def _plan_next(self) -> PlannedBatch | None:
         planned = next(self._planned, None) if self._planned is not None else None
-        if planned is not None and self._announce is not None:
+        if planned is None:
+            self._planned = None
+        elif self._announce is not None:
             self._announce(planned.rows)
         return planned
 
@@ -333,6 +339,12 @@ class BatchStream:
             ring.give_back(slot)
         return FilledBatch(self._present(arrays | order.loose), order.planned, done.bytes_read)
 
+    def _stop_workers(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            for _ in self._threads:
+                self._orders.put(None)
+
     def _drop_orders(self) -> None:
         while True:
             try:
@@ -345,7 +357,7 @@ def _work(orders: queue.SimpleQueue[_Order | None], reports: queue.SimpleQueue[_
     while (order := orders.get()) is not None:
         try:
             done = _Done(order.number, fill(order.planned, order.slot.arrays | order.loose), None)
-        except BaseException as error:  # whatever it is, the training loop has to hear of it
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
             done = _Done(order.number, 0, error)
         reports.put(done)
         del order, done

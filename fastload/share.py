@@ -35,16 +35,18 @@ def resolve_share(share: ShareOption) -> Share:
         return Share(0, 1)
     if share == "auto":
         return _process_group() or _environment() or Share(0, 1)
+    # Whoever does not check types passes anything.
+    given: Any = share
     if (
-        not isinstance(share, (tuple, list))
-        or len(share) != 2
-        or not all(isinstance(number, int) and not isinstance(number, bool) for number in share)
-        or not 0 <= share[0] < share[1]
+        not isinstance(given, (tuple, list))
+        or len(given) != 2
+        or not all(isinstance(number, int) and not isinstance(number, bool) for number in given)
+        or not 0 <= given[0] < given[1]
     ):
         raise OptionError(
             f'share={share!r}: give "auto", (rank, world_size) with rank in 0..world_size - 1, or None for all rows'
         )
-    return Share(*share)
+    return Share(*given)
 
 
 def check_share(share: ShareOption, resolved: Share) -> None:
@@ -52,9 +54,9 @@ def check_share(share: ShareOption, resolved: Share) -> None:
     now = _process_group() if share == "auto" else None
     if now is not None and now != resolved:
         raise ShareError(
-            f"this loader was made as rank {resolved.rank} of {resolved.world_size}, and torch.distributed, initialized "
-            f"since, says rank {now.rank} of {now.world_size}. Initialize the process group before making the loader, "
-            f"or give share=(rank, world_size)."
+            f"this loader was made as rank {resolved.rank} of {resolved.world_size}, and torch.distributed, "
+            f"initialized since, says rank {now.rank} of {now.world_size}. Initialize the process group before making "
+            f"the loader, or give share=(rank, world_size)."
         )
 
 
@@ -82,8 +84,8 @@ def _environment() -> Share | None:
         share = Share(-1, -1)
     if not 0 <= share.rank < share.world_size:
         raise ShareError(
-            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}, which name no rank. Set both, initialize "
-            f"torch.distributed first, give share=(rank, world_size), or share=None to read all rows."
+            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}, which name no rank. Set both, "
+            f"initialize torch.distributed first, give share=(rank, world_size), or share=None to read all rows."
         )
     if share.world_size > 1:
         # The same text each time, so that Python's default filter shows it once.

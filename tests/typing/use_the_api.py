@@ -12,8 +12,8 @@ from fastload.transforms import CenterCrop, Normalize, RandomCrop, RandomHorizon
 
 report = pack_images("photos", Path("out.h5"), size=(64, 48), fit="pad", on_error="skip")
 count: int = report.num_samples
-digest: str = inspect_file("out.h5").header_digest
-damaged: bool = bool(verify_file("out.h5").damaged_rows)
+digest: str | None = inspect_file("out.h5").header_digest
+sound: bool = verify_file("out.h5").ok
 
 train = PackedDataset("out.h5", split="train", fields=("images", "labels"))
 loader = FastLoader(
