@@ -191,9 +191,9 @@ class Iteration:
         if self._read_ahead is not None:
             self._read_ahead.close()
 
-    def __del__(self) -> None:
-        # While the interpreter ends, daemon threads are already frozen and cannot be waited for.
-        if getattr(self, "_batches", None) is not None and not sys.is_finalizing():
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
+        if getattr(self, "_batches", None) is not None and not _is_finalizing():
             self.close()
 
     def _hand_over(self) -> Batch:

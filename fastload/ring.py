@@ -288,9 +288,9 @@ class BatchStream:
             self._ring.give_back(self._begun.popleft().slot)
         self._done.clear()
 
-    def __del__(self) -> None:
-        # While the interpreter ends, daemon threads are already frozen and cannot be waited for.
-        if getattr(self, "_threads", None) and not sys.is_finalizing():
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
+        if getattr(self, "_threads", None) and not _is_finalizing():
             self.close()
 
     def _begin(self) -> None:

@@ -1,0 +1,50 @@
+"""Rows copied from a mapping of the file: one copy, and the GIL released once a field and batch."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.format import PackedFile
+
+
+class MappedRows:
+    """Gathers rows of linear fields from one shared, read-only mapping. Any thread may call it, also after a fork.
+
+    Args:
+        fd: of the file, open for reading; the mapping outlives it.
+        file: its header; the file is at least as long as the header promises.
+        fields: names of fields with an offset.
+    """
+
+    def __init__(self, fd: int, file: PackedFile, fields: Sequence[str]) -> None:
+        self._map = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self._rows: dict[str, NDArray[np.uint8]] = {}
+        for name in fields:
+            field = file.fields[name]
+            assert field.offset is not None, f"{name} is not linear"
+            # As bytes, whatever the dtype: NumPy copies a whole source that is not aligned to its elements.
+            flat = np.frombuffer(self._map, np.uint8, file.num_rows * field.row_bytes, field.offset)
+            self._rows[name] = flat.reshape(file.num_rows, field.row_bytes)
+
+    def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
+        """See `Rows.gather`."""
+        for name, out in outs.items():
+            # clip, with rows checked before: "raise" makes take copy through a buffer, a third of the speed.
+            np.take(self._rows[name], rows, axis=0, out=as_bytes(out), mode="clip")
+
+    def close(self) -> None:
+        """Lets the mapping go; it is unmapped when the last array over it is gone."""
+        self._rows.clear()
+        self._map = None  # type: ignore[assignment]  # closing it would raise while a view lives
+
+
+def as_bytes(out: NDArray[Any]) -> NDArray[np.uint8]:
+    """The memory of a C-contiguous array (B, ...) as uint8 (B, row_bytes)."""
+    assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
+    return out.reshape(-1).view(np.uint8).reshape(len(out), math.prod(out.shape[1:]) * out.itemsize)

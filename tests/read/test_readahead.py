@@ -1,0 +1,156 @@
+"""What is announced to the kernel, and when."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fastload.format import Field
+from fastload.read.readahead import KernelAdvice, ReadAhead, is_resident, sliced
+
+PAGE = mmap.PAGESIZE
+ROW = 3 * PAGE
+N = 4096
+FIELD = Field("images", np.dtype(np.uint8), (3, PAGE), offset=PAGE, chunks=(4, 3, PAGE))
+
+
+@pytest.fixture
+def fd(tmp_path):
+    path = tmp_path / "data"
+    with open(path, "wb") as file:
+        file.truncate(PAGE + N * ROW)
+    fd = os.open(path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+class Recorder:
+    """Stands for the kernel: notes the pages it is asked for."""
+
+    def __init__(self):
+        self.pages: list[int] = []
+        self.called = threading.Event()
+
+    def __call__(self, ranges):
+        assert ranges.dtype == np.int64 and (ranges[:, 1] <= 128 * 1024).all() and (ranges % PAGE == 0).all()
+        for offset, length in ranges.tolist():
+            self.pages += range(offset // PAGE, (offset + length) // PAGE)
+        self.called.set()
+
+    def rows(self):
+        assert all(page >= 1 for page in self.pages)
+        return sorted({(page - 1) // 3 for page in self.pages})
+
+
+def announcer(fd, recorder, *, resident=lambda offset: False, rows=range(N), **options):
+    return ReadAhead(fd, [FIELD], rows, advise=recorder, resident=resident, **options)
+
+
+def finish(ahead):
+    """Waits for what was announced, without ending it early as close() does."""
+    ahead._orders.put(None)
+    ahead._thread.join()
+
+
+def test_exactly_the_rows_to_come_are_announced(fd):
+    recorder = Recorder()
+    ahead = announcer(fd, recorder)
+    ahead.announce(np.array([5, 9, 6, 4000, 5]))
+    ahead.announce(np.array([100, 0]))
+    finish(ahead)
+    assert recorder.rows() == [0, 5, 6, 9, 100, 4000]
+    assert len(recorder.pages) == len(set(recorder.pages)) == 6 * 3
+
+
+def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_are_read(fd):
+    recorder = Recorder()
+    ahead = announcer(fd, recorder, chunk_rows=4, rows=range(3002, 3011))
+    ahead.announce(np.array([3005, 3002]))
+    ahead.announce(np.array([3006, 3010, 3003]))
+    finish(ahead)
+    assert recorder.rows() == list(range(3002, 3011))
+    assert len(recorder.pages) == 9 * 3
+
+
+def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(fd):
+    recorder, cold = Recorder(), set()
+    asked = []
+
+    def resident(offset):
+        asked.append(offset)
+        return (offset - PAGE) // ROW not in cold
+
+    ahead = announcer(fd, recorder, resident=resident)
+    for first in range(0, 1600, 8):
+        ahead.announce(np.arange(first, first + 8))
+    assert ahead._thread is None and not recorder.pages
+    assert len(asked) < 8 * 50  # asked less and less often
+    cold.update(range(N))
+    for first in range(2000, 2080, 8):
+        ahead.announce(np.arange(first, first + 8))
+    finish(ahead)
+    assert 2079 in recorder.rows()
+
+
+def test_a_file_system_that_does_not_say_is_announced_to_always(fd):
+    recorder = Recorder()
+    ahead = announcer(fd, recorder, resident=lambda offset: None)
+    for row in range(200):
+        ahead.announce(np.array([row]))
+    finish(ahead)
+    assert recorder.rows() == list(range(200))
+
+
+def test_close_leaves_no_thread_and_announces_no_more(fd):
+    recorder = Recorder()
+    ahead = announcer(fd, recorder)
+    ahead.announce(np.array([1]))
+    assert recorder.called.wait(10)
+    ahead.close()
+    before = list(recorder.pages)
+    ahead.announce(np.array([7]))
+    assert recorder.pages == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "fastload-readahead"]
+
+
+def test_ranges_are_widened_to_pages_and_cut():
+    ranges = sliced(np.array([[10, 20], [PAGE, 300_000], [5 * PAGE - 1, 2]]))
+    assert ranges[0].tolist() == [0, PAGE]
+    assert ranges[-1].tolist() == [4 * PAGE, 2 * PAGE]
+    middle = ranges[1:-1]
+    assert middle[0, 0] == PAGE and (middle[1:, 0] == middle[:-1, 0] + middle[:-1, 1]).all()
+    assert middle[:, 1].max() == 128 * 1024 and middle[-1].sum() >= PAGE + 300_000
+
+
+@pytest.mark.parametrize("vectored", [True, False])
+def test_the_kernel_reads_what_it_is_advised_to(tmp_path, vectored):
+    path = tmp_path / "cold"
+    path.write_bytes(os.urandom(64 * PAGE))
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if is_resident(fd, 40 * PAGE) is not False:
+        pytest.skip("this file system keeps its files in memory, or does not say")
+    advice = KernelAdvice(fd, 64 * PAGE)
+    advice._vectored = advice._vectored and vectored
+    advice(np.array([[40 * PAGE, 4 * PAGE]]))
+    deadline = time.monotonic() + 20
+    while not in_memory(advice._map)[40:44].all() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert in_memory(advice._map)[40:44].all()
+    os.close(fd)
+
+
+def in_memory(mapping):
+    """Pages of a mapping that are in memory. Unlike `is_resident` it does not make the kernel fetch them."""
+    pages = np.zeros(len(mapping) // PAGE, np.uint8)
+    address = np.frombuffer(mapping, np.uint8).ctypes.data
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    assert mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), ctypes.c_void_p(pages.ctypes.data)) == 0
+    return pages & 1

@@ -1,0 +1,176 @@
+"""Every way of reading gives the file's rows, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastload.errors import FileChangedError, MissingFileError, OptionError
+from fastload.format import read_header
+from fastload.layout import write_packed
+from fastload.read import RowReader, image_axes
+from fastload.sources.listing import Column
+
+N = 37
+
+
+def images(count: int = N, shape: tuple[int, ...] = (7, 5, 3)) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def packed(folder: Path) -> Path:
+    labels = Column(np.arange(N, dtype=np.int64) * 3)
+    return write_packed(folder / "a.h5", images(), {"labels": labels}, masks=images(shape=(7, 5)), chunk_rows=8)
+
+
+def foreign(folder: Path, name: str, data: np.ndarray, **options) -> Path:
+    path = folder / f"{name}.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", data=data, **options)
+        file.create_dataset("labels", data=np.arange(len(data), dtype=np.uint8))
+    return path
+
+
+def gathered(reader: RowReader, rows: np.ndarray, *names: str) -> dict[str, np.ndarray]:
+    fields = reader.file.fields
+    outs = {n: np.empty((len(rows), *fields[n].shape), fields[n].dtype.newbyteorder("=")) for n in names}
+    assert reader.gather(rows, outs) == sum(out.nbytes for out in outs.values())
+    return outs
+
+
+@pytest.fixture(params=["map", "pread"])
+def reader(request, tmp_path):
+    reader = RowReader(read_header(packed(tmp_path)), ["images", "masks", "labels"], request.param)
+    yield reader
+    reader.close()
+
+
+def test_any_rows_come_back_as_they_were_written(reader):
+    rows = np.array([36, 0, 5, 5, 6, 7, 8, 2, 36], dtype=np.int64)
+    outs = gathered(reader, rows, "images", "masks", "labels")
+    assert np.array_equal(outs["images"], images()[rows])
+    assert np.array_equal(outs["masks"], images(shape=(7, 5))[rows])
+    assert np.array_equal(outs["labels"], rows * 3)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(rows=st.lists(st.integers(0, N - 1), max_size=60))
+def test_order_repeats_and_neighbours_do_not_matter(reader, rows):
+    rows = np.array(rows, dtype=np.int64)
+    assert np.array_equal(gathered(reader, rows, "images")["images"], images()[rows])
+
+
+@pytest.mark.parametrize("row", [-1, N])
+def test_a_row_outside_the_file_is_named_and_not_clipped(reader, row):
+    with pytest.raises(IndexError, match=rf"row {row} is outside 0..{N - 1}"):
+        gathered(reader, np.array([0, row]), "labels")
+
+
+def test_threads_share_a_reader(reader):
+    def read(seed):
+        rows = np.random.default_rng(seed).integers(0, N, 50)
+        return np.array_equal(gathered(reader, rows, "images")["images"], images()[rows])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(40)))
+
+
+def test_a_forked_child_reads_with_its_parents_reader(reader):
+    rows = np.array([3, 1])
+    gathered(reader, rows, "images")
+    pid = os.fork()
+    if pid == 0:
+        ok = np.array_equal(gathered(reader, rows, "images")["images"], images()[rows])
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_file_that_is_truncated_while_open_is_an_error_and_not_a_dead_process(reader):
+    os.truncate(reader.file.path, 5000)
+    with pytest.raises(FileChangedError, match=r"truncated from [\d,]+ to 5,000 bytes"):
+        gathered(reader, np.array([0]), "images")
+
+
+def test_a_file_that_is_written_to_while_open_is_an_error(reader):
+    with open(reader.file.path, "r+b") as file:
+        file.write(b"x")
+    os.utime(reader.file.path, ns=(1, 1))
+    with pytest.raises(FileChangedError, match="written to"):
+        gathered(reader, np.array([0]), "images")
+
+
+def test_a_file_replaced_or_gone_since_its_header_was_read_is_an_error(tmp_path):
+    header = read_header(packed(tmp_path))
+    os.rename(header.path, tmp_path / "old.h5")
+    with pytest.raises(MissingFileError, match="gone"):
+        RowReader(header, ["images"])
+    packed(tmp_path)
+    with pytest.raises(FileChangedError, match="another file"):
+        RowReader(header, ["images"])
+
+
+def test_unknown_fields_and_ways_to_read_are_refused_with_the_accepted_ones(tmp_path):
+    header = read_header(packed(tmp_path))
+    with pytest.raises(OptionError, match=r"no field 'labelz'; it has images, masks, labels"):
+        RowReader(header, ["labelz"])
+    with pytest.raises(OptionError, match='"map" or "pread"'):
+        RowReader(header, ["images"], "mmap")
+
+
+def test_a_reader_cannot_be_pickled(reader):
+    with pytest.raises(TypeError, match="PackedDataset"):
+        pickle.dumps(reader)
+
+
+def test_close_is_final_and_may_be_repeated(reader):
+    reader.close()
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gzip", {"chunks": (4, 7, 5, 3), "compression": "gzip", "shuffle": True}),
+        ("lzf", {"chunks": (6, 7, 5, 3), "compression": "lzf", "fletcher32": True}),
+        ("cut", {"chunks": (10, 3, 5, 2)}),
+        ("late", {"chunks": (8, 7, 5, 3), "maxshape": (None, 7, 5, 3)}),
+        ("contiguous", {}),
+        ("big chunks", {"chunks": (N, 7, 5, 3)}),
+    ],
+)
+@pytest.mark.parametrize("read", ["map", "pread"])
+def test_foreign_layouts_and_filters_are_read(tmp_path, name, options, read):
+    reader = RowReader(read_header(foreign(tmp_path, name, images(), **options)), ["images", "labels"], read)
+    rows = np.random.default_rng(0).integers(0, N, 100)
+    outs = gathered(reader, rows, "images", "labels")
+    assert np.array_equal(outs["images"], images()[rows])
+    assert np.array_equal(outs["labels"], rows)
+    reader.close()
+
+
+def test_other_byte_orders_are_converted_and_unwritten_datasets_read_as_their_fill_value(tmp_path):
+    wide = images().astype(np.uint16) * 257
+    with h5py.File(tmp_path / "be.h5", "w") as file:
+        file.create_dataset("images", data=wide.astype(">u2"))
+        file.create_dataset("boxes", (N, 4), np.int32, fillvalue=7)
+    reader = RowReader(read_header(tmp_path / "be.h5"), ["images", "boxes"])
+    rows = np.array([5, 1, 30])
+    outs = gathered(reader, rows, "images", "boxes")
+    assert np.array_equal(outs["images"], wide[rows])
+    assert (outs["boxes"] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((7, 5, 3), "HWC"), ((3, 7, 5), "CHW"), ((7, 5), "HW"), ((1, 7, 4), "HWC"), ((1, 28, 28), "CHW")],
+)
+def test_axes_of_foreign_images_follow_from_their_shape(tmp_path, shape, axes):
+    assert image_axes(read_header(foreign(tmp_path, "x", images(shape=shape)))) == axes

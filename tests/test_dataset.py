@@ -1,0 +1,148 @@
+"""PackedDataset: what an item is, and that it may be read from anywhere."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fastload.dataset import PackedDataset
+from fastload.errors import FileChangedError, OptionError
+from fastload.layout import write_packed
+from fastload.sources.listing import Column
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return np.random.default_rng(5).integers(0, 256, (30, 10, 8, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory, pixels):
+    columns = {
+        "labels": Column(np.arange(30, dtype=np.int64) % 2, {"names": ("cat", "dog")}),
+        "bbox": Column(np.ones((30, 4), np.float32)),
+    }
+    path = tmp_path_factory.mktemp("packed") / "a.h5"
+    return write_packed(path, pixels, columns, masks=pixels[..., 1], chunk_rows=4, splits={"train": 20, "val": 10})
+
+
+def test_an_item_is_the_tuple_of_images_and_labels(packed, pixels):
+    dataset = PackedDataset(packed)
+    image, label = dataset[7]
+    assert isinstance(dataset[7], tuple) and len(dataset) == 30 and dataset.classes == ("cat", "dog")
+    assert image.shape == (3, 10, 8) and image.dtype == torch.uint8 and image.stride() == (1, 24, 3)
+    assert torch.equal(image, torch.from_numpy(pixels[7]).permute(2, 0, 1)) and label == 1
+    assert dataset.classes[label] == "dog"
+
+
+def test_indices_are_those_of_a_list(packed):
+    dataset = PackedDataset(packed, split="val", fields=["row"])
+    rows = list(range(20, 30))
+    assert [dataset[i][0].item() for i in range(-10, 10)] == rows + rows
+    assert [row.item() for (row,) in dataset] == rows
+    for bad in (10, -11, 10**9):
+        with pytest.raises(IndexError, match=str(bad)):
+            dataset[bad]
+    with pytest.raises(IndexError):
+        dataset.__getitems__([0, 10])
+
+
+def test_select_is_a_subset_in_its_own_order(packed):
+    dataset = PackedDataset(packed, split="val", fields=["row"]).select([9, -10, 3, 3])
+    assert [row.item() for (row,) in dataset] == [29, 20, 23, 23]
+    assert [row.item() for (row,) in dataset.select(np.array([-1, 0]))] == [23, 29]
+    assert len(dataset.select([])) == 0
+    for bad in ([4], [[0]], [0.5]):
+        with pytest.raises((IndexError, OptionError)):
+            dataset.select(bad)
+
+
+def test_fields_come_in_the_order_asked_for(packed, pixels):
+    dataset = PackedDataset(packed, fields=["bbox", "valid", "masks"])
+    bbox, valid, mask = dataset[4]
+    assert bbox.tolist() == [1, 1, 1, 1] and valid.item() is True
+    assert torch.equal(mask, torch.from_numpy(pixels[4, ..., 1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": "test"}, "no split 'test'; it has 'train', 'val'"),
+        ({"fields": ["image"]}, "'image' is not in the file; choose from images, masks, labels, bbox"),
+        ({"fields": ["key"]}, "'key' holds no numbers"),
+        ({"fields": "images"}, "in a list"),
+        ({"fields": []}, "one or more"),
+        ({"fields": ["row", "row"]}, "each once"),
+    ],
+)
+def test_unknown_splits_and_fields_are_refused_with_the_accepted(packed, options, message):
+    with pytest.raises(OptionError, match=message):
+        PackedDataset(packed, **options)
+
+
+def test_a_transform_gets_and_gives_the_sample(packed):
+    dataset = PackedDataset(packed, transform=lambda sample: {"image": sample[0].float(), "label": sample[1]})
+    assert dataset[0]["image"].dtype == torch.float32
+    assert dataset.__getitems__([1, 2])[1]["label"] == 0
+
+
+def test_a_pickle_is_small_and_knows_the_file_it_was_made_from(tmp_path, pixels):
+    names = tuple(f"a class with a long name {i}" for i in range(5000))
+    path = write_packed(tmp_path / "a.h5", pixels, {"labels": Column(np.zeros(30, np.int64), {"names": names})})
+    dataset = PackedDataset(path)
+    dataset[3]
+    data = pickle.dumps(dataset)
+    assert len(data) < 1000 + len(str(path))
+    again = pickle.loads(data)
+    assert torch.equal(again[3][0], dataset[3][0]) and again.classes == names
+    stale = pickle.loads(data)
+    write_packed(path, pixels[:5])
+    with pytest.raises(FileChangedError, match="changed"):
+        stale[0]
+    with pytest.raises(FileChangedError, match="changed"):
+        dataset[0]
+
+
+def double(sample):
+    return tuple(sample), os.getpid()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_worker_processes_of_a_plain_data_loader_read_right(packed, pixels, method):
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=double)
+    dataset[0]
+    # One worker where starting it imports torch anew.
+    workers = 2 if method == "fork" else 1
+    loader = DataLoader(dataset, batch_size=5, num_workers=workers, multiprocessing_context=method)
+    pids, rows = set(), []
+    for (images, row), pid in loader:
+        assert torch.equal(images, torch.from_numpy(pixels[row]).permute(0, 3, 1, 2))
+        pids |= set(pid.tolist())
+        rows += row.tolist()
+    assert rows == list(range(30)) and os.getpid() not in pids and len(pids) == workers
+
+
+def test_threads_share_a_dataset(packed, pixels):
+    dataset = PackedDataset(packed)
+    with ThreadPoolExecutor(8) as pool:
+        for index, (image, _) in zip(range(30), pool.map(dataset.__getitem__, range(30)), strict=True):
+            assert torch.equal(image, torch.from_numpy(pixels[index]).permute(2, 0, 1))
+
+
+def test_foreign_files_give_images_with_channels_first(tmp_path):
+    for name, data in (
+        ("chw", np.arange(2 * 3 * 6 * 5, dtype=np.uint8).reshape(2, 3, 6, 5)),
+        ("hw", np.arange(2 * 6 * 5, dtype=np.uint8).reshape(2, 6, 5)),
+    ):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file.create_dataset("images", data=data, compression="gzip")
+            file.create_dataset("labels", data=np.array([3, 4], dtype=">i2"))
+        image, label = PackedDataset(tmp_path / f"{name}.h5")[1]
+        assert torch.equal(image, torch.from_numpy(data[1].reshape(-1, 6, 5))) and label == 4

@@ -1,0 +1,59 @@
+"""Rank and world size from options, environment and torch.distributed."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastload.errors import OptionError, ShareError
+from fastload.share import Share, check_share, local_world_size, resolve_share
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_alone_is_rank_0_of_1():
+    assert resolve_share("auto") == resolve_share(None) == Share(0, 1)
+    assert local_world_size() == 1
+
+
+def test_the_environment_is_taken_with_a_warning_that_gives_both_numbers(monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="rank 2 of 4"):
+        assert resolve_share("auto") == Share(2, 4)
+    assert resolve_share(None) == Share(0, 1)
+    assert local_world_size() == 2
+
+
+def test_one_process_alone_is_not_warned_about(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert resolve_share("auto") == Share(0, 1)
+    monkeypatch.delenv("RANK")
+    assert resolve_share("auto") == Share(0, 1)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(None, "2"), ("0", None), ("2", "2"), ("x", "2"), ("-1", "2")])
+def test_an_environment_that_names_no_rank_is_an_error(monkeypatch, rank, world_size):
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    if world_size is not None:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(ShareError, match="RANK"):
+        resolve_share("auto")
+
+
+def test_given_shares_are_checked():
+    assert resolve_share((1, 2)) == Share(1, 2)
+    for bad in ((2, 2), (-1, 2), (0, 0), (0,), "all", 1, (0.0, 1), (True, 2)):
+        with pytest.raises(OptionError, match="share="):
+            resolve_share(bad)
+
+
+def test_without_a_process_group_nothing_can_disagree():
+    check_share("auto", Share(1, 3))
+    check_share((0, 2), Share(0, 2))
