@@ -199,10 +199,11 @@ def to_device(
 
 def fields_on_cpu(arrays: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
     """The arrays as tensors of the same memory, which they keep alive; "images" permuted to (B, C, H, W)."""
-    fields = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    if "images" in fields:
-        fields["images"] = fields["images"].permute(CHANNELS_FIRST)
-    return fields
+    # Turned by NumPy: torch gives up the GIL in permute, and beside pure Python waits 0.5 ms on average to get it back.
+    return {
+        name: torch.from_numpy(array.transpose(CHANNELS_FIRST) if name == "images" else array)
+        for name, array in arrays.items()
+    }
 
 
 def _on_cpu(batch: Host) -> DeviceBatch[Host]:

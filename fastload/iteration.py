@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.device import Backend, DeviceBatch, to_device
+from fastload.groups import Groups
 from fastload.meter import LoaderStats
 from fastload.plan import EpochPlan, PlannedBatch
 from fastload.read import RowReader
@@ -42,13 +43,19 @@ class Batch(tuple[torch.Tensor, ...]):
     global_valid: int
 
     @classmethod
-    def of(cls, fields: Iterable[torch.Tensor], rows: torch.Tensor, valid: torch.Tensor, global_valid: int) -> Batch:
-        """A batch with its facts."""
+    def of(cls, fields: Iterable[torch.Tensor], facts: Mapping[str, Any]) -> Batch:
+        """A batch with its facts: rows, valid, global_valid; arrays become tensors when they are asked for."""
         batch = cls(fields)
-        batch.rows, batch.valid, batch.global_valid = rows, valid, global_valid
+        batch.__dict__["_facts"] = facts
         return batch
 
     def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("_facts", {})
+        if name in facts:
+            # Not before: freeing a tensor gives up the GIL, and beside pure Python waits 0.5 ms to get it back.
+            value = facts[name]
+            self.__dict__[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            return self.__dict__[name]
         if name in ("rows", "valid", "global_valid"):
             raise AttributeError(
                 f"this batch has no {name!r}: a framework built the tuple anew. Ask for 'row' or 'valid' in the fields "
@@ -105,6 +112,7 @@ class Stages:
         present: gathered arrays as users get them.
         backend: of the device, None for the CPU.
         transforms, seed, ignore_index, echo: see `FastLoader` and `apply_transforms`.
+        group: batches read at a time.
         workers: threads that read.
         read_ahead: makes the announcer of a pass; None where there is none.
     """
@@ -119,6 +127,7 @@ class Stages:
     seed: int
     ignore_index: int
     echo: int
+    group: int
     workers: int
     read_ahead: Callable[[], ReadAhead] | None
 
@@ -138,11 +147,13 @@ class Iteration:
         self._position = position
         self._counter = counter
         self._batch: DeviceBatch[FilledBatch] | None = None  # in use, when it will be used again
+        self._num_valid = 0  # of its samples, those that are no mere filling
         self.num_batches = position.batches_left(stages.echo)
         self.running = True
         self._read_ahead = stages.read_ahead() if stages.read_ahead else None
+        groups = Groups(planned, stages.group) if stages.group > 1 else None
         self._stream = BatchStream(
-            planned,
+            groups or planned,
             _Filler(stages.reader),
             stages.ring,
             workers=stages.workers,
@@ -152,7 +163,8 @@ class Iteration:
             ahead=min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, stages.ring.slot_bytes))),
             manual_release=stages.backend is not None,
         )
-        self._batches = to_device(self._stream, stages.backend, slots_in_copy=SLOTS_IN_COPY)
+        filled = groups.apart(self._stream) if groups else self._stream
+        self._batches = to_device(filled, stages.backend, slots_in_copy=SLOTS_IN_COPY)
         counter.begun_s = counter.last_s = time.perf_counter()
 
     def __iter__(self) -> Iteration:
@@ -167,7 +179,8 @@ class Iteration:
             if self._batch is None:
                 self._batch = next(self._batches)
                 source = self._batch.source
-                counter.fresh += int(np.count_nonzero(source.planned.valid))
+                self._num_valid = self._count_valid(source.planned)
+                counter.fresh += self._num_valid
                 counter.bytes_read += source.bytes_read
                 del source
             counter.stall_s += time.perf_counter() - asked_s
@@ -196,14 +209,23 @@ class Iteration:
         if getattr(self, "_batches", None) is not None and not _is_finalizing():
             self.close()
 
+    def _count_valid(self, planned: PlannedBatch) -> int:
+        return int(np.count_nonzero(planned.valid)) if self._position.plan.ends == "exact" else len(planned.rows)
+
     def _hand_over(self) -> Batch:
         stages, position, counter = self._stages, self._position, self._counter
         device_batch = self._batch
         assert device_batch is not None, "there is no batch to hand over"
         planned, fields, echo = device_batch.source.planned, device_batch.fields, position.echoes
-        if "row" not in fields:
-            # On the CPU they come from the plan, and so hold no slot.
-            fields = fields | {"row": torch.from_numpy(planned.rows), "valid": torch.from_numpy(planned.valid)}
+        # On the CPU they come from the plan, and so hold no slot.
+        facts: dict[str, Any] = {"rows": planned.rows, "valid": planned.valid, "global_valid": planned.global_valid}
+        if "row" in fields:
+            facts |= {"rows": fields["row"], "valid": fields["valid"]}
+        else:
+            plan_fields = {"row": planned.rows, "valid": planned.valid}
+            fields = fields | {
+                name: torch.from_numpy(plan_fields[name]) for name in stages.fields if name in plan_fields
+            }
         result = fields
         if stages.transforms:
             draws = Draws(stages.seed, position.plan.epoch, planned.rows, echo)
@@ -211,14 +233,14 @@ class Iteration:
         if echo + 1 < stages.echo:
             # The user may write to a batch, and the next echo must not see it.
             result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}
+            facts |= {name: facts[name].copy() for name in ("rows", "valid") if isinstance(facts[name], np.ndarray)}
             position.echoes += 1
         else:
             self._batch = None
             position.steps, position.echoes = position.steps + 1, 0
-        counter.consumed += int(np.count_nonzero(planned.valid))
+        counter.consumed += self._num_valid
         counter.steps += 1
-        chosen = [result[name] for name in stages.fields]
-        return Batch.of(chosen, result["row"], result["valid"], planned.global_valid)
+        return Batch.of([result[name] for name in stages.fields], facts)
 
 
 class _Filler:
@@ -228,6 +250,8 @@ class _Filler:
         self._reader = reader
 
     def __call__(self, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+        count = len(planned.rows)
+        arrays = {name: array[:count] for name, array in arrays.items()}  # the last group may not fill its slot
         if "row" in arrays:
             arrays["row"][:], arrays["valid"][:] = planned.rows, planned.valid
         return self._reader.gather(planned.rows, arrays)

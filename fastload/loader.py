@@ -21,6 +21,7 @@ from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import open_backend
 from fastload.errors import OptionError
 from fastload.format import PackedFile
+from fastload.groups import group_size
 from fastload.iteration import SLOTS_IN_COPY, Batch, Counter, Iteration, Position, Stages
 from fastload.meter import LoaderStats
 from fastload.plan import (
@@ -268,7 +269,11 @@ class FastLoader:
 
     def _open(self) -> Stages:
         """The stages; reader and ring are kept from one epoch to the next, but not across a fork."""
-        layout = [SlotField(name, (self.batch_size, *shape), dtype) for name, shape, dtype in self._dataset.layout()]
+        fields = self._dataset.layout()
+        batch_bytes = sum(SlotField(name, (self.batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
+        # On the device each batch is copied by itself, and its slot returns by itself.
+        group = 1 if self._backend else group_size(batch_bytes, self._new_plan(0).num_steps)
+        layout = [SlotField(name, (group * self.batch_size, *shape), dtype) for name, shape, dtype in fields]
         if self._pid != os.getpid():
             self._reader, self._ring, self._pid = None, None, os.getpid()
         windowed = isinstance(self._shuffle, ChunkWindow)
@@ -279,7 +284,7 @@ class FastLoader:
         if self._backend is None:
             in_slots, loose = split_loose(layout)
             if self._ring is None:
-                self._ring = Ring(in_slots, SLACK + 1 + self._workers)
+                self._ring = Ring(in_slots, SLACK + self._workers)
         else:
             loose = []
             if self._ring is None:
@@ -308,6 +313,7 @@ class FastLoader:
             seed=self._seed,
             ignore_index=int(masks.attrs.get("ignore_index", 0)) if masks else 0,
             echo=self.echo,
+            group=group,
             workers=self._workers,
             read_ahead=read_ahead if has_read_ahead() else None,
         )

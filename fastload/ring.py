@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from fastload.plan import PlannedBatch
 
-SLACK = 2
-"""Lent slots that leave the workers enough: the batch that the loop variable holds, and one more."""
+SLACK = 3
+"""Slots that users may hold: the batch being handed over, the last one, which the loop variable still has, and one."""
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 Fill = Callable[[PlannedBatch, Mapping[str, NDArray[Any]]], int]
@@ -332,7 +332,7 @@ class BatchStream:
         if self._manual:
             arrays = self._present(slot.arrays | order.loose)
             return FilledBatch(arrays, order.planned, done.bytes_read, ring, slot)
-        if ring.num_lent < SLACK:
+        if ring.num_lent < min(SLACK, len(ring.slots) - 1):
             arrays = ring.lend(slot)
         else:
             arrays = {name: array.copy() for name, array in slot.arrays.items()}

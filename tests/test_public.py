@@ -30,7 +30,7 @@ LAYERS = [
     {"errors", "cpus"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
     {"layout", "pack", "read", "meter", "chunks", "info", "compare", "verify", "preview"},
-    {"ring"},
+    {"ring", "groups"},
     {"device", "transforms", "echo", "dataset", "share", "iteration"},
     {"loader"},
     {"cli"},

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from fastload.errors import FileChangedError, MissingFileError
 from fastload.format import FileIdentity, PackedFile
+
+from . import held
 
 
 def open_checked(file: PackedFile) -> int:
@@ -19,7 +22,7 @@ def open_checked(file: PackedFile) -> int:
     except FileNotFoundError as exc:
         raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
     try:
-        compare_identity(file, os.fstat(fd))
+        check_open(file, fd)
     except BaseException:
         os.close(fd)
         raise
@@ -32,14 +35,21 @@ def check_path(file: PackedFile) -> None:
         stat = os.stat(file.path)
     except FileNotFoundError as exc:
         raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
-    compare_identity(file, stat)
+    now = FileIdentity.of(stat)
+    if now != file.identity:
+        _raise_changed(file, now)
 
 
-def compare_identity(file: PackedFile, stat: os.stat_result) -> None:
-    """Raises FileChangedError, with what changed, unless the stat is of the file whose header was read, unwritten."""
-    now, then = FileIdentity.of(stat), file.identity
-    if now == then:
-        return
+def check_open(file: PackedFile, fd: int) -> None:
+    """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since."""
+    now = held.identity_of(fd)
+    then = file.identity
+    if now != (then.device, then.inode, then.size, then.mtime_ns):
+        _raise_changed(file, FileIdentity(*now))
+
+
+def _raise_changed(file: PackedFile, now: FileIdentity) -> NoReturn:
+    then = file.identity
     if (now.device, now.inode) != (then.device, then.inode):
         what = "another file stands in its place"
     elif now.size < then.size:

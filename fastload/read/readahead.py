@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from fastload.format import Field
 
+from . import held
+
 # One call is cut short at the device's read-ahead window, 128 KiB unless someone changed it.
 _SLICE_BYTES = 128 * 2**10
 _MAX_RANGES = 1024  # UIO_MAXIOV
@@ -89,7 +91,7 @@ class ReadAhead:
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._max_recent = recent_chunks
         self._advise = advise or KernelAdvice(fd, num_bytes)
-        self._resident = resident or (lambda offset: is_resident(fd, offset))
+        self._resident = resident or (lambda offset: held.is_resident(fd, offset))
         self._probed = 0
         self._quiet = 0
         self._hold = 0
@@ -188,20 +190,6 @@ def sliced(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
     offset = np.repeat(begin, counts) + within * _SLICE_BYTES
     length = np.minimum(np.repeat(end, counts) - offset, _SLICE_BYTES)
     return np.stack([offset, length], axis=1)
-
-
-def is_resident(fd: int, offset: int) -> bool | None:
-    """Whether a byte of the file is in memory; None when this file system does not say.
-
-    Not mincore: it calls every page resident in a file that the process could not write to.
-    """
-    try:
-        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 class KernelAdvice:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fastload.format import Field
-from fastload.read.readahead import KernelAdvice, ReadAhead, is_resident, sliced
+from fastload.read.held import is_resident
+from fastload.read.readahead import KernelAdvice, ReadAhead, sliced
 
 PAGE = mmap.PAGESIZE
 ROW = 3 * PAGE
