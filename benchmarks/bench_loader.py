@@ -91,7 +91,7 @@ def loader_pixels(loader: FastLoader, epochs: int) -> Iterator[NDArray[Any]]:
     for _ in range(epochs):
         loader.set_epoch(0)
         for batch in loader:
-            # Not torch's permute: it gives up the GIL, and beside pure Python waits 5 ms for it, which the base does not.
+            # Not torch's permute: it gives up the GIL, and beside pure Python waits 5 ms for it; the base does not.
             yield batch[0].numpy().transpose(0, 2, 3, 1)
 
 
