@@ -241,7 +241,7 @@ class BatchStream:
             thread = threading.Thread(target=_work, args=args, name=f"fastload-worker-{i}", daemon=True)
             self._threads.insert(0, thread)
         self._begin()
-        # The others are started by one another: a start waits for the new thread, and beside pure Python that takes 7 ms.
+        # The others are started by one another: a start waits for its thread, beside pure Python for 7 ms.
         self._threads[0].start()
 
     def __iter__(self) -> BatchStream:
