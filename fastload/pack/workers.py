@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import subprocess
 import sys
 import traceback
@@ -266,14 +267,15 @@ class WorkerPool:
 
 def _send(worker: Connection, message: object) -> None:
     try:
-        worker.send(message)
+        # Not send(): interrupted by Ctrl-C, its exported buffer makes Python print an "Exception ignored" at exit.
+        worker.send_bytes(pickle.dumps(message))
     except OSError as exc:
         raise _worker_died() from exc
 
 
 def _receive(worker: Connection) -> Any:
     try:
-        return worker.recv()
+        return pickle.loads(worker.recv_bytes())
     except (EOFError, OSError) as exc:
         raise _worker_died() from exc
 
@@ -288,16 +290,16 @@ def _worker_died() -> PackError:
 def serve(fd: int) -> None:
     """The life of a worker process: tasks come and results go over this descriptor, until its other end is closed."""
     with Connection(fd) as connection, suppress(EOFError, ConnectionError):
-        worker = Worker(connection.recv())
+        worker = Worker(pickle.loads(connection.recv_bytes()))
         while True:
-            work, task = connection.recv()
+            work, task = pickle.loads(connection.recv_bytes())
             answer: tuple[Any, BaseException | None]
             try:
                 answer = work(worker, task), None
             except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised in the parent
                 exc.add_note(f"in a worker process:\n{traceback.format_exc()}")
                 answer = None, exc
-            connection.send(answer)
+            connection.send_bytes(pickle.dumps(answer))
 
 
 def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
