@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fastload.errors import OptionError
 from fastload.transforms import CenterCrop, Draws, ImageSpec, RandomCrop, RandomHorizontalFlip, geometry
+from fastload.transforms import windows as windows_of
 from fastload.transforms.buffers import OutputPool
 
 DTYPES = (np.uint8, np.uint16, np.float32)
@@ -67,8 +68,8 @@ def test_flip_mirrors_the_drawn_images_and_no_other(shape, dtype, memory, p, sma
     before = images.numpy().copy()
     draws = draws_for(shape[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(geometry, "_SMALL_SAMPLE_BYTES", 1 << 14 if small else 0)
-        patch.setattr(geometry, "SERIAL_VALUES", serial)
+        patch.setattr(windows_of, "_SMALL_SAMPLE_BYTES", 1 << 14 if small else 0)
+        patch.setattr(windows_of, "SERIAL_VALUES", serial)
         flipped = RandomHorizontalFlip(p).apply(images, draws)
     for image, result, mirrored in zip(before, flipped.numpy(), draws.uniform() < p, strict=True):
         assert np.array_equal(result, image[:, :, ::-1] if mirrored else image)
@@ -96,7 +97,7 @@ def test_crop_is_a_window_of_the_padded_image(crop, dtype, memory, small):
     before = images.numpy().copy()
     draws = draws_for(shape[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(geometry, "_SMALL_SAMPLE_BYTES", 1 << 14 if small else 0)
+        patch.setattr(windows_of, "_SMALL_SAMPLE_BYTES", 1 << 14 if small else 0)
         windows = transform.apply(images, draws)
     height, width = transform.size
     left, top, right, bottom = transform.padding
@@ -117,12 +118,12 @@ def test_the_gather_for_devices_crops_as_the_cpu_does(crop, dtype, memory):
     by_gather = []
 
     def gather(*args):
-        by_gather.append(geometry._crop_by_gather(*args[:-1]))
+        by_gather.append(windows_of._crop_by_gather(*args[:-1]))
         return original(*args)
 
-    original = geometry._crop
+    original = geometry.crop
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(geometry, "_crop", gather)
+        patch.setattr(geometry, "crop", gather)
         windows = transform.apply(images, draws_for(shape[0]))
     assert torch.equal(by_gather[0], windows)
     assert by_gather[0].dtype == images.dtype
@@ -133,8 +134,8 @@ def test_the_gather_for_devices_crops_as_the_cpu_does(crop, dtype, memory):
 def test_the_gather_for_devices_flips_as_the_cpu_does(shape, dtype, memory):
     images = batch_of(shape, dtype, memory)
     chosen = np.arange(shape[0]) % 2 == 0
-    flipped = geometry._flip_by_gather(images, chosen)
-    assert torch.equal(flipped, geometry._flip(images, chosen, OutputPool()))
+    flipped = windows_of._flip_by_gather(images, chosen)
+    assert torch.equal(flipped, windows_of.flip(images, chosen, OutputPool()))
     assert in_channels_last_memory(flipped)
 
 
@@ -278,7 +279,7 @@ def test_one_image_is_no_batch(transform):
 def test_photographs_are_larger_than_small_samples():
     # The two ways to flip differ in nothing but speed; this pins that each is reached by the sizes it was measured for.
     images = batch_of((4, 3, 90, 80))
-    assert images[0].numel() > geometry._SMALL_SAMPLE_BYTES
+    assert images[0].numel() > windows_of._SMALL_SAMPLE_BYTES
     draws = draws_for(4)
     expected = torch.where(torch.from_numpy(draws.uniform() < 0.5)[:, None, None, None], images.flip(3), images)
     assert torch.equal(RandomHorizontalFlip().apply(images, draws), expected)
