@@ -1,6 +1,6 @@
 """How fast does `fastload pack` work, beside bare decoding and beside the disk, and in how much memory?
 
-    python benchmarks/bench_pack.py                     all: about five minutes, 5 GB in .bench, 3 GB of /dev/shm
+    python benchmarks/bench_pack.py                     all: about five minutes, 5 GB in .bench, 10 GB of /dev/shm
     python benchmarks/bench_pack.py --only decode       one of: decode, disk, memory
     python benchmarks/bench_pack.py --quick             tiny sizes, to see that it runs; the figures mean nothing
 
@@ -101,18 +101,45 @@ class Bench:
         """The faces that `decode` and `disk` pack."""
         return harness.drawn_faces(self.options.data / f"faces-{self.options.count}", self.options.count)
 
+    def linked_faces(self) -> Path:
+        """Many more files: each face under several names, so that starting a process does not decide."""
+        drawn = self.faces() / "img_align_celeba"
+        folder: Path = self.options.data / f"linked-{self.options.count}x{self.options.repeat}"
+        if not folder.exists():
+            part = folder.with_suffix(".part")
+            part.mkdir()
+            for copy in range(self.options.repeat):
+                for face in sorted(drawn.iterdir()):
+                    (part / f"{copy}_{face.name}").hardlink_to(face)
+            part.rename(folder)
+        return folder
+
     def decode(self) -> None:
         """The command to tmpfs over bare decoding."""
-        source = self.faces()
-        bare = [sys.executable, str(Path(__file__).resolve()), "--decode-folder", str(source / "img_align_celeba")]
+        source = self.linked_faces()
+        images = self.options.count * self.options.repeat
+        bare = [sys.executable, str(Path(__file__).resolve()), "--decode-folder", str(source)]
         with tempfile.TemporaryDirectory(dir=self.options.tmpfs) as scratch:
             command = fastload("pack", source, Path(scratch) / "out.h5", "--workers", "2", "--overwrite")
             result = harness.compare(
-                lambda: self.options.count / seconds(command),
-                lambda: self.options.count / seconds(bare),
+                lambda: images / seconds(command),
+                lambda: images / seconds(bare),
                 pairs=self.options.pairs,
             )
-        self.journal.note("pack", target=">= 0.85", file=self.about, output="tmpfs", **result)
+            about = self.about | {"images": images}
+            self.journal.note("pack", target=">= 0.85", file=about, output="tmpfs", **result)
+            self.write(images, Path(scratch))
+
+    def write(self, images: int, scratch: Path) -> None:
+        """What putting as many bytes on tmpfs costs by itself, beside decoding them: the base does neither."""
+        block = memoryview(np.random.default_rng(0).bytes(218 * 178 * 3 * 4))
+        begin = time.perf_counter()
+        with open(scratch / "bare", "wb", buffering=0) as file:
+            for _ in range(images // 4):
+                file.write(block)
+        us = (time.perf_counter() - begin) / (images // 4 * 4) * 1e6
+        (scratch / "bare").unlink()
+        self.journal.note("write-tmpfs", file=self.about, us_an_image_one_process=us)
 
     def disk(self) -> None:
         """The command to disk beside the disk's own write rate, both with fsync, in MB/s."""
@@ -177,6 +204,7 @@ def main() -> None:
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
     parser.add_argument("--out", type=Path, default=harness.RESULTS / "pack.jsonl", help="JSON lines to append to")
     parser.add_argument("--count", type=int, default=20_000, help="faces (default: 20,000)")
+    parser.add_argument("--repeat", type=int, default=4, help="names of each face in `decode` (default: 4)")
     parser.add_argument("--small-count", type=int, default=200_000, help="small images (default: 200,000)")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
@@ -186,12 +214,12 @@ def main() -> None:
         decode_folder(options.decode_folder)
         return
     if options.quick:
-        options.count, options.small_count, options.pairs = 64, 200, 1
+        options.count, options.repeat, options.small_count, options.pairs = 64, 1, 200, 1
     if not options.tmpfs.is_dir():
         parser.error(f"--tmpfs {options.tmpfs}: no such folder")
     free = shutil.disk_usage(options.tmpfs).free
-    if "decode" in options.only and free < options.count * 218 * 178 * 3 * 1.1:
-        parser.error(f"--tmpfs {options.tmpfs}: {free / 1e9:.1f} GB free do not hold {options.count} images")
+    if "decode" in options.only and free < options.count * options.repeat * 218 * 178 * 3 * 1.1:
+        parser.error(f"--tmpfs {options.tmpfs}: {free / 1e9:.1f} GB free do not hold the images")
     options.data.mkdir(parents=True, exist_ok=True)
     bench = Bench(options)
     for name in options.only:
