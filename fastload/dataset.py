@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,14 @@ class PackedDataset(Dataset[Any]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
+        try:
+            position = operator.index(index)
+        except TypeError as exc:
+            raise TypeError(
+                f"{self.path}: a sample is chosen by a whole number, not by {type(index).__name__}; for several, "
+                f"`select([...])` gives a dataset of them."
+            ) from exc
+        return self.__getitems__([position])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Samples read in one go; negative positions count from the end.

@@ -188,6 +188,8 @@ def open_hdf5(path: Path) -> h5py.File:
         raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {path} OUT.h5`.")
     if path.name.endswith(".part"):
         raise FormatError(f"{path}: an unfinished pack. Run the same `fastload pack` command again to complete it.")
+    if not path.is_file():
+        raise FormatError(f"{path}: a pipe or device, not a file. Name a packed file.")
     try:
         return _open_with_or_without_lock(path)
     except PermissionError as exc:
@@ -200,7 +202,10 @@ def open_hdf5(path: Path) -> h5py.File:
                 f"{path}: truncated: {path.stat().st_size:,} bytes on disk, fewer than its header promises. "
                 f"The copy was probably cut short; copy it again, or pack it again."
             ) from exc
-        raise FormatError(f"{path}: not an HDF5 file that can be opened ({exc}).") from exc
+        raise FormatError(
+            f"{path}: not an HDF5 file that can be opened ({exc}). Name a file that `fastload pack` made, or another "
+            f"HDF5 file."
+        ) from exc
 
 
 def _open_with_or_without_lock(path: Path) -> h5py.File:
@@ -300,7 +305,7 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> di
     for name, item in list(datasets.items()):
         if item.shape[0] == num_rows:
             continue
-        if packed:
+        if packed or name in ("labels", "masks"):
             raise FormatError(
                 f"{path}: `{name}` has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. The file was changed "
                 f"after packing; pack it again."
@@ -392,7 +397,7 @@ def linear_offset(item: h5py.Dataset) -> int | None:
         return None
     chunk_rows = int(item.chunks[0])
     num_chunks = -(-int(item.shape[0]) // chunk_rows)
-    if item.id.get_num_chunks() != num_chunks:
+    if not num_chunks or item.id.get_num_chunks() != num_chunks:
         return None
     table = np.full(num_chunks, -1, dtype=np.int64)
 

@@ -125,7 +125,10 @@ def inspect_file(path: str | Path) -> FileInfo:
 
 def _is_foreign(path: Path) -> bool:
     with open_hdf5(path) as file:
-        return "fastload_version" not in file.attrs
+        try:
+            return "fastload_version" not in file.attrs
+        except (RuntimeError, KeyError, OSError):
+            return False  # its very attributes cannot be read; the first refusal says so
 
 
 def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:

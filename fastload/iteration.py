@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.device import Backend, DeviceBatch, to_device
+from fastload.errors import OptionError
 from fastload.groups import Groups
 from fastload.meter import LoaderStats
 from fastload.plan import EpochPlan, PlannedBatch
@@ -147,6 +149,9 @@ class Iteration:
         self._position = position
         self._counter = counter
         self._batch: DeviceBatch[FilledBatch] | None = None  # in use, when it will be used again
+        # Two threads may ask the same iteration, and a new iter() in one may end it while another waits in it.
+        self._lock = threading.RLock()
+        self._displaced = False
         self._num_valid = 0  # of its samples, those that are no mere filling
         self.num_batches = position.batches_left(stages.echo)
         self.running = True
@@ -171,6 +176,22 @@ class Iteration:
         return self
 
     def __next__(self) -> Batch:
+        with self._lock:
+            return self._next()
+
+    def displace(self) -> None:
+        """Ends the pass because the loader begins another one; asking for more batches is an error from now on."""
+        with self._lock:
+            self._displaced = self.running
+            self.close()
+
+    def _next(self) -> Batch:
+        if self._displaced:
+            raise OptionError(
+                "this iteration was ended by a newer iter() of the same FastLoader, or its close(): a loader has one "
+                "epoch under way. To look at a batch beside the loop, or to iterate twice at once, make another "
+                "FastLoader of the same file."
+            )
         if not self.running:
             raise StopIteration
         asked_s = time.perf_counter()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fastload.cpus import available_cpus
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import open_backend
-from fastload.errors import OptionError
+from fastload.errors import OptionError, StateError
 from fastload.format import PackedFile
 from fastload.groups import group_size
 from fastload.iteration import SLOTS_IN_COPY, Batch, Counter, Iteration, Position, Stages
@@ -196,6 +196,8 @@ class FastLoader:
         Raises:
             StateError: the state belongs to another file, seed or shuffle, or is damaged.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(f"load_state_dict() takes what state_dict() gave, a dict; got {type(state).__name__}.")
         loaded = state_from_dict(dict(state))
         check_state(loaded, header_digest=self._data_identity(), seed=self._seed, shuffle=self._shuffle)
         self._end_active()
@@ -223,7 +225,7 @@ class FastLoader:
         active = self._active() if self._active is not None else None
         self._active = None
         if active is not None:
-            active.close()
+            active.displace()
 
     def _new_plan(self, epoch: int, segments: Sequence[Any] = ()) -> EpochPlan:
         rows = self._dataset.rows

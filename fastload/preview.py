@@ -81,6 +81,8 @@ def make_preview(
     if split is not None and split not in file.splits:
         known = ", ".join(file.splits) or "it has no splits"
         raise OptionError(f"{path}: no split {split!r}; accepted: {known}.")
+    if seed < 0:
+        raise OptionError(f"seed={seed}: needs at least 0.")
     rows = _spread(file.splits[split] if split is not None else range(file.num_rows), count, seed)
     with open_hdf5(path) as hdf5:
         thumbnails = list(_thumbnails(hdf5, file, rows))

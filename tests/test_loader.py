@@ -168,7 +168,9 @@ def test_a_second_iterator_ends_the_first(packed):
     first = iter(loader)
     next(first)
     second = iter(loader)
-    assert next(first, None) is None and len(list(second)) == 7
+    with pytest.raises(OptionError, match=r"ended by a newer iter\(\)"):
+        next(first)
+    assert len(list(second)) == 7
 
 
 def test_an_error_in_a_worker_reaches_the_loop_and_ends_it(tmp_path):
@@ -494,3 +496,24 @@ def test_a_process_group_initialized_later_must_agree(packed, tmp_path, monkeypa
         assert len(rows_of(FastLoader(packed, 8, share=(2, 3)))) == 2
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_two_threads_share_out_one_iteration(packed):
+    loader = FastLoader(packed, 8, ends="exact")
+    batches, errors = iter(loader), []
+    seen: list[list[int]] = [[], []]
+
+    def consume(at: int) -> None:
+        try:
+            for batch in batches:
+                seen[at] += batch.rows[batch.valid].tolist()
+        except BaseException as error:  # noqa: BLE001 - looked at below, in the main thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=consume, args=(at,), daemon=True) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not errors and not any(thread.is_alive() for thread in threads)
+    assert sorted(seen[0] + seen[1]) == list(range(len(PackedDataset(packed))))

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastload import FastLoader, PackedDataset, inspect_file
+from fastload import FastLoader, FastloadError, PackedDataset, inspect_file
 from fastload.transforms import Normalize, RandomHorizontalFlip
 
 
@@ -298,9 +298,14 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Train as the command line says."""
     options = parse_options()
+    if options.checkpoint is not None and not Path(options.checkpoint).absolute().parent.is_dir():
+        raise SystemExit(f"error: {options.checkpoint}: its folder does not exist. Make it first.")
     with process_group() as (rank, world_size, device):
         train(options, rank, world_size, device)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FastloadError as error:
+        raise SystemExit(f"error: {error}") from None

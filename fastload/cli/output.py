@@ -20,7 +20,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 LINE_EVERY_S = 5.0
-MAX_SKIPPED = 20
+MAX_SKIPPED = 1000
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -35,7 +35,8 @@ def one_line_errors(interrupted: str = "interrupted.") -> Iterator[None]:
     """
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where it was closed: `fastload ... >&-`
+            sys.stdout.flush()
     except BrokenPipeError:
         # The reader (head, less) has gone; what is left in the buffer must not be flushed into the pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

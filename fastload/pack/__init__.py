@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from fastload.cpus import available_cpus
@@ -31,11 +30,11 @@ from fastload.pack.survey import (
     Progress,
     Survey,
     list_samples,
+    row_order,
     survey_source,
     unreadable,
 )
 from fastload.pack.workers import Worker, WorkerPool
-from fastload.plan import permute
 
 __all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "survey_source"]
 
@@ -128,6 +127,8 @@ def pack_images(
     if workers is not None and workers < 0:
         raise OptionError(f"workers={workers}: needs at least 0.")
     source, output = Path(source), Path(output)
+    if output.is_symlink():
+        output = output.resolve()  # What the link names is written, and the link stays.
     _check_output(source, output)
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise exists(output)
@@ -156,7 +157,7 @@ def _pack(
     job: PackJob, journal: Journal, pool: WorkerPool, survey: Survey, claims: Claims, started: float
 ) -> PackReport:
     """Decode what is not done yet, close the holes, and publish."""
-    rows = _row_order(survey)
+    rows = row_order(survey)
     kept = decoded = 0
     rate = 0.0
     if not claims.closing:
@@ -187,19 +188,6 @@ def _pack(
         job, read_header(job.output), survey.converted, skipped, started=started, images_per_s=rate,
         chunks=_num_chunks(survey), chunks_kept=kept if not again else _num_chunks(survey), chunks_decoded=decoded,
     )  # fmt: skip
-
-
-def _row_order(survey: Survey) -> NDArray[np.int64]:
-    """The sample that each row holds: splits one after another, shuffled within each; int64 (N,)."""
-    splits = survey.listing.split[survey.samples]
-    order = []
-    for split in np.unique(splits).tolist():
-        samples = survey.samples[splits == split]
-        if survey.options.shuffle:
-            key = xxhash.xxh3_64_intdigest(f"fastload pack {survey.options.seed} {split}".encode())
-            samples = samples[permute(np.arange(len(samples)), len(samples), key)]
-        order.append(samples)
-    return np.concatenate(order)
 
 
 def _num_chunks(survey: Survey) -> int:
@@ -236,7 +224,8 @@ def _decode(
     for result in pool.run(Worker.pack, chunk_tasks(survey, job.part, len(rows), chunks, samples=rows)):
         if result.reasons and job.on_error == "fail":
             bad = [(survey.listing.keys[rows[row]], reason) for row, reason in sorted(result.reasons.items())]
-            raise SourceError(unreadable(job.source, bad, len(rows)))
+            kept = "Chunks packed so far are kept: the same command continues with them."
+            raise SourceError(f"{unreadable(job.source, bad, len(rows))} {kept}")
         journal.rows(result.rows, result.digests, result.reasons)
         claims.state[result.rows] = DONE
         claims.digest[result.rows] = result.digests
@@ -314,6 +303,8 @@ def _check_output(source: Path, output: Path) -> None:
     """Refuse an output that cannot be, before any work."""
     if output.is_dir():
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
+    if output.exists() and not output.is_file():
+        raise OutputError(f"{output}: a device or pipe, which cannot hold a packed file. Name a file.")
     if output.name.endswith((".part", ".journal", ".meta")):
         raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
     if not output.absolute().parent.is_dir():

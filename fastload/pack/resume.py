@@ -18,8 +18,8 @@ from fastload.decode import Target, decoder_versions
 from fastload.errors import OutputError, ResumeError
 from fastload.format import IMAGES_OFFSET
 from fastload.layout import writer_name
-from fastload.pack.journal import Claims, Journal, source_table
-from fastload.pack.survey import OnError, PackOptions, Progress, Survey, free_bytes, survey_listing
+from fastload.pack.journal import DONE, Claims, Journal, source_table
+from fastload.pack.survey import OnError, PackOptions, Progress, Survey, free_bytes, row_order, survey_listing
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Listing
 
@@ -64,12 +64,16 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
     table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
     found = journal.read()
     if job.part.exists():
-        changed = (
-            "it has no journal that says what it is" if found is None else _changed(identity, table, *found[:2], job)
-        )
-        if found is not None and not changed:
-            _wait_for_orphans(job.part)
-            return _survey_of(found[0], job), found[2]
+        changed = "its journal is missing or damaged"
+        if found is not None:
+            head, old_table, claims = found
+            changed = _changed(identity, table, head, old_table, job)
+            if not changed:
+                survey = _survey_of(head, job)
+                changed = _changed_after_packing(table, old_table, survey, claims)
+            if not changed:
+                _wait_for_orphans(job.part)
+                return survey, claims
         if not job.overwrite:
             raise ResumeError(
                 f"{job.part}: left by an interrupted pack that this call cannot continue: {changed}. Start again with "
@@ -130,15 +134,30 @@ def _changed(
         new = [job.listing.keys[i] for i in np.flatnonzero(~np.isin(table["key"], old["key"]))[:3]]
         which = f", among the new ones {', '.join(new)}" if new else ""
         gone = len(old_keys - keys)
-        return f"the source had {len(old)} images, {gone} of them are gone; now it has {len(table)}{which}"
-    for at in np.flatnonzero(table != old)[:1].tolist():
-        before, now = old[at], table[at]
-        return (
-            f"the source {job.listing.keys[at]} changed: it had {before['size']} bytes, modified at "
-            f"{before['mtime_ns']} ns; now {now['size']} bytes and {now['mtime_ns']} ns"
-        )
+        return f"the source had {len(old)} images, of which {gone} are gone; now it has {len(table)}{which}"
     if head["fields"] != identity["fields"]:
         return "labels, splits or other fields of the source changed"
+    return ""
+
+
+def _changed_after_packing(table: NDArray[np.void], old: NDArray[np.void], survey: Survey, claims: Claims) -> str:
+    """Which image changed after it was packed, in words; "" when none did.
+
+    One that is not packed yet may have been repaired meanwhile, as the error about it asked for; one that was left
+    out is then looked at again.
+    """
+    rows = row_order(survey)
+    changed = np.isin(rows, np.flatnonzero(table != old))
+    for row in np.flatnonzero(changed & ((claims.state == DONE) | claims.closing))[:1].tolist():
+        before, now = old[rows[row]], table[rows[row]]
+        what = "its size" if before["size"] != now["size"] else "its modification time"
+        return (
+            f"the source {survey.listing.keys[rows[row]]} changed after it was packed ({what}: {before['size']} bytes "
+            f"then, {now['size']} now)"
+        )
+    claims.state[changed] = 0
+    for row in np.flatnonzero(changed).tolist():
+        claims.reasons.pop(row, None)
     return ""
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from fastload.decode import Target
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.layout import CHUNK_BYTES, chunk_rows_for
 from fastload.pack.workers import HEADERS, Worker, WorkerPool
+from fastload.plan import permute
 from fastload.sources import list_source
 from fastload.sources.listing import Column, Listing
 
@@ -190,6 +192,19 @@ def survey_source(
         pool.use(listing)
         survey = survey_listing(listing, options, pool, source=source, on_error=on_error, progress=progress)
     return replace(survey, disk_free=free_bytes(Path(output))) if output is not None else survey
+
+
+def row_order(survey: Survey) -> NDArray[np.int64]:
+    """The sample that each row holds: splits one after another, shuffled within each; int64 (N,)."""
+    splits = survey.listing.split[survey.samples]
+    order = []
+    for split in np.unique(splits).tolist():
+        samples = survey.samples[splits == split]
+        if survey.options.shuffle:
+            key = xxhash.xxh3_64_intdigest(f"fastload pack {survey.options.seed} {split}".encode())
+            samples = samples[permute(np.arange(len(samples)), len(samples), key)]
+        order.append(samples)
+    return np.concatenate(order)
 
 
 def free_bytes(output: Path) -> int:

@@ -85,7 +85,7 @@ def apply_transforms(
     fields = dict(fields)
     for index, transform in enumerate(transforms):
         if not isinstance(transform, Transform):
-            fields["images"] = transform(fields["images"])
+            fields["images"] = _called(transform, fields["images"])
             continue
         stream = draws.stream(index)
         fields["images"] = transform.apply(fields["images"], stream)
@@ -93,6 +93,18 @@ def apply_transforms(
             assert isinstance(transform, GeometricTransform), "check_pipeline refuses those that cannot move masks"
             fields["masks"] = transform.apply_masks(fields["masks"], stream, ignore_index)
     return fields
+
+
+def _called(function: ImageFunction, images: torch.Tensor) -> torch.Tensor:
+    """What a user's function makes of the images; checked, since labels and masks must still fit."""
+    result: object = function(images)
+    if not isinstance(result, torch.Tensor) or len(result) != len(images):
+        found = f"{tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
+        raise OptionError(
+            f"transform: {_name(function)} was given images {tuple(images.shape)} and returned {found}. A function in "
+            f"transform returns a tensor of as many images as it is given."
+        )
+    return result
 
 
 def _output(transform: object, spec: ImageSpec | None) -> ImageSpec | None:

@@ -332,7 +332,7 @@ def test_a_chunk_that_did_not_reach_the_disk_is_decoded_again(tmp_path, image_fo
             lambda source, options: (source / "cat/0003.jpg").write_bytes((source / "dog/0003.jpg").read_bytes()),
             "cat/0003",
         ),
-        (lambda source, options: (source / "cat/0003.jpg").unlink(), "had 80 images, 1 of them are gone"),
+        (lambda source, options: (source / "cat/0003.jpg").unlink(), "had 80 images, of which 1 are gone"),
         (lambda source, options: shutil.copy(source / "cat/0003.jpg", source / "cat/new.jpg"), "cat/new.jpg"),
         (lambda source, options: (source / "cat").rename(source / "lynx"), "lynx"),
         (lambda source, options: options.update(seed=9), "option seed was 0, now it is 9"),
@@ -349,6 +349,31 @@ def test_a_changed_source_or_option_is_named_and_nothing_is_lost(tmp_path, image
     assert (tmp_path / "o.h5.part").read_bytes() == before
     report = pack_images(source, output, workers=0, chunk_bytes=4000, overwrite=True, **options)
     assert report.chunks_kept == 0 and _leftovers(output) == []
+
+
+def test_an_image_repaired_after_its_error_lets_the_same_call_continue(tmp_path, image_folder):
+    source, output = image_folder(per_class=40), tmp_path / "o.h5"
+    whole = pack_images(source, tmp_path / "whole.h5", workers=0, chunk_bytes=4000).path.read_bytes()
+    good = {}
+    with h5py.File(tmp_path / "whole.h5") as file:
+        late = file["key"][-1].decode()  # decoded last, so that chunks before it are kept
+    good[late] = (source / late).read_bytes()
+    (source / late).write_bytes(good[late][:-30])
+    with pytest.raises(SourceError, match=r"1 of 80 images.*packed so far are kept"):
+        pack_images(source, output, workers=0, chunk_bytes=4000)
+    (source / late).write_bytes(good[late])
+    report = pack_images(source, output, workers=0, chunk_bytes=4000)
+    assert report.chunks_kept == report.chunks - 1 and output.read_bytes() == whole
+
+
+def test_an_output_that_is_a_link_is_followed_and_a_device_refused(tmp_path, image_folder):
+    source = image_folder(per_class=2)
+    (tmp_path / "link.h5").symlink_to(tmp_path / "real.h5")
+    pack_images(source, tmp_path / "link.h5", workers=0)
+    assert (tmp_path / "link.h5").is_symlink() and read_header(tmp_path / "real.h5").num_rows == 4
+    os.mkfifo(tmp_path / "pipe.h5")
+    with pytest.raises(OutputError, match="device or pipe"):
+        pack_images(source, tmp_path / "pipe.h5", workers=0, overwrite=True)
 
 
 def test_skipping_may_be_decided_after_a_failure(tmp_path, image_folder):
