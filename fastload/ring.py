@@ -108,8 +108,8 @@ class Ring:
 
     def give_back(self, slot: _Slot) -> None:
         """Returns a slot that nobody refers to any more."""
-        # The most recently used first, since its memory is the most likely to be in a cache: 1.4 to 1.5 times the
-        # images/s of taking the slots in turn (218x178x3, batch 256).
+        # The most recently used first, since its memory is the most likely to be in a cache: up to 1.4 times the
+        # images/s of taking the slots in turn (218x178x3, batch 256; it varied with the machine).
         self._free.appendleft(slot)
 
     def lend(self, slot: _Slot) -> dict[str, NDArray[Any]]:
