@@ -21,7 +21,7 @@ from fastload.layout import CHUNK_BYTES
 from fastload.pack.finish import chunk_tasks, publish, settle_rows, write_metadata
 from fastload.pack.holes import close_holes
 from fastload.pack.journal import DONE, SKIPPED, Claims, Journal
-from fastload.pack.resume import PackJob, begin, exists, journal_path
+from fastload.pack.resume import PackJob, begin, exists, journal_path, unchanged_survey
 from fastload.pack.survey import (
     Fit,
     Mode,
@@ -180,10 +180,7 @@ def _pack(
     if job.output.exists() and not job.overwrite:
         raise exists(job.output)
     publish(job.part, job.meta, job.output, journal, header_digest)
-    skipped = (
-        *survey.skipped,
-        *((survey.listing.keys[rows[row]], text) for row, text in sorted(claims.reasons.items())),
-    )
+    skipped = _all_skipped(survey, claims, rows)
     return _report(
         job, read_header(job.output), survey.converted, skipped, started=started, images_per_s=rate,
         chunks=_num_chunks(survey), chunks_kept=kept if not again else _num_chunks(survey), chunks_decoded=decoded,
@@ -255,16 +252,22 @@ def _finished(job: PackJob, journal: Journal) -> PackReport | None:
         file = read_header(job.output)
     except FormatError:
         return None
-    if not file.header_digest.startswith(claims.finished):
-        return None
+    survey = unchanged_survey(job, found)
+    if survey is None or not file.header_digest.startswith(claims.finished):
+        return None  # The file is whole, but of another pack than the one asked for now.
     job.meta.unlink(missing_ok=True)
     journal.remove()
-    skipped = tuple((key, reason) for key, reason in head["survey"]["skipped"])
     chunks = -(-int(head["num_rows"]) // max(1, file.fields["images"].chunk_rows))
+    skipped = _all_skipped(survey, claims, row_order(survey))
     return _report(
-        job, file, head["survey"]["converted"], skipped, started=started, images_per_s=0.0, chunks=chunks,
+        job, file, survey.converted, skipped, started=started, images_per_s=0.0, chunks=chunks,
         chunks_kept=chunks, chunks_decoded=0,
     )  # fmt: skip
+
+
+def _all_skipped(survey: Survey, claims: Claims, rows: NDArray[np.int64]) -> tuple[tuple[str, str], ...]:
+    """(key, reason) of what was left out when the source was listed, when headers were read and when decoding."""
+    return (*survey.skipped, *((survey.listing.keys[rows[row]], text) for row, text in sorted(claims.reasons.items())))
 
 
 def _report(

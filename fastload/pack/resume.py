@@ -98,6 +98,16 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
     return survey, Claims.none(survey.num_samples)
 
 
+def unchanged_survey(job: PackJob, found: tuple[dict[str, Any], NDArray[np.void], Claims]) -> Survey | None:
+    """The survey in a journal, if it is of the very pack that is asked for now; else None."""
+    head, old_table, claims = found
+    table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
+    if _changed(_identity(job), table, head, old_table, job):
+        return None
+    survey = _survey_of(head, job)
+    return None if _changed_after_packing(table, old_table, survey, claims) else survey
+
+
 def exists(output: Path) -> OutputError:
     """The error that an output is there already."""
     return OutputError(f"{output}: exists. Choose another name, or replace it with `--overwrite`.")

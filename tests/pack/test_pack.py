@@ -461,6 +461,25 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bytes(tmp_path, imag
         output.unlink()
 
 
+@pytest.mark.parametrize("again", ["same", "other"])
+def test_killed_after_the_rename_the_report_names_what_was_skipped_and_another_pack_is_not_taken_for_it(
+    tmp_path, image_folder, again
+):
+    source, output = image_folder(per_class=25), tmp_path / "o.h5"
+    data = (source / "cat/0010.jpg").read_bytes()
+    (source / "cat/0010.jpg").write_bytes(data[:-30])
+    events = int(_run(source, tmp_path / "whole.h5", 0).stdout.split()[3])
+    assert _run(source, output, events).returncode == -signal.SIGKILL
+    before = output.read_bytes()
+    assert _leftovers(output) == ["o.h5.journal"]
+    seed = 0 if again == "same" else 5
+    report = pack_images(
+        source, output, workers=0, chunk_bytes=4000, on_error="skip", seed=seed, overwrite=again == "other"
+    )
+    assert [key for key, _ in report.skipped] == ["cat/0010.jpg"] and _leftovers(output) == []
+    assert (output.read_bytes() == before) == (again == "same")
+
+
 def _claimed_chunks(output: Path) -> int:
     """Chunks that the journal left by a kill says are done."""
     path = output.with_name(output.name + ".journal")
