@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch.utils.data import Dataset
 
 from fastload.errors import FileChangedError, OptionError
 from fastload.format import Field, FileIdentity, PackedFile, read_header
-from fastload.read import RowReader, image_axes
+from fastload.plan import ChunkWindow
+from fastload.read import Read, RowReader, image_axes
 
 Sample = tuple[torch.Tensor, ...]
 Transform = Callable[[Any], Any]
@@ -57,6 +59,8 @@ class PackedDataset(Dataset[Any]):
         self._range = _split_rows(self._file, split)
         self._selected: NDArray[np.int64] | None = None
         self.fields = _checked_fields(self._file, fields)
+        self._read_mode: Read = "map"
+        self._window_chunks = ChunkWindow().chunks
         self._reader: RowReader | None = None
 
     @property
@@ -98,11 +102,62 @@ class PackedDataset(Dataset[Any]):
         chosen = np.asarray(rows)
         if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
             raise OptionError(f"select(): give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
-        subset = object.__new__(PackedDataset)
-        subset.__setstate__(self.__getstate__())
-        subset._file = self._file
+        subset = self._copy()
         subset._selected = self._file_rows(chosen.astype(np.int64))
         return subset
+
+    def data_identity(self) -> str:
+        """Names the file's content and the rows chosen: a state of another split must not be taken for one of this."""
+        digest, rows = self.file.header_digest, self.rows
+        if not isinstance(rows, range):
+            return f"{digest}/{hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
+        return digest if rows == range(self.file.num_rows) else f"{digest}/{rows.start}-{rows.stop - 1}"
+
+    def expect_window(self, chunks: int) -> None:
+        """Sizes the cache of decoded chunks for a shuffle in windows of so many; samplers and `FastLoader` say it.
+
+        Only files that are read chunk by chunk, compressed or foreign ones, have such a cache: one a process, for this
+        window and the next.
+        """
+        if chunks != self._window_chunks:
+            self._window_chunks, self._reader = chunks, None
+
+    def reading(self, read: Read) -> PackedDataset:
+        """The same dataset, read in that way; see `RowReader`."""
+        dataset = self._copy()
+        dataset._read_mode = read
+        return dataset
+
+    def samples(self, rows: NDArray[np.int64]) -> list[Sample]:
+        """The samples of these rows of the file, read in one go, before any transform.
+
+        Raises:
+            IndexError: a row is outside the file.
+            FileChangedError: the file was written to or truncated.
+        """
+        return list(zip(*(torch.from_numpy(column) for column in self.columns(rows)), strict=True))
+
+    def columns(self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]] | None = None) -> list[NDArray[Any]]:
+        """The fields of these rows, arrays (B, ...) with the axes of a sample each; images (B, C, H, W).
+
+        Args:
+            rows: int64 (B,), rows of the file.
+            into: arrays that fields are gathered into, by name, as `layout` says; new ones for the others.
+
+        Raises:
+            IndexError: a row is outside the file.
+            FileChangedError: the file was written to or truncated.
+        """
+        arrays = dict(into or {})
+        for name, shape, dtype in self.layout():
+            if name not in arrays:
+                arrays[name] = np.empty((len(rows), *shape), dtype)
+        if arrays:
+            self._open().gather(rows, arrays)
+        arrays = as_handed_over(self.file, arrays) | {"row": rows.copy(), "valid": np.ones(len(rows), np.bool_)}
+        if "images" in arrays:
+            arrays["images"] = arrays["images"].transpose(0, 3, 1, 2)
+        return [arrays[name] for name in self.fields]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -124,9 +179,7 @@ class PackedDataset(Dataset[Any]):
             IndexError: a position is out of range.
             FileChangedError: the file was written to or truncated.
         """
-        rows = self._file_rows(np.asarray(indices, dtype=np.int64))
-        columns = [self._tensor(name, rows) for name in self.fields] if not self._from_file else self._read(rows)
-        samples = list(zip(*columns, strict=True))
+        samples = self.samples(self._file_rows(np.asarray(indices, dtype=np.int64)))
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,6 +187,13 @@ class PackedDataset(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+    def _copy(self) -> PackedDataset:
+        """The same dataset, without anything open."""
+        dataset = object.__new__(PackedDataset)
+        dataset.__setstate__(self.__getstate__())
+        dataset._file = self._file
+        return dataset
 
     @property
     def _from_file(self) -> list[str]:
@@ -147,22 +207,11 @@ class PackedDataset(Dataset[Any]):
         indices = np.where(indices < 0, indices + size, indices)
         return indices + self._range.start if self._selected is None else self._selected[indices]
 
-    def _read(self, rows: NDArray[np.int64]) -> list[torch.Tensor]:
+    def _open(self) -> RowReader:
         if self._reader is None:
             # Two threads may both open one; the loser's is closed when it is collected.
-            self._reader = RowReader(self.file, self._from_file)
-        arrays = {name: np.empty((len(rows), *shape), dtype) for name, shape, dtype in self.layout()}
-        self._reader.gather(rows, arrays)
-        arrays = as_handed_over(self.file, arrays)
-        return [
-            self._tensor(name, rows)
-            if name in PLAN_FIELDS
-            else torch.from_numpy(arrays[name].transpose(0, 3, 1, 2) if name == "images" else arrays[name])
-            for name in self.fields
-        ]
-
-    def _tensor(self, name: str, rows: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(rows.copy()) if name == "row" else torch.ones(len(rows), dtype=torch.bool)
+            self._reader = RowReader(self.file, self._from_file, self._read_mode, cache_chunks=2 * self._window_chunks)
+        return self._reader
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Name, shape of a row and native dtype of each field that comes from the file, as it is gathered."""

@@ -17,8 +17,9 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
@@ -30,6 +31,8 @@ from numpy.typing import NDArray
 from fastload.errors import OptionError
 
 CHANNELS_FIRST = (0, 3, 1, 2)
+
+_log = logging.getLogger("fastload")
 
 
 class HostBatch(Protocol):
@@ -78,6 +81,10 @@ class Backend(Protocol):
         """Host memory the device reads by itself, (num_bytes,), page-aligned; freed with the array's last view."""
         ...
 
+    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None]:
+        """Lets the device read host memory by itself that is there already; returns what undoes it."""
+        ...
+
     def side_stream(self) -> AbstractContextManager[Any]:
         """Within it, work and memory belong to the side stream."""
         ...
@@ -118,6 +125,15 @@ class CudaBackend:
     def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
         array: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
         return array
+
+    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None]:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        address = memory.ctypes.data
+        if int(runtime.cudaHostRegister(address, memory.nbytes, 0)) != 0:
+            # Copies are right without, only slower: the driver stages them.
+            _log.warning("%d bytes of shared memory could not be pinned (`ulimit -l`?)", memory.nbytes)
+            return lambda: None
+        return lambda: runtime.cudaHostUnregister(address) and None
 
     def side_stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream)

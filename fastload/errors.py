@@ -12,6 +12,8 @@ FastloadError
 ├── FileChangedError   (RuntimeError)  the file was replaced or truncated while it was open
 ├── StateError         (ValueError)    a saved loader state belongs to other data or options
 ├── ShareError         (RuntimeError)  rank and world size cannot be known, or contradict
+├── WorkerError        (RuntimeError)  a worker process raised, or died; names the sample
+├── SharedMemoryError  (OSError)       no memory for the batches that worker processes fill
 └── MissingExtraError  (ImportError)   an optional package is absent; the message names its extra
 
 A message says what, where, why, and the mend. `fastload` (the command) prints it as one line, exit code 1.
@@ -66,6 +68,14 @@ class StateError(FastloadError, ValueError):
 
 class ShareError(FastloadError, RuntimeError):
     """Rank and world size cannot be known, or two sources of them disagree."""
+
+
+class WorkerError(FastloadError, RuntimeError):
+    """A worker process raised, with the sample's name and the worker's traceback in the message; or it died."""
+
+
+class SharedMemoryError(FastloadError, OSError):
+    """There is no memory, or not enough of it, for the batches that worker processes fill."""
 
 
 class MissingExtraError(FastloadError, ImportError):

@@ -5,65 +5,21 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from fastload.batch import Batch, DictBatch
 from fastload.device import Backend, DeviceBatch, to_device
 from fastload.errors import OptionError
-from fastload.groups import Groups
+from fastload.feed import SLOTS_IN_COPY, Feed
 from fastload.meter import LoaderStats
-from fastload.plan import EpochPlan, PlannedBatch
-from fastload.read import RowReader
-from fastload.read.readahead import ReadAhead
-from fastload.ring import BatchStream, FilledBatch, Ring, SlotField
+from fastload.plan import EpochPlan, PlannedBatch, batch_seed
+from fastload.ring import FilledBatch
 from fastload.transforms import Draws, apply_transforms
-
-# Announced beyond the batches that have a slot: enough for a disk to work on, and not much of the memory.
-_AHEAD_BYTES = 64 * 2**20
-_MAX_AHEAD = 64
-
-SLOTS_IN_COPY = 2
-"""Slots that the device stage keeps while their copies run."""
-
-
-class Batch(tuple[torch.Tensor, ...]):
-    """The fields asked for, in order, with the plan's facts beside them.
-
-    Attributes:
-        rows: int64 (B,), row of the file of each sample.
-        valid: bool (B,), False for a repeat that only fills the last batch (ends="exact").
-        global_valid: rows that count in this step over all ranks.
-    """
-
-    rows: torch.Tensor
-    valid: torch.Tensor
-    global_valid: int
-
-    @classmethod
-    def of(cls, fields: Iterable[torch.Tensor], facts: Mapping[str, Any]) -> Batch:
-        """A batch with its facts: rows, valid, global_valid; arrays become tensors when they are asked for."""
-        batch = cls(fields)
-        batch.__dict__["_facts"] = facts
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        facts = self.__dict__.get("_facts", {})
-        if name in facts:
-            # Not before: freeing a tensor gives up the GIL, and beside pure Python waits 0.5 ms to get it back.
-            value = facts[name]
-            self.__dict__[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-            return self.__dict__[name]
-        if name in ("rows", "valid", "global_valid"):
-            raise AttributeError(
-                f"this batch has no {name!r}: a framework built the tuple anew. Ask for 'row' or 'valid' in the fields "
-                f"of PackedDataset, then they travel as ordinary tensors."
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 @dataclass
@@ -109,33 +65,25 @@ class Stages:
     """What a pass runs on, kept by the loader from one epoch to the next.
 
     Attributes:
-        fields: names in the order of a batch.
-        reader, ring, loose: see `ring`; `loose` are the fields without a slot.
-        present: gathered arrays as users get them.
+        fields: names in the order of a batch, unless the batches say.
+        feed: what makes them.
         backend: of the device, None for the CPU.
         transforms, seed, ignore_index, echo: see `FastLoader` and `apply_transforms`.
-        group: batches read at a time.
-        workers: threads that read.
-        read_ahead: makes the announcer of a pass; None where there is none.
+        rank: of this process, part of what user code draws from.
     """
 
     fields: tuple[str, ...]
-    reader: RowReader
-    ring: Ring
-    loose: Sequence[SlotField]
-    present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
+    feed: Feed
     backend: Backend | None
     transforms: tuple[Any, ...]
     seed: int
     ignore_index: int
     echo: int
-    group: int
-    workers: int
-    read_ahead: Callable[[], ReadAhead] | None
+    rank: int
 
 
 class Iteration:
-    """The batches from a position on. Owns the threads that read: exhaustion, an error, `close` or its end stop them.
+    """The batches from a position on. Owns the pass of the feed: exhaustion, an error, `close` or its end stop it.
 
     Args:
         stages: what to run.
@@ -155,27 +103,17 @@ class Iteration:
         self._num_valid = 0  # of its samples, those that are no mere filling
         self.num_batches = position.batches_left(stages.echo)
         self.running = True
-        self._read_ahead = stages.read_ahead() if stages.read_ahead else None
-        groups = Groups(planned, stages.group) if stages.group > 1 else None
-        self._stream = BatchStream(
-            groups or planned,
-            _Filler(stages.reader),
-            stages.ring,
-            workers=stages.workers,
-            loose=stages.loose,
-            present=stages.present,
-            announce=self._read_ahead.announce if self._read_ahead else None,
-            ahead=min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, stages.ring.slot_bytes))),
-            manual_release=stages.backend is not None,
+        epoch = position.plan.epoch
+        self._stream = stages.feed.stream(
+            planned, lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step)
         )
-        filled = groups.apart(self._stream) if groups else self._stream
-        self._batches = to_device(filled, stages.backend, slots_in_copy=SLOTS_IN_COPY)
+        self._batches = to_device(self._stream, stages.backend, slots_in_copy=SLOTS_IN_COPY)
         counter.begun_s = counter.last_s = time.perf_counter()
 
     def __iter__(self) -> Iteration:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch | DictBatch:
         with self._lock:
             return self._next()
 
@@ -185,7 +123,7 @@ class Iteration:
             self._displaced = self.running
             self.close()
 
-    def _next(self) -> Batch:
+    def _next(self) -> Batch | DictBatch:
         if self._displaced:
             raise OptionError(
                 "this iteration was ended by a newer iter() of the same FastLoader, or its close(): a loader has one "
@@ -213,7 +151,7 @@ class Iteration:
             counter.last_s = time.perf_counter()
 
     def close(self) -> None:
-        """Ends the pass: its threads are gone when this returns. Batches handed over stay as they are."""
+        """Ends the pass: nothing reads any more when this returns. Batches handed over stay as they are."""
         if not self.running:
             return
         self.running = False
@@ -222,8 +160,6 @@ class Iteration:
         if isinstance(device_stage, Generator):
             device_stage.close()  # gives back the slots whose copies still run
         self._stream.close()
-        if self._read_ahead is not None:
-            self._read_ahead.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
@@ -233,16 +169,17 @@ class Iteration:
     def _count_valid(self, planned: PlannedBatch) -> int:
         return int(np.count_nonzero(planned.valid)) if self._position.plan.ends == "exact" else len(planned.rows)
 
-    def _hand_over(self) -> Batch:
+    def _hand_over(self) -> Batch | DictBatch:
         stages, position, counter = self._stages, self._position, self._counter
         device_batch = self._batch
         assert device_batch is not None, "there is no batch to hand over"
         planned, fields, echo = device_batch.source.planned, device_batch.fields, position.echoes
+        form, beside = device_batch.source.form, device_batch.source.beside
         # On the CPU they come from the plan, and so hold no slot.
         facts: dict[str, Any] = {"rows": planned.rows, "valid": planned.valid, "global_valid": planned.global_valid}
-        if "row" in fields:
+        if stages.backend is not None:
             facts |= {"rows": fields["row"], "valid": fields["valid"]}
-        else:
+        elif form is None:
             plan_fields = {"row": planned.rows, "valid": planned.valid}
             fields = fields | {
                 name: torch.from_numpy(plan_fields[name]) for name in stages.fields if name in plan_fields
@@ -261,21 +198,12 @@ class Iteration:
             position.steps, position.echoes = position.steps + 1, 0
         counter.consumed += self._num_valid
         counter.steps += 1
-        return Batch.of([result[name] for name in stages.fields], facts)
-
-
-class _Filler:
-    """Fills the arrays of a batch: what the file holds, and what only the plan knows."""
-
-    def __init__(self, reader: RowReader) -> None:
-        self._reader = reader
-
-    def __call__(self, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
-        count = len(planned.rows)
-        arrays = {name: array[:count] for name, array in arrays.items()}  # the last group may not fill its slot
-        if "row" in arrays:
-            arrays["row"][:], arrays["valid"][:] = planned.rows, planned.valid
-        return self._reader.gather(planned.rows, arrays)
+        if form is None:
+            return Batch.of([result[name] for name in stages.fields], facts)
+        values = [result[name] if name in result else beside[name] for name in form.names]
+        if form.keys is not None:
+            return DictBatch.of(dict(zip(form.keys, values, strict=True)), facts)
+        return Batch.of(values, facts)
 
 
 def _own(tensor: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:

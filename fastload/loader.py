@@ -6,31 +6,32 @@ plan -> read (announce, gather) -> ring -> device -> transform (echo) -> the tra
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
+from fastload.batch import Batch
 from fastload.cpus import available_cpus
-from fastload.dataset import PackedDataset, as_handed_over
+from fastload.dataset import PackedDataset
 from fastload.device import open_backend
 from fastload.errors import OptionError, StateError
-from fastload.format import PackedFile
-from fastload.groups import group_size
-from fastload.iteration import SLOTS_IN_COPY, Batch, Counter, Iteration, Position, Stages
+from fastload.feed import Feed, ProcessFeed, ThreadFeed
+from fastload.inputs import PackedInput, as_input
+from fastload.iteration import Counter, Iteration, Position, Stages
 from fastload.meter import LoaderStats
 from fastload.plan import (
     ChunkWindow,
     Ends,
     EpochPlan,
-    PlannedBatch,
     PlanState,
     ResolvedShuffle,
+    Segment,
     Shuffle,
     check_state,
     resolve_ends,
@@ -38,34 +39,40 @@ from fastload.plan import (
     state_from_dict,
     state_to_dict,
 )
-from fastload.read import Read, RowReader, image_axes
-from fastload.read.identity import check_path
-from fastload.read.readahead import ReadAhead, has_read_ahead
-from fastload.ring import SLACK, Ring, SlotField, split_loose
+from fastload.read import Read
+from fastload.read.readahead import has_read_ahead
+from fastload.samples import SampleLayout
 from fastload.share import ShareOption, check_share, local_world_size, resolve_share
 from fastload.transforms import check_pipeline
 
-_MAX_WORKERS = 2
+_MAX_THREADS = 2
 
 __all__ = ["Batch", "FastLoader"]
 
 
 class FastLoader:
-    """Batches of a packed file, in order, read ahead by threads into memory that is used again and again.
+    """Batches of a packed file, in order, read ahead into memory that is used again and again.
 
     A batch is a `Batch`: images (B, C, H, W) in channels_last memory, uint8 unless a transform changes that; masks
     (B, H, W); other fields (B, ...). It belongs to the caller, who may write to it and keep it as long as they like;
     who keeps many gets copies, and the loader gets slower.
 
+    Threads read a packed file. Where a sample takes Python code, because the `PackedDataset` has a transform or the
+    dataset is another one, worker processes run it and lay the samples into shared memory; a batch then has what the
+    samples have, a tuple or a dict of it (`DictBatch`). Processes are started as `multiprocessing.set_start_method`
+    says, else by a forkserver, so a script begins its work under `if __name__ == "__main__":`. Random numbers that
+    such code draws from `random`, `numpy.random` and `torch` depend on seed, epoch, rank and step, not on the workers.
+
     Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between; it ends
     the iteration before it.
 
     Args:
-        source: path of a packed file, or a `PackedDataset` (for a split, other fields, a subset).
+        source: path of a packed file, a `PackedDataset` (for a split, other fields, a subset, a Python transform), or
+            any map-style dataset.
         batch_size: samples in a batch on this rank.
         shuffle, ends, seed: as in `EpochPlan`; shuffle=True chooses by how the file was packed.
         share: "auto", (rank, world_size), or None for all rows; see `resolve_share`.
-        workers: threads that read; None chooses.
+        workers: threads that read, or processes that run Python; None chooses.
         device: None or "cpu" leaves batches where they were read; "cuda" copies them beside the computation.
         transform: list of transforms, run on the device, drawn anew for each sample, epoch and echo.
         echo: times each batch is used.
@@ -76,11 +83,13 @@ class FastLoader:
         OptionError: an argument has no meaning, or there is not one whole batch.
         MissingFileError, FormatError, FileChangedError: the file is not there, cannot be read, or changed.
         ShareError: rank and world size cannot be known.
+        WorkerError: (while iterating) the user's code raised, or a worker process died.
+        SharedMemoryError: (while iterating) worker processes cannot share the memory of so many batches.
     """
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | PackedDataset,
+        source: str | os.PathLike[str] | PackedDataset | Dataset[Any],
         batch_size: int,
         *,
         shuffle: Shuffle = True,
@@ -94,8 +103,7 @@ class FastLoader:
         cache: object = None,
         read: Read = "map",
     ) -> None:
-        self._dataset = _as_dataset(source)
-        self._file = self._dataset.file
+        data = as_input(source)
         if cache is not None:
             raise OptionError(
                 f"cache={cache!r}: this release has no cache of its own; leave it out. The kernel keeps the pages of a "
@@ -111,13 +119,18 @@ class FastLoader:
         self._read: Read = read
         self._share_option = share
         self._share = resolve_share(share)
-        self._workers = workers or _default_workers()
+        self._workers = workers or _default_workers(processes=data.runs_python)
         self._backend = open_backend(device)
+        self._shuffle = _resolve_shuffle(shuffle, data.shuffled, data.chunk_rows)
+        if isinstance(data, PackedInput) and data.runs_python:
+            # Worker processes read for themselves.
+            dataset = data.dataset.reading(read)
+            if isinstance(self._shuffle, ChunkWindow):
+                dataset.expect_window(self._shuffle.chunks)
+            data = PackedInput(dataset)
+        self._data = data
         self._check_transforms(transform)
         self._transforms = tuple(transform)
-        self._selected = None if isinstance(self._dataset.rows, range) else self._dataset.rows
-        self._chunk_rows = 0 if self._selected is not None else self._file.fields[_main_field(self._dataset)].chunk_rows
-        self._shuffle = _resolve_shuffle(shuffle, self._file.shuffled, self._chunk_rows)
         self._seed = seed
         self._ends = ends
         # The next iteration, when it is already decided; None: the epoch after the last one's, from its beginning.
@@ -126,8 +139,7 @@ class FastLoader:
         self._finished: Position | None = None
         self._active: weakref.ref[Iteration] | None = None
         self._stats = Counter()
-        self._reader: RowReader | None = None
-        self._ring: Ring | None = None
+        self._feed: Feed | None = None
         self._pid = os.getpid()
         self._require_steps(self._next.plan)
 
@@ -135,16 +147,24 @@ class FastLoader:
         """A new iteration; the one before it, if any, ends."""
         self._end_active()
         check_share(self._share_option, self._share)
-        check_path(self._file)
+        self._data.check()
         position = self._next or Position(self._new_plan(self._last.plan.epoch + 1))
         self._next, self._last, self._finished = None, position, None
         self._stats = Counter()
-        planned = position.plan.batches(self._share.rank)
-        if self._selected is not None:
-            planned = _with_rows_of(self._selected, planned)
-        iteration = Iteration(self._open(), planned, position, self._stats)
+        planned = self._data.rows_of(position.plan.batches(self._share.rank))
+        stages = Stages(
+            fields=self._data.fields or (),
+            feed=self._open_feed(),
+            backend=self._backend,
+            transforms=self._transforms,
+            seed=self._seed,
+            ignore_index=self._data.ignore_index,
+            echo=self.echo,
+            rank=self._share.rank,
+        )
+        iteration = Iteration(stages, planned, position, self._stats)
         self._active = weakref.ref(iteration)
-        return iteration
+        return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
 
     def __len__(self) -> int:
         """Batches of the coming iteration on this rank, or of the running one from its beginning, echoes included."""
@@ -158,7 +178,11 @@ class FastLoader:
         """Makes the next iteration that of an epoch. A loaded state of that very epoch stays loaded."""
         _check_whole("epoch", epoch, least=0)
         for loaded in (self._next, self._finished):
-            if loaded is not None and loaded.plan.epoch == epoch and (loaded is self._finished or loaded.plan.segments):
+            if (
+                loaded is not None
+                and loaded.plan.epoch == epoch
+                and (loaded is self._finished or loaded.plan.segments or loaded.echoes)
+            ):
                 self._next = loaded
                 return
         self._next = Position(self._new_plan(epoch))
@@ -174,16 +198,20 @@ class FastLoader:
         Taken in the loop body it counts the batch in hand as done.
         """
         position = self._next or self._last
+        segments = position.plan.segments_after(position.steps)
+        if position.echoes:
+            # Whose batch is in hand: its echoes are done only for ranks and batches of this size.
+            segments = (*segments, Segment(self._share.world_size, self.batch_size, 0))
         return state_to_dict(
             PlanState(
-                header_digest=self._data_identity(),
+                header_digest=self._data.identity(),
                 seed=self._seed,
                 epoch=position.plan.epoch,
                 shuffle=self._shuffle,
                 ends=resolve_ends(position.plan.ends, self._shuffle),
                 echo=self.echo,
                 echo_position=position.echoes,
-                segments=position.plan.segments_after(position.steps),
+                segments=segments,
             )
         )
 
@@ -199,11 +227,16 @@ class FastLoader:
         if not isinstance(state, Mapping):
             raise StateError(f"load_state_dict() takes what state_dict() gave, a dict; got {type(state).__name__}.")
         loaded = state_from_dict(dict(state))
-        check_state(loaded, header_digest=self._data_identity(), seed=self._seed, shuffle=self._shuffle)
-        self._end_active()
+        check_state(loaded, header_digest=self._data.identity(), seed=self._seed, shuffle=self._shuffle)
         plan = self._new_plan(loaded.epoch, loaded.segments)
-        same = not loaded.segments or loaded.segments[-1][:2] == (self._share.world_size, self.batch_size)
+        last = loaded.segments[-1] if loaded.segments else Segment(self._share.world_size, self.batch_size, 0)
+        same = last[:2] == (self._share.world_size, self.batch_size)
         echoes = loaded.echo_position if same and loaded.echo == self.echo else 0
+        saved = replace(plan, world_size=last.world_size, batch_size=last.batch_size, ends=loaded.ends)
+        if loaded.segments and saved.num_steps == 0:
+            # What "drop" left out then may make whole batches now, but that epoch is over.
+            plan = replace(plan, segments=plan.segments_after(plan.num_steps))
+        self._end_active()
         position = Position(plan, echoes=echoes)
         self._last, self._next, self._finished = position, position, None
         if plan.num_steps == 0:
@@ -217,9 +250,9 @@ class FastLoader:
     def close(self) -> None:
         """Ends a running iteration and closes the file. Batches handed over stay valid, and `iter()` opens it again."""
         self._end_active()
-        reader, self._reader, self._ring = self._reader, None, None
-        if reader is not None:
-            reader.close()
+        feed, self._feed = self._feed, None
+        if feed is not None and self._pid == os.getpid():
+            feed.close()
 
     def _end_active(self) -> None:
         active = self._active() if self._active is not None else None
@@ -228,10 +261,9 @@ class FastLoader:
             active.displace()
 
     def _new_plan(self, epoch: int, segments: Sequence[Any] = ()) -> EpochPlan:
-        rows = self._dataset.rows
         return EpochPlan(
-            rows=rows if isinstance(rows, range) else range(len(rows)),
-            chunk_rows=self._chunk_rows,
+            rows=self._data.plan_rows,
+            chunk_rows=self._data.chunk_rows,
             seed=self._seed,
             epoch=epoch,
             world_size=self._share.world_size,
@@ -247,105 +279,71 @@ class FastLoader:
         share = f"{len(plan.rows):,} samples" + (f" over {plan.world_size} ranks" if plan.world_size > 1 else "")
         mend = "Choose a smaller batch_size, or ends='pad' or 'exact'." if len(plan.rows) else "Choose another split."
         raise OptionError(
-            f"{self._file.path}: {share} do not make one batch of {plan.batch_size} with ends={plan.ends!r}. {mend}"
+            f"{self._data.name}: {share} do not make one batch of {plan.batch_size} with ends={plan.ends!r}. {mend}"
         )
 
     def _check_transforms(self, transform: Any) -> None:
-        if transform or not isinstance(transform, Sequence):
-            if "images" not in self._dataset.fields:
+        """As far as it is known what they get; what Python code makes is looked at before the first batch."""
+        if not isinstance(transform, Sequence):
+            check_pipeline(transform, (0, 0, 0), torch.uint8, ())
+        elif transform and isinstance(self._data, PackedInput) and not self._data.runs_python:
+            if "images" not in self._data.dataset.fields:
                 raise OptionError(
-                    f"transform: the batch has no images, its fields are {', '.join(self._dataset.fields)}. "
+                    f"transform: the batch has no images, its fields are {', '.join(self._data.dataset.fields)}. "
                     f"Add images to fields, or leave transform out."
                 )
-            images = _image_shape(self._file)
-            dtype = torch.from_numpy(np.empty(0, self._file.fields["images"].dtype.newbyteorder("="))).dtype
-            check_pipeline(transform, images, dtype, self._dataset.fields)
+            check_pipeline(transform, *self._data.image_spec(), self._data.dataset.fields)
 
-    def _data_identity(self) -> str:
-        """Of the rows this loader reads: a state of another split must not be taken for one of this."""
-        rows = self._dataset.rows
-        if self._selected is not None:
-            return f"{self._file.header_digest}/{hashlib.sha256(self._selected.tobytes()).hexdigest()[:16]}"
-        whole = rows == range(self._file.num_rows)
-        return self._file.header_digest if whole else f"{self._file.header_digest}/{rows[0]}-{rows[-1]}"
-
-    def _open(self) -> Stages:
-        """The stages; reader and ring are kept from one epoch to the next, but not across a fork."""
-        fields = self._dataset.layout()
-        batch_bytes = sum(SlotField(name, (self.batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
-        # On the device each batch is copied by itself, and its slot returns by itself.
-        group = 1 if self._backend else group_size(batch_bytes, self._new_plan(0).num_steps)
-        layout = [SlotField(name, (group * self.batch_size, *shape), dtype) for name, shape, dtype in fields]
+    def _open_feed(self) -> Feed:
+        """Kept from one epoch to the next, but not across a fork."""
         if self._pid != os.getpid():
-            self._reader, self._ring, self._pid = None, None, os.getpid()
-        windowed = isinstance(self._shuffle, ChunkWindow)
-        if self._reader is None:
-            # A window's chunks, and those of the next one that it is read into already.
-            chunks = 2 * self._shuffle.chunks if isinstance(self._shuffle, ChunkWindow) else self._workers
-            self._reader = RowReader(self._file, [field.name for field in layout], self._read, cache_chunks=chunks)
-        if self._backend is None:
-            in_slots, loose = split_loose(layout)
-            if self._ring is None:
-                self._ring = Ring(in_slots, SLACK + self._workers)
-        else:
-            loose = []
-            if self._ring is None:
-                facts = [SlotField("row", (self.batch_size,), np.dtype(np.int64))]
-                facts.append(SlotField("valid", (self.batch_size,), np.dtype(np.bool_)))
-                self._ring = Ring(layout + facts, SLOTS_IN_COPY + 1 + self._workers, self._backend.allocate)
-        reader, rows = self._reader, self._dataset.rows
-
-        def read_ahead() -> ReadAhead:
-            return ReadAhead(
-                reader.fd,
-                [self._file.fields[field.name] for field in layout],
-                rows if isinstance(rows, range) else range(self._file.num_rows),
-                chunk_rows=self._chunk_rows if windowed else 0,
-            )
-
-        masks = self._file.fields.get("masks")
-        return Stages(
-            fields=self._dataset.fields,
-            reader=reader,
-            ring=self._ring,
-            loose=loose,
-            present=functools.partial(as_handed_over, self._file),
-            backend=self._backend,
-            transforms=self._transforms,
-            seed=self._seed,
-            ignore_index=int(masks.attrs.get("ignore_index", 0)) if masks else 0,
-            echo=self.echo,
-            group=group,
-            workers=self._workers,
+            self._feed, self._pid = None, os.getpid()
+        if self._feed is not None and not self._feed.usable:
+            self._feed.close()
+            self._feed = None
+        if self._feed is None:
+            data, window = self._data, self._shuffle if isinstance(self._shuffle, ChunkWindow) else None
             # In file order the kernel's own read-ahead is better: cold, 19,500 images/s against 11,300 with ours.
-            read_ahead=read_ahead if has_read_ahead() and self._shuffle is not False else None,
-        )
+            announces = has_read_ahead() and self._shuffle is not False
+            chunk_rows = data.chunk_rows if window else 0
+            if not isinstance(data, PackedInput) or data.runs_python:
+                self._feed = ProcessFeed(
+                    data,
+                    self.batch_size,
+                    workers=self._workers,
+                    chunk_rows=chunk_rows,
+                    on_layout=functools.partial(_check_samples, self._transforms, data.name),
+                    backend=self._backend,
+                    announces=announces,
+                )
+            else:
+                self._feed = ThreadFeed(
+                    data.dataset,
+                    self.batch_size,
+                    num_steps=self._new_plan(0).num_steps,
+                    read=self._read,
+                    workers=self._workers,
+                    chunk_rows=chunk_rows,
+                    # A window's chunks, and those of the next one that it is read into already.
+                    cache_chunks=2 * window.chunks if window else self._workers,
+                    backend=self._backend,
+                    announces=announces,
+                )
+        return self._feed
 
 
-def _as_dataset(source: Any) -> PackedDataset:
-    if isinstance(source, PackedDataset):
-        if source.transform is not None:
-            raise OptionError(
-                "a PackedDataset with a Python transform needs worker processes, which FastLoader does not have in "
-                "this release. Give FastLoader a transform=[...] on batches, or use a plain DataLoader."
-            )
-        return source
-    if isinstance(source, (str, os.PathLike)):
-        return PackedDataset(os.fspath(source))
-    if isinstance(source, (list, tuple)):
+def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
+    """Refuses transforms that do not fit what the samples turn out to be. No method: a worker pool keeps it."""
+    if not transforms:
+        return
+    leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
+    if leaf is None:
         raise OptionError(
-            "several files in one FastLoader are not in this release: pack them into one file (`fastload pack`), or "
-            "use torch.utils.data.ConcatDataset of PackedDatasets in a plain DataLoader."
+            f"transform: {name}: the samples have no image, a tensor (C, H, W) that comes first in a tuple or is "
+            f"called 'image' or 'images' in a dict. Leave transform out, or transform in the loop."
         )
-    raise OptionError(
-        f"source: expected the path of a packed file or a PackedDataset, got {type(source).__name__}. Other datasets "
-        f"are not in this release: use a plain DataLoader for them, or `fastload pack` their files."
-    )
-
-
-def _main_field(dataset: PackedDataset) -> str:
-    """The field whose chunks decide how rows are shuffled."""
-    return "images" if "images" in dataset.file.fields else next(iter(dataset.file.fields))
+    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+    check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)
 
 
 def _resolve_shuffle(shuffle: Shuffle, file_shuffled: bool, chunk_rows: int) -> ResolvedShuffle:
@@ -354,21 +352,9 @@ def _resolve_shuffle(shuffle: Shuffle, file_shuffled: bool, chunk_rows: int) -> 
     return "full" if chosen_by_file and not chunk_rows else resolve_shuffle(shuffle, file_shuffled)
 
 
-def _image_shape(file: PackedFile) -> tuple[int, int, int]:
-    """(C, H, W)."""
-    axes, shape = image_axes(file), file.fields["images"].shape
-    if axes == "HW":
-        return 1, shape[0], shape[1]
-    return (shape[2], shape[0], shape[1]) if axes == "HWC" else (shape[0], shape[1], shape[2])
-
-
-def _with_rows_of(selected: NDArray[np.int64], planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
-    """The planned positions of a subset as rows of the file."""
-    return (batch._replace(rows=selected[batch.rows]) for batch in planned)
-
-
-def _default_workers() -> int:
-    return max(1, min(_MAX_WORKERS, available_cpus() // local_world_size()))
+def _default_workers(*, processes: bool) -> int:
+    share = max(1, available_cpus() // local_world_size())
+    return share if processes else min(_MAX_THREADS, share)
 
 
 def _check_whole(name: str, value: object, *, least: int) -> None:

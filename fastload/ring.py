@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ Announce = Callable[[NDArray[np.int64]], None]
 _ALIGNMENT = 4096
 
 # Arrays so small are made anew for each batch: labels that a user collects over an epoch must not hold slots.
-_LOOSE_BYTES = 64 * 2**10
+LOOSE_BYTES = 64 * 2**10
 
 
 class SlotField(NamedTuple):
@@ -50,6 +51,18 @@ class SlotField(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
+class SampleForm(NamedTuple):
+    """How the fields of a batch are put together for the user, where the dataset decides it and not the loader.
+
+    Attributes:
+        names: of all fields, in order, as ring and transforms know them.
+        keys: of a dict, in the same order; None: a tuple.
+    """
+
+    names: tuple[str, ...]
+    keys: tuple[Any, ...] | None
+
+
 class _Loan:
     """A slot's memory, alive exactly as long as something refers to the batch in it.
 
@@ -63,8 +76,8 @@ class _Loan:
         self.__array_interface__ = memory.__array_interface__
 
 
-class _Slot:
-    """Memory for one batch."""
+class Slot:
+    """Memory for one batch, and arrays (B, ...) over it by field, for whoever fills it."""
 
     __slots__ = ("arrays", "loan", "memory", "number")
 
@@ -86,39 +99,47 @@ class Ring:
 
     def __init__(self, fields: Sequence[SlotField], num_slots: int, allocate: Allocate | None = None) -> None:
         self.fields = tuple(fields)
-        self._offsets: list[int] = []
-        num_bytes = 0
-        for field in self.fields:
-            self._offsets.append(num_bytes)
-            num_bytes += -(-field.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.slot_bytes = num_bytes
-        self.slots: list[_Slot] = []
+        self.slot_bytes = slot_bytes(self.fields)
+        self.slots: list[Slot] = []
         for number in range(num_slots):
-            memory = (allocate or allocate_aligned)(max(1, num_bytes))
-            self.slots.append(_Slot(number, memory, self._views(memory)))
+            memory = (allocate or allocate_aligned)(max(1, self.slot_bytes))
+            self.slots.append(Slot(number, memory, slot_arrays(self.fields, memory)))
         self._free = deque(self.slots)
         # put() is reentrant: it may be called by the garbage collector in the middle of a get().
         self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.num_lent = 0
 
-    def take(self) -> _Slot | None:
+    def add(self, memory: NDArray[np.uint8]) -> None:
+        """One more slot, free, over memory of `slot_bytes`; in place of one that cannot be given back."""
+        self.slots.append(Slot(len(self.slots), memory, slot_arrays(self.fields, memory)))
+        self._free.append(self.slots[-1])
+
+    def take(self) -> Slot | None:
         """A slot that nobody refers to, or None."""
         self.collect()
         return self._free.popleft() if self._free else None
 
-    def give_back(self, slot: _Slot) -> None:
+    def give_back(self, slot: Slot) -> None:
         """Returns a slot that nobody refers to any more."""
         # The most recently used first, since its memory is the most likely to be in a cache: up to 1.4 times the
         # images/s of taking the slots in turn (218x178x3, batch 256; it varied with the machine).
         self._free.appendleft(slot)
 
-    def lend(self, slot: _Slot) -> dict[str, NDArray[Any]]:
+    def lend(self, slot: Slot) -> dict[str, NDArray[Any]]:
         """Arrays over a slot that was taken; it returns by itself when no reference to any of them is left."""
         loan = _Loan(slot.memory)
         put, number = self._returned.put, slot.number
         slot.loan = weakref.ref(loan, lambda _: put(number))
         self.num_lent += 1
-        return self._views(np.asarray(loan))
+        return slot_arrays(self.fields, np.asarray(loan))
+
+    def lend_or_copy(self, slot: Slot) -> dict[str, NDArray[Any]]:
+        """Arrays for the user: the slot's, or copies when they hold so many that filling would have to wait."""
+        if self.num_lent < min(SLACK, len(self.slots) - 1):
+            return self.lend(slot)
+        arrays = {name: array.copy() for name, array in slot.arrays.items()}
+        self.give_back(slot)
+        return arrays
 
     def collect(self) -> None:
         """Takes note of the slots that have come back."""
@@ -131,16 +152,28 @@ class Ring:
             self.num_lent -= 1
             self.give_back(slot)
 
-    def _views(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        return {
-            field.name: np.ndarray(field.shape, field.dtype, buffer=memory, offset=offset)
-            for field, offset in zip(self.fields, self._offsets, strict=True)
-        }
+
+def slot_bytes(fields: Sequence[SlotField]) -> int:
+    """Bytes of a slot that holds these fields, each from a page of its own."""
+    return sum(_aligned(field.nbytes) for field in fields)
+
+
+def slot_arrays(fields: Sequence[SlotField], memory: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    """The fields as arrays over a slot's memory, uint8 (slot_bytes,)."""
+    arrays, offset = {}, 0
+    for field in fields:
+        arrays[field.name] = np.ndarray(field.shape, field.dtype, buffer=memory, offset=offset)
+        offset += _aligned(field.nbytes)
+    return arrays
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def split_loose(fields: Sequence[SlotField]) -> tuple[list[SlotField], list[SlotField]]:
     """The fields that need a slot, and those so small that each batch has arrays of its own."""
-    loose = [field for field in fields if field.nbytes <= _LOOSE_BYTES]
+    loose = [field for field in fields if field.nbytes <= LOOSE_BYTES]
     return [field for field in fields if field not in loose], loose
 
 
@@ -159,13 +192,17 @@ class FilledBatch:
         arrays: field -> (B, ...); they keep the slot lent. With manual release they must not be used after `release`.
         planned: its rows and what the plan says about them.
         bytes_read: copied from the file.
+        form: of the batch; None: the fields the loader was asked for, in that order.
+        beside: fields that no array holds, such as lists of text; as they are handed over.
     """
 
     arrays: dict[str, NDArray[Any]]
     planned: PlannedBatch
     bytes_read: int
+    form: SampleForm | None = None
+    beside: Mapping[str, Any] = dataclass_field(default_factory=dict)
     _ring: Ring | None = None
-    _slot: _Slot | None = None
+    _slot: Slot | None = None
 
     def release(self) -> None:
         """Gives the slot back; only for streams with manual release, where nothing else does."""
@@ -180,7 +217,7 @@ class _Order(NamedTuple):
 
     number: int
     planned: PlannedBatch
-    slot: _Slot
+    slot: Slot
     loose: dict[str, NDArray[Any]]
 
 
@@ -333,13 +370,8 @@ class BatchStream:
         ring, slot = self._ring, order.slot
         if self._manual:
             arrays = self._present(slot.arrays | order.loose)
-            return FilledBatch(arrays, order.planned, done.bytes_read, ring, slot)
-        if ring.num_lent < min(SLACK, len(ring.slots) - 1):
-            arrays = ring.lend(slot)
-        else:
-            arrays = {name: array.copy() for name, array in slot.arrays.items()}
-            ring.give_back(slot)
-        return FilledBatch(self._present(arrays | order.loose), order.planned, done.bytes_read)
+            return FilledBatch(arrays, order.planned, done.bytes_read, _ring=ring, _slot=slot)
+        return FilledBatch(self._present(ring.lend_or_copy(slot) | order.loose), order.planned, done.bytes_read)
 
     def _stop_workers(self) -> None:
         if not self._stopped:

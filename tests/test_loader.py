@@ -392,12 +392,17 @@ def test_options_without_meaning_are_refused_at_once(packed, options, message):
         FastLoader(packed, **{"batch_size": 8, **options})
 
 
-def test_sources_of_a_later_release_say_what_to_use(packed, tmp_path):
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def test_sources_that_cannot_be_planned_say_what_to_use(packed, tmp_path):
     for source, message in (
         ([packed, packed], "one file"),
-        (PackedDataset(packed, transform=lambda sample: sample), "plain DataLoader"),
-        ([1, 2], "plain DataLoader"),
-        (torch.utils.data.TensorDataset(torch.zeros(3)), "TensorDataset"),
+        (Endless(), "Endless is an IterableDataset"),
+        (torch.utils.data.TensorDataset, "got TensorDataset"),
+        (7, "got int"),
     ):
         with pytest.raises(OptionError, match=message):
             FastLoader(source, 8)
@@ -517,3 +522,47 @@ def test_two_threads_share_out_one_iteration(packed):
         thread.join(30)
     assert not errors and not any(thread.is_alive() for thread in threads)
     assert sorted(seen[0] + seen[1]) == list(range(len(PackedDataset(packed))))
+
+
+def test_more_ranks_than_samples_are_refused_or_filled_as_ends_say(packed):
+    with pytest.raises(OptionError, match="60 samples over 64 ranks do not make one batch of 2 with ends='drop'"):
+        FastLoader(packed, 2, share=(0, 64))
+    for ends in ("pad", "exact"):
+        batches = [list(FastLoader(packed, 2, share=(rank, 64), ends=ends)) for rank in range(64)]
+        assert {len(of_rank) for of_rank in batches} == {1}
+        valid = torch.cat([batch.rows[batch.valid] for [batch] in batches]).tolist()
+        assert set(valid) == set(range(N))
+        assert {batch.global_valid for [batch] in batches} == {len(valid)}
+        assert len(valid) == (N if ends == "exact" else 128)
+
+
+def test_a_state_of_another_file_or_a_newer_release_is_refused_and_changes_nothing(packed, tmp_path):
+    other = FastLoader(make(tmp_path / "b.h5", 61), 7)
+    loader, expected = FastLoader(packed, 7), rows_of(FastLoader(packed, 7))
+    batches = iter(loader)
+    seen = [next(batches).rows.tolist() for _ in range(2)]
+    here = loader.state_dict()
+    for state, message in (
+        (other.state_dict(), "header_digest is .* here and .* in the state"),
+        (here | {"version": 2}, "version 2, this fastload reads version 1: install the release"),
+        (here | {"epoch": -1}, "epoch is -1"),
+        ([here], "a dict; got list"),
+        (None, "a dict; got NoneType"),
+    ):
+        with pytest.raises(StateError, match=message):
+            loader.load_state_dict(state)
+    assert loader.state_dict() == here
+    assert seen + [batch.rows.tolist() for batch in batches] == expected
+    with pytest.raises(StateError, match="does not fit this epoch"):
+        loader.load_state_dict(here | {"segments": [[1, 7, 900]]})
+
+
+def test_the_process_group_decides_and_not_an_environment_that_disagrees(packed, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        loader = FastLoader(packed, 8, ends="exact")
+        assert sorted(flat(batch.rows[batch.valid].tolist() for batch in loader)) == list(range(N))
+    finally:
+        torch.distributed.destroy_process_group()

@@ -57,3 +57,13 @@ def test_given_shares_are_checked():
 def test_without_a_process_group_nothing_can_disagree():
     check_share("auto", Share(1, 3))
     check_share((0, 2), Share(0, 2))
+
+
+@pytest.mark.parametrize("rank", ["4", "17"])
+def test_a_rank_outside_the_world_is_refused_with_both_numbers(monkeypatch, rank):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ShareError, match=f"RANK='{rank}' and WORLD_SIZE='4', which name no rank"):
+        resolve_share("auto")
+    with pytest.raises(OptionError, match=rf"share=\({rank}, 4\).*0\.\.world_size - 1"):
+        resolve_share((int(rank), 4))

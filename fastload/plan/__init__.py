@@ -6,7 +6,7 @@ in sequence, `shares` cuts the sequence among ranks, `epoch` cuts batches, `stat
 
 from __future__ import annotations
 
-from .epoch import EpochPlan, PlannedBatch
+from .epoch import EpochPlan, PlannedBatch, batch_seed
 from .options import ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_ends, resolve_shuffle
 from .permutation import permute, unpermute
 from .shares import Segment, rank_share
@@ -21,6 +21,7 @@ __all__ = [
     "ResolvedShuffle",
     "Segment",
     "Shuffle",
+    "batch_seed",
     "check_state",
     "permute",
     "rank_share",

@@ -20,11 +20,14 @@ from fastload.errors import OptionError, StateError
 
 from .options import ChunkWindow, Ends, ResolvedShuffle, Shuffle, is_whole, resolve_ends, resolve_shuffle
 from .order import RowsAt, make_order
-from .permutation import MAX_POSITIONS, blockwise
+from .permutation import MAX_POSITIONS, blockwise, derive_key
 from .shares import Positions, Segment, Tails, checked_segments, merged, rank_share
 
 # Rows planned at a time: what Python costs a batch is then shared by the batches cut from one block, and 0.1 MB.
 _BLOCK_ROWS = 8192
+
+# Beside the uses of keys in `order`.
+_USER_CODE = 4
 
 
 class PlannedBatch(NamedTuple):
@@ -267,6 +270,11 @@ class EpochPlan:
         # The ranks that read first decide the windows; whoever comes later takes over the order that they left.
         world_size = self.segments[0].world_size if self.segments else self.world_size
         return make_order(self.rows, self.chunk_rows, shuffle, seed=self.seed, epoch=self.epoch, world_size=world_size)
+
+
+def batch_seed(seed: int, epoch: int, rank: int, step: int) -> int:
+    """What user code in Python draws its random numbers from, for one batch: 64 bits, whichever worker makes it."""
+    return derive_key(seed, epoch, _USER_CODE, rank, step)
 
 
 def _set_numbers(plan: EpochPlan) -> None:

@@ -25,6 +25,7 @@ class ChunkWindow:
             raise OptionError(
                 f"ChunkWindow(chunks={self.chunks!r}): a window holds a whole number of chunks, 1 or more"
             )
+        object.__setattr__(self, "chunks", int(self.chunks))  # NumPy's integers do not go into JSON
 
 
 Shuffle = Literal["full", "chunk", "auto"] | ChunkWindow | bool

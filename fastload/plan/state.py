@@ -41,19 +41,21 @@ class PlanState:
 def state_to_dict(state: PlanState) -> dict[str, Any]:
     """The state as numbers, strings, lists and dictionaries only: JSON and `torch.save(weights_only)` take it.
 
-    shuffle becomes "full", False or {"window": chunks}; segments a list of [world_size, batch_size, steps].
+    shuffle becomes "full", False or ["window", chunks]; segments a list of [world_size, batch_size, steps]. NumPy's
+    integers become Python's, as both refuse them.
     """
-    shuffle = {"window": state.shuffle.chunks} if isinstance(state.shuffle, ChunkWindow) else state.shuffle
+    # No dictionary: torch.distributed.checkpoint takes those apart, and misses a key where another shuffle has none.
+    shuffle = ["window", state.shuffle.chunks] if isinstance(state.shuffle, ChunkWindow) else state.shuffle
     return {
         "version": STATE_VERSION,
         "header_digest": state.header_digest,
-        "seed": state.seed,
-        "epoch": state.epoch,
+        "seed": int(state.seed),
+        "epoch": int(state.epoch),
         "shuffle": shuffle,
         "ends": state.ends,
-        "echo": state.echo,
-        "echo_position": state.echo_position,
-        "segments": [list(segment) for segment in state.segments],
+        "echo": int(state.echo),
+        "echo_position": int(state.echo_position),
+        "segments": [[int(number) for number in segment] for segment in state.segments],
     }
 
 
@@ -78,7 +80,7 @@ def state_from_dict(data: object) -> PlanState:
     if not isinstance(data["header_digest"], str):
         raise _bad("header_digest", data)
     for name, least in (("seed", 0), ("epoch", 0), ("echo", 1), ("echo_position", 0)):
-        if not is_whole(data[name]) or data[name] < least:
+        if not is_whole(data[name]) or not least <= data[name] < 2**64:
             raise _bad(name, data)
     if data["echo_position"] >= data["echo"]:
         raise _bad("echo_position", data)
@@ -124,9 +126,9 @@ def _shuffle_from(data: dict[str, Any]) -> ResolvedShuffle:
         return False
     if shuffle == "full":
         return "full"
-    if isinstance(shuffle, dict) and shuffle.keys() == {"window"}:
+    if isinstance(shuffle, (list, tuple)) and len(shuffle) == 2 and shuffle[0] == "window":
         try:
-            return ChunkWindow(shuffle["window"])
+            return ChunkWindow(shuffle[1])
         except OptionError as error:
             raise _bad("shuffle", data) from error
     raise _bad("shuffle", data)

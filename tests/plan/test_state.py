@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ def test_the_dictionary_never_drifts():
         "header_digest": "abc",
         "seed": 1,
         "epoch": 2,
-        "shuffle": {"window": 4},
+        "shuffle": ["window", 4],
         "ends": "drop",
         "echo": 3,
         "echo_position": 2,
@@ -53,9 +54,10 @@ def test_the_dictionary_never_drifts():
         ({"seed": -1}, "seed is -1"),
         ({"seed": True}, "seed is True"),
         ({"epoch": "1"}, "epoch is '1'"),
+        ({"epoch": 2**64}, f"epoch is {2**64}"),
         ({"shuffle": True}, "shuffle is True"),
         ({"shuffle": 0}, "shuffle is 0"),
-        ({"shuffle": {"window": 0}}, "shuffle is"),
+        ({"shuffle": ["window", 0]}, "shuffle is"),
         ({"ends": None}, "ends is None"),
         ({"ends": "wrap"}, "ends='wrap'"),
         ({"echo": 0}, "echo is 0"),
@@ -86,3 +88,18 @@ def test_a_state_of_other_data_is_refused_with_both_values():
         check_state(STATE, header_digest="xyz", seed=1, shuffle=ChunkWindow(4))
     with pytest.raises(StateError, match=r"seed is 9 here and 1 .*shuffle is 'full' here and ChunkWindow\(chunks=4\)"):
         check_state(STATE, header_digest="abc", seed=9, shuffle="full")
+
+
+def test_numbers_of_numpy_go_through_json():
+    number = np.int64(1)
+    state = PlanState(
+        header_digest="d", seed=number, epoch=number, shuffle=ChunkWindow(number), ends="drop", echo=np.int32(2),
+        echo_position=number, segments=(Segment(number, number, number),),
+    )  # fmt: skip
+    assert state_from_dict(json.loads(json.dumps(state_to_dict(state)))) == state
+
+
+@pytest.mark.parametrize("version", [2, 100, "1.0", None])
+def test_a_version_this_release_does_not_know_is_named_before_anything_else(version):
+    with pytest.raises(StateError, match=f"version {version!r}, this fastload reads version 1"):
+        state_from_dict({"version": version, "what a later release adds": 1})

@@ -1,0 +1,254 @@
+"""What fills a loader's ring: threads that read a packed file, or processes that run Python for each sample."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.dataset import PackedDataset, as_handed_over
+from fastload.device import Backend
+from fastload.groups import Groups, group_size
+from fastload.inputs import OtherInput, PackedInput
+from fastload.plan import PlannedBatch
+from fastload.processes import ProcessStream, WorkerPool
+from fastload.read import Read, RowReader
+from fastload.read.readahead import ReadAhead
+from fastload.ring import SLACK, BatchStream, FilledBatch, Ring, SlotField, split_loose
+from fastload.samples import SampleLayout
+
+SLOTS_IN_COPY = 2
+"""Slots that the device stage keeps while their copies run."""
+
+# Announced beyond the batches that have a slot: enough for a disk to work on, and not much of the memory.
+_AHEAD_BYTES = 64 * 2**20
+_MAX_AHEAD = 64
+
+
+class Stream(Protocol):
+    """The batches of one pass, filled, in order."""
+
+    def __iter__(self) -> Iterator[FilledBatch]: ...
+
+    def __next__(self) -> FilledBatch: ...
+
+    def close(self) -> None:
+        """Ends the pass; nothing is written any more when this returns."""
+        ...
+
+
+class Feed(Protocol):
+    """Kept by a loader from one epoch to the next."""
+
+    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int]) -> Stream:
+        """Begins a pass; one at a time.
+
+        Args:
+            planned: batches, with rows of the file or indices of the dataset.
+            seed: of a batch, for what Python draws at random.
+        """
+        ...
+
+    def close(self) -> None:
+        """Closes what it opened. Batches handed over stay valid."""
+        ...
+
+    @property
+    def usable(self) -> bool:
+        """Whether another pass can begin; else a new feed is needed."""
+        ...
+
+
+class ThreadFeed:
+    """Threads gather rows of a packed file straight into the slots.
+
+    Args:
+        dataset: without a transform.
+        batch_size: rows in a batch.
+        num_steps: batches of an epoch, more or less.
+        read, workers: as in `FastLoader`.
+        chunk_rows: of the chunks that a window is made of; 0: rows are read one by one.
+        cache_chunks: decoded chunks kept of a field that is read through h5py.
+        backend: of the device; None for the CPU.
+        announces: whether the kernel is told ahead.
+    """
+
+    usable = True
+
+    def __init__(
+        self,
+        dataset: PackedDataset,
+        batch_size: int,
+        *,
+        num_steps: int,
+        read: Read,
+        workers: int,
+        chunk_rows: int,
+        cache_chunks: int,
+        backend: Backend | None,
+        announces: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._workers = workers
+        self._backend = backend
+        self._chunk_rows = chunk_rows
+        self._announces = announces
+        fields = dataset.layout()
+        batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
+        # On the device each batch is copied by itself, and its slot returns by itself.
+        self._group = 1 if backend else group_size(batch_bytes, num_steps)
+        layout = [SlotField(name, (self._group * batch_size, *shape), dtype) for name, shape, dtype in fields]
+        self._reader = RowReader(dataset.file, [field.name for field in layout], read, cache_chunks=cache_chunks)
+        self._loose: list[SlotField] = []
+        if backend is None:
+            in_slots, self._loose = split_loose(layout)
+            self._ring = Ring(in_slots, SLACK + workers)
+        else:
+            facts = [SlotField("row", (batch_size,), np.dtype(np.int64))]
+            facts.append(SlotField("valid", (batch_size,), np.dtype(np.bool_)))
+            self._ring = Ring(layout + facts, SLOTS_IN_COPY + 1 + workers, backend.allocate)
+
+    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int]) -> Stream:
+        """See `Feed.stream`."""
+        read_ahead = _announcer(self._dataset, self._reader.fd, self._chunk_rows) if self._announces else None
+        groups = Groups(planned, self._group) if self._group > 1 else None
+        stream = BatchStream(
+            groups or planned,
+            functools.partial(_fill, self._reader),
+            self._ring,
+            workers=self._workers,
+            loose=self._loose,
+            present=functools.partial(as_handed_over, self._dataset.file),
+            announce=read_ahead.announce if read_ahead else None,
+            ahead=_batches_ahead(self._ring.slot_bytes),
+            manual_release=self._backend is not None,
+        )
+        return _Announced(stream, groups.apart(stream) if groups else stream, read_ahead)
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        self._reader.close()
+
+
+class ProcessFeed:
+    """Worker processes make the samples of any map-style dataset, or run a packed one's Python transform.
+
+    Args:
+        data: what makes samples.
+        batch_size: samples in a batch.
+        workers: processes.
+        on_layout: told what samples are like, before the first batch.
+        backend: of the device; None for the CPU.
+        announces: whether the kernel is told ahead which rows of a packed file come.
+        chunk_rows: as in `ThreadFeed`.
+    """
+
+    def __init__(
+        self,
+        data: PackedInput | OtherInput,
+        batch_size: int,
+        *,
+        workers: int,
+        on_layout: Callable[[SampleLayout], None],
+        backend: Backend | None,
+        announces: bool,
+        chunk_rows: int,
+    ) -> None:
+        self._chunk_rows = chunk_rows
+        self._backend = backend
+        self._dataset = data.dataset if announces and isinstance(data, PackedInput) else None
+        self._reader: RowReader | None = None
+        self._batch_bytes = 1
+        if self._dataset is not None:
+            # Read by the workers; here only for the descriptor.
+            self._reader = RowReader(self._dataset.file, [name for name, _, _ in self._dataset.layout()])
+            self._batch_bytes = sum(
+                batch_size * self._dataset.file.fields[name].row_bytes for name, _, _ in self._dataset.layout()
+            )
+        self._pool = WorkerPool(
+            data,
+            batch_size,
+            workers=workers,
+            names=data.fields,
+            on_layout=on_layout,
+            pin=backend.pin if backend is not None else None,
+        )
+
+    @property
+    def usable(self) -> bool:
+        """See `Feed.usable`."""
+        return self._pool.usable
+
+    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int]) -> Stream:
+        """See `Feed.stream`."""
+        read_ahead = None
+        if self._dataset is not None and self._reader is not None:
+            read_ahead = _announcer(self._dataset, self._reader.fd, self._chunk_rows)
+        stream = ProcessStream(
+            self._pool,
+            planned,
+            seed,
+            announce=read_ahead.announce if read_ahead else None,
+            ahead=_batches_ahead(self._batch_bytes),
+            manual_release=self._backend is not None,
+        )
+        return _Announced(stream, stream, read_ahead)
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        self._pool.close()
+        if self._reader is not None:
+            self._reader.close()
+
+
+class _Announced:
+    """A stream with the announcer that ends with it."""
+
+    def __init__(
+        self, stream: BatchStream | ProcessStream, batches: Iterator[FilledBatch], read_ahead: ReadAhead | None
+    ) -> None:
+        self._stream = stream
+        self._batches = batches
+        self._read_ahead = read_ahead
+
+    def __iter__(self) -> Iterator[FilledBatch]:
+        return self
+
+    def __next__(self) -> FilledBatch:
+        return next(self._batches)
+
+    def ready(self) -> bool:
+        """Whether next() would give a batch without waiting."""
+        return self._stream.ready()
+
+    def close(self) -> None:
+        """Ends the pass."""
+        self._stream.close()
+        if self._read_ahead is not None:
+            self._read_ahead.close()
+
+
+def _announcer(dataset: PackedDataset, fd: int, chunk_rows: int) -> ReadAhead:
+    rows, file = dataset.rows, dataset.file
+    return ReadAhead(
+        fd,
+        [file.fields[name] for name, _, _ in dataset.layout()],
+        rows if isinstance(rows, range) else range(file.num_rows),
+        chunk_rows=chunk_rows,
+    )
+
+
+def _batches_ahead(batch_bytes: int) -> int:
+    return min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, batch_bytes)))
+
+
+def _fill(reader: RowReader, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+    """What the file holds, and what only the plan knows, into the arrays of a batch."""
+    count = len(planned.rows)
+    arrays = {name: array[:count] for name, array in arrays.items()}  # the last group may not fill its slot
+    if "row" in arrays:
+        arrays["row"][:], arrays["valid"][:] = planned.rows, planned.valid
+    return reader.gather(planned.rows, arrays)

@@ -1,0 +1,245 @@
+"""What a loader is given, seen alike: a packed file, a part of one, or any map-style dataset.
+
+To the plan it is a run of rows; to workers it makes samples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, IterableDataset
+
+from fastload.dataset import PackedDataset
+from fastload.errors import OptionError
+from fastload.format import PackedFile
+from fastload.plan import PlannedBatch
+from fastload.read import RowReader, image_axes
+from fastload.read.identity import check_path
+
+
+class Input(Protocol):
+    """The data of a loader; pickled into worker processes.
+
+    Attributes:
+        name: how messages call it.
+        fields: names of a batch's fields, in order; None: the samples say.
+        plan_rows: what the plan puts in order.
+        chunk_rows: rows of the chunks that windows are made of; 0: there are none.
+        shuffled: whether neighbouring rows are a fair mix already.
+        ignore_index: what masks hold where nothing is.
+        runs_python: whether a sample takes Python code of the user's.
+        at_once: whether `samples` makes all of a call's samples before it yields the first.
+    """
+
+    name: str
+    fields: tuple[str, ...] | None
+    plan_rows: range
+    chunk_rows: int
+    shuffled: bool
+    ignore_index: int
+    runs_python: bool
+    at_once: bool
+
+    def identity(self) -> str:
+        """The same for the same data, in any process; part of a saved state."""
+        ...
+
+    def check(self) -> None:
+        """Raises if the data is no longer what it was."""
+        ...
+
+    def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
+        """The batches with rows of the file, or indices of the dataset, for the positions planned."""
+        ...
+
+    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+        """The samples of rows, in order."""
+        ...
+
+    def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Of a slot's arrays, those that `columns` may gather rows into; empty: a sample comes otherwise."""
+        ...
+
+    def columns(self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """The fields of samples before `transformed`, (B, ...) each, those in `into` gathered there."""
+        ...
+
+    def transformed(self, sample: tuple[torch.Tensor, ...]) -> Any:
+        """A sample out of the tensors of its fields."""
+        ...
+
+    def name_of(self, row: int) -> str:
+        """How messages call a sample."""
+        ...
+
+
+class PackedInput:
+    """A `PackedDataset`; see `Input`."""
+
+    at_once = False
+
+    def __init__(self, dataset: PackedDataset) -> None:
+        file = dataset.file
+        self.dataset = dataset
+        self.name = str(file.path)
+        self.fields: tuple[str, ...] | None = dataset.fields
+        self._selected = None if isinstance(dataset.rows, range) else dataset.rows
+        self.plan_rows = dataset.rows if isinstance(dataset.rows, range) else range(len(dataset.rows))
+        # The field whose chunks decide how rows are shuffled.
+        main = "images" if "images" in file.fields else next(iter(file.fields))
+        self.chunk_rows = 0 if self._selected is not None else file.fields[main].chunk_rows
+        self.shuffled = file.shuffled
+        masks = file.fields.get("masks")
+        self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
+        self.runs_python = dataset.transform is not None
+
+    def identity(self) -> str:
+        """See `Input.identity`."""
+        return self.dataset.data_identity()
+
+    def check(self) -> None:
+        """See `Input.check`."""
+        check_path(self.dataset.file)
+
+    def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
+        """See `Input.rows_of`."""
+        selected = self._selected
+        return planned if selected is None else (batch._replace(rows=selected[batch.rows]) for batch in planned)
+
+    def image_spec(self) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Shape (C, H, W) and dtype of an image as the file has it."""
+        field = self.dataset.file.fields["images"]
+        return _image_shape(self.dataset.file), torch.from_numpy(np.empty(0, field.dtype.newbyteorder("="))).dtype
+
+    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+        """See `Input.samples`."""
+        return map(self.transformed, self.dataset.samples(rows))
+
+    def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """See `Input.gathered_into`: the fields whose rows fit the slot as they lie in the file."""
+        return {
+            name: slot[name]
+            for name, shape, dtype in self.dataset.layout()
+            if name in slot and slot[name].shape[1:] == shape and slot[name].dtype == dtype
+        }
+
+    def columns(self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """See `Input.columns`."""
+        return self.dataset.columns(rows, into)
+
+    def transformed(self, sample: tuple[torch.Tensor, ...]) -> Any:
+        """See `Input.transformed`."""
+        return sample if self.dataset.transform is None else self.dataset.transform(sample)
+
+    def name_of(self, row: int) -> str:
+        """See `Input.name_of`."""
+        file = self.dataset.file
+        if "key" not in file.fields:
+            return f"{file.path}: row {row}"
+        key = np.empty(1, file.fields["key"].dtype)
+        RowReader(file, ["key"]).gather(np.array([row]), {"key": key})
+        return f"{file.path}: sample {key[0].decode('utf-8', errors='backslashreplace')!r} (row {row})"
+
+
+class OtherInput:
+    """Any map-style dataset; see `Input`."""
+
+    fields: tuple[str, ...] | None = None
+    chunk_rows = 0
+    shuffled = False
+    ignore_index = 0
+    runs_python = True
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = cast(Any, dataset)
+        self.name = type(dataset).__name__
+        self.plan_rows = range(len(self._dataset))
+        # As torch does: some define it as None.
+        self._many = getattr(dataset, "__getitems__", None)
+        self.at_once = bool(self._many)
+
+    def identity(self) -> str:
+        """See `Input.identity`: of datasets that are not ours, no more is known than their type and length."""
+        kind = type(self._dataset)
+        return f"{kind.__module__}.{kind.__qualname__}/{len(self.plan_rows)}"
+
+    def check(self) -> None:
+        """See `Input.check`."""
+        if len(self._dataset) != len(self.plan_rows):
+            raise OptionError(
+                f"{self.name}: had {len(self.plan_rows):,} samples when the loader was made and has "
+                f"{len(self._dataset):,} now. Make the loader again."
+            )
+
+    def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
+        """See `Input.rows_of`."""
+        return planned
+
+    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+        """See `Input.samples`."""
+        if self._many:
+            yield from self._many(rows.tolist())
+        else:
+            for index in rows.tolist():
+                yield self._dataset[index]
+
+    def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """See `Input.gathered_into`."""
+        return {}
+
+    def columns(self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """See `Input.columns`."""
+        raise NotImplementedError("nothing is gathered")
+
+    def transformed(self, sample: tuple[torch.Tensor, ...]) -> Any:
+        """See `Input.transformed`."""
+        raise NotImplementedError("samples come whole")
+
+    def name_of(self, row: int) -> str:
+        """See `Input.name_of`; with the file's name for datasets that list (path, class) pairs, as torchvision's do."""
+        listed = getattr(self._dataset, "samples", None)
+        entry = listed[row] if isinstance(listed, Sequence) and row < len(listed) else None
+        path = entry[0] if isinstance(entry, (tuple, list)) and entry else None
+        return f"{self.name}[{row}]" + (f" ({path})" if isinstance(path, (str, os.PathLike)) else "")
+
+
+def as_input(source: Any) -> PackedInput | OtherInput:
+    """What `FastLoader` was given.
+
+    Raises:
+        OptionError: nothing that rows can be planned of.
+        MissingFileError, FormatError: the file is not there, or cannot be read.
+    """
+    if isinstance(source, PackedDataset):
+        return PackedInput(source)
+    if isinstance(source, (str, os.PathLike)):
+        return PackedInput(PackedDataset(os.fspath(source)))
+    if isinstance(source, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in source):
+        raise OptionError(
+            "several files in one FastLoader are not in this release: pack them into one file (`fastload pack`), or "
+            "give FastLoader a torch.utils.data.ConcatDataset of PackedDatasets, which worker processes read."
+        )
+    if isinstance(source, IterableDataset):
+        raise OptionError(
+            f"source: {type(source).__name__} is an IterableDataset, whose samples have no numbers, so that nobody can "
+            f"plan them. Give a map-style dataset (with __getitem__ and __len__), or `fastload pack` its files."
+        )
+    if isinstance(source, type) or not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        raise OptionError(
+            f"source: expected the path of a packed file, a PackedDataset or a map-style dataset (with __getitem__ and "
+            f"__len__), got {source.__name__ if isinstance(source, type) else type(source).__name__}."
+        )
+    return OtherInput(source)
+
+
+def _image_shape(file: PackedFile) -> tuple[int, int, int]:
+    """(C, H, W)."""
+    axes, shape = image_axes(file), file.fields["images"].shape
+    if axes == "HW":
+        return 1, shape[0], shape[1]
+    return (shape[2], shape[0], shape[1]) if axes == "HWC" else (shape[0], shape[1], shape[2])
