@@ -236,7 +236,7 @@ def test_a_transform_may_return_other_views(packed, pixels):
     loader.close()
 
 
-Pair = collections.namedtuple("Pair", ["image", "label"])  # noqa: PYI024
+Pair = collections.namedtuple("Pair", ["image", "label"])
 
 
 def as_float(sample):
@@ -452,7 +452,11 @@ def test_nothing_is_left_behind_after_ctrl_c_or_kill(packed, tmp_path, method, h
     shared = sorted(os.listdir("/dev/shm"))
     text = ENDLESS.replace("METHOD", repr(method))
     process = subprocess.Popen(
-        **script(tmp_path, text, packed), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        **script(tmp_path, text, packed),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert "torch.Size" in process.stdout.readline()
@@ -463,8 +467,11 @@ def test_nothing_is_left_behind_after_ctrl_c_or_kill(packed, tmp_path, method, h
         else:
             process.kill()
         _, said = process.communicate(timeout=60)
-        assert process.returncode == (-signal.SIGINT if how == "ctrl-c" else -signal.SIGKILL) or "KeyboardInterrupt" in said
-        gone, alive = psutil.wait_procs(family, timeout=30)
+        assert (
+            process.returncode == (-signal.SIGINT if how == "ctrl-c" else -signal.SIGKILL)
+            or "KeyboardInterrupt" in said
+        )
+        _, alive = psutil.wait_procs(family, timeout=30)
         assert not alive, [each.cmdline() for each in alive]
     finally:
         try:

@@ -1,0 +1,322 @@
+"""How fast is the ring when processes fill it, when ranks share the machine, and when the page cache is cold?
+
+    python benchmarks/bench_workers.py                  everything: about eight minutes, 3 GB of disk in .bench
+    python benchmarks/bench_workers.py --only workers   some of it (names below)
+    python benchmarks/bench_workers.py --quick          tiny sizes, to see that it runs; the figures mean nothing
+
+`workers`, `workers-train`, `workers-python`: FastLoader with a Python transform that returns its sample as it is, over
+the same dataset and transform in a plain `DataLoader`; two persistent workers each, the same rows. The main thread
+consumes (touches each page), or trains a small net, or runs pure Python while a thread consumes.
+`workers-new`: the same with a transform that returns a new image of the same size.
+`workers-list`: every batch is kept, as in `list(loader)`.
+`folder`: FastLoader over the plain `DataLoader`, both on the same unpacked JPEG files opened with Pillow.
+`cold`: shuffle in windows of chunks over full shuffle, the file's pages dropped before each run; threads.
+`two-ranks`: images/s of two processes with a share each, together, over one process with all rows; threads.
+`state-dict`: microseconds of `state_dict()` in mid-epoch.
+
+Unless it says cold, the page cache is warm. A figure is the median of paired ratios with its range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+import harness
+from fastload import FastLoader, PackedDataset, inspect_file, pack_images
+from fastload.plan import ChunkWindow
+from fastload.read import held
+
+BATCH_SIZE = 256
+
+
+def as_it_is(sample: Any) -> Any:
+    """The transform that costs nothing."""
+    return sample
+
+
+def inverted(sample: Any) -> Any:
+    """A transform that costs one pass over the image."""
+    return (255 - sample[0], *sample[1:])
+
+
+class JpegFiles(Dataset[tuple[torch.Tensor, int]]):
+    """The folder as it is: each file opened and decoded by Pillow when it is asked for."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = [str(file) for file in files]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        with Image.open(self.files[index]) as image:
+            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1), index % 10
+
+
+def pixels_of(batches: Iterable[Any]) -> Iterator[NDArray[Any]]:
+    """Pixels of each batch as they lie in memory."""
+    for batch in batches:
+        array = batch[0].numpy()
+        yield array if array.flags.c_contiguous else array.transpose(0, 2, 3, 1)
+
+
+def rate(batches: Iterable[Any], *, keep: bool = False) -> float:
+    """Images a second while the consumer touches each page of each batch, and keeps all of them or none."""
+    kept, count, begin = [], 0, time.perf_counter()
+    for pixels in pixels_of(batches):
+        harness.touch(pixels)
+        count += len(pixels)
+        if keep:
+            kept.append(pixels)
+    return count / (time.perf_counter() - begin)
+
+
+class Bench:
+    """The data, the options and the journal of one run; each public method is one figure."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.dir: Path = options.data
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.journal = harness.Journal(
+            options.out, pairs=options.pairs, rows=options.rows, workers=2, quick=options.quick
+        )
+        self.path = self.dir / f"faces-{options.rows}.h5"
+        faces = harness.drawn_faces(self.dir / f"faces-{options.rows}", options.rows)
+        if not self.path.exists():
+            pack_images(faces, self.path)
+        self.faces = faces
+        self.batch_size = min(BATCH_SIZE, options.rows // 8)
+        shape = list(inspect_file(self.path).fields["images"].shape[1:])
+        self.about = {"rows": options.rows, "row_shape": shape, "batch_size": self.batch_size}
+
+    def _pair(
+        self, data: Dataset[Any], *, busy: str = "idle", keep: bool = False, warm_up: int = 2
+    ) -> dict[str, dict[str, float]]:
+        """Both loaders on one dataset, two processes each, and the same rows in the same order."""
+        ours = FastLoader(data, self.batch_size, workers=2)
+        rows = [row for batch in ours for row in batch.rows.tolist()]
+        # DataLoader gives positions to the dataset, and here all rows are positions.
+        plain = DataLoader(data, self.batch_size, sampler=rows, num_workers=2, persistent_workers=True)
+
+        def fast() -> float:
+            ours.set_epoch(0)
+            return rate(ours, keep=keep)
+
+        ways: list[harness.Way] = [fast, lambda: rate(plain, keep=keep)]
+        if busy != "idle":
+            load = harness.Busy(busy)
+            ways = [lambda way=way: load.rate_beside(way) for way in ways]  # type: ignore[misc]
+        result = harness.compare(*ways, pairs=self.options.pairs, warm_up=warm_up)
+        ours.close()
+        return result
+
+    def workers(self) -> None:
+        """A transform that does nothing; the main thread consumes."""
+        data = PackedDataset(self.path, fields=["images"], transform=as_it_is)
+        result = self._pair(data)
+        self.journal.note("workers", target=">= 10", file=self.about, state="idle, touching each page", **result)
+
+    def workers_train(self) -> None:
+        """A thread consumes; the main thread trains."""
+        data = PackedDataset(self.path, fields=["images"], transform=as_it_is)
+        result = self._pair(data, busy="train")
+        self.journal.note("workers-train", file=self.about, state="training a small net", **result)
+
+    def workers_python(self) -> None:
+        """A thread consumes; the main thread runs pure Python."""
+        data = PackedDataset(self.path, fields=["images"], transform=as_it_is)
+        result = self._pair(data, busy="python")
+        self.journal.note("workers-python", file=self.about, state="pure Python", **result)
+
+    def workers_new(self) -> None:
+        """A transform that makes a new image."""
+        data = PackedDataset(self.path, fields=["images"], transform=inverted)
+        self.journal.note("workers-new", file=self.about, state="idle, touching each page", **self._pair(data))
+
+    def workers_list(self) -> None:
+        """Half of the rows, every batch kept."""
+        data = PackedDataset(self.path, fields=["images"], transform=as_it_is)
+        part = data.select(range(self.options.rows // 2))
+        result = self._pair(part, keep=True)
+        self.journal.note("workers-list", target=">= 1", file=self.about, state="idle, every batch kept", **result)
+
+    def folder(self) -> None:
+        """Unpacked files, some of them."""
+        files = sorted(self.faces.rglob("*.jpg"))[: self.options.folder_rows]
+        result = self._pair(JpegFiles(files), warm_up=1)
+        about = self.about | {"rows": len(files)}
+        self.journal.note("folder", target=">= 1", file=about, state="JPEG files, Pillow", **result)
+
+    def cold(self) -> None:
+        """Window of chunks against full shuffle, from the disk; also with the kernel's usual read-ahead."""
+        self._cold("cold")
+        setting = read_ahead_file(self.path)
+        before = setting.read_text() if setting else ""
+        if setting is None or before.strip() == "128" or not os.access(setting, os.W_OK):
+            return
+        setting.write_text("128")
+        try:
+            self._cold("cold-128")
+        finally:
+            setting.write_text(before)
+
+    def _cold(self, figure: str) -> None:
+        loaders = {
+            name: FastLoader(PackedDataset(self.path, fields=["images"]), self.batch_size, shuffle=shuffle)
+            for name, shuffle in (("window", ChunkWindow()), ("full", "full"))
+        }
+        left: list[float] = []
+
+        def run(name: str) -> float:
+            left.append(dropped(self.path))
+            return rate(loaders[name])
+
+        result = harness.compare(lambda: run("window"), lambda: run("full"), pairs=self.options.pairs, warm_up=0)
+        for loader in loaders.values():
+            loader.close()
+        setting = read_ahead_file(self.path)
+        self.journal.note(
+            figure, target=">= 1.5", file=self.about, page_cache="cold", still_cached=max(left),
+            read_ahead_kb=int(setting.read_text()) if setting else None, **result,
+        )  # fmt: skip
+
+    def two_ranks(self) -> None:
+        """Two processes against one; threads, each with the default of its share of the cores."""
+        ranks = [Rank(self.path, self.batch_size, share) for share in ((0, 2), (1, 2), (0, 1))]
+        try:
+            result = harness.compare(lambda: together(ranks[:2]), lambda: together(ranks[2:]), pairs=self.options.pairs)
+        finally:
+            for rank in ranks:
+                rank.end()
+        self.journal.note("two-ranks", target=">= 0.95", file=self.about, **result)
+
+    def state_dict(self) -> None:
+        """In mid-epoch, with a history of other world sizes."""
+        loader = FastLoader(PackedDataset(self.path, fields=["labels"]), self.batch_size, share=(0, 2))
+        state = loader.state_dict()
+        state["segments"] = [[3, 8, 2], [1, 8, 2]]
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        next(batches)
+        times = []
+        for _ in range(1000):
+            begin = time.perf_counter()
+            loader.state_dict()
+            times.append((time.perf_counter() - begin) * 1e6)
+        self.journal.note("state-dict", target="< 100 us", microseconds=harness.spread(times))
+
+
+def dropped(path: Path) -> float:
+    """Drops a file from the page cache; the share of it that is still there, by sampling."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        offsets = np.linspace(0, path.stat().st_size - 1, 1000).astype(int).tolist()
+        return statistics.mean(bool(held.is_resident(file.fileno(), offset)) for offset in offsets)
+
+
+def read_ahead_file(path: Path) -> Path | None:
+    """Where the system keeps the read-ahead, in KiB, of the disk that a file lies on; None where it does not say."""
+    device = os.stat(path).st_dev
+    disk = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    # A partition has its disk's.
+    found = (disk / "queue" / "read_ahead_kb", disk.resolve().parent / "queue" / "read_ahead_kb")
+    return next((setting for setting in found if setting.exists()), None)
+
+
+RANK_CODE = """
+import json, sys, time
+sys.path.insert(0, sys.argv[4])
+import harness
+from bench_workers import pixels_of
+from fastload import FastLoader, PackedDataset
+loader = FastLoader(PackedDataset(sys.argv[1], fields=["images"]), int(sys.argv[2]), share=json.loads(sys.argv[3]))
+for _ in sys.stdin:
+    loader.set_epoch(0)
+    begin, count = time.monotonic(), 0
+    for pixels in pixels_of(loader):
+        harness.touch(pixels)
+        count += len(pixels)
+    print(json.dumps([begin, time.monotonic(), count]), flush=True)
+"""
+
+
+class Rank:
+    """A process that runs an epoch of its share each time it is told to."""
+
+    def __init__(self, path: Path, batch_size: int, share: tuple[int, int]) -> None:
+        words = [str(path), str(batch_size), json.dumps(share), str(Path(__file__).parent)]
+        env = os.environ | {"LOCAL_WORLD_SIZE": str(share[1])}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK_CODE, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
+
+    def begin(self) -> None:
+        """Starts an epoch."""
+        assert self.process.stdin is not None, "it was given a pipe"
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def result(self) -> tuple[float, float, int]:
+        """When the epoch began and ended, and how many images it had."""
+        assert self.process.stdout is not None, "it was given a pipe"
+        begin, end, count = json.loads(self.process.stdout.readline())
+        return begin, end, count
+
+    def end(self) -> None:
+        """Ends the process."""
+        assert self.process.stdin is not None, "it was given a pipe"
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def together(ranks: list[Rank]) -> float:
+    """Images a second of all ranks, from the first begin to the last end."""
+    for rank in ranks:
+        rank.begin()
+    results = [rank.result() for rank in ranks]
+    return sum(count for _, _, count in results) / (max(end for _, end, _ in results) - min(b for b, _, _ in results))
+
+
+FIGURES = ("workers", "workers_train", "workers_python", "workers_new", "workers_list", "folder", "cold", "two_ranks",
+           "state_dict")  # fmt: skip
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Measure worker processes, ranks and cold reads.")
+    names = [name.replace("_", "-") for name in FIGURES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FIGURE", help=", ".join(names))
+    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
+    parser.add_argument("--out", type=Path, default=harness.RESULTS / "workers.jsonl", help="JSON lines to append to")
+    parser.add_argument("--rows", type=int, default=20_000, help="faces of 218x178x3 (default: 20,000)")
+    parser.add_argument("--folder-rows", type=int, default=6_000, help="JPEG files an epoch (default: 6,000)")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    options = parser.parse_args()
+    if options.quick:
+        options.rows, options.folder_rows, options.pairs = 256, 128, 1
+    torch.set_num_threads(1)  # the trained net must not occupy the core that reads
+    bench = Bench(options)
+    for name in options.only:
+        getattr(bench, name.replace("-", "_"))()
+
+
+if __name__ == "__main__":
+    main()
