@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from fastload.loader import FastLoader
     from fastload.pack import pack_images
     from fastload.plan import ChunkWindow, EpochPlan
+    from fastload.samplers import ChunkBatchSampler, ChunkSampler, DistributedChunkSampler
     from fastload.verify import verify_file
 
 __all__ = [
+    "ChunkBatchSampler",
+    "ChunkSampler",
     "ChunkWindow",
+    "DistributedChunkSampler",
     "EpochPlan",
     "FastLoader",
     "FastloadError",
@@ -31,7 +35,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ChunkBatchSampler": "fastload.samplers",
+    "ChunkSampler": "fastload.samplers",
     "ChunkWindow": "fastload.plan",
+    "DistributedChunkSampler": "fastload.samplers",
     "EpochPlan": "fastload.plan",
     "FastLoader": "fastload.loader",
     "FastloadError": "fastload.errors",

@@ -61,6 +61,7 @@ class PackedDataset(Dataset[Any]):
         self.fields = _checked_fields(self._file, fields)
         self._read_mode: Read = "map"
         self._window_chunks = ChunkWindow().chunks
+        self._in_windows = False
         self._reader: RowReader | None = None
 
     @property
@@ -119,8 +120,8 @@ class PackedDataset(Dataset[Any]):
         Only files that are read chunk by chunk, compressed or foreign ones, have such a cache: one a process, for this
         window and the next.
         """
-        if chunks != self._window_chunks:
-            self._window_chunks, self._reader = chunks, None
+        if not self._in_windows or chunks != self._window_chunks:
+            self._window_chunks, self._in_windows, self._reader = chunks, True, None
 
     def reading(self, read: Read) -> PackedDataset:
         """The same dataset, read in that way; see `RowReader`."""
@@ -203,14 +204,23 @@ class PackedDataset(Dataset[Any]):
         size = len(self)
         if indices.size and (indices.min() < -size or indices.max() >= size):
             bad = indices[(indices < -size) | (indices >= size)][0]
-            raise IndexError(f"{self.path}: index {bad} is out of range for {size} samples")
+            raise IndexError(
+                f"{self.path}: index {bad} is out of range for {size} samples. If it came from a sampler, that is one "
+                f"of another dataset."
+            )
         indices = np.where(indices < 0, indices + size, indices)
         return indices + self._range.start if self._selected is None else self._selected[indices]
 
     def _open(self) -> RowReader:
         if self._reader is None:
             # Two threads may both open one; the loser's is closed when it is collected.
-            self._reader = RowReader(self.file, self._from_file, self._read_mode, cache_chunks=2 * self._window_chunks)
+            self._reader = RowReader(
+                self.file,
+                self._from_file,
+                self._read_mode,
+                cache_chunks=2 * self._window_chunks,
+                windows=self._in_windows,
+            )
         return self._reader
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:

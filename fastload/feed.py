@@ -101,7 +101,9 @@ class ThreadFeed:
         # On the device each batch is copied by itself, and its slot returns by itself.
         self._group = 1 if backend else group_size(batch_bytes, num_steps)
         layout = [SlotField(name, (self._group * batch_size, *shape), dtype) for name, shape, dtype in fields]
-        self._reader = RowReader(dataset.file, [field.name for field in layout], read, cache_chunks=cache_chunks)
+        self._reader = RowReader(
+            dataset.file, [field.name for field in layout], read, cache_chunks=cache_chunks, windows=chunk_rows > 0
+        )
         self._loose: list[SlotField] = []
         if backend is None:
             in_slots, self._loose = split_loose(layout)

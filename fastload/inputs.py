@@ -6,6 +6,7 @@ To the plan it is a run of rows; to workers it makes samples.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -17,8 +18,9 @@ from torch.utils.data import Dataset, IterableDataset
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
 from fastload.format import PackedFile
-from fastload.plan import PlannedBatch
+from fastload.plan import PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read import RowReader, image_axes
+from fastload.read.chunked import CACHE_BYTES
 from fastload.read.identity import check_path
 
 
@@ -44,6 +46,10 @@ class Input(Protocol):
     ignore_index: int
     runs_python: bool
     at_once: bool
+
+    def resolve_shuffle(self, shuffle: Shuffle) -> ResolvedShuffle:
+        """The shuffle that is carried out. Raises OptionError for what is none."""
+        ...
 
     def identity(self) -> str:
         """The same for the same data, in any process; part of a saved state."""
@@ -97,6 +103,27 @@ class PackedInput:
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
         self.runs_python = dataset.transform is not None
+
+    def resolve_shuffle(self, shuffle: Shuffle) -> ResolvedShuffle:
+        """See `Input.resolve_shuffle`."""
+        # Without chunks, as in a subset or in contiguous storage, there is no window to read.
+        chosen_by_file = shuffle is True or shuffle == "auto"
+        resolved = "full" if chosen_by_file and not self.chunk_rows else resolve_shuffle(shuffle, self.shuffled)
+        compressed = [name for name, _, _ in self.dataset.layout() if self._is_decoded_again(name)]
+        if resolved == "full" and compressed:
+            warnings.warn(
+                f"{self.name}: {compressed[0]} is compressed in chunks, and full shuffle decodes a chunk for nearly "
+                f'every sample. shuffle="chunk" decodes each once an epoch; packing the original files with '
+                f"`fastload pack` makes any order cheap.",
+                stacklevel=3,
+            )
+        return resolved
+
+    def _is_decoded_again(self, name: str) -> bool:
+        """Whether a field in random order costs a chunk for a row: it is compressed, and too large to be kept."""
+        file = self.dataset.file
+        field = file.fields[name]
+        return bool(field.filters) and field.chunk_rows > 1 and field.row_bytes * file.num_rows > CACHE_BYTES
 
     def identity(self) -> str:
         """See `Input.identity`."""
@@ -162,6 +189,10 @@ class OtherInput:
         # As torch does: some define it as None.
         self._many = getattr(dataset, "__getitems__", None)
         self.at_once = bool(self._many)
+
+    def resolve_shuffle(self, shuffle: Shuffle) -> ResolvedShuffle:
+        """See `Input.resolve_shuffle`."""
+        return resolve_shuffle(shuffle, file_shuffled=False)
 
     def identity(self) -> str:
         """See `Input.identity`: of datasets that are not ours, no more is known than their type and length."""

@@ -30,12 +30,10 @@ from fastload.plan import (
     Ends,
     EpochPlan,
     PlanState,
-    ResolvedShuffle,
     Segment,
     Shuffle,
     check_state,
     resolve_ends,
-    resolve_shuffle,
     state_from_dict,
     state_to_dict,
 )
@@ -121,7 +119,7 @@ class FastLoader:
         self._share = resolve_share(share)
         self._workers = workers or _default_workers(processes=data.runs_python)
         self._backend = open_backend(device)
-        self._shuffle = _resolve_shuffle(shuffle, data.shuffled, data.chunk_rows)
+        self._shuffle = data.resolve_shuffle(shuffle)
         if isinstance(data, PackedInput) and data.runs_python:
             # Worker processes read for themselves.
             dataset = data.dataset.reading(read)
@@ -344,12 +342,6 @@ def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -
         )
     dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
     check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)
-
-
-def _resolve_shuffle(shuffle: Shuffle, file_shuffled: bool, chunk_rows: int) -> ResolvedShuffle:
-    # Without chunks, as in a subset or in contiguous storage, there is no window to read.
-    chosen_by_file = shuffle is True or shuffle == "auto"
-    return "full" if chosen_by_file and not chunk_rows else resolve_shuffle(shuffle, file_shuffled)
 
 
 def _default_workers(*, processes: bool) -> int:

@@ -27,6 +27,7 @@ from torch.utils.data import Sampler
 from fastload.errors import OptionError, WorkerError
 from fastload.inputs import Input
 from fastload.plan import PlannedBatch
+from fastload.read.readahead import announced_ahead
 from fastload.ring import LOOSE_BYTES, SLACK, Announce, FilledBatch, Ring, Slot
 from fastload.samples import SampleLayout, as_array
 from fastload.shared_memory import SharedMemory
@@ -217,7 +218,9 @@ class ProcessStream:
         self._results: Workers | None = None
         self._pid = os.getpid()
         try:
-            self._results = pool.begin(_announced(planned, announce, ahead) if announce else planned, seed)
+            if announce is not None:
+                planned = announced_ahead(planned, lambda batch: announce(batch.rows), ahead)
+            self._results = pool.begin(planned, seed)
         except BaseException:
             pool.close(kill=True)
             raise
@@ -299,16 +302,6 @@ class ProcessStream:
             f"anew each time, more than ten times the cost of handing over a slot. One shape for all avoids it.",
             stacklevel=2,
         )
-
-
-def _announced(planned: Iterator[PlannedBatch], announce: Announce, ahead: int) -> Iterator[PlannedBatch]:
-    coming: deque[PlannedBatch] = deque()
-    for batch in planned:
-        announce(batch.rows)
-        coming.append(batch)
-        if len(coming) > ahead:
-            yield coming.popleft()
-    yield from coming
 
 
 def _from_loose(result: Loose, planned: PlannedBatch) -> FilledBatch:

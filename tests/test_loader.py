@@ -566,3 +566,14 @@ def test_the_process_group_decides_and_not_an_environment_that_disagrees(packed,
         assert sorted(flat(batch.rows[batch.valid].tolist() for batch in loader)) == list(range(N))
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_full_shuffle_over_large_compressed_chunks_says_what_it_costs(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:  # all zeros: 600 MB decoded, next to nothing stored
+        file.create_dataset("images", (200, 1000, 1000, 3), np.uint8, chunks=(4, 1000, 1000, 3), compression="gzip")
+    with pytest.warns(
+        UserWarning, match='a.h5: images is compressed.*decodes a chunk for nearly every.*shuffle="chunk"'
+    ):
+        FastLoader(tmp_path / "a.h5", 8)
+    for shuffle in ("chunk", False):
+        FastLoader(tmp_path / "a.h5", 8, shuffle=shuffle)

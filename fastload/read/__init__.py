@@ -44,14 +44,22 @@ class RowReader:
         file: header, as `read_header` gave it.
         fields: names of the fields to read.
         read: "map" copies from a mapping; "pread" never maps, so that no truncation can kill the process (SIGBUS).
-        cache_chunks: decoded chunks kept for each field that has to be read through h5py.
+        cache_chunks, windows: as in `ChunkedRows`, for fields that have to be read through h5py.
 
     Raises:
         OptionError: unknown field or `read`.
         MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
     """
 
-    def __init__(self, file: PackedFile, fields: Sequence[str], read: Read = "map", *, cache_chunks: int = 8) -> None:
+    def __init__(
+        self,
+        file: PackedFile,
+        fields: Sequence[str],
+        read: Read = "map",
+        *,
+        cache_chunks: int = 8,
+        windows: bool = False,
+    ) -> None:
         if read not in ("map", "pread"):
             raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
         for name in fields:
@@ -69,7 +77,7 @@ class RowReader:
                 store = MappedRows if read == "map" else PreadRows
                 self._stores.append((store(self._fd, file, linear), linear))
             if other:
-                self._stores.append((ChunkedRows(file, other, cache_chunks=cache_chunks), other))
+                self._stores.append((ChunkedRows(file, other, cache_chunks=cache_chunks, windows=windows), other))
         except BaseException:
             self.close()
             raise

@@ -16,9 +16,9 @@ import os
 import queue
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,8 @@ _QUIET_BATCHES = 16
 _QUIET_EVERY = 8
 
 _log = logging.getLogger("fastload")
+
+Item = TypeVar("Item")
 
 Advise = Callable[[NDArray[np.int64]], None]
 """Takes ranges of the file, int64 (R, 2), (offset, length) each, none longer than 128 KiB."""
@@ -179,6 +181,17 @@ class ReadAhead:
         if len(first):
             begin = field.offset + first * field.row_bytes
             self._advise(sliced(np.stack([begin, (stop - first) * field.row_bytes], axis=1)))
+
+
+def announced_ahead(items: Iterator[Item], announce: Callable[[Item], None], depth: int) -> Iterator[Item]:
+    """The same items, each announced when the one `depth` before it is asked for."""
+    coming: deque[Item] = deque()
+    for item in items:
+        announce(item)
+        coming.append(item)
+        if len(coming) > depth:
+            yield coming.popleft()
+    yield from coming
 
 
 def sliced(ranges: NDArray[np.int64]) -> NDArray[np.int64]:

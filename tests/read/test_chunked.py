@@ -11,6 +11,8 @@ import pytest
 
 from fastload.errors import FileChangedError
 from fastload.format import read_header
+from fastload.plan import ChunkWindow, EpochPlan
+from fastload.read import RowReader
 from fastload.read.chunked import ChunkedRows
 
 
@@ -28,14 +30,18 @@ def read(store, rows):
     return out
 
 
-def test_a_chunk_is_decoded_once_while_it_is_in_use(compressed, monkeypatch):
+@pytest.fixture
+def decoded(monkeypatch):
+    """The parts that are read through h5py, in order."""
+    parts = []
+    original = h5py.Dataset.read_direct
+    monkeypatch.setattr(h5py.Dataset, "read_direct", lambda self, *args: (parts.append(args[1]), original(self, *args)))
+    return parts
+
+
+def test_a_chunk_is_decoded_once_while_it_is_in_use(compressed, decoded):
     data, file = compressed
     store = ChunkedRows(file, ["images"], cache_chunks=2)
-    decoded = []
-    original = h5py.Dataset.read_direct
-    monkeypatch.setattr(
-        h5py.Dataset, "read_direct", lambda self, *args: (decoded.append(args[1]), original(self, *args))
-    )
     rows = [0, 9, 1, 10, 2, 15]
     assert np.array_equal(read(store, rows), data[rows])
     assert np.array_equal(read(store, [3, 11]), data[[3, 11]])
@@ -49,10 +55,11 @@ def test_a_chunk_is_decoded_once_while_it_is_in_use(compressed, monkeypatch):
 def test_the_cache_keeps_to_its_bytes(compressed):
     _, file = compressed
     chunk_bytes = 8 * 8 * 8 * 3
-    store = ChunkedRows(file, ["images"], cache_chunks=8, cache_bytes=3 * chunk_bytes)
+    store = ChunkedRows(file, ["images"], cache_chunks=6, cache_bytes=3 * chunk_bytes)
     read(store, range(64))
     assert store._cached_bytes == sum(chunk.nbytes for chunk in store._cache.values()) <= 3 * chunk_bytes
-    tight = ChunkedRows(file, ["images"], cache_bytes=1)
+    with pytest.warns(UserWarning, match="one chunk of images is"):
+        tight = ChunkedRows(file, ["images"], cache_bytes=1)
     read(tight, range(64))
     assert len(tight._cache) == 1
 
@@ -87,3 +94,95 @@ def test_another_file_under_the_same_name_is_not_read(compressed):
         other["images"] = np.zeros((64, 8, 8, 3), np.uint8)
     with pytest.raises(FileChangedError, match="another file"):
         read(store, [0])
+
+
+@pytest.mark.parametrize(("window", "batch_size"), [(1, 5), (3, 7), (3, 64), (16, 10)])
+def test_an_epoch_in_windows_decodes_each_chunk_once(tmp_path, decoded, window, batch_size):
+    data = np.arange(300 * 4 * 4 * 3, dtype=np.uint16).reshape(300, 4, 4, 3)
+    with h5py.File(tmp_path / "a.h5", "w") as hdf5:
+        hdf5.create_dataset("images", data=data, chunks=(8, 4, 4, 3), compression="gzip")
+        hdf5.create_dataset("masks", data=data[..., 0], chunks=(3, 4, 4), compression="gzip")
+    file = read_header(tmp_path / "a.h5")
+    reader = RowReader(file, ["images", "masks"], cache_chunks=2 * window)
+    plan = EpochPlan(range(300), chunk_rows=8, shuffle=ChunkWindow(window), batch_size=batch_size, ends="drop")
+    touched = set()
+    for batch in plan.batches(0):
+        touched |= set((batch.rows // 8).tolist())
+        outs = {"images": np.empty((batch_size, 4, 4, 3), np.uint16), "masks": np.empty((batch_size, 4, 4), np.uint16)}
+        reader.gather(batch.rows, outs)
+        assert np.array_equal(outs["images"], data[batch.rows]) and np.array_equal(
+            outs["masks"], data[batch.rows, ..., 0]
+        )
+    reader.close()
+    images = [part.start for part in decoded if part.stop - part.start > 3]
+    assert sorted(images) == [8 * chunk for chunk in sorted(touched)] and len(touched) > 30
+    # Chunks of 3 masks lie across those of 8 images: the one on a border belongs to two windows.
+    masks = len(decoded) - len(images)
+    assert masks <= 100 + 38
+
+
+def test_one_window_alone_in_the_cache_costs_chunks_twice(compressed, decoded):
+    _, file = compressed
+    store = ChunkedRows(file, ["images"], cache_chunks=3)
+    for batch in EpochPlan(range(64), chunk_rows=8, shuffle=ChunkWindow(4), batch_size=4).batches(0):
+        read(store, batch.rows)
+    assert len(decoded) > 8
+
+
+def test_a_chunk_larger_than_the_cache_warns_once_with_both_sizes(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as hdf5:
+        hdf5.create_dataset("images", shape=(64, 64, 64, 1), chunks=(64, 64, 64, 1), dtype=np.uint8, compression="gzip")
+    file = read_header(tmp_path / "a.h5")
+    with pytest.warns(UserWarning) as seen:
+        store = ChunkedRows(file, ["images"], cache_chunks=2, cache_bytes=2**17)
+        store.gather(np.arange(64), {"images": np.empty((64, 64, 64, 1), np.uint8)})
+    assert len(seen) == 1
+    message = str(seen[0].message)
+    assert "one chunk of images is 0.2 MiB" in message and "the cache of 0.1 MiB" in message
+    assert "fastload info" in message and str(file.path) in message
+
+
+def test_a_window_larger_than_the_cache_warns_once_and_names_one_that_fits(compressed, decoded):
+    _, file = compressed
+    chunk_bytes = 8 * 8 * 8 * 3
+    with pytest.warns(UserWarning, match=r"a window of 4 chunks .* does not fit .*ChunkWindow\(3\) or less") as seen:
+        ChunkedRows(file, ["images"], cache_chunks=8, windows=True, cache_bytes=3 * chunk_bytes)
+    assert len(seen) == 1
+    # The suite makes warnings errors: the window that it names is silent, and so is whoever asked for none.
+    ChunkedRows(file, ["images"], cache_chunks=6, windows=True, cache_bytes=3 * chunk_bytes)
+    ChunkedRows(file, ["images"], cache_chunks=8, cache_bytes=3 * chunk_bytes)
+
+
+@pytest.fixture
+def scattered(tmp_path):
+    """Two unfiltered chunks of 20 rows of 128 KiB, the second one first in the file."""
+    data = np.random.default_rng(3).integers(0, 256, (40, 256, 128, 4), dtype=np.uint8)
+    with h5py.File(tmp_path / "a.h5", "w") as hdf5:
+        images = hdf5.create_dataset("images", shape=data.shape, chunks=(20, 256, 128, 4), dtype=np.uint8)
+        images[20:] = data[20:]
+        images[:20] = data[:20]
+    file = read_header(tmp_path / "a.h5")
+    assert file.fields["images"].offset is None and not file.fields["images"].filters
+    return data, file
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_unfiltered_chunks_are_read_whole_in_windows_and_else_in_pieces(scattered, decoded, windows):
+    data, file = scattered
+    store = ChunkedRows(file, ["images"], cache_chunks=2, windows=windows)
+    out = np.empty((2, 256, 128, 4), np.uint8)
+    for rows in ([25, 3], [38, 19]):
+        store.gather(np.array(rows), {"images": out})
+        assert np.array_equal(out, data[rows])
+    assert [part.stop - part.start for part in decoded] == ([20, 20] if windows else [2, 2, 2, 2])
+    # HDF5's own cache would hold a second copy, or fetch whole chunks where pieces are asked for.
+    assert store._datasets["images"].id.get_access_plist().get_chunk_cache()[1] == 0
+    store.close()
+
+
+def test_unfiltered_chunks_larger_than_the_cache_are_read_in_pieces_also_in_windows(scattered, decoded):
+    data, file = scattered
+    store = ChunkedRows(file, ["images"], cache_chunks=2, windows=True, cache_bytes=2**20)
+    out = np.empty((1, 256, 128, 4), np.uint8)
+    store.gather(np.array([30]), {"images": out})
+    assert np.array_equal(out[0], data[30]) and [part.stop - part.start for part in decoded] == [2]

@@ -13,7 +13,7 @@ import pytest
 
 from fastload.format import Field
 from fastload.read.held import is_resident
-from fastload.read.readahead import KernelAdvice, ReadAhead, sliced
+from fastload.read.readahead import KernelAdvice, ReadAhead, announced_ahead, sliced
 
 PAGE = mmap.PAGESIZE
 ROW = 3 * PAGE
@@ -155,3 +155,13 @@ def in_memory(mapping):
     mincore = ctypes.CDLL(None, use_errno=True).mincore
     assert mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), ctypes.c_void_p(pages.ctypes.data)) == 0
     return pages & 1
+
+
+def test_items_are_announced_a_fixed_depth_before_they_are_given():
+    said = []
+    given = announced_ahead(iter(range(6)), said.append, 2)
+    assert next(given) == 0 and said == [0, 1, 2]
+    assert next(given) == 1 and said == [0, 1, 2, 3]
+    assert list(given) == [2, 3, 4, 5] and said == [0, 1, 2, 3, 4, 5]
+    at_once = announced_ahead(iter(range(6, 8)), said.append, 0)
+    assert next(at_once) == 6 and said[-1] == 6

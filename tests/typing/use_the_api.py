@@ -5,9 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 import fastload
-from fastload import FastLoader, PackedDataset, inspect_file, pack_images, verify_file
+from fastload import (
+    ChunkBatchSampler,
+    ChunkSampler,
+    DistributedChunkSampler,
+    FastLoader,
+    PackedDataset,
+    inspect_file,
+    pack_images,
+    verify_file,
+)
 from fastload.transforms import CenterCrop, Normalize, RandomCrop, RandomHorizontalFlip
 
 report = pack_images("photos", Path("out.h5"), size=(64, 48), fit="pad", on_error="skip")
@@ -34,3 +44,14 @@ for batch in loader:
     loss = images.float().mean() + labels.sum() + rows[0] + valid.sum() / total
 loader.load_state_dict(loader.state_dict())
 stalled: float = loader.stats.stall_s
+
+everything: Sampler[int] = ChunkSampler(train, shuffle="full", seed=1)
+share: DistributedSampler[int] = DistributedChunkSampler(train, 2, 0, True, 1, drop_last=True)
+share.set_epoch(2)
+for position in ChunkSampler(train):
+    sample = train[position]
+in_turns: Sampler[list[int]] = ChunkBatchSampler(train, 32, num_workers=4, shuffle=fastload.ChunkWindow(8))
+plain = DataLoader(train, batch_size=32, sampler=everything, num_workers=4)
+by_batches = DataLoader(train, batch_sampler=ChunkBatchSampler(train, 32, num_workers=4), num_workers=4)
+resumed = ChunkBatchSampler(train, 32, num_workers=4)
+resumed.load_state_dict(resumed.state_dict(batches_done=0))

@@ -1,0 +1,338 @@
+"""Samplers for a plain `DataLoader` over a `PackedDataset`: the orders of `plan`, in torch's shapes.
+
+plan -> rows, announced to the kernel -> positions of the dataset, as Python's integers
+
+`ChunkSampler` is the one that knows of no ranks, `DistributedChunkSampler` gives one rank's share, and
+`ChunkBatchSampler` gives each worker of a `DataLoader` windows of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import DistributedSampler, Sampler
+
+from fastload.dataset import PackedDataset
+from fastload.errors import OptionError, ShareError, StateError
+from fastload.orders import (
+    Drawing,
+    Epochs,
+    Orders,
+    check_dataset,
+    check_rank,
+    check_whole,
+    num_batches,
+    num_steps,
+    samples,
+)
+from fastload.plan import Ends, Shuffle
+
+# Keys that `ChunkBatchSampler` adds to a state.
+_OWN_KEYS = ("num_workers", "num_replicas", "batch_size", "batches_in_round")
+
+
+class ChunkSampler(Sampler[int]):
+    """Every position of a dataset once an epoch, in the plan's order: for one process, or a framework that shards.
+
+    Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between. Upcoming
+    rows are announced to the kernel as positions are drawn.
+
+    Args:
+        dataset: of a packed file; positions are those of its items.
+        shuffle, seed: as in `FastLoader`; True chooses by how the file was packed.
+
+    Raises:
+        OptionError: an argument has no meaning.
+    """
+
+    def __init__(self, dataset: PackedDataset, shuffle: Shuffle = True, seed: int = 0) -> None:
+        self._orders = Orders(dataset, shuffle, seed, ends="pad")
+        self._epochs = Epochs(self._orders, num_steps)
+
+    def __iter__(self) -> Iterator[int]:
+        return samples(self._orders, self._epochs.begin(), rank=0)
+
+    def __len__(self) -> int:
+        """Samples of the coming iteration, or of the running one from its beginning."""
+        return len(self._epochs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of an epoch. A loaded state of that very epoch stays loaded."""
+        self._epochs.set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the coming iteration if it is decided, else of the last one."""
+        return self._epochs.standing.plan.epoch
+
+    def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
+        """Where training stands, as numbers, strings and lists; `FastLoader` reads it too.
+
+        Args:
+            samples_done: of the running or last iteration, those that the loop has consumed, over all ranks if a
+                framework shares them out. None: all that were drawn, which with workers are more.
+
+        Raises:
+            OptionError: more than were drawn.
+        """
+        standing = self._epochs.standing
+        return self._orders.state(standing.plan, standing.done(samples_done, "samples_done"))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration the rest of the epoch that was saved.
+
+        An epoch that was finished is followed by the next one, unless `set_epoch` names it again: then nothing is left.
+
+        Raises:
+            StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
+        """
+        self._epochs.load(self._orders.loaded(state))
+
+
+class DistributedChunkSampler(DistributedSampler[Any]):
+    """torch's `DistributedSampler` in the plan's order: one rank's share, the same number of samples on every rank.
+
+    Signature and meaning are torch's: without `set_epoch` each iteration repeats the same order, drop_last=False
+    repeats a few samples where the ranks do not divide the dataset, drop_last=True leaves a few out. But a share is
+    contiguous in the shuffled order, so that at most num_replicas - 1 chunks are read by two ranks.
+
+    Args:
+        dataset: of a packed file; positions are those of its items.
+        num_replicas, rank: None asks the process group.
+        shuffle: as in `FastLoader`; True chooses by how the file was packed.
+
+    Raises:
+        OptionError: an argument has no meaning, or fewer samples than ranks and drop_last.
+        ShareError: num_replicas or rank is None and there is no process group.
+    """
+
+    def __init__(
+        self,
+        dataset: PackedDataset,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: Shuffle = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        check_dataset(dataset)
+        if num_replicas is not None and rank is not None:
+            check_rank(rank, num_replicas)
+        try:
+            super().__init__(dataset, num_replicas, rank, bool(shuffle), seed, drop_last)
+        except (RuntimeError, ValueError) as exc:
+            raise ShareError(
+                f"which share of {dataset.path} to draw cannot be known with num_replicas={num_replicas!r} and "
+                f"rank={rank!r}: {exc} Call torch.distributed.init_process_group first, or give both."
+            ) from exc
+        if drop_last and 0 < len(dataset) < self.num_replicas:
+            raise OptionError(
+                f"{dataset.path}: {len(dataset)} samples over {self.num_replicas} ranks leave none for each with "
+                f"drop_last=True. Use fewer ranks, or drop_last=False, which repeats samples."
+            )
+        self.shuffle = shuffle  # type: ignore[assignment]  # torch knows but two
+        ends: Ends = "drop" if drop_last else "pad"
+        self._orders = Orders(dataset, shuffle, seed, world_size=self.num_replicas, ends=ends)
+        # The rest of an epoch, from a state. Kept until it is drawn to its end: a framework may look into a loader
+        # before it begins in earnest.
+        self._rest: Drawing | None = None
+        self._begun: Drawing | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self._begun = self._coming()
+        return samples(self._orders, self._begun, rank=self.rank)
+
+    def __len__(self) -> int:
+        """Samples of this rank in the coming iteration."""
+        return self._coming().total
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iterations those of an epoch. A loaded state of that very epoch stays loaded."""
+        check_whole("epoch", epoch, least=0)
+        self._rest = self._loaded()
+        self._begun = None
+        super().set_epoch(epoch)
+
+    def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
+        """Where training stands, the same on every rank, as numbers, strings and lists; `FastLoader` reads it too.
+
+        Args:
+            samples_done: of the running or last iteration, those that the loop has consumed on this rank. None: all
+                that were drawn, which with workers are more.
+
+        Raises:
+            OptionError: more than were drawn.
+        """
+        begun = self._begun
+        standing = begun if begun is not None and begun.plan.epoch == self.epoch else self._coming()
+        return self._orders.state(standing.plan, standing.done(samples_done, "samples_done"))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration the rest of the epoch that was saved, also with another number of ranks.
+
+        An epoch that was finished is followed by the next one, unless `set_epoch` names it again: then nothing is left.
+
+        Raises:
+            StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
+        """
+        plan = self._orders.loaded(state)
+        self._rest, self._begun = Drawing(plan, plan.num_steps), None
+        self.epoch = plan.epoch + (plan.num_steps == 0)
+
+    def _coming(self) -> Drawing:
+        rest = self._loaded()
+        plan = rest.plan if rest is not None and rest.plan.epoch == self.epoch else self._orders.plan(self.epoch)
+        return Drawing(plan, plan.num_steps)
+
+    def _loaded(self) -> Drawing | None:
+        """The rest that was loaded, unless it was drawn since."""
+        rest, begun = self._rest, self._begun
+        drawn = begun is not None and rest is not None and begun.plan is rest.plan and begun.drawn == begun.total > 0
+        return None if drawn else rest
+
+
+class ChunkBatchSampler(Sampler[list[int]]):
+    """Batches for `DataLoader(batch_sampler=...)` that keep each worker in chunk windows of its own.
+
+    A `DataLoader` gives batch k to worker k % num_workers, so the share of a rank is cut once more, among the workers,
+    and their batches take turns. Of compressed and foreign files each chunk is then decoded by one worker only, at
+    most num_replicas * num_workers - 1 by two. The order therefore depends on num_workers, which is in the state.
+
+    Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between.
+
+    Args:
+        dataset: of a packed file; positions are those of its items.
+        batch_size: samples in a batch.
+        num_workers: that of the `DataLoader`; 0 and 1 give the same batches.
+        shuffle, seed: as in `FastLoader`; True chooses by how the file was packed.
+        drop_last: True leaves out what does not fill a batch of each worker. False makes each worker's last batch
+            short; over several ranks fewer than num_replicas * num_workers samples then come twice, so that each rank
+            takes the same steps.
+        num_replicas, rank: ranks that share the dataset, and which of them this is.
+
+    Raises:
+        OptionError: an argument has no meaning, or there is not one batch with drop_last.
+    """
+
+    def __init__(
+        self,
+        dataset: PackedDataset,
+        batch_size: int,
+        *,
+        num_workers: int,
+        shuffle: Shuffle = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        num_replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
+        check_dataset(dataset)
+        check_rank(rank, num_replicas)
+        check_whole("num_workers", num_workers, least=0)
+        check_whole("batch_size", batch_size, least=1)
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.drop_last = drop_last
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self._turns = max(1, num_workers)
+        ends: Ends = "drop" if drop_last else "exact"
+        world_size = num_replicas * self._turns
+        self._orders = Orders(dataset, shuffle, seed, world_size=world_size, batch_size=batch_size, ends=ends)
+        self._epochs = Epochs(self._orders, functools.partial(num_batches, turns=self._turns))
+        if len(dataset) and not len(self):
+            raise OptionError(
+                f"{dataset.path}: {len(dataset):,} samples do not make one batch of {batch_size} for each of "
+                f"{self._turns} workers on {num_replicas} ranks. Use a smaller batch_size, fewer workers, or "
+                f"drop_last=False."
+            )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        begun = self._epochs.begin()
+        return self._count(begun, self._orders.announced(begun.plan, self._batches(begun), self.batch_size))
+
+    def __len__(self) -> int:
+        """Batches of this rank in the coming iteration, or in the running one from its beginning."""
+        return len(self._epochs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of an epoch. A loaded state of that very epoch stays loaded."""
+        self._epochs.set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the coming iteration if it is decided, else of the last one."""
+        return self._epochs.standing.plan.epoch
+
+    def state_dict(self, batches_done: int | None = None) -> dict[str, Any]:
+        """Where training stands, the same on every rank, as numbers, strings and lists.
+
+        Args:
+            batches_done: of the running or last iteration, those that the loop has consumed on this rank. None: all
+                that were drawn, which with workers are more.
+
+        Raises:
+            OptionError: more than were drawn.
+        """
+        standing = self._epochs.standing
+        done = standing.done(batches_done, "batches_done")
+        steps, in_round = divmod(standing.skipped + done, self._turns)
+        own = (self._turns, self.num_replicas, self.batch_size, in_round)
+        return self._orders.state(standing.plan, steps) | dict(zip(_OWN_KEYS, own, strict=True))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration the rest of the epoch that was saved.
+
+        An epoch that was finished is followed by the next one, unless `set_epoch` names it again: then nothing is left.
+
+        Raises:
+            StateError: the state belongs to another file, split, seed, shuffle, number of workers or of ranks, or
+                batch size, or is damaged.
+        """
+        given: Any = state
+        own = {name: given[name] for name in _OWN_KEYS if name in given} if isinstance(given, Mapping) else {}
+        if own:
+            given = {name: value for name, value in state.items() if name not in own}
+        plan = self._orders.loaded(given)
+        if own.keys() != set(_OWN_KEYS):
+            raise StateError(
+                f"the state has no {', '.join(name for name in _OWN_KEYS if name not in own)}: it is not what a "
+                f"ChunkBatchSampler's state_dict() gave"
+            )
+        here = dict(zip(_OWN_KEYS, (self._turns, self.num_replicas, self.batch_size), strict=False))
+        differing = [
+            f"{name} is {here[name]!r} here and {own[name]!r} in the state" for name in here if own[name] != here[name]
+        ]
+        if differing:
+            raise StateError(
+                f"the batches of the state are other ones: {'; '.join(differing)}. Make the sampler with the state's "
+                f"values, or begin the epoch anew without the state."
+            )
+        in_round = own["batches_in_round"]
+        foreign = any(segment[:2] != (plan.world_size, plan.batch_size) for segment in plan.segments)
+        if foreign or in_round not in range(self._turns) or in_round > num_batches(plan, turns=self._turns):
+            raise StateError(f"the state is damaged: batches_in_round={in_round!r}, segments={list(plan.segments)}")
+        self._epochs.load(plan, skipped=in_round)
+
+    def _batches(self, begun: Drawing) -> Iterator[NDArray[np.int64]]:
+        """Rows of the plan in each batch, int64 (B,), or fewer in the last ones: the workers' shares in turn."""
+        plan, turns = begun.plan, self._turns
+        shares = [plan.batches(self.rank * turns + turn) for turn in range(turns)]
+        for turn in range(begun.skipped):
+            next(shares[turn])
+        # Of a share, when each rank has to take the same steps; see drop_last.
+        most = -(-len(plan.rows) // plan.world_size)
+        for number in range(begun.skipped, begun.skipped + begun.total):
+            batch = next(shares[number % turns])
+            alone = self.num_replicas == 1 or self.drop_last
+            size = int(batch.valid.sum()) if alone else most - batch.step * self.batch_size
+            yield batch.rows[:size]
+
+    def _count(self, begun: Drawing, batches: Iterator[list[int]]) -> Iterator[list[int]]:
+        for batch in batches:
+            begun.drawn += 1
+            yield batch
