@@ -135,6 +135,7 @@ class Ring:
 
     def lend_or_copy(self, slot: Slot) -> dict[str, NDArray[Any]]:
         """Arrays for the user: the slot's, or copies when they hold so many that filling would have to wait."""
+        self.collect()
         if self.num_lent < min(SLACK, len(self.slots) - 1):
             return self.lend(slot)
         arrays = {name: array.copy() for name, array in slot.arrays.items()}

@@ -219,3 +219,12 @@ def test_ready_tells_whether_the_next_batch_waits():
     assert is_right(next(batches)) and is_right(next(batches))
     assert not batches.ready()
     assert next(batches, None) is None
+
+
+def test_slots_that_came_back_are_not_taken_for_held_when_no_more_are_taken():
+    ring = Ring([SlotField("x", (4,), np.dtype(np.int64))], 6)
+    slots = [ring.take() for _ in range(6)]
+    for slot in slots:  # as at the end of an epoch: handed over one after another, none filled again
+        arrays = ring.lend_or_copy(slot)
+        assert np.shares_memory(arrays["x"], slot.memory)
+        del arrays
