@@ -22,6 +22,7 @@ TORCH_FREE = [
     "plan",
     "read",
     "info",
+    "quality",
     "verify",
     "preview",
     "cli",
@@ -29,9 +30,13 @@ TORCH_FREE = [
 LAYERS = [
     {"errors", "cpus"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
-    {"layout", "pack", "read", "meter", "chunks", "info", "compare", "verify", "preview"},
-    {"ring", "groups"},
-    {"device", "transforms", "echo", "dataset", "share", "iteration"},
+    {"layout", "pack", "read", "meter", "chunks", "info", "order_measures", "quality", "compare", "verify", "preview"},
+    {"ring", "groups", "shared_memory"},
+    {"device", "transforms", "echo", "dataset", "share", "batch", "samples"},
+    {"inputs", "orders", "samplers", "worker", "torch_workers"},
+    {"processes"},
+    {"feed"},
+    {"iteration"},
     {"loader"},
     {"cli"},
 ]
@@ -39,8 +44,8 @@ LAYERS = [
 
 def test_the_export_list_is_this_and_each_name_is_there():
     assert set(fastload.__all__) == {
-        "ChunkWindow", "EpochPlan", "FastLoader", "FastloadError", "PackedDataset", "inspect_file", "pack_images",
-        "transforms", "verify_file",
+        "ChunkBatchSampler", "ChunkSampler", "ChunkWindow", "DistributedChunkSampler", "EpochPlan", "FastLoader",
+        "FastloadError", "PackedDataset", "inspect_file", "pack_images", "transforms", "verify_file",
     }  # fmt: skip
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None
@@ -55,7 +60,7 @@ def test_an_exported_name_is_never_a_modules_name():
 
 
 def test_an_unknown_name_says_what_there_is():
-    with pytest.raises(AttributeError, match="offers ChunkWindow"):
+    with pytest.raises(AttributeError, match="offers ChunkBatchSampler"):
         _ = fastload.Fastloader  # type: ignore[attr-defined]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from fastload.cli.output import one_line, one_line_errors, print_json, print_pai
 
 if TYPE_CHECKING:
     from fastload.info import FieldInfo, FileInfo
+    from fastload.quality import Measure, OrderQuality, ShuffleQuality
 
 MAX_CLASSES = 12
 MAX_FIELDS = 40
@@ -20,6 +22,12 @@ MAX_FINDINGS = 20
 def info(
     file: Annotated[Path, typer.Argument(help="A packed file, or any HDF5 file.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    shuffle_quality: Annotated[
+        bool, typer.Option("--shuffle-quality", help="Measure how well each shuffle mixes this file; takes seconds.")
+    ] = False,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=2, help="Samples in a batch, for --shuffle-quality.")
+    ] = 256,
 ) -> None:
     """Show what a file holds, how it lies on disk and what slows it.
 
@@ -29,10 +37,17 @@ def info(
         from fastload.info import inspect_file
 
         found = inspect_file(file)
+        quality = None
+        if shuffle_quality:
+            from fastload.quality import measure_shuffles
+
+            quality = measure_shuffles(file, batch_size=batch_size)
         if as_json:
-            print_json(found.to_dict())
+            print_json(found.to_dict() | ({"shuffle_quality": quality.to_dict()} if quality else {}))
         else:
             _print(found)
+            if quality:
+                _print_quality(quality)
 
 
 def _print(found: FileInfo) -> None:
@@ -121,3 +136,42 @@ def _field_row(field: FieldInfo) -> tuple[str, str, str, str, str]:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join(f"{n:,}" for n in shape) or "single value"
+
+
+def _print_quality(found: ShuffleQuality) -> None:
+    """One line a shuffle; a star marks what is worse than full shuffle beyond its spread."""
+    rows = f"{found.num_rows:,} samples of split {found.split}" if found.split else f"{found.num_rows:,} samples"
+    chunks = f", chunks of {found.chunk_rows:,}" if found.chunk_rows else ""
+    typer.echo(f"\nshuffle quality: {one_line(rows)} in batches of {found.batch_size:,}{chunks}")
+    expected = [
+        _shown(name, measure and replace(measure, value=measure.full, as_good=True))
+        for name, measure in found.orders[0].measures.items()
+    ]
+    head = ("shuffle", "mixes rows", "file order", "label mix", "epoch distance", "mates again")
+    print_table(head, [("expected of full", f"{found.num_rows:,}", *expected), *map(_quality_row, found.orders)])
+    typer.echo("  * worse than random permutations, by more than 3 standard deviations of an epoch")
+    print_pairs([
+        ("file order", "rank correlation of the epoch with the file: 0 none, 1 as the file lies"),
+        ("label mix", f"how much the {found.labels or 'labels'} of batches differ, in multiples of full shuffle's"),
+        ("epoch distance", "how far a sample moves from epoch to epoch: 0 not at all, 1 as under full shuffle"),
+        ("mates again", "samples of a batch that share one again in the next epoch"),
+    ])  # fmt: skip
+    for order in found.orders:
+        if order.shuffle == found.default:
+            typer.echo(f"\nshuffle=True means {order.shuffle} for this file: {order.verdict}.")
+    for note in found.notes:
+        typer.echo(f"{typer.style('!', fg='yellow', bold=True)} {one_line(note)}")
+
+
+def _quality_row(order: OrderQuality) -> tuple[str, ...]:
+    shown = [_shown(name, measure) for name, measure in order.measures.items()]
+    return order.shuffle, f"{order.window_rows:,}", *shown
+
+
+def _shown(name: str, measure: Measure | None) -> str:
+    from fastload.quality import format_percent
+
+    if measure is None:
+        return "-"
+    value = format_percent(measure.value) if name == "mates_again" else f"{measure.value:.3f}"
+    return value + ("" if measure.as_good else " *")

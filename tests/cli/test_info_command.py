@@ -68,3 +68,30 @@ def test_names_from_the_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     text = run(tmp_path / "a.h5")
     assert "\x1b" not in text
     assert "evil\\x1b[31m\\n[bold]" in text
+
+
+def test_shuffle_quality_is_a_line_a_shuffle_with_a_star_where_it_is_worse_than_full(tmp_path: Path) -> None:
+    labels = Column(np.arange(800) // 80)
+    images = np.zeros((800, 2, 2, 1), np.uint8)
+    path = write_packed(tmp_path / "a.h5", images, {"labels": labels}, chunk_rows=8, shuffled=False)
+    text = run(path, "--shuffle-quality", "--batch-size", 20)
+    assert "800 samples in batches of 20, chunks of 8" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert lines[next(i for i, line in enumerate(lines) if line[:1] == ["full"])].count("*") == 0
+    assert ["False", "1", "1.000", "*", "20.487", "*", "0.000", "*", "100", "%", "*"] in lines
+    assert "shuffle=True means full for this file: as good as full shuffle by every measure." in text
+    assert "shuffle quality" not in run(path)
+
+
+def test_shuffle_quality_stands_in_the_json_with_its_notes(tmp_path: Path) -> None:
+    path = packed(tmp_path)
+    assert "shuffle_quality" not in json.loads(run(path, "--json"))
+    value = json.loads(run(path, "--json", "--shuffle-quality"))["shuffle_quality"]
+    assert value["split"] == "train" and value["num_rows"] == 15 and value["batch_size"] == 3
+    assert [order["shuffle"] for order in value["orders"]][:2] == ["full", "ChunkWindow(64)"]
+
+
+def test_shuffle_quality_of_too_few_samples_is_one_line_of_error(tmp_path: Path) -> None:
+    path = write_packed(tmp_path / "a.h5", np.zeros((5, 2, 2, 1), np.uint8))
+    result = CliRunner().invoke(app, ["info", str(path), "--shuffle-quality"])
+    assert result.exit_code == 1 and "5 rows are too few" in result.stderr and result.stdout == ""
