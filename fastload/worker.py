@@ -131,50 +131,55 @@ class Filler(Dataset[Any]):
         raw = [[column[place, ...] for place in range(len(column))] for column in columns]
         gathered = [column for name, column in zip(self._source.fields or (), raw, strict=True) if name in into]
         beside: list[list[Any]] = []
-        for place in range(len(order.rows)):
-            rest, sample = self._fill_place(arrays, place, raw, gathered, layout)
-            if rest is None:
-                self._in_place = False
-                done.append(1)
-                before = [_sample(layout, arrays, at, _New([], rest)) for at, rest in enumerate(beside)]
-                following = self._made(order.rows[place + 1 :], done)
-                return self._loose([*before, sample, *following], order.rows, kept=True)
-            beside.append(rest)
-            done.append(1)
-        if any(_is_held(gathered, place) for place in range(len(order.rows))):
-            self._in_place = False
-            samples = [_sample(layout, arrays, at, _New([], rest)) for at, rest in enumerate(beside)]
-            return self._loose(samples, order.rows, kept=True)
-        return _filled(order.slot, layout, beside)
+        unfit = self._transform_in_place(arrays, raw, gathered, layout, beside, done)
+        if not unfit and not any(max(map(sys.getrefcount, column)) > _UNHELD_MAPPED for column in gathered):
+            return _filled(order.slot, layout, beside)
+        # A sample does not fit its place, or the transform holds what lies there, to mix it with a later one or so.
+        self._in_place = False
+        samples = [_sample(layout, arrays, place, _New([], rest)) for place, rest in enumerate(beside)]
+        done.extend([1] * len(unfit))
+        samples += unfit
+        samples += self._made(order.rows[len(samples) :], done)
+        return self._loose(samples, order.rows, kept=True)
 
-    def _fill_place(
+    def _transform_in_place(
         self,
         arrays: Sequence[NDArray[Any] | None],
-        place: int,
         raw: Sequence[Sequence[NDArray[Any]]],
         gathered: Sequence[Sequence[NDArray[Any]]],
         layout: SampleLayout,
-    ) -> tuple[list[Any] | None, Any]:
-        """What travels beside; or None and the sample, that does not fit its place or must not be written there."""
-        # Not by zip, which keeps the last tuple that it gave.
-        given = tuple([torch.from_numpy(column[place]) for column in raw])
-        sample = self._source.transformed(given)
-        if sample is given and len(gathered) == len(raw):
-            return [], None
-        del given
-        if sample is None:
-            raise TypeError("the sample is None")
-        new = _compared(arrays, place, sample, layout)
-        if new is None:
-            return None, sample
-        del sample
-        if any(array is not None for array in new.arrays) and _is_held(gathered, place):
-            # The transform has kept it, to mix it with a later one or so.
-            return None, _sample(layout, arrays, place, new)
-        for array, written in zip(arrays, new.arrays, strict=True):
-            if array is not None and written is not None:
-                array[place] = written
-        return new.beside, None
+        beside: list[list[Any]],
+        done: list[int],
+    ) -> list[Any]:
+        """Writes the samples to their places as far as they lie there no more; returns one that must not be written."""
+        all_gathered, transformed, from_numpy = len(gathered) == len(raw), self._source.transformed, torch.from_numpy
+        num_written, num_places = 0, len(raw[0])
+        for place in range(num_places):
+            # Not by zip, which keeps the last tuple that it gave.
+            given = tuple([from_numpy(column[place]) for column in raw])
+            sample = transformed(given)
+            if sample is given and all_gathered:
+                beside.append([])
+                done.append(1)
+                continue
+            del given
+            if sample is None:
+                raise TypeError("the sample is None")
+            new = _compared(arrays, place, sample, layout)
+            if new is None:
+                return [sample]
+            del sample
+            written = [(array, value) for array, value in zip(arrays, new.arrays, strict=True) if value is not None]
+            if written and _is_held(gathered, place):
+                return [_sample(layout, arrays, place, new)]
+            for array, value in written:
+                array[place] = value  # type: ignore[index]  # a field with something to write has a place
+            num_written += bool(written)
+            beside.append(new.beside)
+            done.append(1)
+        # A transform that mostly makes new images is better off with samples that are still in the cache.
+        self._in_place = 2 * num_written <= num_places
+        return []
 
     def _loose(self, samples: list[Any], rows: NDArray[np.int64], *, kept: bool = False) -> Loose:
         layout = layout_of(samples[0], self._names)
@@ -271,6 +276,7 @@ def _is_held(raw: Sequence[Sequence[NDArray[Any]]], place: int) -> bool:
 
 _LISTED = [object()]
 _UNHELD = sys.getrefcount(_LISTED[0])
+_UNHELD_MAPPED = max(map(sys.getrefcount, _LISTED))
 
 
 def _sample(layout: SampleLayout, arrays: Sequence[NDArray[Any] | None], place: int, new: _New) -> Any:

@@ -1,4 +1,7 @@
-"""The README's examples, run as they stand: `python` blocks in one namespace, `console` blocks as commands."""
+"""The README's examples, run as they stand: `python` blocks in one namespace, `console` blocks as commands.
+
+A `python` block that begins with a file's name, as `# my_data.py`, is that file.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from PIL import Image
 import fastload
 
 README = Path(__file__).resolve().parents[1] / "README.md"
+FILE_NAME = re.compile(r"# (\w+\.py)\n")
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -50,12 +54,15 @@ def run_command(line: str) -> None:
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
-def test_every_example_runs(photos):
+def test_every_example_runs(photos, monkeypatch):
     blocks = BLOCK.findall(README.read_text())
     assert sum(kind == "python" for kind, _ in blocks) >= 4, "the README has lost its examples"
     namespace: dict[str, object] = {"__name__": "readme"}
+    monkeypatch.syspath_prepend(photos)  # for the files, as where a script lies
     for kind, text in blocks:
-        if kind == "python":
+        if kind == "python" and (name := FILE_NAME.match(text)):
+            (photos / name[1]).write_text(text)
+        elif kind == "python":
             exec(compile(text, "README.md", "exec"), namespace)
         else:
             for line in text.splitlines():
