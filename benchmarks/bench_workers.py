@@ -7,7 +7,9 @@
 `workers`, `workers-train`, `workers-python`: FastLoader with a Python transform that returns its sample as it is, over
 the same dataset and transform in a plain `DataLoader`; two persistent workers each, the same rows. The main thread
 consumes (touches each page), or trains a small net, or runs pure Python while a thread consumes.
-`workers-new`: the same with a transform that returns a new image of the same size.
+`workers-bound`: `workers` over two processes that do nothing but copy the same rows into memory of their own with
+np.take: what two processes can reach here at all, with nobody to hand batches to.
+`workers-new`: the same as `workers` with a transform that returns a new image of the same size.
 `workers-list`: every batch is kept, as in `list(loader)`.
 `folder`: FastLoader over the plain `DataLoader`, both on the same unpacked JPEG files opened with Pillow.
 `cold`: shuffle in windows of chunks over full shuffle, the file's pages dropped before each run; threads.
@@ -132,6 +134,18 @@ class Bench:
         result = self._pair(data)
         self.journal.note("workers", target=">= 10", file=self.about, state="idle, touching each page", **result)
 
+    def workers_bound(self) -> None:
+        """Over the bare copy in two processes."""
+        loader = FastLoader(PackedDataset(self.path, fields=["images"], transform=as_it_is), self.batch_size, workers=2)
+        bare = [Child(TAKE_CODE, self.path, self.batch_size, (rank, 2)) for rank in range(2)]
+        try:
+            result = harness.compare(lambda: rate(loader), lambda: together(bare), pairs=self.options.pairs, warm_up=2)
+        finally:
+            for child in bare:
+                child.end()
+            loader.close()
+        self.journal.note("workers-bound", file=self.about, state="idle, touching each page", **result)
+
     def workers_train(self) -> None:
         """A thread consumes; the main thread trains."""
         data = PackedDataset(self.path, fields=["images"], transform=as_it_is)
@@ -198,7 +212,7 @@ class Bench:
 
     def two_ranks(self) -> None:
         """Two processes against one; threads, each with the default of its share of the cores."""
-        ranks = [Rank(self.path, self.batch_size, share) for share in ((0, 2), (1, 2), (0, 1))]
+        ranks = [Child(LOADER_CODE, self.path, self.batch_size, share) for share in ((0, 2), (1, 2), (0, 1))]
         try:
             result = harness.compare(lambda: together(ranks[:2]), lambda: together(ranks[2:]), pairs=self.options.pairs)
         finally:
@@ -240,32 +254,54 @@ def read_ahead_file(path: Path) -> Path | None:
     return next((setting for setting in found if setting.exists()), None)
 
 
-RANK_CODE = """
+LOADER_CODE = """
+loader = FastLoader(PackedDataset(path, fields=["images"]), batch_size, share=share)
+
+def epoch():
+    loader.set_epoch(0)
+    return map(harness.touch, pixels_of(loader))
+"""
+
+TAKE_CODE = """
+plan = FastLoader(PackedDataset(path, fields=["images"]), batch_size, share=share)
+rows = [batch.rows.numpy().copy() for batch in plan]
+field = read_header(path).fields["images"]
+mapped = np.memmap(path, field.dtype, "r", field.offset, (read_header(path).num_rows, *field.shape))
+slots = np.zeros((4, batch_size, *field.shape), field.dtype)
+
+def epoch():
+    for number, chosen in enumerate(rows):
+        yield np.take(mapped, chosen, axis=0, out=slots[number % 4], mode="clip")
+"""
+
+CHILD_CODE = """
 import json, sys, time
+from pathlib import Path
 sys.path.insert(0, sys.argv[4])
+import numpy as np
 import harness
 from bench_workers import pixels_of
 from fastload import FastLoader, PackedDataset
-loader = FastLoader(PackedDataset(sys.argv[1], fields=["images"]), int(sys.argv[2]), share=json.loads(sys.argv[3]))
+from fastload.format import read_header
+path, batch_size, share = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+{code}
 for _ in sys.stdin:
-    loader.set_epoch(0)
-    begin, count = time.monotonic(), 0
-    for pixels in pixels_of(loader):
-        harness.touch(pixels)
-        count += len(pixels)
+    begin = time.monotonic()
+    count = sum(batch_size for _ in epoch())
     print(json.dumps([begin, time.monotonic(), count]), flush=True)
 """
 
 
-class Rank:
+class Child:
     """A process that runs an epoch of its share each time it is told to."""
 
-    def __init__(self, path: Path, batch_size: int, share: tuple[int, int]) -> None:
+    def __init__(self, code: str, path: Path, batch_size: int, share: tuple[int, int]) -> None:
         words = [str(path), str(batch_size), json.dumps(share), str(Path(__file__).parent)]
-        env = os.environ | {"LOCAL_WORLD_SIZE": str(share[1])}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RANK_CODE, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
+            [sys.executable, "-c", CHILD_CODE.replace("{code}", code), *words],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"LOCAL_WORLD_SIZE": str(share[1])},
+        )  # fmt: skip
 
     def begin(self) -> None:
         """Starts an epoch."""
@@ -286,7 +322,7 @@ class Rank:
         self.process.wait()
 
 
-def together(ranks: list[Rank]) -> float:
+def together(ranks: list[Child]) -> float:
     """Images a second of all ranks, from the first begin to the last end."""
     for rank in ranks:
         rank.begin()
@@ -294,7 +330,7 @@ def together(ranks: list[Rank]) -> float:
     return sum(count for _, _, count in results) / (max(end for _, end, _ in results) - min(b for b, _, _ in results))
 
 
-FIGURES = ("workers", "workers_train", "workers_python", "workers_new", "workers_list", "folder", "cold", "two_ranks",
+FIGURES = ("workers", "workers_bound", "workers_train", "workers_python", "workers_new", "workers_list", "folder", "cold", "two_ranks",
            "state_dict")  # fmt: skip
 
 
