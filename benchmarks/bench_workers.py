@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -141,9 +142,9 @@ class Bench:
         try:
             result = harness.compare(lambda: rate(loader), lambda: together(bare), pairs=self.options.pairs, warm_up=2)
         finally:
+            loader.close()
             for child in bare:
                 child.end()
-            loader.close()
         self.journal.note("workers-bound", file=self.about, state="idle, touching each page", **result)
 
     def workers_train(self) -> None:
@@ -330,8 +331,8 @@ def together(ranks: list[Child]) -> float:
     return sum(count for _, _, count in results) / (max(end for _, end, _ in results) - min(b for b, _, _ in results))
 
 
-FIGURES = ("workers", "workers_bound", "workers_train", "workers_python", "workers_new", "workers_list", "folder", "cold", "two_ranks",
-           "state_dict")  # fmt: skip
+FIGURES = ("workers", "workers_bound", "workers_train", "workers_python", "workers_new", "workers_list", "folder",
+           "cold", "two_ranks", "state_dict")  # fmt: skip
 
 
 def main() -> None:
@@ -348,6 +349,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.rows, options.folder_rows, options.pairs = 256, 128, 1
+    # For both: else the plain loader, begun first, would settle it for the other.
+    multiprocessing.set_start_method("forkserver")
     torch.set_num_threads(1)  # the trained net must not occupy the core that reads
     bench = Bench(options)
     for name in options.only:

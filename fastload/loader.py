@@ -43,7 +43,9 @@ from fastload.samples import SampleLayout
 from fastload.share import ShareOption, check_share, local_world_size, resolve_share
 from fastload.transforms import check_pipeline
 
+# Two threads copy as fast as memory allows; processes run Python, and each holds two batches.
 _MAX_THREADS = 2
+_MAX_PROCESSES = 16
 
 __all__ = ["Batch", "FastLoader"]
 
@@ -58,8 +60,9 @@ class FastLoader:
     Threads read a packed file. Where a sample takes Python code, because the `PackedDataset` has a transform or the
     dataset is another one, worker processes run it and lay the samples into shared memory; a batch then has what the
     samples have, a tuple or a dict of it (`DictBatch`). Processes are started as `multiprocessing.set_start_method`
-    says, else by a forkserver, so a script begins its work under `if __name__ == "__main__":`. Random numbers that
-    such code draws from `random`, `numpy.random` and `torch` depend on seed, epoch, rank and step, not on the workers.
+    says, else by a forkserver (in a notebook by fork), so a script begins its work under `if __name__ == "__main__":`.
+    Random numbers that such code draws from `random`, `numpy.random` and `torch` depend on seed, epoch, rank and step,
+    not on the workers.
 
     Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between; it ends
     the iteration before it.
@@ -346,7 +349,7 @@ def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -
 
 def _default_workers(*, processes: bool) -> int:
     share = max(1, available_cpus() // local_world_size())
-    return share if processes else min(_MAX_THREADS, share)
+    return min(share, _MAX_PROCESSES if processes else _MAX_THREADS)
 
 
 def _check_whole(name: str, value: object, *, least: int) -> None:

@@ -60,10 +60,7 @@ class _Orders(Sampler[Order]):
 
 
 def _orders(desk: _Desk, planned: Iterator[PlannedBatch], seed: Seed) -> Iterator[Order]:
-    # Of an epoch that was left early: when this one begins, every worker has acknowledged the end of that.
-    while desk.under_way:
-        assert desk.ring is not None, "a batch is under way in a slot"
-        desk.ring.give_back(desk.under_way.popleft()[1])
+    assert not desk.under_way, "an epoch that was left early ends its pool"
     asked = False
     for batch in planned:
         while desk.ring is None:
@@ -77,7 +74,7 @@ def _orders(desk: _Desk, planned: Iterator[PlannedBatch], seed: Seed) -> Iterato
 
 
 class WorkerPool:
-    """Worker processes and the ring they fill; they stay from one epoch to the next.
+    """Worker processes and the ring they fill; they stay from one finished epoch to the next.
 
     Args:
         source: what makes samples.
@@ -123,7 +120,7 @@ class WorkerPool:
         self._closed = False
 
     def begin(self, planned: Iterator[PlannedBatch], seed: Seed) -> Workers:
-        """Begins an epoch: starts the workers, or ends what they were at."""
+        """Begins an epoch; starts the workers if they do not wait from the last one."""
         if getattr(multiprocessing.process.current_process(), "_inheriting", False):
             raise OptionError(
                 f"this process is importing the main script only to start a worker, and the script makes workers of "
