@@ -12,7 +12,8 @@ np.take: what two processes can reach here at all, with nobody to hand batches t
 `workers-new`: the same as `workers` with a transform that returns a new image of the same size.
 `workers-list`: every batch is kept, as in `list(loader)`.
 `folder`: FastLoader over the plain `DataLoader`, both on the same unpacked JPEG files opened with Pillow.
-`cold`: shuffle in windows of chunks over full shuffle, the file's pages dropped before each run; threads.
+`cold`, `cold-small`: shuffle in windows of chunks over full shuffle, the file's pages dropped before each run, rows of
+218x178x3 and of 32x32x3; threads; `-128`: with the disk's read-ahead set to 128 KiB meanwhile, where that is allowed.
 `two-ranks`: images/s of two processes with a share each, together, over one process with all rows; threads.
 `state-dict`: microseconds of `state_dict()` in mid-epoch.
 
@@ -31,7 +32,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import harness
 from fastload import FastLoader, PackedDataset, inspect_file, pack_images
+from fastload.layout import write_packed
 from fastload.plan import ChunkWindow
 from fastload.read import held
 
@@ -180,34 +182,41 @@ class Bench:
 
     def cold(self) -> None:
         """Window of chunks against full shuffle, from the disk; also with the kernel's usual read-ahead."""
-        self._cold("cold")
+        small = self.dir / f"small-{15 * self.options.rows}.h5"
+        if not small.exists():
+            rng = np.random.default_rng(0)
+            write_packed(small, rng.integers(0, 256, (15 * self.options.rows, 32, 32, 3), dtype=np.uint8))
+        files = (("cold", self.path, self.batch_size), ("cold-small", small, 4 * self.batch_size))
+        for figure, path, batch_size in files:
+            self._cold(figure, path, batch_size)
         setting = read_ahead_file(self.path)
         before = setting.read_text() if setting else ""
         if setting is None or before.strip() == "128" or not os.access(setting, os.W_OK):
             return
         setting.write_text("128")
         try:
-            self._cold("cold-128")
+            for figure, path, batch_size in files:
+                self._cold(f"{figure}-128", path, batch_size)
         finally:
             setting.write_text(before)
 
-    def _cold(self, figure: str) -> None:
-        loaders = {
-            name: FastLoader(PackedDataset(self.path, fields=["images"]), self.batch_size, shuffle=shuffle)
-            for name, shuffle in (("window", ChunkWindow()), ("full", "full"))
-        }
+    def _cold(self, figure: str, path: Path, batch_size: int) -> None:
         left: list[float] = []
 
-        def run(name: str) -> float:
-            left.append(dropped(self.path))
-            return rate(loaders[name])
-
-        result = harness.compare(lambda: run("window"), lambda: run("full"), pairs=self.options.pairs, warm_up=0)
-        for loader in loaders.values():
+        def run(shuffle: ChunkWindow | Literal["full"]) -> float:
+            left.append(dropped(path))  # before anything maps it: mapped pages stay
+            loader = FastLoader(PackedDataset(path, fields=["images"]), batch_size, shuffle=shuffle)
+            found = rate(loader)
             loader.close()
-        setting = read_ahead_file(self.path)
+            return found
+
+        pairs = self.options.pairs
+        result = harness.compare(lambda: run(ChunkWindow()), lambda: run("full"), pairs=pairs, warm_up=0)
+        setting = read_ahead_file(path)
+        info = inspect_file(path)
+        about = {"rows": info.num_samples, "row_shape": list(info.fields["images"].shape[1:]), "batch_size": batch_size}
         self.journal.note(
-            figure, target=">= 1.5", file=self.about, page_cache="cold", still_cached=max(left),
+            figure, target=">= 1.5", file=about, page_cache="cold", still_cached=max(left),
             read_ahead_kb=int(setting.read_text()) if setting else None, **result,
         )  # fmt: skip
 

@@ -24,6 +24,8 @@ WORKERS = {
 OTHERS = {
     "cold": "cold disk: chunk windows\nover full shuffle",
     "cold-128": "the same, read-ahead\nof 128 KiB",
+    "cold-small": "cold disk,\nrows of 32x32x3",
+    "cold-small-128": "the same, read-ahead\nof 128 KiB",
     "two-ranks": "two ranks over one",
 }
 

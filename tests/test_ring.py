@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastload.plan import EpochPlan
-from fastload.ring import SLACK, BatchStream, Ring, SlotField, split_loose
+from fastload.ring import SLACK, BatchStream, Ring, SlotField, private_copy, split_loose
 
 B, WIDTH = 4, 100_000
 FIELD = SlotField("images", (B, WIDTH), np.dtype(np.uint8))
@@ -228,3 +228,11 @@ def test_slots_that_came_back_are_not_taken_for_held_when_no_more_are_taken():
         arrays = ring.lend_or_copy(slot)
         assert np.shares_memory(arrays["x"], slot.memory)
         del arrays
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (0, 3), (5, 2**20, 2), (1, 2**23)])
+def test_a_private_copy_is_whole_and_shares_nothing(shape):
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    copy = private_copy(array)
+    assert np.array_equal(copy, array) and copy.flags.c_contiguous and not np.shares_memory(copy, array)
+    assert threading.active_count() == 1
