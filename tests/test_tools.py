@@ -111,7 +111,7 @@ def test_training_runs_on_two_ranks(packed_classes, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bench_loader.py", "bench_pack.py"])
+@pytest.mark.parametrize("name", ["bench_loader.py", "bench_pack.py", "bench_shuffle.py", "bench_workers.py"])
 def test_benchmarks_run_and_write_records(tmp_path, name):
     out = tmp_path / "out.jsonl"
     words = ["--quick", "--data", tmp_path / "data", "--out", out]
