@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -100,6 +101,8 @@ class Iteration:
         # Two threads may ask the same iteration, and a new iter() in one may end it while another waits in it.
         self._lock = threading.RLock()
         self._displaced = False
+        self._failure = ""  # what ended the pass before its end
+        self._pid = os.getpid()
         self._num_valid = 0  # of its samples, those that are no mere filling
         self.num_batches = position.batches_left(stages.echo)
         self.running = True
@@ -130,6 +133,16 @@ class Iteration:
                 "epoch under way. To look at a batch beside the loop, or to iterate twice at once, make another "
                 "FastLoader of the same file."
             )
+        if self._pid != os.getpid():
+            raise OptionError(
+                f"this iteration was begun in process {self._pid}, whose threads and workers a forked process has not. "
+                f"Call iter() of the loader here, in process {os.getpid()}."
+            )
+        if self._failure:
+            raise OptionError(
+                f"this iteration was ended by {self._failure} before the end of its epoch. "
+                f"loader.load_state_dict(loader.state_dict()) makes the next iter() go on with the batch that was next."
+            )
         if not self.running:
             raise StopIteration
         asked_s = time.perf_counter()
@@ -144,7 +157,11 @@ class Iteration:
                 del source
             counter.stall_s += time.perf_counter() - asked_s
             return self._hand_over()
-        except BaseException:
+        except StopIteration:
+            self.close()
+            raise
+        except BaseException as error:
+            self._failure = type(error).__name__
             self.close()
             raise
         finally:

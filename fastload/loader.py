@@ -113,6 +113,11 @@ class FastLoader:
         if read not in ("map", "pread"):
             raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
         _check_whole("echo", echo, least=1)
+        if workers == 0 and data.runs_python:
+            raise OptionError(
+                "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "
+                "in this process."
+            )
         if workers is not None:
             _check_whole("workers", workers, least=1)
         self.batch_size = batch_size
@@ -254,6 +259,12 @@ class FastLoader:
         feed, self._feed = self._feed, None
         if feed is not None and self._pid == os.getpid():
             feed.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a FastLoader holds open files and threads or processes, and can be neither pickled nor copied; make "
+            "another one of the same dataset, and give it this one's state_dict()"
+        )
 
     def _end_active(self) -> None:
         active = self._active() if self._active is not None else None

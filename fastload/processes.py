@@ -118,10 +118,17 @@ class WorkerPool:
         self.desk = _Desk()
         self.warned = False
         self._closed = False
+        self._pid = os.getpid()
 
     def begin(self, planned: Iterator[PlannedBatch], seed: Seed) -> Workers:
         """Begins an epoch; starts the workers if they do not wait from the last one."""
-        if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        process = multiprocessing.process.current_process()
+        if process.daemon:
+            raise OptionError(
+                "a FastLoader with worker processes cannot run in a worker of another loader, which may not have "
+                "processes of its own. Use the dataset itself there, or a FastLoader without Python transforms."
+            )
+        if getattr(process, "_inheriting", False):
             raise OptionError(
                 f"this process is importing the main script only to start a worker, and the script makes workers of "
                 f"its own. {GUARD}"
@@ -132,6 +139,11 @@ class WorkerPool:
                 # The error below says it better.
                 warnings.filterwarnings("ignore", "Got pickle error")
                 workers = iter(self._loader)
+        except ChildProcessError as error:
+            raise OptionError(
+                "this process was forked from one that had started a forkserver, which it cannot use. Call "
+                'multiprocessing.set_start_method("fork", force=True) here, or make the loader where the server is.'
+            ) from error
         except (EOFError, ConnectionError) as error:
             raise WorkerError(f"the process that starts the workers ended; what it wrote is above. {GUARD}") from error
         except (PicklingError, AttributeError, TypeError) as error:
@@ -171,7 +183,7 @@ class WorkerPool:
     def close(self, *, kill: bool = False) -> None:
         """Ends the workers; they finish the sample they are at, unless killed. Batches handed over stay valid."""
         workers, self._workers, self._closed = self._workers, None, True
-        if workers is not None:
+        if workers is not None and self._pid == os.getpid():  # a forked process has none of its own
             if kill or workers.dead():
                 workers.kill()
             else:

@@ -30,6 +30,7 @@ from fastload.orders import (
     samples,
 )
 from fastload.plan import Ends, Shuffle
+from fastload.share import resolve_share
 
 # Keys that `ChunkBatchSampler` adds to a state.
 _OWN_KEYS = ("num_workers", "num_replicas", "batch_size", "batches_in_round")
@@ -77,7 +78,7 @@ class ChunkSampler(Sampler[int]):
                 framework shares them out. None: all that were drawn, which with workers are more.
 
         Raises:
-            OptionError: more than were drawn.
+            OptionError: more than were drawn of an unfinished iteration.
         """
         standing = self._epochs.standing
         return self._orders.state(standing.plan, standing.done(samples_done, "samples_done"))
@@ -143,6 +144,7 @@ class DistributedChunkSampler(DistributedSampler[Any]):
         self._begun: Drawing | None = None
 
     def __iter__(self) -> Iterator[int]:
+        self._rest = self._loaded()
         self._begun = self._coming()
         return samples(self._orders, self._begun, rank=self.rank)
 
@@ -165,7 +167,7 @@ class DistributedChunkSampler(DistributedSampler[Any]):
                 that were drawn, which with workers are more.
 
         Raises:
-            OptionError: more than were drawn.
+            OptionError: more than were drawn of an unfinished iteration.
         """
         begun = self._begun
         standing = begun if begun is not None and begun.plan.epoch == self.epoch else self._coming()
@@ -212,10 +214,12 @@ class ChunkBatchSampler(Sampler[list[int]]):
         drop_last: True leaves out what does not fill a batch of each worker. False makes each worker's last batch
             short; over several ranks fewer than num_replicas * num_workers samples then come twice, so that each rank
             takes the same steps.
-        num_replicas, rank: ranks that share the dataset, and which of them this is.
+        num_replicas, rank: ranks that share the dataset, and which of them this is. None asks the process group, or
+            the environment, as `FastLoader` does.
 
     Raises:
         OptionError: an argument has no meaning, or there is not one batch with drop_last.
+        ShareError: rank and world size cannot be known.
     """
 
     def __init__(
@@ -227,10 +231,16 @@ class ChunkBatchSampler(Sampler[list[int]]):
         shuffle: Shuffle = True,
         seed: int = 0,
         drop_last: bool = False,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
         check_dataset(dataset)
+        if num_replicas is None and rank is None:
+            rank, num_replicas = resolve_share("auto")
+        elif num_replicas == 1 and rank is None:
+            rank = 0
+        if num_replicas is None or rank is None:
+            raise OptionError(f"num_replicas={num_replicas!r}, rank={rank!r}: give both or neither")
         check_rank(rank, num_replicas)
         check_whole("num_workers", num_workers, least=0)
         check_whole("batch_size", batch_size, least=1)
@@ -276,7 +286,7 @@ class ChunkBatchSampler(Sampler[list[int]]):
                 that were drawn, which with workers are more.
 
         Raises:
-            OptionError: more than were drawn.
+            OptionError: more than were drawn of an unfinished iteration.
         """
         standing = self._epochs.standing
         done = standing.done(batches_done, "batches_done")

@@ -25,6 +25,7 @@ class Workers(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._owner = os.getpid()
+        self._began = False  # whether any worker has given a result
         super().__init__(loader)
         # torch's signal handler would raise in the middle of the training step, wherever that is.
         signals: Any = _utils.signal_handling
@@ -64,8 +65,10 @@ class Workers(_MultiProcessingDataLoaderIter):
             sentinels = {worker.sentinel: worker for worker in self._workers}
             ready = connection.wait([reader, *sentinels], timeout)
             if ready and reader not in ready:
-                raise _death([worker for sentinel, worker in sentinels.items() if sentinel in ready])
+                dead = [worker for sentinel, worker in sentinels.items() if sentinel in ready]
+                raise _death(dead, hint="" if self._began else f" {GUARD}")
         result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]  # torch leaves it so
+        self._began |= result[0]
         return result
 
     def _shutdown_workers(self) -> None:
@@ -88,7 +91,7 @@ def end_with_parent(worker: int) -> None:
     threading.Thread(target=wait, name=f"fastload-worker-{worker}-parent", daemon=True).start()
 
 
-def _death(workers: Sequence[Any]) -> WorkerError:
+def _death(workers: Sequence[Any], hint: str) -> WorkerError:
     said = []
     for worker in workers:
         worker.join(1.0)
@@ -99,17 +102,13 @@ def _death(workers: Sequence[Any]) -> WorkerError:
             said.append(f"process {worker.pid} was killed by {name}{why}")
         else:
             said.append(f"process {worker.pid} ended with exit code {code}")
-    return WorkerError(
-        f"a worker of the loader died: {'; '.join(said)}. What it wrote is above. If it was at the start: "
-        f"{GUARD[0].lower()}{GUARD[1:]}"
-    )
+    return WorkerError(f"a worker of the loader died: {'; '.join(said)}. What it wrote is above.{hint}")
 
 
 class WorkerLoader(DataLoader[Any]):
     """A `DataLoader` with `Workers`."""
 
     def _get_iterator(self) -> Workers:
-        self.check_worker_number_rationality()
         chosen: str | None = multiprocessing.get_start_method(allow_none=True)
         try:
             return Workers(self)
@@ -132,8 +131,8 @@ def worker_context() -> BaseContext:
 def start_method() -> str:
     """How workers are started: as `multiprocessing.set_start_method` says, else by a forkserver.
 
-    Where the main program is no file (a notebook, `python -c`), what it defines cannot be imported by a new process,
-    so there it is "fork", as for torch's own workers.
+    Where the main program is no file (a notebook, `python -c`, a script from stdin), what it defines cannot be imported
+    by a new process, so there it is "fork", as for torch's own workers.
     """
     chosen: str | None = multiprocessing.get_start_method(allow_none=True)
     if chosen is not None:
@@ -141,5 +140,5 @@ def start_method() -> str:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
     main = sys.modules["__main__"]
-    is_file = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
+    is_file = getattr(main, "__spec__", None) is not None or os.path.isfile(getattr(main, "__file__", None) or "")
     return "forkserver" if is_file else "fork"

@@ -91,7 +91,7 @@ class Filler(Dataset[Any]):
             return self._fill(order, order.layout, done)
         except FastloadError as error:
             return Failure(type(error)(f"{error}\n\nIn a worker process:\n{traceback.format_exc()}"))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the training loop has to hear of it
             return Failure(self._named(error, order.rows, len(done)))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -188,8 +188,8 @@ class Filler(Dataset[Any]):
             if describe(sample) != found:
                 raise WorkerError(
                     f"{self._source.name_of(row)} is {describe(sample)} while {self._source.name_of(int(rows[0]))}, in "
-                    f"the same batch, is {found}. The samples of a batch have one shape and dtype each: bring them to "
-                    f"one size, for example with a resize or a crop as the last step of the transform."
+                    f"the same batch, is {found}. Samples of a batch have the same fields, shapes and dtypes: bring "
+                    f"images to one size with a resize or a crop as the last step, and numbers to one type."
                 )
         columns = zip(*(fields_of(sample, layout.form) or () for sample in samples), strict=True)
         return Loose(layout, [default_collate(list(values)) for values in columns], found, kept)
@@ -207,7 +207,7 @@ class Filler(Dataset[Any]):
         arrays = layout.in_axes_of_sample(self._in_memory(slot, layout))
         return [arrays.get(name) for name in layout.form.names]
 
-    def _named(self, error: Exception, rows: NDArray[np.int64], done: int) -> WorkerError:
+    def _named(self, error: BaseException, rows: NDArray[np.int64], done: int) -> WorkerError:
         if done >= len(rows):
             where = f"the batch that begins with {self._source.name_of(int(rows[0]))}"
         elif self._source.at_once:

@@ -577,3 +577,44 @@ def test_full_shuffle_over_large_compressed_chunks_says_what_it_costs(tmp_path):
         FastLoader(tmp_path / "a.h5", 8)
     for shuffle in ("chunk", False):
         FastLoader(tmp_path / "a.h5", 8, shuffle=shuffle)
+
+
+def test_an_iteration_carried_over_a_fork_is_an_error_and_no_hang(packed):
+    loader = FastLoader(packed, 8)
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(OptionError, match="begun in process"):
+                next(batches)
+            code = 0 if len(list(loader)) == 7 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(batches)) == 6
+
+
+def test_an_iteration_that_failed_does_not_pass_for_a_finished_one(tmp_path):
+    path = make(tmp_path / "a.h5")
+    loader, expected = FastLoader(path, 8, seed=2), rows_of(FastLoader(path, 8, seed=2))
+    batches = iter(loader)
+    seen = [next(batches).rows.tolist()]
+    stat = os.stat(path)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(FileChangedError):
+        seen += [batch.rows.tolist() for batch in batches]
+    with pytest.raises(OptionError, match="ended by FileChangedError before the end"):
+        next(batches)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    loader.load_state_dict(loader.state_dict())
+    # Batches that had been read before the change were handed over after it.
+    done = len(expected) - len(loader)
+    assert rows_of(loader) == expected[done:] and done >= 1
+
+
+def test_a_loader_is_neither_pickled_nor_copied(packed):
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"a FastLoader holds open files.*state_dict"):
+            attempt(FastLoader(packed, 8))

@@ -324,6 +324,10 @@ def raising(sample):
     return sample
 
 
+def leaving(sample):
+    return sys.exit(3) if int(sample[1]) == 21 else sample
+
+
 def exiting(sample):
     if int(sample[1]) == 21:
         os._exit(3)
@@ -343,6 +347,7 @@ def killed(sample):
         (one_is_none, r"cat/021\.jpg.*the sample is None"),
         (one_label_is_none, r"(?s)cat/021\.jpg.*(a field of the sample is None|NoneType)"),
         (of_own_size, r"(?s)sample 'cat/001\.jpg' \(row 1\) is \(uint8 \(3, 9, 9\).*(row 0\)).*\(3, 8, 8\)"),
+        (leaving, r"(?s)sample 'cat/021\.jpg' \(row 21\).*raised SystemExit: 3"),
         (exiting, "exit code 3"),
         (killed, "killed by SIGKILL"),
     ],
@@ -740,3 +745,77 @@ def test_a_forked_copy_of_a_loader_leaves_the_workers_alone(packed, start):
 
 def test_a_loader_of_processes_is_small_when_its_dataset_is_pickled(packed):
     assert len(pickle.dumps(PackedInput(PackedDataset(packed, transform=as_it_is)))) < 3000
+
+
+def test_an_iteration_that_failed_does_not_pass_for_a_finished_one(packed):
+    loader = FastLoader(
+        PackedDataset(packed, fields=["images", "row"], transform=raising), 16, shuffle=False, workers=1
+    )
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(WorkerError):
+        list(batches)
+    with pytest.raises(OptionError, match="ended by WorkerError before the end"):
+        next(batches)
+    assert loader.state_dict()["segments"] == [[1, 16, 1]]
+
+
+class Nested(torch.utils.data.Dataset):
+    def __init__(self, packed):
+        self.packed = packed
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        try:
+            next(iter(FastLoader(PackedDataset(self.packed, transform=as_it_is), 16, workers=1)))
+        except OptionError as error:
+            return str(error)
+
+
+def test_a_loader_in_another_loaders_worker_is_told_so(packed):
+    [[said]] = torch.utils.data.DataLoader(Nested(packed), num_workers=1)
+    assert "cannot run in a worker of another loader" in said
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_forked_process_uses_the_loader_or_is_told_why_not(packed, start, method):
+    start(method)
+    loader = FastLoader(PackedDataset(packed, transform=as_it_is), 16, workers=1)
+    list(loader)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if method == "fork":
+                code = 0 if len(list(loader)) == 3 else 2
+            else:
+                with pytest.raises(OptionError, match="forked from one that had started a forkserver"):
+                    list(loader)
+                code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(loader)) == 3
+    loader.close()
+
+
+def test_no_workers_at_all_are_refused_with_a_hint(packed):
+    with pytest.raises(OptionError, match=r"workers=0.*dataset\[0\]"):
+        FastLoader(PackedDataset(packed, transform=as_it_is), 16, workers=0)
+
+
+def test_a_script_from_stdin_forks_its_workers(packed, tmp_path):
+    options = script(tmp_path, "", packed)
+    text = f"""
+from fastload import FastLoader, PackedDataset
+
+def same(sample):
+    return sample
+
+print(len(list(FastLoader(PackedDataset({str(packed)!r}, transform=same), 16, workers=1))))
+"""
+    options["args"] = [sys.executable, "-"]
+    done = subprocess.run(**options, input=text, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "3\n", done.stderr

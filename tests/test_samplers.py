@@ -169,7 +169,7 @@ def test_batches_of_all_ranks_and_workers_cover_every_row(packed, size, ranks, w
     cut = ranks * max(1, workers)
     if drop_last and size // cut < batch_size:
         with pytest.raises(OptionError, match=f"{size} samples do not make one batch of {batch_size}"):
-            ChunkBatchSampler(dataset, batch_size, **options)
+            ChunkBatchSampler(dataset, batch_size, rank=0, **options)
         return
     samplers = [ChunkBatchSampler(dataset, batch_size, rank=rank, **options) for rank in range(ranks)]
     lengths = {len(sampler) for sampler in samplers}
@@ -503,7 +503,7 @@ def test_a_forked_child_may_draw_on_and_leaves_the_parent_its_own(train):
         (lambda d: DistributedChunkSampler(d, 71, 0, drop_last=True), "70 samples over 71 ranks leave none"),
         (lambda d: ChunkBatchSampler(d, 0, num_workers=1), "batch_size=0"),
         (lambda d: ChunkBatchSampler(d, 4, num_workers=-1), "num_workers=-1"),
-        (lambda d: ChunkBatchSampler(d, 4, num_workers=1, rank=1), r"rank=1 is outside 0\.\.0"),
+        (lambda d: ChunkBatchSampler(d, 4, num_workers=1, rank=1), "give both or neither"),
         (lambda d: ChunkBatchSampler(d, 36, num_workers=2, drop_last=True), "70 samples do not make one batch of 36"),
         (lambda d: ChunkSampler(d).set_epoch(-1), "epoch=-1"),
         (lambda d: DistributedChunkSampler(d, 2, 0).set_epoch(1.5), "epoch=1.5"),
@@ -549,7 +549,7 @@ def test_a_state_of_other_data_or_options_is_refused(train, val, make):
 
 
 def test_batches_of_other_workers_ranks_or_sizes_are_refused(train):
-    sampler = ChunkBatchSampler(train, 4, num_workers=2, num_replicas=2)
+    sampler = ChunkBatchSampler(train, 4, num_workers=2, num_replicas=2, rank=0)
     list(itertools.islice(sampler, 3))
     state = sampler.state_dict()
     assert (state["num_workers"], state["batches_in_round"], state["segments"]) == (2, 1, [[4, 4, 1]])
@@ -559,8 +559,8 @@ def test_batches_of_other_workers_ranks_or_sizes_are_refused(train):
         ({"num_workers": 2, "num_replicas": 2, "batch_size": 5}, "batch_size is 5 here and 4 in the state"),
     ):
         with pytest.raises(StateError, match=message):
-            ChunkBatchSampler(train, **options).load_state_dict(state)
-    same = ChunkBatchSampler(train, 4, num_workers=2, num_replicas=2)
+            ChunkBatchSampler(train, rank=0, **options).load_state_dict(state)
+    same = ChunkBatchSampler(train, 4, num_workers=2, num_replicas=2, rank=0)
     with pytest.raises(StateError, match="is not what a ChunkBatchSampler"):
         same.load_state_dict(ChunkSampler(train).state_dict())
     for damage in ({"batches_in_round": 2}, {"batches_in_round": "1"}, {"segments": [[3, 4, 1]]}):
@@ -577,3 +577,22 @@ def test_a_file_that_is_replaced_is_named_when_an_epoch_begins(tmp_path, pixels)
     write_packed(path, pixels[:50])
     with pytest.raises(FileChangedError, match=r"a\.h5"):
         next(iter(sampler))
+
+
+def test_a_loaded_rest_is_drawn_once_also_without_set_epoch(val):
+    first = DistributedChunkSampler(val, 2, 1, seed=1)
+    whole = list(first)
+    second = DistributedChunkSampler(val, 2, 1, seed=1)
+    second.load_state_dict(first.state_dict(samples_done=3))
+    passes = [list(second) for _ in range(4)]
+    assert passes == [whole[3:], whole, whole, whole]
+
+
+def test_batches_know_their_rank_from_the_environment(val, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="rank 1 of 2"):
+        sampler = ChunkBatchSampler(val, 4, num_workers=2, seed=1)
+    assert list(sampler) == list(ChunkBatchSampler(val, 4, num_workers=2, seed=1, num_replicas=2, rank=1))
+    with pytest.raises(OptionError, match="give both or neither"):
+        ChunkBatchSampler(val, 4, num_workers=2, rank=0)
