@@ -308,7 +308,7 @@ class ProcessStream:
         warnings.warn(
             f"the samples' shapes or dtypes change from batch to batch: ({expected}) at first, now {result.found}. "
             f"Such batches go through torch's own shared memory, as in a plain DataLoader: collated, copied and mapped "
-            f"anew each time, more than ten times the cost of handing over a slot. One shape for all avoids it.",
+            f"anew each time (a seventh of the images/s for images of 116 kB). One shape for all samples avoids it.",
             stacklevel=2,
         )
 

@@ -129,6 +129,19 @@ def test_worker_processes_of_a_plain_data_loader_read_right(packed, pixels, meth
     assert rows == list(range(30)) and os.getpid() not in pids and len(pids) == workers
 
 
+def test_persistent_workers_and_a_dataset_read_before_the_fork_give_every_epoch(packed, pixels):
+    dataset = PackedDataset(packed, fields=["images", "row"])
+    dataset[3]
+    loader = DataLoader(dataset, batch_size=7, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+    for _ in range(3):
+        rows = []
+        for images, row in loader:
+            assert torch.equal(images, torch.from_numpy(pixels[row]).permute(0, 3, 1, 2))
+            rows += row.tolist()
+        assert rows == list(range(30))
+    assert torch.equal(dataset[3][0], torch.from_numpy(pixels[3]).permute(2, 0, 1))
+
+
 def test_threads_share_a_dataset(packed, pixels):
     dataset = PackedDataset(packed)
     with ThreadPoolExecutor(8) as pool:

@@ -290,7 +290,7 @@ def of_size(sample):
 def test_batches_of_changing_shape_are_right_and_said_to_be_slow(packed, pixels):
     dataset = PackedDataset(packed, fields=["images", "row"], transform=of_size)
     loader = FastLoader(dataset, 16, shuffle=False, ends="drop", workers=1)
-    with pytest.warns(UserWarning, match=r"uint8 \(3, 8, 8\).*now \(uint8 \(3, 16, 16\), int64 \(\)\).*ten times"):
+    with pytest.warns(UserWarning, match=r"uint8 \(3, 8, 8\).*now \(uint8 \(3, 16, 16\), int64 \(\)\).*a seventh"):
         batches = list(loader)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -819,3 +819,41 @@ print(len(list(FastLoader(PackedDataset({str(packed)!r}, transform=same), 16, wo
     options["args"] = [sys.executable, "-"]
     done = subprocess.run(**options, input=text, capture_output=True, text=True, timeout=120)
     assert done.stdout == "3\n", done.stderr
+
+
+def test_too_little_shared_memory_is_named_before_anything_is_filled(packed, tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import resource, signal
+        from fastload import FastLoader, PackedDataset
+        from fastload.errors import SharedMemoryError
+
+        def same(sample):
+            return sample
+
+        if __name__ == "__main__":
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.RLIM_INFINITY))
+            loader = FastLoader(PackedDataset(PACKED, transform=same), 60, workers=1)
+            try:
+                next(iter(loader))
+            except SharedMemoryError as error:
+                print(error)
+        """,
+        packed,
+    )
+    assert "of shared memory for the batches that worker processes fill" in done.stdout, done.stderr
+    assert "smaller batch_size or fewer workers" in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_worker_batches_come_on_the_gpu_from_pinned_slots(packed, pixels):
+    loader = FastLoader(PackedDataset(packed, transform=inverted), 16, workers=2, device="cuda")
+    for _ in range(3):
+        for batch in loader:
+            assert batch[0].is_cuda and batch.rows.is_cuda and batch.valid.is_cuda
+            expected = 255 - torch.from_numpy(pixels[batch.rows.cpu().numpy()]).permute(0, 3, 1, 2)
+            assert torch.equal(batch[0].cpu(), expected) and torch.equal(batch[1], batch.rows % 7)
+    loader.close()
