@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fastload
+from fastload import errors
 
 PACKAGE = Path(fastload.__file__).parent
 TORCH_FREE = [
@@ -43,9 +44,11 @@ LAYERS = [
 
 
 def test_the_export_list_is_this_and_each_name_is_there():
-    assert set(fastload.__all__) == {
+    tree = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert "WorkerError" in tree and all(issubclass(getattr(errors, name), errors.FastloadError) for name in tree)
+    assert set(fastload.__all__) == tree | {
         "ChunkBatchSampler", "ChunkSampler", "ChunkWindow", "DistributedChunkSampler", "EpochPlan", "FastLoader",
-        "FastloadError", "PackedDataset", "inspect_file", "pack_images", "transforms", "verify_file",
+        "PackedDataset", "inspect_file", "pack_images", "transforms", "verify_file",
     }  # fmt: skip
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None
