@@ -40,7 +40,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
 
 import harness
-from fastload import FastLoader, PackedDataset, inspect_file, pack_images
+from fastload import FastLoader, PackedDataset, inspect_file
 from fastload.format import read_header
 from fastload.layout import write_packed
 
@@ -116,16 +116,9 @@ class Bench:
             options.out, pairs=options.pairs, rows=options.rows, workers=options.workers, quick=options.quick,
             page_cache="warm",
         )  # fmt: skip
-        self.path = self.packed_faces()
+        self.path = harness.packed_faces(self.dir, options.rows)
         self.about = {"rows": options.rows, "row_shape": list(inspect_file(self.path).fields["images"].shape[1:])}
         self.batch_size = min(256, options.rows // 4)
-
-    def packed_faces(self) -> Path:
-        """The faces, packed: 218x178x3."""
-        path = self.dir / f"faces-{self.options.rows}.h5"
-        if not path.exists():
-            pack_images(harness.drawn_faces(self.dir / f"faces-{self.options.rows}", self.options.rows), path)
-        return path
 
     def loader(self, path: Path, batch_size: int) -> FastLoader:
         """A shuffling loader of the images alone."""

@@ -25,21 +25,13 @@ import numpy as np
 import torch
 
 import harness
-from fastload import ChunkWindow, FastLoader, PackedDataset, pack_images
+from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.format import read_header
 from fastload.layout import write_packed
 from fastload.quality import WINDOWS, OrderQuality, measure_shuffles
 from fastload.sources.listing import Column
 
 NUM_CLASSES = 100
-
-
-def mixed_faces(folder: Path, rows: int) -> Path:
-    """The faces, packed and so shuffled; the file of bench_loader.py where it is there."""
-    path = folder / f"faces-{rows}.h5"
-    if not path.exists():
-        pack_images(harness.drawn_faces(folder / f"faces-{rows}", rows), path)
-    return path
 
 
 def sorted_faces(folder: Path, mixed: Path) -> Path:
@@ -125,7 +117,7 @@ def main() -> None:
         options.out, pairs=options.pairs, rows=options.rows, workers=options.workers, windows=list(WINDOWS),
         quick=options.quick, page_cache="warm",
     )  # fmt: skip
-    mixed = mixed_faces(options.data, options.rows)
+    mixed = harness.packed_faces(options.data, options.rows)
     batch_size = min(options.batch_size, options.rows // 8)
     measure(journal, "mixed", mixed, batch_size, options)
     measure(journal, "sorted", sorted_faces(options.data, mixed), batch_size, options)

@@ -10,6 +10,8 @@ consumes (touches each page), or trains a small net, or runs pure Python while a
 `workers-bound`: `workers` over two processes that do nothing but copy the same rows into memory of their own with
 np.take: what two processes can reach here at all, with nobody to hand batches to.
 `workers-new`: the same as `workers` with a transform that returns a new image of the same size.
+`workers-changing`: batches whose shape is not that of the slots, which go through torch's shared memory, over those of
+one shape (a column cropped off in both): what the warning of changing shapes speaks of.
 `workers-list`: every batch is kept, as in `list(loader)`.
 `folder`: FastLoader over the plain `DataLoader`, both on the same unpacked JPEG files opened with Pillow.
 `cold`, `cold-small`: shuffle in windows of chunks over full shuffle, the file's pages dropped before each run, rows of
@@ -23,6 +25,7 @@ Unless it says cold, the page cache is warm. A figure is the median of paired ra
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -30,6 +33,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +45,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import harness
-from fastload import FastLoader, PackedDataset, inspect_file, pack_images
+from fastload import FastLoader, PackedDataset, inspect_file
 from fastload.layout import write_packed
 from fastload.plan import ChunkWindow
 from fastload.read import held
@@ -57,6 +61,12 @@ def as_it_is(sample: Any) -> Any:
 def inverted(sample: Any) -> Any:
     """A transform that costs one pass over the image."""
     return (255 - sample[0], *sample[1:])
+
+
+def cropped(sample: Any, *, first: int) -> Any:
+    """The last column cropped off; not of the first rows of the file."""
+    image, row = sample
+    return (image, row) if row < first else (image[:, :, :-1], row)
 
 
 class JpegFiles(Dataset[tuple[torch.Tensor, int]]):
@@ -101,11 +111,7 @@ class Bench:
         self.journal = harness.Journal(
             options.out, pairs=options.pairs, rows=options.rows, workers=2, quick=options.quick
         )
-        self.path = self.dir / f"faces-{options.rows}.h5"
-        faces = harness.drawn_faces(self.dir / f"faces-{options.rows}", options.rows)
-        if not self.path.exists():
-            pack_images(faces, self.path)
-        self.faces = faces
+        self.path = harness.packed_faces(self.dir, options.rows)
         self.batch_size = min(BATCH_SIZE, options.rows // 8)
         shape = list(inspect_file(self.path).fields["images"].shape[1:])
         self.about = {"rows": options.rows, "row_shape": shape, "batch_size": self.batch_size}
@@ -166,6 +172,24 @@ class Bench:
         data = PackedDataset(self.path, fields=["images"], transform=inverted)
         self.journal.note("workers-new", file=self.about, state="idle, touching each page", **self._pair(data))
 
+    def workers_changing(self) -> None:
+        """All batches but the first have another shape than the slots, over all of one shape."""
+        loaders = [
+            FastLoader(
+                PackedDataset(self.path, fields=["images", "row"], transform=functools.partial(cropped, first=first)),
+                self.batch_size, shuffle=False, ends="drop", workers=2,
+            )
+            for first in (self.batch_size, 0)
+        ]  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = harness.compare(
+                lambda: rate(loaders[0]), lambda: rate(loaders[1]), pairs=self.options.pairs, warm_up=2
+            )
+        for loader in loaders:
+            loader.close()
+        self.journal.note("workers-changing", file=self.about, state="idle, touching each page", **result)
+
     def workers_list(self) -> None:
         """Half of the rows, every batch kept."""
         data = PackedDataset(self.path, fields=["images"], transform=as_it_is)
@@ -175,7 +199,8 @@ class Bench:
 
     def folder(self) -> None:
         """Unpacked files, some of them."""
-        files = sorted(self.faces.rglob("*.jpg"))[: self.options.folder_rows]
+        faces = harness.drawn_faces(self.dir / f"faces-{self.options.rows}", self.options.rows)
+        files = sorted(faces.rglob("*.jpg"))[: self.options.folder_rows]
         result = self._pair(JpegFiles(files), warm_up=1)
         about = self.about | {"rows": len(files)}
         self.journal.note("folder", target=">= 1", file=about, state="JPEG files, Pillow", **result)
@@ -340,8 +365,8 @@ def together(ranks: list[Child]) -> float:
     return sum(count for _, _, count in results) / (max(end for _, end, _ in results) - min(b for b, _, _ in results))
 
 
-FIGURES = ("workers", "workers_bound", "workers_train", "workers_python", "workers_new", "workers_list", "folder",
-           "cold", "two_ranks", "state_dict")  # fmt: skip
+FIGURES = ("workers", "workers_bound", "workers_train", "workers_python", "workers_new",
+           "workers_changing", "workers_list", "folder", "cold", "two_ranks", "state_dict")  # fmt: skip
 
 
 def main() -> None:

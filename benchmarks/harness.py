@@ -26,6 +26,8 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+import fastload
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = ("fastload", "numpy", "h5py", "torch", "pillow", "simplejpeg")
@@ -257,3 +259,11 @@ def drawn_faces(folder: Path, count: int) -> Path:
         [sys.executable, str(ROOT / "tools" / "make_faces.py"), str(folder), "--count", str(count)], check=True
     )
     return folder
+
+
+def packed_faces(folder: Path, count: int) -> Path:
+    """Those faces packed, 218x178x3, beside their folder; drawn and packed when they are not there."""
+    path = folder / f"faces-{count}.h5"
+    if not path.exists():
+        fastload.pack_images(drawn_faces(folder / f"faces-{count}", count), path)
+    return path

@@ -17,6 +17,8 @@ from fastload.errors import FileChangedError, OptionError
 from fastload.format import Field, FileIdentity, PackedFile, read_header
 from fastload.plan import ChunkWindow
 from fastload.read import Read, RowReader, image_axes
+from fastload.read.identity import open_checked
+from fastload.read.readahead import ReadAhead
 
 Sample = tuple[torch.Tensor, ...]
 Transform = Callable[[Any], Any]
@@ -159,6 +161,18 @@ class PackedDataset(Dataset[Any]):
         if "images" in arrays:
             arrays["images"] = arrays["images"].transpose(0, 3, 1, 2)
         return [arrays[name] for name in self.fields]
+
+    def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
+        """Announces rows of this dataset to the kernel, over a descriptor of its own; the caller closes it."""
+        file, rows = self.file, self.rows
+        return ReadAhead(
+            open_checked(file),
+            [file.fields[name] for name, _, _ in self.layout()],
+            rows if isinstance(rows, range) else range(file.num_rows),
+            chunk_rows=chunk_rows,
+            recent_chunks=recent_chunks,
+            owns_fd=True,
+        )
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -17,8 +17,9 @@ from fastload.plan import PlannedBatch
 from fastload.processes import ProcessStream, WorkerPool
 from fastload.read import Read, RowReader
 from fastload.read.readahead import ReadAhead
-from fastload.ring import SLACK, BatchStream, FilledBatch, Ring, SlotField, split_loose
+from fastload.ring import SLACK, FilledBatch, Ring, SlotField, split_loose
 from fastload.samples import SampleLayout
+from fastload.threads import BatchStream
 
 SLOTS_IN_COPY = 2
 """Slots that the device stage keeps while their copies run."""
@@ -115,7 +116,7 @@ class ThreadFeed:
 
     def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int]) -> Stream:
         """See `Feed.stream`."""
-        read_ahead = _announcer(self._dataset, self._reader.fd, self._chunk_rows) if self._announces else None
+        read_ahead = self._dataset.read_ahead(chunk_rows=self._chunk_rows) if self._announces else None
         groups = Groups(planned, self._group) if self._group > 1 else None
         stream = BatchStream(
             groups or planned,
@@ -161,15 +162,8 @@ class ProcessFeed:
     ) -> None:
         self._chunk_rows = chunk_rows
         self._backend = backend
+        self._batch_size = batch_size
         self._dataset = data.dataset if announces and isinstance(data, PackedInput) else None
-        self._reader: RowReader | None = None
-        self._batch_bytes = 1
-        if self._dataset is not None:
-            # Read by the workers; here only for the descriptor.
-            self._reader = RowReader(self._dataset.file, [name for name, _, _ in self._dataset.layout()])
-            self._batch_bytes = sum(
-                batch_size * self._dataset.file.fields[name].row_bytes for name, _, _ in self._dataset.layout()
-            )
         self._pool = WorkerPool(
             data,
             batch_size,
@@ -186,15 +180,17 @@ class ProcessFeed:
 
     def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int]) -> Stream:
         """See `Feed.stream`."""
-        read_ahead = None
-        if self._dataset is not None and self._reader is not None:
-            read_ahead = _announcer(self._dataset, self._reader.fd, self._chunk_rows)
+        read_ahead, batch_bytes = None, 1
+        if self._dataset is not None:
+            read_ahead = self._dataset.read_ahead(chunk_rows=self._chunk_rows)
+            file = self._dataset.file
+            batch_bytes = self._batch_size * sum(file.fields[name].row_bytes for name, _, _ in self._dataset.layout())
         stream = ProcessStream(
             self._pool,
             planned,
             seed,
             announce=read_ahead.announce if read_ahead else None,
-            ahead=_batches_ahead(self._batch_bytes),
+            ahead=_batches_ahead(batch_bytes),
             manual_release=self._backend is not None,
         )
         return _Announced(stream, stream, read_ahead)
@@ -202,8 +198,6 @@ class ProcessFeed:
     def close(self) -> None:
         """See `Feed.close`."""
         self._pool.close()
-        if self._reader is not None:
-            self._reader.close()
 
 
 class _Announced:
@@ -231,16 +225,6 @@ class _Announced:
         self._stream.close()
         if self._read_ahead is not None:
             self._read_ahead.close()
-
-
-def _announcer(dataset: PackedDataset, fd: int, chunk_rows: int) -> ReadAhead:
-    rows, file = dataset.rows, dataset.file
-    return ReadAhead(
-        fd,
-        [file.fields[name] for name, _, _ in dataset.layout()],
-        rows if isinstance(rows, range) else range(file.num_rows),
-        chunk_rows=chunk_rows,
-    )
 
 
 def _batches_ahead(batch_bytes: int) -> int:

@@ -67,18 +67,6 @@ class Input(Protocol):
         """The samples of rows, in order."""
         ...
 
-    def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Of a slot's arrays, those that `columns` may gather rows into; empty: a sample comes otherwise."""
-        ...
-
-    def columns(self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """The fields of samples before `transformed`, (B, ...) each, those in `into` gathered there."""
-        ...
-
-    def transformed(self, sample: tuple[torch.Tensor, ...]) -> Any:
-        """A sample out of the tensors of its fields."""
-        ...
-
     def name_of(self, row: int) -> str:
         """How messages call a sample."""
         ...
@@ -148,19 +136,15 @@ class PackedInput:
         return map(self.transformed, self.dataset.samples(rows))
 
     def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """See `Input.gathered_into`: the fields whose rows fit the slot as they lie in the file."""
+        """Of a slot's arrays, those that rows may be gathered into: their fields fit as they lie in the file."""
         return {
             name: slot[name]
             for name, shape, dtype in self.dataset.layout()
             if name in slot and slot[name].shape[1:] == shape and slot[name].dtype == dtype
         }
 
-    def columns(self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """See `Input.columns`."""
-        return self.dataset.columns(rows, into)
-
     def transformed(self, sample: tuple[torch.Tensor, ...]) -> Any:
-        """See `Input.transformed`."""
+        """A sample out of the tensors of its fields."""
         return sample if self.dataset.transform is None else self.dataset.transform(sample)
 
     def name_of(self, row: int) -> str:
@@ -219,18 +203,6 @@ class OtherInput:
             for index in rows.tolist():
                 yield self._dataset[index]
 
-    def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """See `Input.gathered_into`."""
-        return {}
-
-    def columns(self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """See `Input.columns`."""
-        raise NotImplementedError("nothing is gathered")
-
-    def transformed(self, sample: tuple[torch.Tensor, ...]) -> Any:
-        """See `Input.transformed`."""
-        raise NotImplementedError("samples come whole")
-
     def name_of(self, row: int) -> str:
         """See `Input.name_of`; with the file's name for datasets that list (path, class) pairs, as torchvision's do."""
         listed = getattr(self._dataset, "samples", None)
@@ -250,7 +222,7 @@ def as_input(source: Any) -> PackedInput | OtherInput:
         return PackedInput(source)
     if isinstance(source, (str, os.PathLike)):
         return PackedInput(PackedDataset(os.fspath(source)))
-    if isinstance(source, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in source):
+    if isinstance(source, (list, tuple)) and source and all(isinstance(part, (str, os.PathLike)) for part in source):
         raise OptionError(
             "several files in one FastLoader are not in this release: pack them into one file (`fastload pack`), or "
             "give FastLoader a torch.utils.data.ConcatDataset of PackedDatasets, which worker processes read."

@@ -73,7 +73,8 @@ class FastLoader:
         batch_size: samples in a batch on this rank.
         shuffle, ends, seed: as in `EpochPlan`; shuffle=True chooses by how the file was packed.
         share: "auto", (rank, world_size), or None for all rows; see `resolve_share`.
-        workers: threads that read, or processes that run Python; None chooses.
+        workers: threads that read, or processes that run Python; None: one for each CPU that this rank may use, at
+            most 2 threads or 16 processes.
         device: None or "cpu" leaves batches where they were read; "cuda" copies them beside the computation.
         transform: list of transforms, run on the device, drawn anew for each sample, epoch and echo.
         echo: times each batch is used.

@@ -6,8 +6,6 @@ plan -> blocks of rows -> announced to the kernel -> positions of the dataset, a
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +15,6 @@ from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError, StateError
-from fastload.format import Field
 from fastload.inputs import PackedInput
 from fastload.plan import (
     ChunkWindow,
@@ -31,8 +28,7 @@ from fastload.plan import (
     state_from_dict,
     state_to_dict,
 )
-from fastload.read.identity import open_checked
-from fastload.read.readahead import ReadAhead, announced_ahead, has_read_ahead
+from fastload.read.readahead import announced_ahead, has_read_ahead
 
 # Rows planned at a time; see `plan.epoch`.
 _BLOCK_ROWS = 8192
@@ -161,10 +157,11 @@ class Orders:
         if isinstance(self._shuffle, ChunkWindow):
             # Each worker of a ChunkBatchSampler is in a window of its own.
             window, chunk_rows = self._shuffle.chunks * plan.world_size, self._data.chunk_rows
-        announcer = _Announcer(self._data.dataset, fields, chunk_rows, window)
+        # All windows that are read at a time, twice: rows announced now may lie in the next ones.
+        read_ahead = self._data.dataset.read_ahead(chunk_rows=chunk_rows, recent_chunks=max(64, 2 * window))
         try:
             depth = min(_MAX_AHEAD, _AHEAD_BYTES // (piece_rows * row_bytes))
-            announce = announcer.announce
+            announce = read_ahead.announce
 
             def announce_rows(block: NDArray[np.int64]) -> None:
                 announce(block if selected is None else selected[block])
@@ -172,7 +169,7 @@ class Orders:
             for block in announced_ahead(blocks, announce_rows, depth):
                 yield (block - rows.start).tolist()
         finally:
-            announcer.close()
+            read_ahead.close()
 
 
 class Epochs:
@@ -227,35 +224,6 @@ class Epochs:
     def _whole(self, epoch: int) -> Drawing:
         plan = self._orders.plan(epoch)
         return Drawing(plan, self._size(plan))
-
-
-class _Announcer:
-    """Announces rows to the kernel over a descriptor of its own, for one iteration."""
-
-    def __init__(self, dataset: PackedDataset, fields: list[Field], chunk_rows: int, window_chunks: int) -> None:
-        rows, file = dataset.rows, dataset.file
-        self._fd = open_checked(file)
-        try:
-            self._read_ahead = ReadAhead(
-                self._fd,
-                fields,
-                rows if isinstance(rows, range) else range(file.num_rows),
-                chunk_rows=chunk_rows,
-                # All windows that are read at a time, twice: rows announced now may lie in the next ones.
-                recent_chunks=max(64, 2 * window_chunks),
-            )
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def announce(self, rows: NDArray[np.int64]) -> None:
-        self._read_ahead.announce(rows)
-
-    def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # While the interpreter ends its thread stands still, so that there is nothing to wait for.
-        if not _is_finalizing():
-            self._read_ahead.close()
-            os.close(self._fd)
 
 
 def samples(orders: Orders, begun: Drawing, *, rank: int) -> Iterator[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,32 @@ from fastload.orders import (
 from fastload.plan import Ends, Shuffle
 from fastload.share import resolve_share
 
+Drawn = TypeVar("Drawn", int, list[int])
+
 # Keys that `ChunkBatchSampler` adds to a state.
 _OWN_KEYS = ("num_workers", "num_replicas", "batch_size", "batches_in_round")
 
 
-class ChunkSampler(Sampler[int]):
+class _Epochwise(Sampler[Drawn]):
+    """What each iteration being an epoch of its own means for a sampler: its length, and which epoch comes."""
+
+    _epochs: Epochs
+
+    def __len__(self) -> int:
+        """Samples or batches of this rank in the coming iteration, or in the running one from its beginning."""
+        return len(self._epochs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of an epoch. A loaded state of that very epoch stays loaded."""
+        self._epochs.set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the coming iteration if it is decided, else of the last one."""
+        return self._epochs.standing.plan.epoch
+
+
+class ChunkSampler(_Epochwise[int]):
     """Every position of a dataset once an epoch, in the plan's order: for one process, or a framework that shards.
 
     Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between. Upcoming
@@ -56,19 +77,6 @@ class ChunkSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return samples(self._orders, self._epochs.begin(), rank=0)
-
-    def __len__(self) -> int:
-        """Samples of the coming iteration, or of the running one from its beginning."""
-        return len(self._epochs)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of an epoch. A loaded state of that very epoch stays loaded."""
-        self._epochs.set_epoch(epoch)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the coming iteration if it is decided, else of the last one."""
-        return self._epochs.standing.plan.epoch
 
     def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
         """Where training stands, as numbers, strings and lists; `FastLoader` reads it too.
@@ -197,7 +205,7 @@ class DistributedChunkSampler(DistributedSampler[Any]):
         return None if drawn else rest
 
 
-class ChunkBatchSampler(Sampler[list[int]]):
+class ChunkBatchSampler(_Epochwise[list[int]]):
     """Batches for `DataLoader(batch_sampler=...)` that keep each worker in chunk windows of its own.
 
     A `DataLoader` gives batch k to worker k % num_workers, so the share of a rank is cut once more, among the workers,
@@ -264,19 +272,6 @@ class ChunkBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         begun = self._epochs.begin()
         return self._count(begun, self._orders.announced(begun.plan, self._batches(begun), self.batch_size))
-
-    def __len__(self) -> int:
-        """Batches of this rank in the coming iteration, or in the running one from its beginning."""
-        return len(self._epochs)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of an epoch. A loaded state of that very epoch stays loaded."""
-        self._epochs.set_epoch(epoch)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the coming iteration if it is decided, else of the last one."""
-        return self._epochs.standing.plan.epoch
 
     def state_dict(self, batches_done: int | None = None) -> dict[str, Any]:
         """Where training stands, the same on every rank, as numbers, strings and lists.

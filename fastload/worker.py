@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate
 
 from fastload.errors import FastloadError, WorkerError
-from fastload.inputs import Input
+from fastload.inputs import Input, PackedInput
 from fastload.ring import slot_arrays, slot_bytes
 from fastload.samples import SampleLayout, as_array, describe, fields_of, layout_of, write_sample
 from fastload.shared_memory import SharedMemory
@@ -107,9 +107,10 @@ class Filler(Dataset[Any]):
 
     def _fill(self, order: Order, layout: SampleLayout, done: list[int]) -> int | Beside | Loose:
         arrays = self._arrays(order.slot, layout)
-        into = self._source.gathered_into(self._in_memory(order.slot, layout)) if self._in_place else {}
-        if into:
-            return self._fill_in_place(order, layout, done, into)
+        if self._in_place and isinstance(self._source, PackedInput):
+            into = self._source.gathered_into(self._in_memory(order.slot, layout))
+            if into:
+                return self._fill_in_place(self._source, order, layout, done, into)
         beside: list[list[Any]] = []
         samples = self._made(order.rows, done)
         for place, sample in enumerate(samples):
@@ -122,16 +123,16 @@ class Filler(Dataset[Any]):
         return _filled(order.slot, layout, beside)
 
     def _fill_in_place(
-        self, order: Order, layout: SampleLayout, done: list[int], into: dict[str, NDArray[Any]]
+        self, source: PackedInput, order: Order, layout: SampleLayout, done: list[int], into: dict[str, NDArray[Any]]
     ) -> int | Beside | Loose:
         """Gathers the rows into the slot and hands the transform its samples there: one copy of the pixels, not two."""
         arrays = self._arrays(order.slot, layout)
-        columns = self._source.columns(order.rows, into)
+        columns = source.dataset.columns(order.rows, into)
         # One object a sample and field: how often it is referred to tells whether anybody still holds its memory.
         raw = [[column[place, ...] for place in range(len(column))] for column in columns]
-        gathered = [column for name, column in zip(self._source.fields or (), raw, strict=True) if name in into]
+        gathered = [column for name, column in zip(source.dataset.fields, raw, strict=True) if name in into]
         beside: list[list[Any]] = []
-        unfit = self._transform_in_place(arrays, raw, gathered, layout, beside, done)
+        unfit = self._transform_in_place(source, arrays, raw, gathered, layout, beside, done)
         if not unfit and not any(max(map(sys.getrefcount, column)) > _UNHELD_MAPPED for column in gathered):
             return _filled(order.slot, layout, beside)
         # A sample does not fit its place, or the transform holds what lies there, to mix it with a later one or so.
@@ -144,6 +145,7 @@ class Filler(Dataset[Any]):
 
     def _transform_in_place(
         self,
+        source: PackedInput,
         arrays: Sequence[NDArray[Any] | None],
         raw: Sequence[Sequence[NDArray[Any]]],
         gathered: Sequence[Sequence[NDArray[Any]]],
@@ -152,7 +154,7 @@ class Filler(Dataset[Any]):
         done: list[int],
     ) -> list[Any]:
         """Writes the samples to their places as far as they lie there no more; returns one that must not be written."""
-        all_gathered, transformed, from_numpy = len(gathered) == len(raw), self._source.transformed, torch.from_numpy
+        all_gathered, transformed, from_numpy = len(gathered) == len(raw), source.transformed, torch.from_numpy
         num_written, num_places = 0, len(raw[0])
         for place in range(num_places):
             # Not by zip, which keeps the last tuple that it gave.

@@ -33,6 +33,7 @@ LAYERS = [
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
     {"layout", "pack", "read", "meter", "chunks", "info", "order_measures", "quality", "compare", "verify", "preview"},
     {"ring", "groups", "shared_memory"},
+    {"threads"},
     {"device", "transforms", "echo", "dataset", "share", "batch", "samples"},
     {"inputs", "orders", "samplers", "worker", "torch_workers"},
     {"processes"},

@@ -71,6 +71,7 @@ class ReadAhead:
         recent_chunks: chunks remembered as announced.
         advise: what announces ranges; by default the kernel.
         resident: whether the byte at an offset is in memory, None where the kernel does not say.
+        owns_fd: `close` closes the descriptor, too.
     """
 
     def __init__(
@@ -83,7 +84,12 @@ class ReadAhead:
         recent_chunks: int = 64,
         advise: Advise | None = None,
         resident: Callable[[int], bool | None] | None = None,
+        owns_fd: bool = False,
     ) -> None:
+        self._closed = False
+        self._orders: queue.SimpleQueue[NDArray[np.int64] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._owned_fd = fd if owns_fd else -1
         num_bytes = os.fstat(fd).st_size
         linear = [Announced(field.offset, field.row_bytes) for field in fields if field.offset is not None]
         self._small = [field for field in linear if field.row_bytes * rows.stop <= _SMALL_FIELD_BYTES]
@@ -97,9 +103,6 @@ class ReadAhead:
         self._probed = 0
         self._quiet = 0
         self._hold = 0
-        self._closed = False
-        self._orders: queue.SimpleQueue[NDArray[np.int64] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
 
     def announce(self, rows: NDArray[np.int64]) -> None:
         """Rows of the file, int64 (B,), that will be read soon; in the order of reading over calls."""
@@ -111,17 +114,25 @@ class ReadAhead:
             self._thread.start()
         self._orders.put(rows)
 
-    def close(self) -> None:
+    def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Ends the thread, leaving out what it has not announced yet."""
+        if _is_finalizing():
+            return  # its thread stands still, so that there is nothing to wait for, and the kernel closes what is left
         self._closed = True
         thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        while not self._orders.empty():
-            self._orders.get()
-        self._orders.put(None)
-        if thread is not threading.current_thread():
-            thread.join()
+        if thread is not None:
+            while not self._orders.empty():
+                self._orders.get()
+            self._orders.put(None)
+            if thread is not threading.current_thread():
+                thread.join()
+        fd, self._owned_fd = self._owned_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "_owned_fd", -1) >= 0:
+            self.close()
 
     def _run(self) -> None:
         try:
