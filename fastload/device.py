@@ -17,6 +17,7 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -197,7 +198,11 @@ def _index(device: torch.device) -> int | None:
 
 
 def to_device(
-    batches: Iterable[Host], backend: Backend | None = None, *, slots_in_copy: int = 2
+    batches: Iterable[Host],
+    backend: Backend | None = None,
+    *,
+    slots_in_copy: int = 2,
+    views: Mapping[str, torch.dtype] | None = None,
 ) -> Iterator[DeviceBatch[Host]]:
     """The batches on the device, in order; closing the iterator gives back every slot it holds.
 
@@ -206,24 +211,33 @@ def to_device(
         backend: of `open_backend`. None: the CPU, nothing is copied; the tensors are the arrays' memory.
         slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least as many, and two more so that
             it can fill one and hold one ready meanwhile.
+        views: on the CPU, fields that lie in their arrays as another dtype than they are, with what they are.
     """
     if backend is None:
         # No generator: its frame would keep the last batch alive, and its slot busy, while the user works on it.
-        return map(_on_cpu, batches)
+        return map(functools.partial(_on_cpu, views or {}), batches)
     return _copied(batches, backend, slots_in_copy)
 
 
-def fields_on_cpu(arrays: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
-    """The arrays as tensors of the same memory, which they keep alive; "images" permuted to (B, C, H, W)."""
+def fields_on_cpu(
+    arrays: Mapping[str, NDArray[Any]], views: Mapping[str, torch.dtype] | None = None
+) -> dict[str, torch.Tensor]:
+    """The arrays as tensors of the same memory, which they keep alive; "images" permuted to (B, C, H, W).
+
+    `views` names fields that are of another dtype than their arrays, of the same size, and which.
+    """
     # Turned by NumPy: torch gives up the GIL in permute, and beside pure Python waits 0.5 ms on average to get it back.
-    return {
+    fields = {
         name: torch.from_numpy(array.transpose(CHANNELS_FIRST) if name == "images" else array)
         for name, array in arrays.items()
     }
+    for name, dtype in (views or {}).items():
+        fields[name] = fields[name].view(dtype)
+    return fields
 
 
-def _on_cpu(batch: Host) -> DeviceBatch[Host]:
-    return DeviceBatch(batch, fields_on_cpu(batch.arrays))
+def _on_cpu(views: Mapping[str, torch.dtype], batch: Host) -> DeviceBatch[Host]:
+    return DeviceBatch(batch, fields_on_cpu(batch.arrays, views))
 
 
 def _copied(batches: Iterable[Host], backend: Backend, slots_in_copy: int) -> Iterator[DeviceBatch[Host]]:

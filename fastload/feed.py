@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from fastload.augment import Augmentation, Augmenter
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import Backend
 from fastload.groups import Groups, group_size
@@ -44,11 +46,16 @@ class Stream(Protocol):
 class Feed(Protocol):
     """Kept by a loader from one epoch to the next."""
 
-    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int]) -> Stream:
+    @property
+    def views(self) -> Mapping[str, torch.dtype]:
+        """Fields whose arrays hold another dtype than they are of, with what they are; see `to_device`."""
+        ...
+
+    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int) -> Stream:
         """Begins a pass; one at a time.
 
         Args:
-            planned: batches, with rows of the file or indices of the dataset.
+            planned: batches of an epoch, with rows of the file or indices of the dataset.
             seed: of a batch, for what Python draws at random.
         """
         ...
@@ -75,6 +82,7 @@ class ThreadFeed:
         cache_chunks: decoded chunks kept of a field that is read through h5py.
         backend: of the device; None for the CPU.
         announces: whether the kernel is told ahead.
+        augmentation: done by the threads, on the CPU; None: batches leave as they lie in the file.
     """
 
     usable = True
@@ -91,20 +99,28 @@ class ThreadFeed:
         cache_chunks: int,
         backend: Backend | None,
         announces: bool,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self._dataset = dataset
         self._workers = workers
         self._backend = backend
         self._chunk_rows = chunk_rows
         self._announces = announces
-        fields = dataset.layout()
-        batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
-        # On the device each batch is copied by itself, and its slot returns by itself.
-        self._group = 1 if backend else group_size(batch_bytes, num_steps)
-        layout = [SlotField(name, (self._group * batch_size, *shape), dtype) for name, shape, dtype in fields]
         self._reader = RowReader(
-            dataset.file, [field.name for field in layout], read, cache_chunks=cache_chunks, windows=chunk_rows > 0
+            dataset.file,
+            [name for name, _, _ in dataset.layout()],
+            read,
+            cache_chunks=cache_chunks,
+            windows=chunk_rows > 0,
         )
+        self._augmenter = Augmenter(dataset, self._reader, augmentation) if augmentation else None
+        fields = self._augmenter.fields if self._augmenter else dataset.layout()
+        self.views = self._augmenter.views if self._augmenter else {}
+        batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
+        # On the device each batch is copied by itself, and its slot returns by itself; mixed samples are of one batch.
+        alone = backend is not None or (augmentation is not None and augmentation.mixes)
+        self._group = 1 if alone else group_size(batch_bytes, num_steps)
+        layout = [SlotField(name, (self._group * batch_size, *shape), dtype) for name, shape, dtype in fields]
         self._loose: list[SlotField] = []
         if backend is None:
             in_slots, self._loose = split_loose(layout)
@@ -114,17 +130,18 @@ class ThreadFeed:
             facts.append(SlotField("valid", (batch_size,), np.dtype(np.bool_)))
             self._ring = Ring(layout + facts, SLOTS_IN_COPY + 1 + workers, backend.allocate)
 
-    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int]) -> Stream:
+    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int) -> Stream:
         """See `Feed.stream`."""
         read_ahead = self._dataset.read_ahead(chunk_rows=self._chunk_rows) if self._announces else None
         groups = Groups(planned, self._group) if self._group > 1 else None
+        augment = functools.partial(self._augmenter.fill, epoch) if self._augmenter else None
         stream = BatchStream(
             groups or planned,
-            functools.partial(_fill, self._reader),
+            augment or functools.partial(_fill, self._reader),
             self._ring,
             workers=self._workers,
             loose=self._loose,
-            present=functools.partial(as_handed_over, self._dataset.file),
+            present=None if augment else functools.partial(as_handed_over, self._dataset.file),
             announce=read_ahead.announce if read_ahead else None,
             ahead=_batches_ahead(self._ring.slot_bytes),
             manual_release=self._backend is not None,
@@ -160,6 +177,7 @@ class ProcessFeed:
         announces: bool,
         chunk_rows: int,
     ) -> None:
+        self.views: Mapping[str, torch.dtype] = {}
         self._chunk_rows = chunk_rows
         self._backend = backend
         self._batch_size = batch_size
@@ -178,7 +196,7 @@ class ProcessFeed:
         """See `Feed.usable`."""
         return self._pool.usable
 
-    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int]) -> Stream:
+    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int) -> Stream:
         """See `Feed.stream`."""
         read_ahead, batch_bytes = None, 1
         if self._dataset is not None:

@@ -22,6 +22,13 @@ from fastload.plan import PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffl
 from fastload.read import RowReader, image_axes
 from fastload.read.chunked import CACHE_BYTES
 from fastload.read.identity import check_path
+from fastload.transforms.coordinates import Coordinates, Kind
+
+# What the attribute `coordinates` says of fields whose numbers are not pixels of the packed images.
+_NOT_OF_THE_PACKED = {
+    "original": "they are pixels of the original images, of which the packed ones are parts",
+    "aligned, before it was resized": "they are pixels of the images before `fastload pack --size` resized them",
+}
 
 
 class Input(Protocol):
@@ -130,6 +137,16 @@ class PackedInput:
         """Shape (C, H, W) and dtype of an image as the file has it."""
         field = self.dataset.file.fields["images"]
         return _image_shape(self.dataset.file), torch.from_numpy(np.empty(0, field.dtype.newbyteorder("="))).dtype
+
+    def coordinates(self) -> dict[str, Coordinates]:
+        """How fields hold places in the image, as far as the file says it."""
+        known = {}
+        for name in self.fields or ():
+            field = self.dataset.file.fields.get(name)
+            kind = _coordinate_kind(name, field.names) if field else None
+            if field and kind:
+                known[name] = Coordinates(kind, _NOT_OF_THE_PACKED.get(str(field.attrs.get("coordinates")), ""))
+        return known
 
     def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
         """See `Input.samples`."""
@@ -246,3 +263,13 @@ def _image_shape(file: PackedFile) -> tuple[int, int, int]:
     if axes == "HW":
         return 1, shape[0], shape[1]
     return (shape[2], shape[0], shape[1]) if axes == "HWC" else (shape[0], shape[1], shape[2])
+
+
+def _coordinate_kind(name: str, names: Sequence[str]) -> Kind | None:
+    """What the numbers of a field are, by its name and the names of its columns; None: nothing says."""
+    if name == "landmarks":
+        return "points"
+    columns = [str(column).lower() for column in names]
+    if name != "bbox" or len(columns) != 4:
+        return None
+    return "xywh" if columns[2].startswith("w") else "xyxy"

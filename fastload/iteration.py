@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastload.augment import Augmentation
 from fastload.batch import Batch, DictBatch
 from fastload.device import Backend, DeviceBatch, to_device
 from fastload.errors import OptionError
@@ -20,7 +21,6 @@ from fastload.feed import SLOTS_IN_COPY, Feed
 from fastload.meter import LoaderStats
 from fastload.plan import EpochPlan, PlannedBatch, batch_seed
 from fastload.ring import FilledBatch
-from fastload.transforms import Draws, apply_transforms
 
 
 @dataclass
@@ -69,16 +69,16 @@ class Stages:
         fields: names in the order of a batch, unless the batches say.
         feed: what makes them.
         backend: of the device, None for the CPU.
-        transforms, seed, ignore_index, echo: see `FastLoader` and `apply_transforms`.
+        augmentation: done when a batch is handed over; None: nothing, or the feed has done it.
+        seed, echo: see `FastLoader`.
         rank: of this process, part of what user code draws from.
     """
 
     fields: tuple[str, ...]
     feed: Feed
     backend: Backend | None
-    transforms: tuple[Any, ...]
+    augmentation: Augmentation | None
     seed: int
-    ignore_index: int
     echo: int
     rank: int
 
@@ -108,9 +108,11 @@ class Iteration:
         self.running = True
         epoch = position.plan.epoch
         self._stream = stages.feed.stream(
-            planned, lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step)
+            planned, lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step), epoch
         )
-        self._batches = to_device(self._stream, stages.backend, slots_in_copy=SLOTS_IN_COPY)
+        self._batches = to_device(
+            self._stream, stages.backend, slots_in_copy=SLOTS_IN_COPY, views=stages.feed.views
+        )
         counter.begun_s = counter.last_s = time.perf_counter()
 
     def __iter__(self) -> Iteration:
@@ -202,9 +204,8 @@ class Iteration:
                 name: torch.from_numpy(plan_fields[name]) for name in stages.fields if name in plan_fields
             }
         result = fields
-        if stages.transforms:
-            draws = Draws(stages.seed, position.plan.epoch, planned.rows, echo)
-            result = apply_transforms(stages.transforms, fields, draws, ignore_index=stages.ignore_index)
+        if stages.augmentation is not None:
+            result = stages.augmentation.apply(fields, planned, epoch=position.plan.epoch, echo=echo)
         if echo + 1 < stages.echo:
             # The user may write to a batch, and the next echo must not see it.
             result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from fastload.augment import Augmentation
 from fastload.batch import Batch
 from fastload.cpus import available_cpus
 from fastload.dataset import PackedDataset
@@ -42,6 +43,7 @@ from fastload.read.readahead import has_read_ahead
 from fastload.samples import SampleLayout
 from fastload.share import ShareOption, check_share, local_world_size, resolve_share
 from fastload.transforms import check_pipeline
+from fastload.transforms.coordinates import Coordinates
 
 # Two threads copy as fast as memory allows; processes run Python, and each holds two batches.
 _MAX_THREADS = 2
@@ -137,8 +139,10 @@ class FastLoader:
             data = PackedInput(dataset)
         self._data = data
         self._check_transforms(transform)
-        self._transforms = tuple(transform)
         self._seed = seed
+        self._augmentation = Augmentation(
+            tuple(transform), seed, self._share.rank, data.ignore_index, self._coordinates()
+        )
         self._ends = ends
         # The next iteration, when it is already decided; None: the epoch after the last one's, from its beginning.
         self._next: Position | None = Position(self._new_plan(0))
@@ -163,9 +167,8 @@ class FastLoader:
             fields=self._data.fields or (),
             feed=self._open_feed(),
             backend=self._backend,
-            transforms=self._transforms,
+            augmentation=None if self._in_threads or not self._augmentation.transforms else self._augmentation,
             seed=self._seed,
-            ignore_index=self._data.ignore_index,
             echo=self.echo,
             rank=self._share.rank,
         )
@@ -305,7 +308,21 @@ class FastLoader:
                     f"transform: the batch has no images, its fields are {', '.join(self._data.dataset.fields)}. "
                     f"Add images to fields, or leave transform out."
                 )
-            check_pipeline(transform, *self._data.image_spec(), self._data.dataset.fields)
+            check_pipeline(transform, *self._data.image_spec(), self._data.dataset.fields, self._coordinates())
+
+    def _coordinates(self) -> dict[str, Coordinates]:
+        return self._data.coordinates() if isinstance(self._data, PackedInput) else {}
+
+    @property
+    def _in_threads(self) -> bool:
+        """Whether the threads that read also augment: on the CPU, where no echo needs the batch as it was."""
+        return (
+            self._backend is None
+            and isinstance(self._data, PackedInput)
+            and not self._data.runs_python
+            and self.echo == 1
+            and self._augmentation.in_threads
+        )
 
     def _open_feed(self) -> Feed:
         """Kept from one epoch to the next, but not across a fork."""
@@ -325,7 +342,7 @@ class FastLoader:
                     self.batch_size,
                     workers=self._workers,
                     chunk_rows=chunk_rows,
-                    on_layout=functools.partial(_check_samples, self._transforms, data.name),
+                    on_layout=functools.partial(_check_samples, self._augmentation.transforms, data.name),
                     backend=self._backend,
                     announces=announces,
                 )
@@ -341,6 +358,7 @@ class FastLoader:
                     cache_chunks=2 * window.chunks if window else self._workers,
                     backend=self._backend,
                     announces=announces,
+                    augmentation=self._augmentation if self._in_threads else None,
                 )
         return self._feed
 

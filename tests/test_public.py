@@ -35,7 +35,7 @@ LAYERS = [
     {"ring", "groups", "shared_memory"},
     {"threads"},
     {"device", "transforms", "echo", "dataset", "share", "batch", "samples"},
-    {"inputs", "orders", "samplers", "worker", "torch_workers"},
+    {"augment", "inputs", "orders", "samplers", "worker", "torch_workers"},
     {"processes"},
     {"feed"},
     {"iteration"},

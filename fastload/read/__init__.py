@@ -103,6 +103,17 @@ class RowReader:
             copied += sum(out.nbytes for out in chosen.values())
         return copied
 
+    def mapped(self, name: str) -> NDArray[np.uint8] | None:
+        """All rows of a field where they lie, uint8 (N, row_bytes), read-only; None where no mapping holds them.
+
+        Whoever looks at them calls `check_identity` before each batch and checks rows, as `gather` does, and stops
+        before `close`.
+        """
+        for store, names in self._stores:
+            if name in names and isinstance(store, MappedRows):
+                return store.rows(name)
+        return None
+
     @property
     def fd(self) -> int:
         """The open file's descriptor, until `close`."""

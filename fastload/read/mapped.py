@@ -48,6 +48,10 @@ class MappedRows:
             # clip, with rows checked before: "raise" makes take copy through a buffer, a third of the speed.
             np.take(source, rows, axis=0, out=target, mode="clip")
 
+    def rows(self, name: str) -> NDArray[np.uint8]:
+        """All rows of a field where they lie, uint8 (N, row_bytes), read-only; valid until `close`."""
+        return self._rows[name]
+
     def close(self) -> None:
         """Lets the mapping go; it is unmapped when the last array over it is gone."""
         self._rows.clear()

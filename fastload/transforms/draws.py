@@ -17,6 +17,8 @@ _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: SplitMix64's increment
 _OUTPUT = 0xD1B54A32D192ED03  # a number drawn from a key, and a stream's key derived from it, never share an input
 
+_BATCH = 0x5DEECE66D1CE4E5B  # a stream that no transform's index reaches
+
 
 class Draws:
     """Random numbers for B samples, as a pure function of what it was made from.
@@ -38,6 +40,12 @@ class Draws:
         key = _mix_int(key ^ (epoch & _WORD))
         keys = _mix(np.asarray(rows, dtype=np.int64).view(np.uint64) ^ np.uint64(key))
         self._keys: NDArray[np.uint64] = _mix(keys ^ np.uint64(echo & _WORD))
+
+    @classmethod
+    def of_batch(cls, seed: int, epoch: int, step: int, rank: int, echo: int = 0) -> Draws:
+        """Numbers for one batch as a whole, as if it were one sample: what mixes samples draws from these."""
+        of_step = cls(seed, epoch, np.array([step]), echo)
+        return of_step.stream(_BATCH).stream(rank)
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -1,6 +1,6 @@
-"""Transforms that move pixels: flip and crops, drawn per sample, the same for images and masks.
+"""Transforms that move pixels without mixing them: flips and crops, drawn per sample.
 
-Parameters are torchvision's (v2). Values are moved, never mixed, so each takes any dtype and masks as well.
+Parameters are torchvision's (v2). Each takes any dtype.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from fastload.errors import OptionError
-from fastload.transforms.buffers import OutputPool
+from fastload.transforms.arguments import is_whole, probability, window_size
 from fastload.transforms.draws import Draws
-from fastload.transforms.spec import ImageSpec, as_bits
-from fastload.transforms.windows import PaddingMode, crop, empty_like, flip
+from fastload.transforms.placed import PlacedTransform
+from fastload.transforms.placement import PaddingMode, Placement, turned, windows
+from fastload.transforms.spec import ImageSpec
 
 
-class RandomHorizontalFlip:
+class RandomHorizontalFlip(PlacedTransform):
     """Mirrors each image left to right with probability p.
 
     Args:
@@ -28,13 +29,9 @@ class RandomHorizontalFlip:
         OptionError: p is not within [0, 1].
     """
 
-    geometric = True
-
     def __init__(self, p: float = 0.5) -> None:
-        if not (_is_number(p) and 0 <= p <= 1):
-            raise OptionError(f"RandomHorizontalFlip(p={p!r}): p is a probability, so give a number from 0 to 1.")
-        self.p = float(p)
-        self._pool, self._mask_pool = OutputPool(), OutputPool()
+        super().__init__()
+        self.p = probability("RandomHorizontalFlip", p)
 
     def __repr__(self) -> str:
         return f"RandomHorizontalFlip(p={self.p})"
@@ -42,17 +39,35 @@ class RandomHorizontalFlip:
     def output(self, spec: ImageSpec) -> ImageSpec:
         return spec
 
-    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Images (B, C, H, W) of any dtype, some mirrored; channels_last memory, never the input's."""
-        ImageSpec.of(images)
-        return flip(images, draws.uniform() < self.p, self._pool)
-
-    def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
-        """Masks (B, H, W), mirrored where `apply` mirrors the image."""
-        return flip(masks[:, None], draws.uniform() < self.p, self._mask_pool)[:, 0]
+    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
+        return turned((spec.height, spec.width), mirrored=draws.uniform() < self.p)
 
 
-class RandomCrop:
+class RandomVerticalFlip(PlacedTransform):
+    """Turns each image upside down with probability p.
+
+    Args:
+        p: probability, 0 to 1.
+
+    Raises:
+        OptionError: p is not within [0, 1].
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = probability("RandomVerticalFlip", p)
+
+    def __repr__(self) -> str:
+        return f"RandomVerticalFlip(p={self.p})"
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        return spec
+
+    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
+        return turned((spec.height, spec.width), flipped=draws.uniform() < self.p)
+
+
+class RandomCrop(PlacedTransform):
     """Cuts a window of a fixed size at a random place of each image, after padding if asked for.
 
     Args:
@@ -69,8 +84,6 @@ class RandomCrop:
             loader is made, or at `apply`.
     """
 
-    geometric = True
-
     def __init__(
         self,
         size: int | Sequence[int],
@@ -79,7 +92,8 @@ class RandomCrop:
         fill: float | Sequence[float] = 0,
         padding_mode: PaddingMode = "constant",
     ) -> None:
-        self.size = _window_size("RandomCrop", size)
+        super().__init__()
+        self.size = window_size("RandomCrop", size)
         self.padding = _sides(padding)
         self.pad_if_needed = bool(pad_if_needed)
         self.fill = tuple(float(value) for value in (fill if isinstance(fill, Sequence) else (fill,)))
@@ -87,7 +101,6 @@ class RandomCrop:
             modes = ", ".join(repr(mode) for mode in get_args(PaddingMode))
             raise OptionError(f"RandomCrop(padding_mode={padding_mode!r}): no such mode. Choose one of {modes}.")
         self.padding_mode = padding_mode
-        self._pool, self._mask_pool = OutputPool(), OutputPool()
 
     def __repr__(self) -> str:
         return (
@@ -117,24 +130,15 @@ class RandomCrop:
             self._check_fill(spec)
         return spec._replace(height=self.size[0], width=self.size[1])
 
-    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Windows (B, C, height, width) of images of any dtype; channels_last memory, never the input's."""
-        self.output(ImageSpec.of(images))
-        fill = torch.tensor(self.fill, dtype=torch.float64).to(images.dtype).expand(images.shape[1])
-        return self._cut(images, draws, fill, self._pool)
+    def pads(self, spec: ImageSpec) -> bool:
+        return any(self._padding(spec.height, spec.width))
 
-    def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
-        """Windows (B, height, width) of masks, at the places where `apply` cuts the images."""
-        value = torch.tensor([fill], dtype=masks.dtype)
-        return self._cut(masks[:, None], draws, value, self._mask_pool)[:, 0]
-
-    def _cut(self, images: torch.Tensor, draws: Draws, fill: torch.Tensor, pool: OutputPool) -> torch.Tensor:
-        height, width = images.shape[2:]
-        left, top, right, bottom = self._padding(height, width)
-        tops = draws.stream(0).integers(0, height + top + bottom - self.size[0] + 1) - top
-        lefts = draws.stream(1).integers(0, width + left + right - self.size[1] + 1) - left
-        padding_mode = self.padding_mode if left or top or right or bottom else None
-        return crop(images, tops, lefts, self.size, padding_mode, fill, pool)
+    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
+        left, top, right, bottom = self._padding(spec.height, spec.width)
+        tops = draws.stream(0).integers(0, spec.height + top + bottom - self.size[0] + 1) - top
+        lefts = draws.stream(1).integers(0, spec.width + left + right - self.size[1] + 1) - left
+        padding = self.padding_mode if self.pads(spec) else None
+        return windows(tops, lefts, self.size, padding=padding, fill=self.fill)
 
     def _padding(self, height: int, width: int) -> tuple[int, int, int, int]:
         left, top, right, bottom = self.padding
@@ -160,7 +164,7 @@ class RandomCrop:
                 )
 
 
-class CenterCrop:
+class CenterCrop(PlacedTransform):
     """Cuts a window of a fixed size out of the middle of each image.
 
     Args:
@@ -171,11 +175,9 @@ class CenterCrop:
             `apply`; smaller images are not padded.
     """
 
-    geometric = True
-
     def __init__(self, size: int | Sequence[int]) -> None:
-        self.size = _window_size("CenterCrop", size)
-        self._pool, self._mask_pool = OutputPool(), OutputPool()
+        super().__init__()
+        self.size = window_size("CenterCrop", size)
 
     def __repr__(self) -> str:
         return f"CenterCrop(size={self.size})"
@@ -188,51 +190,20 @@ class CenterCrop:
             )
         return spec._replace(height=self.size[0], width=self.size[1])
 
-    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Windows (B, C, height, width) of images of any dtype; channels_last memory, never the input's."""
-        self.output(ImageSpec.of(images))
-        return self._cut(images, self._pool)
-
-    def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
-        """Windows (B, height, width) of masks."""
-        return self._cut(masks[:, None], self._mask_pool)[:, 0]
-
-    def _cut(self, images: torch.Tensor, pool: OutputPool) -> torch.Tensor:
+    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
         # round() and not //: torchvision's choice for an odd remainder (half to even).
-        top, left = (round((images.shape[2 + axis] - self.size[axis]) / 2.0) for axis in (0, 1))
-        window = images[:, :, top : top + self.size[0], left : left + self.size[1]]
-        if images.device.type != "cpu":
-            return window.clone(memory_format=torch.channels_last)
-        output = empty_like(window, pool)
-        as_bits(output).numpy()[...] = as_bits(window).numpy()
-        return output
-
-
-def _window_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
-    sides = tuple(size) if isinstance(size, Sequence) else (size,)
-    if len(sides) == 1:
-        sides *= 2
-    if len(sides) != 2 or not all(_is_whole(side) and side > 0 for side in sides):
-        raise OptionError(
-            f"{name}(size={size!r}): a size is a positive whole number of pixels, or (height, width) of them."
+        top, left = (
+            round((image - window) / 2) for image, window in zip((spec.height, spec.width), self.size, strict=True)
         )
-    return int(sides[0]), int(sides[1])
+        return windows(np.full(len(draws), top), np.full(len(draws), left), self.size)
 
 
 def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
     sides = tuple(padding) if isinstance(padding, Sequence) else (0 if padding is None else padding,)
-    if len(sides) not in (1, 2, 4) or not all(_is_whole(side) and side >= 0 for side in sides):
+    if len(sides) not in (1, 2, 4) or not all(is_whole(side) and side >= 0 for side in sides):
         raise OptionError(
             f"RandomCrop(padding={padding!r}): padding is a whole number of pixels, (left and right, top and bottom), "
             f"or (left, top, right, bottom); none is negative."
         )
     left, top, right, bottom = (int(side) for side in sides * (4 // len(sides)))
     return left, top, right, bottom
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer)

@@ -18,13 +18,10 @@ import torch
 from fastload.errors import OptionError
 from fastload.transforms.buffers import OutputPool
 from fastload.transforms.draws import Draws
-from fastload.transforms.spec import SERIAL_VALUES, ImageSpec
+from fastload.transforms.spec import SERIAL_VALUES, ImageSpec, row_values
 
 _LARGEST = {torch.uint8: 255, torch.uint16: 65535}
 _OUTPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-# A row of constants as long as this keeps vector loops busy and stays in L1.
-_ROW_VALUES = 1 << 12
 
 
 class Normalize:
@@ -43,6 +40,7 @@ class Normalize:
     """
 
     geometric = False
+    thread_safe = True
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         self.mean, self.std = _channel_values("mean", mean), _channel_values("std", std)
@@ -86,24 +84,26 @@ class Normalize:
     def apply(self, images: torch.Tensor, draws: Draws | None = None) -> torch.Tensor:
         """Floats (B, C, H, W) in channels_last memory, never the input's; draws nothing."""
         self.output(ImageSpec.of(images))
-        scale, shift = self._scale_and_shift(images)
+        scale, shift = (
+            constants.to(images.device, non_blocking=True) for constants in self.scale_and_shift(images.dtype)
+        )
         if images.device.type != "cpu":
             return normalize_at_once(images, scale, shift, self.dtype)
         return self._normalize_in_blocks(images, scale, shift)
 
-    def _scale_and_shift(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # In float64 first: each constant is then rounded once. So few bytes go to a device without waiting for it.
+    def scale_and_shift(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Constants for value * scale + shift, float32 (C,) each, of images of a dtype."""
+        # In float64 first: each constant is then rounded once.
         std = torch.tensor(self.std, dtype=torch.float64)
-        scale = (1 / (std * _LARGEST[images.dtype])).to(torch.float32)
-        shift = (-torch.tensor(self.mean, dtype=torch.float64) / std).to(torch.float32)
-        return scale.to(images.device, non_blocking=True), shift.to(images.device, non_blocking=True)
+        scale = (1 / (std * _LARGEST[dtype])).to(torch.float32)
+        return scale, (-torch.tensor(self.mean, dtype=torch.float64) / std).to(torch.float32)
 
     def _normalize_in_blocks(self, images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = images.shape
         output = self._pool.empty((batch, height, width, channels), self.dtype)
         if output.numel() == 0:
             return output.permute(0, 3, 1, 2)
-        row = _row_values(channels, height, width)
+        row = row_values(channels, height, width)
         source = images.permute(0, 2, 3, 1).contiguous().view(-1, row)
         target = output.view(-1, row)
         scale, shift = scale.repeat(row // channels), shift.repeat(row // channels)
@@ -124,12 +124,6 @@ def normalize_at_once(
     """Scaled and shifted images by whole-batch operations, for devices whose memory is fast; channels_last memory."""
     values = images.to(torch.float32, memory_format=torch.channels_last)
     return values.mul_(scale[:, None, None]).add_(shift[:, None, None]).to(dtype)
-
-
-def _row_values(channels: int, height: int, width: int) -> int:
-    """Values in one row of the 2-D view that blocks are cut from: whole image rows, as many as fit and divide H."""
-    fitting = (n for n in range(min(height, _ROW_VALUES // (width * channels)), 1, -1) if height % n == 0)
-    return width * channels * next(fitting, 1)
 
 
 def _channel_values(name: str, values: Sequence[float]) -> tuple[float, ...]:

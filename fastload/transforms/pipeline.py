@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fastload.errors import OptionError
+from fastload.transforms.buffers import OutputPool
+from fastload.transforms.coordinates import COORDINATE_FIELDS, Coordinates, as_handed_over, as_moved
 from fastload.transforms.draws import Draws
+from fastload.transforms.fuse import Images, Pass, passes_of, run_pass
 from fastload.transforms.normalize import Normalize
-from fastload.transforms.spec import CheckedTransform, GeometricTransform, ImageSpec, Transform
+from fastload.transforms.place import place_masks
+from fastload.transforms.rows import ImageRows
+from fastload.transforms.spec import (
+    BatchTransform,
+    CheckedTransform,
+    GeometricTransform,
+    ImageSpec,
+    MovesCoordinates,
+    Transform,
+)
 
 # A callable of the user's: an image batch (B, C, H, W) in, an image batch out.
 ImageFunction = Callable[[torch.Tensor], torch.Tensor]
 
-# Fields that hold places in the image: a moved image leaves them behind.
-COORDINATE_FIELDS = ("bbox", "landmarks")
+_mask_pool = OutputPool()
 
 
 def check_pipeline(
-    transforms: Sequence[Transform | ImageFunction],
+    transforms: Sequence[Transform | BatchTransform | ImageFunction],
     image_shape: tuple[int, int, int],
     dtype: torch.dtype,
     fields: Iterable[str],
+    coordinates: Mapping[str, Coordinates] | None = None,
 ) -> ImageSpec | None:
     """The spec of the images that the transforms make of such images; None behind a function we know nothing about.
 
@@ -32,10 +44,11 @@ def check_pipeline(
         image_shape: (C, H, W), as an image arrives in a batch.
         dtype: of the images, torch.uint8 or torch.uint16.
         fields: names of all fields of the batch.
+        coordinates: how those that hold places in the image do so, as far as it is known.
 
     Raises:
         OptionError: a transform that is none, does not fit the images or stands behind Normalize; one that moves pixels
-            while a field holds coordinates, or while it cannot move the masks.
+            while a field holds coordinates that cannot follow, or while it cannot move the masks.
     """
     if not isinstance(transforms, Sequence):
         raise OptionError(
@@ -46,53 +59,123 @@ def check_pipeline(
     spec: ImageSpec | None = ImageSpec(*image_shape, dtype)
     normalized = False
     for transform in transforms:
-        if isinstance(transform, type) or not (isinstance(transform, Transform) or callable(transform)):
+        known = isinstance(transform, (Transform, BatchTransform))
+        if isinstance(transform, type) or not (known or callable(transform)):
             raise OptionError(
                 f"transform: {transform!r} is not a transform. Give an object such as RandomHorizontalFlip() (with its "
                 f"parentheses), or a function that takes and returns an image batch (B, C, H, W)."
             )
-        if isinstance(transform, Transform):
+        if isinstance(transform, BatchTransform):
+            transform.check_fields(names)
+        elif isinstance(transform, Transform):
             if normalized:
                 raise OptionError(
                     f"transform: {_name(transform)} stands after Normalize. Normalize comes last, so that all others "
-                    f"move bytes and not floats: put it at the end of the list."
+                    f"move bytes and not floats: put it at the end of the list (only MixUp and CutMix may follow)."
                 )
             if transform.geometric:
-                _check_moved_fields(transform, names)
+                _check_moved_fields(transform, names, coordinates or {})
         normalized |= isinstance(transform, Normalize)
         spec = _output(transform, spec)
     return spec
 
 
 def apply_transforms(
-    transforms: Sequence[Transform | ImageFunction],
-    fields: dict[str, torch.Tensor],
+    transforms: Sequence[Transform | BatchTransform | ImageFunction],
+    fields: Mapping[str, torch.Tensor | ImageRows],
     draws: Draws,
     *,
     ignore_index: int = 0,
+    batch_draws: Draws | None = None,
+    coordinates: Mapping[str, Coordinates] | None = None,
+    output: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The batch's fields with "images" transformed, and "masks", where present, moved alike; the rest as given.
+    """The batch's fields with "images" transformed, and masks, boxes and points, where present, moved alike.
 
     Transform i of the list draws from stream i, so each draws independently, and leaving the last one out changes
-    nothing for the others.
+    nothing for the others. Neighbours that fit are done in one pass over the pixels; see `fuse.py`.
 
     Args:
         transforms: in the order they run, as `check_pipeline` accepted them.
-        fields: by name; "images" (B, C, H, W), "masks" (B, H, W). None of the tensors is written to.
+        fields: by name; "images" (B, C, H, W) or rows not gathered yet, "masks" (B, H, W). None is written to.
         draws: for the batch's samples.
         ignore_index: what masks hold where padding was added.
+        batch_draws: for the batch as a whole, for those that mix samples.
+        coordinates: how fields hold places in the image.
+        output: on the CPU, memory that the images may be written to; they are not where the last transform does not
+            support it.
     """
-    fields = dict(fields)
-    for index, transform in enumerate(transforms):
-        if not isinstance(transform, Transform):
-            fields["images"] = _called(transform, fields["images"])
-            continue
-        stream = draws.stream(index)
-        fields["images"] = transform.apply(fields["images"], stream)
-        if transform.geometric and "masks" in fields:
-            assert isinstance(transform, GeometricTransform), "check_pipeline refuses those that cannot move masks"
-            fields["masks"] = transform.apply_masks(fields["masks"], stream, ignore_index)
-    return fields
+    images: Images = fields["images"]
+    others = {name: tensor for name, tensor in fields.items() if name != "images" and isinstance(tensor, torch.Tensor)}
+    spec = images.spec if isinstance(images, ImageRows) else ImageSpec.of(images)
+    moves = any(isinstance(transform, Transform) and transform.geometric for transform in transforms)
+    moved = as_moved(others, coordinates) if moves and coordinates else {}
+    parts = passes_of(transforms, spec)
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        if isinstance(part, Pass):
+            if part.places:
+                _move_others(part, others, moved, spec, draws, ignore_index)
+            images = run_pass(part, images, spec, draws, output if last else None)
+        else:
+            index, transform = part
+            images = images.gather() if isinstance(images, ImageRows) else images
+            if isinstance(transform, BatchTransform):
+                assert batch_draws is not None, "who runs transforms that mix samples says which batch it is"
+                mixed = transform.apply_batch({"images": images, **others}, batch_draws.stream(index))
+                images, others = mixed.pop("images"), mixed
+            elif isinstance(transform, Transform):
+                images = _apply_alone(transform, index, images, others, moved, draws, ignore_index)
+            else:
+                images = _called(transform, images)
+        spec = ImageSpec.of(images)
+    images = images.gather() if isinstance(images, ImageRows) else images
+    others |= as_handed_over(moved, others, coordinates or {}, spec)
+    return {name: images if name == "images" else others[name] for name in fields}
+
+
+def _move_others(
+    part: Pass,
+    others: dict[str, torch.Tensor],
+    moved: dict[str, torch.Tensor],
+    spec: ImageSpec,
+    draws: Draws,
+    ignore_index: int,
+) -> None:
+    """Moves masks, boxes and points as a pass moves the images."""
+    if "masks" in others:
+        others["masks"] = place_masks(others["masks"], part.placement(spec, draws), ignore_index, _mask_pool)
+    for index, transform in part.places:
+        _move_coordinates(transform, moved, spec, draws.stream(index))
+        spec = transform.output(spec)
+
+
+def _apply_alone(
+    transform: Transform,
+    index: int,
+    images: torch.Tensor,
+    others: dict[str, torch.Tensor],
+    moved: dict[str, torch.Tensor],
+    draws: Draws,
+    ignore_index: int,
+) -> torch.Tensor:
+    """The images after one transform, the other fields moved alike."""
+    stream = draws.stream(index)
+    if transform.geometric and "masks" in others:
+        assert isinstance(transform, GeometricTransform), "check_pipeline refuses those that cannot move masks"
+        others["masks"] = transform.apply_masks(others["masks"], stream, ignore_index)
+    if transform.geometric and moved:
+        assert isinstance(transform, MovesCoordinates), "check_pipeline refuses those that cannot move coordinates"
+        _move_coordinates(transform, moved, ImageSpec.of(images), stream)
+    return transform.apply(images, stream)
+
+
+def _move_coordinates(
+    transform: MovesCoordinates, moved: dict[str, torch.Tensor], spec: ImageSpec, draws: Draws
+) -> None:
+    for name, values in moved.items():
+        move = transform.move_points if values.ndim == 3 else transform.move_boxes
+        moved[name] = move(values, spec, draws)
 
 
 def _called(function: ImageFunction, images: torch.Tensor) -> torch.Tensor:
@@ -108,17 +191,27 @@ def _called(function: ImageFunction, images: torch.Tensor) -> torch.Tensor:
 
 
 def _output(transform: object, spec: ImageSpec | None) -> ImageSpec | None:
+    if isinstance(transform, BatchTransform):
+        return spec
     return transform.output(spec) if spec is not None and isinstance(transform, CheckedTransform) else None
 
 
-def _check_moved_fields(transform: Transform, fields: list[str]) -> None:
-    coordinates = [name for name in fields if name in COORDINATE_FIELDS]
-    if coordinates:
-        raise OptionError(
-            f"transform: {_name(transform)} moves pixels, and the coordinates in {' and '.join(coordinates)} would not "
-            f"follow in this release. Leave {'them' if len(coordinates) > 1 else 'it'} out of fields, or leave "
-            f"{_name(transform)} out of transform."
-        )
+def _check_moved_fields(transform: Transform, fields: list[str], coordinates: Mapping[str, Coordinates]) -> None:
+    for name in fields:
+        if name not in coordinates and name not in COORDINATE_FIELDS:
+            continue
+        why = ""
+        if name not in coordinates:
+            why = "nothing says what its numbers are"
+        elif coordinates[name].unusable:
+            why = coordinates[name].unusable
+        elif not isinstance(transform, MovesCoordinates):
+            why = f"{_name(transform)} has no move_points and move_boxes to move them with the pixels"
+        if why:
+            raise OptionError(
+                f"transform: {_name(transform)} moves pixels, and the coordinates in {name} cannot follow: {why}. "
+                f"Leave {name} out of fields, or {_name(transform)} out of transform."
+            )
     if "masks" in fields and not isinstance(transform, GeometricTransform):
         raise OptionError(
             f"transform: {_name(transform)} moves pixels, and has no apply_masks to move the masks with them. "

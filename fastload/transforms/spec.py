@@ -66,6 +66,35 @@ class GeometricTransform(Transform, Protocol):
 
 
 @runtime_checkable
+class MovesCoordinates(Protocol):
+    """A geometric transform that also moves places in the image; `spec` is that of the images before."""
+
+    def move_points(self, points: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
+        """Pixel positions, float32 (B, P, 2) as (x, y), in the transformed image."""
+        ...
+
+    def move_boxes(self, boxes: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
+        """Boxes, float32 (B, 4) as x1, y1, x2, y2, in the transformed image; not clamped to it."""
+        ...
+
+
+@runtime_checkable
+class BatchTransform(Protocol):
+    """A transform that mixes the samples of a batch, labels included."""
+
+    @property
+    def mixes(self) -> bool: ...
+
+    def check_fields(self, names: list[str]) -> None:
+        """Raises OptionError for fields that cannot be mixed."""
+        ...
+
+    def apply_batch(self, fields: dict[str, torch.Tensor], draws: Draws) -> dict[str, torch.Tensor]:
+        """The fields, mixed; none is written to. `draws` is of the batch: one number a stream."""
+        ...
+
+
+@runtime_checkable
 class CheckedTransform(Protocol):
     """A transform that can tell its output from its input without running, so that mistakes show at construction."""
 
@@ -78,6 +107,12 @@ class CheckedTransform(Protocol):
 # cut so small where a team of threads would lose: see `normalize.py`.
 SERIAL_VALUES = (1 << 15) - 1
 
+# Below this many bytes a sample, a call per sample costs more than copying some pixels twice.
+SMALL_SAMPLE_BYTES = 1 << 14
+
+# A row of constants as long as this keeps vector loops busy and stays in L1.
+_ROW_VALUES = 1 << 12
+
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -87,3 +122,9 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     torch lacks uint16 in flip and index_copy (2.13), and NumPy lacks bfloat16: both move as int16.
     """
     return tensor.view(_SAME_SIZE[tensor.dtype.itemsize])
+
+
+def row_values(channels: int, height: int, width: int) -> int:
+    """Values in one row of a 2-D view of an image, for arithmetic: whole image rows, as many as fit and divide H."""
+    fitting = (n for n in range(min(height, _ROW_VALUES // (width * channels)), 1, -1) if height % n == 0)
+    return width * channels * next(fitting, 1)

@@ -10,20 +10,17 @@ device from B drawn numbers, so nothing waits for the stream.
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastload.transforms.buffers import OutputPool
-from fastload.transforms.spec import SERIAL_VALUES, as_bits
+from fastload.transforms.placement import PaddingMode
+from fastload.transforms.spec import SERIAL_VALUES, SMALL_SAMPLE_BYTES, as_bits
 
-PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 _Index = TypeVar("_Index", NDArray[np.int64], torch.Tensor)
-
-# Below this many bytes a sample, a call per sample costs more than copying some pixels twice.
-_SMALL_SAMPLE_BYTES = 1 << 14
 
 
 def flip(images: torch.Tensor, chosen: NDArray[np.bool_], pool: OutputPool) -> torch.Tensor:
@@ -33,7 +30,7 @@ def flip(images: torch.Tensor, chosen: NDArray[np.bool_], pool: OutputPool) -> t
     output = empty_like(images, pool)
     source, target = as_bits(images), as_bits(output).permute(0, 2, 3, 1)
     sample_values = max(1, math.prod(images.shape[1:]))
-    if sample_values * images.dtype.itemsize <= _SMALL_SAMPLE_BYTES:
+    if sample_values * images.dtype.itemsize <= SMALL_SAMPLE_BYTES:
         count = SERIAL_VALUES // sample_values
         for block, copy, mirror in zip(
             torch.split(source, count),
@@ -64,7 +61,7 @@ def _flip_by_gather(images: torch.Tensor, chosen: NDArray[np.bool_]) -> torch.Te
     columns = torch.arange(width, device=images.device)
     columns = torch.where(_send(chosen, images.device)[:, None], columns.flip(0), columns)
     rows = torch.arange(height, device=images.device).expand(batch, height)
-    return _gather(images, rows, columns)
+    return gather(images, rows, columns)
 
 
 def crop(
@@ -90,7 +87,7 @@ def crop(
     value = as_bits(fill.contiguous()).numpy()
     if (value == value[0]).all():
         value = value[:1]  # spread over whole rows at once, not three values at a time
-    if math.prod(images.shape[1:]) * images.dtype.itemsize <= _SMALL_SAMPLE_BYTES:
+    if math.prod(images.shape[1:]) * images.dtype.itemsize <= SMALL_SAMPLE_BYTES:
         _crop_small(source, target, tops, lefts, padding_mode, value)
         return output.permute(0, 3, 1, 2)
     for image, window, top, left in zip(source, target, tops.tolist(), lefts.tolist(), strict=True):
@@ -171,8 +168,8 @@ def _crop_by_gather(
     rows = _send(tops, device)[:, None] + torch.arange(size[0], device=device)
     columns = _send(lefts, device)[:, None] + torch.arange(size[1], device=device)
     if padding_mode is None:
-        return _gather(images, rows, columns)
-    windows = _gather(images, _source_index(rows, height, padding_mode), _source_index(columns, width, padding_mode))
+        return gather(images, rows, columns)
+    windows = gather(images, _source_index(rows, height, padding_mode), _source_index(columns, width, padding_mode))
     if padding_mode != "constant":
         return windows
     inside = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[:, None, None, :]
@@ -192,7 +189,7 @@ def _source_index(positions: _Index, size: int, padding_mode: PaddingMode) -> _I
     return positions.clip(0, last)  # "edge"; with "constant" the caller replaces what is outside
 
 
-def _gather(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def gather(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Pixels of images (B, C, H, W) at rows (B, h) and columns (B, w): (B, C, h, w) in channels_last memory."""
     batch = torch.arange(len(images), device=images.device)[:, None, None]
     pixels = as_bits(images).permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]]

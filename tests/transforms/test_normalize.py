@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
-from fastload.transforms import ImageSpec, Normalize
+from fastload.transforms import ImageSpec, Normalize, spec
 from fastload.transforms import normalize as module
 
 MEAN, STD = (0.485, 0.456, 0.406, 0.5), (0.229, 0.224, 0.225, 0.01)
@@ -69,7 +69,7 @@ def test_normalize_is_within_its_stated_error(shape, dtype, memory, output, bloc
 def test_the_way_for_devices_keeps_the_same_bound(shape, dtype, memory, output):
     images = batch_of(shape, dtype, memory)
     mean, std = MEAN[: shape[1]], STD[: shape[1]]
-    scale, shift = Normalize(mean, std)._scale_and_shift(images)
+    scale, shift = Normalize(mean, std).scale_and_shift(images.dtype)
     result = module.normalize_at_once(images, scale, shift, output)
     assert result.dtype == output
     assert result.permute(0, 2, 3, 1).is_contiguous()
@@ -86,9 +86,9 @@ def test_float32_agrees_with_torchvisions_formula():
 @settings(max_examples=50)
 @given(channels=st.integers(1, 4), height=st.integers(1, 300), width=st.integers(1, 3000))
 def test_rows_of_constants_are_whole_image_rows(channels, height, width):
-    row = module._row_values(channels, height, width)
+    row = spec.row_values(channels, height, width)
     assert row % (width * channels) == 0 and height % (row // (width * channels)) == 0
-    assert row == width * channels or row <= module._ROW_VALUES
+    assert row == width * channels or row <= spec._ROW_VALUES
 
 
 def test_batches_that_are_kept_stay_what_they_were():

@@ -1,0 +1,283 @@
+"""Rectangles erased from images: RandomErasing (Zhong et al., AAAI 2020) and Cutout (DeVries and Taylor, 2017).
+
+Both draw one rectangle a sample, `rectangles(spec, draws)`, and `erase` fills them; masks, boxes and points stay as
+they are, as in torchvision. Random pixels are a hash of (sample, place in the image), so equal on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.errors import OptionError
+from fastload.transforms.arguments import is_number, is_whole, probability
+from fastload.transforms.buffers import OutputPool
+from fastload.transforms.draws import Draws
+from fastload.transforms.spec import ImageSpec, as_bits
+
+_ATTEMPTS = 10  # torchvision's: an image on which none of them fits stays as it is
+
+
+class RandomErasing:
+    """Erases a rectangle of drawn area, aspect ratio and place from each image, with probability p.
+
+    Stands before Normalize: values are in the images' own units, and 0 is black. As in torchvision ten rectangles are
+    tried; one that is not smaller than the image in both directions does not count.
+
+    Args:
+        p: probability, 0 to 1.
+        scale: least and greatest area, as parts of the image's.
+        ratio: least and greatest height / width.
+        value: what erased pixels hold: one number, one a channel, or "random": each value at random, evenly from 0 to
+            the largest of its dtype (torchvision: from a normal distribution, meant for normalized images).
+
+    Raises:
+        OptionError: p, scale or ratio out of bounds or reversed, another value. Whether the images can hold the value
+            shows when the loader is made, or at `apply`.
+    """
+
+    geometric = False
+    thread_safe = True
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        scale: Sequence[float] = (0.02, 0.33),
+        ratio: Sequence[float] = (0.3, 3.3),
+        value: float | Sequence[float] | Literal["random"] = 0,
+    ) -> None:
+        self.p = probability("RandomErasing", p)
+        self.scale, self.ratio = _ends("scale", scale), _ends("ratio", ratio)
+        if self.scale[0] < 0 or self.scale[1] > 1:
+            raise OptionError(f"RandomErasing(scale={scale!r}): areas are parts of the image's, from 0 to 1.")
+        if self.ratio[0] <= 0:
+            raise OptionError(f"RandomErasing(ratio={ratio!r}): a ratio is height / width, so it is above 0.")
+        if isinstance(value, str) and value != "random":
+            raise OptionError(f"RandomErasing(value={value!r}): give a number, one a channel, or 'random'.")
+        self.value = None if isinstance(value, str) else as_values("RandomErasing(value", value)
+        self._pool = OutputPool()
+
+    def __repr__(self) -> str:
+        value = "random" if self.value is None else self.value
+        return f"RandomErasing(p={self.p}, scale={self.scale}, ratio={self.ratio}, value={value!r})"
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        _check_integers("RandomErasing", spec)
+        if self.value is not None:
+            check_values("RandomErasing(value", self.value, spec)
+        return spec
+
+    def rectangles(self, spec: ImageSpec, draws: Draws) -> NDArray[np.int64]:
+        """Top, left, height and width of each sample's rectangle, int64 (B, 4); height 0: nothing is erased."""
+        attempts = draws.stream(1)
+        heights, widths = np.zeros(len(draws), np.int64), np.zeros(len(draws), np.int64)
+        fits = np.zeros(len(draws), np.bool_)
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for attempt in range(_ATTEMPTS):
+            part = self.scale[0] + (self.scale[1] - self.scale[0]) * attempts.stream(2 * attempt).uniform()
+            ratio = np.exp(low + (high - low) * attempts.stream(2 * attempt + 1).uniform())
+            area = part * (spec.height * spec.width)
+            height, width = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+            fitting = ~fits & (height < spec.height) & (width < spec.width)
+            heights[fitting], widths[fitting] = height[fitting], width[fitting]
+            fits |= fitting
+        erased = fits & (draws.stream(0).uniform() < self.p) & (heights > 0) & (widths > 0)
+        tops = draws.stream(2).integers(0, spec.height - heights + 1)
+        lefts = draws.stream(3).integers(0, spec.width - widths + 1)
+        return np.stack([tops, lefts, heights, widths], axis=1) * erased[:, None]
+
+    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Images (B, C, H, W) of the same integer dtype; channels_last memory, never the input's."""
+        spec = self.output(ImageSpec.of(images))
+        keys = random_keys(draws) if self.value is None else None
+        return erase(images, self.rectangles(spec, draws), self.value or (0.0,), self._pool, keys)
+
+
+class Cutout:
+    """Erases a square from each image, its centre anywhere in the image, so that borders may cut some of it off.
+
+    Args:
+        size: side of the square, pixels.
+        p: probability, 0 to 1.
+        fill: what erased pixels hold, in the images' own units: one number, or one a channel.
+
+    Raises:
+        OptionError: a size that is not a positive whole number, p out of bounds. Whether the images can hold the fill
+            and are larger than the square shows when the loader is made, or at `apply`.
+    """
+
+    geometric = False
+    thread_safe = True
+
+    def __init__(self, size: int, p: float = 1.0, fill: float | Sequence[float] = 0) -> None:
+        if not (is_whole(size) and size > 0):
+            raise OptionError(f"Cutout(size={size!r}): the side of a square is a positive whole number of pixels.")
+        self.size = int(size)
+        self.p = probability("Cutout", p)
+        self.fill = as_values("Cutout(fill", fill)
+        self._pool = OutputPool()
+
+    def __repr__(self) -> str:
+        return f"Cutout(size={self.size}, p={self.p}, fill={self.fill})"
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        _check_integers("Cutout", spec)
+        check_values("Cutout(fill", self.fill, spec)
+        if self.size > max(spec.height, spec.width):
+            raise OptionError(
+                f"Cutout(size={self.size}): images of {spec.height}x{spec.width} (height x width) are smaller than the "
+                f"square. Choose a smaller size: the paper uses 16 for images of 32x32."
+            )
+        return spec
+
+    def rectangles(self, spec: ImageSpec, draws: Draws) -> NDArray[np.int64]:
+        """Top, left, height and width of each sample's rectangle, int64 (B, 4); height 0: nothing is erased."""
+        erased = draws.stream(0).uniform() < self.p
+        starts, sides = [], []  # each side at least 1: the centre is a pixel of the image
+        for stream, length in ((1, spec.height), (2, spec.width)):
+            first = draws.stream(stream).integers(0, length) - self.size // 2
+            start = np.maximum(first, 0)
+            starts.append(start)
+            sides.append(np.minimum(first + self.size, length) - start)
+        return np.stack([*starts, *sides], axis=1) * erased[:, None]
+
+    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Images (B, C, H, W) of the same integer dtype; channels_last memory, never the input's."""
+        spec = self.output(ImageSpec.of(images))
+        return erase(images, self.rectangles(spec, draws), self.fill, self._pool)
+
+
+def erase(
+    images: torch.Tensor,
+    rectangles: NDArray[np.int64],
+    values: tuple[float, ...],
+    pool: OutputPool,
+    keys: NDArray[np.int32] | None = None,
+) -> torch.Tensor:
+    """Images (B, C, H, W) with rectangles, int64 (B, 4), filled; channels_last memory, never the input's.
+
+    `values`: one, or one a channel. `keys`, int32 (B, 2): random pixels instead, see `random_pixels`.
+    """
+    if images.device.type != "cpu":
+        return _erase_at_once(images, rectangles, values, keys)
+    batch, channels, height, width = images.shape
+    output = pool.empty((batch, height, width, channels), images.dtype)
+    output.copy_(images.permute(0, 2, 3, 1))
+    target, fill = as_bits(output).numpy(), as_bits(_fill(values, images)).numpy()
+    places = None if keys is None else _places(height, width, channels, images.device)
+    for sample in np.flatnonzero(rectangles[:, 2]).tolist():
+        top, left, high, wide = rectangles[sample].tolist()
+        window = target[sample, top : top + high, left : left + wide]
+        if keys is None or places is None:
+            window[...] = fill
+        else:
+            shown = places[top : top + high, left : left + wide]
+            window[...] = random_pixels(torch.from_numpy(keys[sample]), shown, images.dtype).numpy()
+    return output.permute(0, 3, 1, 2)
+
+
+def _erase_at_once(
+    images: torch.Tensor,
+    rectangles: NDArray[np.int64],
+    values: tuple[float, ...],
+    keys: NDArray[np.int32] | None,
+) -> torch.Tensor:
+    (batch, channels, height, width), device = images.shape, images.device
+    corners = torch.from_numpy(rectangles).to(device, non_blocking=True)
+    top, left, high, wide = (corners[:, i, None] for i in range(4))
+    rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
+    inside_rows, inside_columns = (rows >= top) & (rows < top + high), (columns >= left) & (columns < left + wide)
+    inside = (inside_rows[:, :, None] & inside_columns[:, None, :])[..., None]
+    if keys is None:
+        fill = as_bits(_fill(values, images)).to(device, non_blocking=True)
+    else:
+        words = torch.from_numpy(keys).to(device, non_blocking=True).view(batch, 1, 1, 1, 2)
+        fill = random_pixels(words, _places(height, width, channels, device), images.dtype)
+    pixels = as_bits(images).permute(0, 2, 3, 1)
+    return torch.where(inside, fill, pixels).contiguous().view(images.dtype).permute(0, 3, 1, 2)
+
+
+def random_keys(draws: Draws) -> NDArray[np.int32]:
+    """Two random 32-bit words a sample, int32 (B, 2), that its random pixels are made of."""
+    words = draws.stream(4)
+    halves = [words.stream(i).integers(0, (1 << 32) - 1).astype(np.uint32) for i in range(2)]
+    return np.stack(halves, axis=1).view(np.int32)
+
+
+def random_pixels(keys: torch.Tensor, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Random values, in the bits of `dtype` (see `as_bits`), evenly from 0 to its largest.
+
+    The upper bits of mix(mix(place ^ key 0) ^ key 1), where mix is the 32-bit finalizer "lowbias32" (Wellons,
+    "Prospecting for hash functions", 2018) and place = (row * W + column) * C + channel: whatever shape is asked for,
+    a place in a sample has one value.
+
+    Args:
+        keys: int32 (..., 2), broadcast against `places` without its last dimension.
+        places: int32 (...).
+        dtype: torch.uint8 or torch.uint16.
+    """
+    words = _mix(_mix(places ^ keys[..., 0]) ^ keys[..., 1])
+    bits = 8 * dtype.itemsize
+    return ((words >> (32 - bits)) & ((1 << bits) - 1)).to(torch.uint8 if bits == 8 else torch.int16)
+
+
+def _mix(words: torch.Tensor) -> torch.Tensor:
+    # int32 products wrap on every device; >> carries the sign along, so what comes in from above is masked off.
+    words = (words ^ ((words >> 16) & 0xFFFF)) * 0x7FEB352D
+    words = (words ^ ((words >> 15) & 0x1FFFF)) * (0x846CA68B - (1 << 32))
+    return words ^ ((words >> 16) & 0xFFFF)
+
+
+def _places(height: int, width: int, channels: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(height * width * channels, dtype=torch.int32, device=device).view(height, width, channels)
+
+
+def as_values(where: str, values: Any) -> tuple[float, ...]:
+    """One number, or one a channel, as floats. Raises OptionError, beginning with `where`, for anything else."""
+    numbers = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
+    if not numbers or not all(is_number(number) and math.isfinite(number) for number in numbers):
+        raise OptionError(f"{where}={values!r}): give one number, or one a channel.")
+    return tuple(float(number) for number in numbers)
+
+
+def check_values(where: str, values: tuple[float, ...], spec: ImageSpec) -> None:
+    """Raises OptionError, beginning with `where`, unless pixels of such integer images can hold the values."""
+    if len(values) not in (1, spec.channels):
+        raise OptionError(
+            f"{where}={values}): {len(values)} values for images of {spec.channels} channels. "
+            f"Give one value, or one a channel."
+        )
+    limits = torch.iinfo(spec.dtype)
+    if any(not limits.min <= value <= limits.max or value != int(value) for value in values):
+        raise OptionError(
+            f"{where}={values}): the images are {spec.dtype}, so it is a whole number from {limits.min} to "
+            f"{limits.max}. Give it in the images' units, for example 255 * mean."
+        )
+
+
+def _check_integers(name: str, spec: ImageSpec) -> None:
+    if spec.dtype not in (torch.uint8, torch.uint16):
+        raise OptionError(
+            f"{name}: images are {spec.dtype}, and it erases in uint8 or uint16 images. Put it before Normalize."
+        )
+
+
+def _fill(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
+    # torch fills uint16 from whole numbers only, so by way of float64 and int64.
+    filled = torch.tensor(values, dtype=torch.float64).to(torch.int64).expand(images.shape[1])
+    return filled.to(images.dtype).contiguous()
+
+
+def _ends(name: str, ends: object) -> tuple[float, float]:
+    where = f"RandomErasing({name}={ends!r})"
+    if not isinstance(ends, Sequence) or len(ends) != 2 or not all(map(is_number, ends)):
+        raise OptionError(f"{where}: give the least and the greatest as (min, max).")
+    low, high = float(ends[0]), float(ends[1])
+    if not (low <= high < math.inf):
+        raise OptionError(f"{where}: the least comes first, and both are finite. Write ({high:g}, {low:g})?")
+    return low, high
