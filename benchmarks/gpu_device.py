@@ -1,0 +1,149 @@
+"""The machine under `gpu.py`: a CUDA device, or the CPU in its place, where the plumbing is tried.
+
+Device work is asynchronous: what is timed is waited for, or lies between two events on the device itself.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import torch
+
+from gpu_meter import PretendNvml
+
+_CALIBRATION_CYCLES = 50_000_000
+
+
+class Event(Protocol):
+    """A point in the device's work."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds from this point to a later one."""
+        ...
+
+
+class Device(Protocol):
+    """What the sections ask of the machine they measure.
+
+    Attributes:
+        kind: "cuda", or "cpu" where figures mean nothing.
+        torch: where tensors are made.
+        loader: what `FastLoader(device=...)` is given.
+    """
+
+    kind: str
+    torch: torch.device
+    loader: str | None
+
+    def facts(self) -> dict[str, Any]:
+        """Name, memory and what else tells one device from another."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all it was given."""
+        ...
+
+    def event(self, *, blocking: bool = False) -> Event:
+        """An event; a blocking one is waited for without keeping a CPU core busy."""
+        ...
+
+    def delay(self, seconds: float) -> None:
+        """Keeps the device busy for about so long; returns at once."""
+        ...
+
+    def nvml(self) -> Any:
+        """The module that reads the device's counters (pynvml), or one like it."""
+        ...
+
+
+class CudaDevice:
+    """The current CUDA device."""
+
+    kind, loader = "cuda", "cuda"
+
+    def __init__(self) -> None:
+        self.torch = torch.device("cuda", torch.cuda.current_device())
+        self._cycles_per_s = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        properties = torch.cuda.get_device_properties(self.torch)
+        return {
+            "name": properties.name,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "multiprocessors": properties.multi_processor_count,
+            "l2_mib": round(getattr(properties, "L2_cache_size", 0) / 2**20, 1),
+            "capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch)
+
+    def event(self, *, blocking: bool = False) -> Event:
+        return torch.cuda.Event(enable_timing=True, blocking=blocking)
+
+    def delay(self, seconds: float) -> None:
+        if not self._cycles_per_s:
+            begin, end = self.event(), self.event()
+            for _ in range(3):  # the first ones load the kernel and bring up the clock
+                begin.record()
+                torch.cuda._sleep(_CALIBRATION_CYCLES)
+                end.record()
+                end.synchronize()
+            self._cycles_per_s = _CALIBRATION_CYCLES / begin.elapsed_time(end) * 1e3
+        torch.cuda._sleep(int(seconds * self._cycles_per_s))
+
+    def nvml(self) -> Any:
+        import pynvml
+
+        return pynvml
+
+
+class _HostEvent:
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: _HostEvent) -> float:
+        return (end.at - self.at) * 1e3
+
+
+class CpuDevice:
+    """The CPU where a CUDA device is expected: every line of the sections runs, and no figure means anything."""
+
+    kind, loader = "cpu", None
+    torch = torch.device("cpu")
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": "cpu, not a GPU figure"}
+
+    def synchronize(self) -> None:
+        pass
+
+    def event(self, *, blocking: bool = False) -> Event:
+        return _HostEvent()
+
+    def delay(self, seconds: float) -> None:
+        pass
+
+    def nvml(self) -> Any:
+        return PretendNvml()
+
+
+def open_device(kind: str) -> Device:
+    """The device of that kind: "cuda" or "cpu"."""
+    if kind == "cpu":
+        torch.set_num_threads(1)  # tiny tensors: teams of threads would take a hundred times as long
+        return CpuDevice()
+    return CudaDevice()
