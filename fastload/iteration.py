@@ -110,9 +110,7 @@ class Iteration:
         self._stream = stages.feed.stream(
             planned, lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step), epoch
         )
-        self._batches = to_device(
-            self._stream, stages.backend, slots_in_copy=SLOTS_IN_COPY, views=stages.feed.views
-        )
+        self._batches = to_device(self._stream, stages.backend, slots_in_copy=SLOTS_IN_COPY, views=stages.feed.views)
         counter.begun_s = counter.last_s = time.perf_counter()
 
     def __iter__(self) -> Iteration:

@@ -36,8 +36,8 @@ def coloured(
                 values = _blend(values, tl.where(op == CONTRAST, mean, 0.0), factor)
         return values, gray
     else:
-        HALF: tl.constexpr = values.shape[0] * values.shape[1] // 4
-        even, odd = tl.split(tl.reshape(values, [HALF, 2, 2]))
+        PIXELS: tl.constexpr = values.shape[0] * values.shape[1] // 4
+        even, odd = tl.split(tl.reshape(values, [PIXELS, 2, 2]))
         red, blue = tl.split(even)
         green, _ = tl.split(odd)
         level = tl.zeros_like(red)

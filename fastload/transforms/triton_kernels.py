@@ -84,6 +84,8 @@ def augment(
     else:
         target = output + sample.to(tl.int64) * (height * width * CHANNELS)
         if LANES == CHANNELS:
+            # The hint says that neighbours are not known to be adjacent. Else stores become wide, in a layout other than
+            # that of the loads, and every row goes through shared memory to change it.
             target += tl.max_contiguous(lanes, [1, 1])
         else:
             target += lanes // LANES * CHANNELS + lanes % LANES
@@ -147,7 +149,7 @@ def _paint(
     STRIDE_X: tl.constexpr,
     STRIDE_C: tl.constexpr,
     CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr,  # along each axis: 1 nothing is resized, 2, 3, or 0: counted here
+    TAPS: tl.constexpr,  # along each axis: 1 (nothing is resized), 2, 3, or 0 for as many as it takes
     BLOCK_X: tl.constexpr,
 ) -> None:
     """The rows of one program, each through all its steps."""

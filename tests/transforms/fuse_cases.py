@@ -56,7 +56,9 @@ def main() -> None:
             scale = 1 / 255 / min(part.normalize.std) if part.normalize else 1
             # A level by which the resize was rounded otherwise may grow by the factors of colour, at most 1.4 each.
             levels = (got.float() - expected.float()).abs() / scale
-            rounding = 2 * torch.finfo(expected.dtype).eps * expected.float().abs().max() / scale if part.normalize else 0
+            rounding = (
+                2 * torch.finfo(expected.dtype).eps * expected.float().abs().max() / scale if part.normalize else 0
+            )
             most = 3.5 if part.colours else 1
             assert levels.max() <= most + rounding + 1e-3, f"{name}: {levels.max()} levels"
             assert (levels > 0.01 + rounding).float().mean() < 0.2, f"{name}: too many differ"

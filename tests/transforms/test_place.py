@@ -1,4 +1,4 @@
-"""Resizing against a float64 reference written out here, and against Pillow; each way of doing it against the others."""
+"""Resizing against a float64 reference and against Pillow; each way of doing it against the others."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def test_the_way_without_torchscript_gives_the_same(placement):
 
 def test_the_way_without_torchscript_uses_opencv_where_it_is_installed():
     pytest.importorskip("cv2", reason="the extra [cpu-aug] is not installed")
-    placement = resized(np.array([2, 0, 5]), np.array([1, 0, 3]), np.array([20, 23, 9]), np.array([17, 19, 9]), (31, 29))
+    windows_of = [(2, 1, 20, 17), (0, 0, 23, 19), (5, 3, 9, 9)]
+    placement = resized(*np.array(windows_of).T, (31, 29))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(place, "available", lambda: False)
         for channels in (1, 3):

@@ -1,0 +1,50 @@
+"""Boxes and points in the forms that files have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fastload.transforms import CenterCrop, Draws, Normalize, RandAugment, RandomHorizontalFlip, apply_transforms
+from fastload.transforms.coordinates import Coordinates
+
+FLIP = RandomHorizontalFlip(1)
+IMAGES = torch.zeros(2, 3, 10, 20, dtype=torch.uint8)
+
+
+def moved(transforms, name, values, kind):
+    fields = {"images": IMAGES, name: torch.as_tensor(values)}
+    draws = Draws(0, 0, np.arange(len(IMAGES)))
+    return apply_transforms(transforms, fields, draws, coordinates={name: Coordinates(kind)})[name]
+
+
+def test_boxes_keep_the_form_they_came_in():
+    corners = moved([FLIP], "bbox", [[2, 3, 6, 9]] * 2, "xyxy")
+    sizes = moved([FLIP], "bbox", [[2, 3, 4, 6]] * 2, "xywh")
+    assert corners.tolist() == [[14, 3, 18, 9]] * 2 and corners.dtype == torch.float32
+    assert sizes.tolist() == [[14, 3, 4, 6]] * 2
+
+
+def test_boxes_are_cut_off_at_the_edges_and_may_vanish():
+    crop = CenterCrop((10, 10))  # columns 5 to 15
+    assert moved([crop], "bbox", [[2, 0, 6, 5], [0, 0, 4, 5]], "xyxy").tolist() == [[0, 0, 1, 5], [0, 0, 0, 5]]
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 2, 2)])
+def test_points_keep_their_shape_and_may_leave_the_image(shape):
+    points = torch.tensor([[1, 2, 19, 9]] * 2).reshape(shape)
+    result = moved([CenterCrop((10, 10)), FLIP], "landmarks", points, "points")
+    assert result.shape == shape and result.reshape(2, 4).tolist() == [[13, 2, -5, 9]] * 2
+
+
+def test_policies_move_them_as_well():
+    values = torch.tensor([[2.0, 3, 6, 9]] * 2)
+    policy = RandAugment(num_ops=4, magnitude=20)
+    result = moved([policy], "bbox", values, "xyxy")
+    assert result.shape == (2, 4) and (result[:, 0] <= result[:, 2]).all() and (result[:, :2] >= 0).all()
+
+
+def test_without_a_transform_that_moves_pixels_they_stay_as_they_are():
+    result = moved([Normalize([0.5] * 3, [0.5] * 3)], "bbox", [[2, 3, 4, 6]] * 2, "xywh")
+    assert result.dtype == torch.int64 and result.tolist() == [[2, 3, 4, 6]] * 2
