@@ -110,7 +110,9 @@ class Iteration:
         self._stream = stages.feed.stream(
             planned, lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step)
         )
-        self._batches = to_device(self._stream, stages.backend, slots_in_copy=SLOTS_IN_COPY)
+        self._batches = to_device(
+            self._stream, stages.backend, slots_in_copy=SLOTS_IN_COPY, begin_copy=stages.feed.begin_copy
+        )
         counter.begun_s = counter.last_s = time.perf_counter()
 
     def __iter__(self) -> Iteration:
@@ -149,7 +151,7 @@ class Iteration:
         counter = self._counter
         try:
             if self._batch is None:
-                self._batch = next(self._batches)
+                self._batch = next(self._batches).gathered()
                 source = self._batch.source
                 self._num_valid = self._count_valid(source.planned)
                 counter.fresh += self._num_valid
