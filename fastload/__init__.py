@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fastload import transforms
     from fastload.dataset import PackedDataset
     from fastload.errors import (
+        CacheError,
         FastloadError,
         FileChangedError,
         FormatError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fastload.verify import verify_file
 
 __all__ = [
+    "CacheError",
     "ChunkBatchSampler",
     "ChunkSampler",
     "ChunkWindow",
@@ -65,6 +67,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CacheError": "fastload.errors",
     "ChunkBatchSampler": "fastload.samplers",
     "ChunkSampler": "fastload.samplers",
     "ChunkWindow": "fastload.plan",

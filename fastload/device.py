@@ -23,7 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from dataclasses import field as dataclass_field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -61,6 +62,19 @@ class Readiness(Protocol):
 Host = TypeVar("Host", bound=HostBatch)
 
 
+class Stored(Protocol):
+    """A field of a batch whose rows lie in a store on the device and are not gathered yet."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What `gather` reads of the device's memory."""
+        ...
+
+    def gather(self) -> torch.Tensor:
+        """The field as a new tensor, by the caller's current stream."""
+        ...
+
+
 @dataclass(frozen=True)
 class DeviceBatch(Generic[Host]):
     """A batch on its device.
@@ -69,14 +83,35 @@ class DeviceBatch(Generic[Host]):
         source: the ring's batch it was made from, for what lies beside the arrays. On CUDA its arrays must not be read
             any more: the slot may be filled again.
         fields: tensors by name; "images" is (B, C, H, W) in channels_last memory.
+        stored: further fields by name, not gathered yet.
     """
 
     source: Host
     fields: dict[str, torch.Tensor]
+    stored: Mapping[str, Stored] = dataclass_field(default_factory=dict)
+
+    def gathered(self) -> DeviceBatch[Host]:
+        """The batch with each field but images a tensor, gathered by the caller's current stream.
+
+        Images are left to the transforms, which read them anyway.
+        """
+        if not self.stored:
+            return self
+        gathered = {name: stored.gather() for name, stored in self.stored.items() if name != "images"}
+        images = {name: stored for name, stored in self.stored.items() if name == "images"}
+        return DeviceBatch(self.source, self.fields | gathered, images)
 
 
+class DeviceMemory(NamedTuple):
+    """Bytes of a device's memory: those that can be had now, and all."""
+
+    free: int
+    total: int
+
+
+@runtime_checkable
 class Backend(Protocol):
-    """What the stage needs of a device: one side stream, events on it, pinned memory."""
+    """What the stages need of a device: one side stream, events on it, pinned memory, and room for rows."""
 
     def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
         """Host memory the device reads by itself, (num_bytes,), page-aligned; freed with the array's last view."""
@@ -92,6 +127,22 @@ class Backend(Protocol):
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
         """A new device tensor that will hold `host` once the side stream gets there; same shape and memory order."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """How much there is, and how much of it is free."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A new device tensor with nothing in it. Raises torch.cuda.OutOfMemoryError."""
+        ...
+
+    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
+        """Makes a device tensor hold `host` once the side stream gets there; same shape, dtype and memory order."""
+        ...
+
+    def drain(self) -> None:
+        """Waits on the host until the device has done all that it was given, on every stream."""
         ...
 
     def record(self) -> Any:
@@ -142,6 +193,21 @@ class CudaBackend:
     def copy(self, host: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(host, device=self.device).copy_(host, non_blocking=True)
 
+    def memory(self) -> DeviceMemory:
+        free, total = torch.cuda.mem_get_info(self.device)
+        # What torch holds and does not use it gives back to the driver when it runs out.
+        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return DeviceMemory(free + unused, total)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
+        destination.copy_(host, non_blocking=True)
+
+    def drain(self) -> None:
+        torch.cuda.synchronize(self.device)
+
     def record(self) -> torch.cuda.Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         event.record(self._stream)
@@ -160,12 +226,16 @@ class CudaBackend:
             tensor.record_stream(compute)
 
 
-def open_backend(device: str | torch.device | None) -> CudaBackend | None:
+def open_backend(device: str | torch.device | Backend | None) -> Backend | None:
     """The backend of a device; None for the CPU (`None`, "cpu"), where batches need no copy.
+
+    A `Backend` is taken as it is, so that whoever has no GPU can give a loader something that behaves like one.
 
     Raises:
         OptionError: not a device, one fastload does not feed, or a CUDA device that is not there.
     """
+    if isinstance(device, Backend):
+        return device
     try:
         wanted = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as exc:
@@ -197,12 +267,23 @@ def _index(device: torch.device) -> int | None:
     return cast("int | None", device.index)  # torch annotates it as int, and "cuda" has none
 
 
+BeginCopy = Callable[[Host, Backend], DeviceBatch[Host]]
+"""Gives the side stream the work that makes a batch out of a filled slot; called within `Backend.side_stream`."""
+
+
+def copy_fields(batch: Host, backend: Backend) -> DeviceBatch[Host]:
+    """Begins the copy of all arrays of a batch; see `BeginCopy`."""
+    # Uint8 over the bus: floats are made on the device.
+    return DeviceBatch(batch, {name: _copy(name, array, backend) for name, array in batch.arrays.items()})
+
+
 def to_device(
     batches: Iterable[Host],
     backend: Backend | None = None,
     *,
     slots_in_copy: int = 2,
     views: Mapping[str, torch.dtype] | None = None,
+    begin_copy: BeginCopy[Host] = copy_fields,
 ) -> Iterator[DeviceBatch[Host]]:
     """The batches on the device, in order; closing the iterator gives back every slot it holds.
 
@@ -211,12 +292,13 @@ def to_device(
         backend: of `open_backend`. None: the CPU, nothing is copied; the tensors are the arrays' memory.
         slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least as many, and two more so that
             it can fill one and hold one ready meanwhile.
+        begin_copy: what is done with a slot; not called on the CPU.
         views: on the CPU, fields that lie in their arrays as another dtype than they are, with what they are.
     """
     if backend is None:
         # No generator: its frame would keep the last batch alive, and its slot busy, while the user works on it.
         return map(functools.partial(_on_cpu, views or {}), batches)
-    return _copied(batches, backend, slots_in_copy)
+    return _copied(batches, backend, slots_in_copy, begin_copy)
 
 
 def fields_on_cpu(
@@ -240,7 +322,9 @@ def _on_cpu(views: Mapping[str, torch.dtype], batch: Host) -> DeviceBatch[Host]:
     return DeviceBatch(batch, fields_on_cpu(batch.arrays, views))
 
 
-def _copied(batches: Iterable[Host], backend: Backend, slots_in_copy: int) -> Iterator[DeviceBatch[Host]]:
+def _copied(
+    batches: Iterable[Host], backend: Backend, slots_in_copy: int, begin_copy: BeginCopy[Host]
+) -> Iterator[DeviceBatch[Host]]:
     assert slots_in_copy >= 1, "a batch in copy holds a slot"
     source = iter(batches)
     copying: deque[tuple[Any, Host]] = deque()  # slots that the device may still read, oldest first
@@ -255,17 +339,17 @@ def _copied(batches: Iterable[Host], backend: Backend, slots_in_copy: int) -> It
             return
         try:
             with backend.side_stream():
-                # Uint8 over the bus: floats are made on the device.
-                fields = {name: _copy(name, array, backend) for name, array in batch.arrays.items()}
+                device_batch = begin_copy(batch, backend)
         finally:
             # Also when memory ran out half way: what was begun still reads the slot.
             event = backend.record()
             copying.append((event, batch))
-        begun.append((event, DeviceBatch(batch, fields)))
+        begun.append((event, device_batch))
 
     def hand_over() -> DeviceBatch[Host]:
         event, batch = begun.popleft()
-        backend.hand_over(event, batch.fields.values())
+        stored = (tensor for field in batch.stored.values() for tensor in field.tensors)
+        backend.hand_over(event, (*batch.fields.values(), *stored))
         return batch
 
     try:

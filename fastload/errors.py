@@ -13,6 +13,7 @@ FastloadError
 ├── StateError         (ValueError)    a saved loader state belongs to other data or options
 ├── ShareError         (RuntimeError)  rank and world size cannot be known, or contradict
 ├── WorkerError        (RuntimeError)  a worker process raised, or died; names the sample
+├── CacheError         (MemoryError)   the rows to be kept in memory do not fit
 ├── SharedMemoryError  (OSError)       no memory for the batches that worker processes fill
 └── MissingExtraError  (ImportError)   an optional package is absent; the message names its extra
 
@@ -72,6 +73,10 @@ class ShareError(FastloadError, RuntimeError):
 
 class WorkerError(FastloadError, RuntimeError):
     """A worker process raised, with the sample's name and the worker's traceback in the message; or it died."""
+
+
+class CacheError(FastloadError, MemoryError):
+    """The rows that a loader was asked to keep in memory do not fit; the message says by how much."""
 
 
 class SharedMemoryError(FastloadError, OSError):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastload.augment import Augmentation, Augmenter
 from fastload.dataset import PackedDataset, as_handed_over
-from fastload.device import Backend
+from fastload.device import Backend, DeviceBatch, copy_fields
 from fastload.groups import Groups, group_size
 from fastload.inputs import OtherInput, PackedInput
 from fastload.plan import PlannedBatch
@@ -60,6 +60,10 @@ class Feed(Protocol):
         """
         ...
 
+    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch[FilledBatch]:
+        """What the device stage does with its batches; see `BeginCopy`."""
+        ...
+
     def close(self) -> None:
         """Closes what it opened. Batches handed over stay valid."""
         ...
@@ -86,6 +90,7 @@ class ThreadFeed:
     """
 
     usable = True
+    begin_copy = staticmethod(copy_fields)
 
     def __init__(
         self,
@@ -165,6 +170,8 @@ class ProcessFeed:
         announces: whether the kernel is told ahead which rows of a packed file come.
         chunk_rows: as in `ThreadFeed`.
     """
+
+    begin_copy = staticmethod(copy_fields)
 
     def __init__(
         self,

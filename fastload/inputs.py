@@ -54,8 +54,8 @@ class Input(Protocol):
     runs_python: bool
     at_once: bool
 
-    def resolve_shuffle(self, shuffle: Shuffle) -> ResolvedShuffle:
-        """The shuffle that is carried out. Raises OptionError for what is none."""
+    def resolve_shuffle(self, shuffle: Shuffle, *, kept: bool = False) -> ResolvedShuffle:
+        """The shuffle that is carried out; `kept` rows are not read again. Raises OptionError for what is none."""
         ...
 
     def identity(self) -> str:
@@ -99,13 +99,13 @@ class PackedInput:
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
         self.runs_python = dataset.transform is not None
 
-    def resolve_shuffle(self, shuffle: Shuffle) -> ResolvedShuffle:
+    def resolve_shuffle(self, shuffle: Shuffle, *, kept: bool = False) -> ResolvedShuffle:
         """See `Input.resolve_shuffle`."""
         # Without chunks, as in a subset or in contiguous storage, there is no window to read.
         chosen_by_file = shuffle is True or shuffle == "auto"
         resolved = "full" if chosen_by_file and not self.chunk_rows else resolve_shuffle(shuffle, self.shuffled)
         compressed = [name for name, _, _ in self.dataset.layout() if self._is_decoded_again(name)]
-        if resolved == "full" and compressed:
+        if resolved == "full" and compressed and not kept:
             warnings.warn(
                 f"{self.name}: {compressed[0]} is compressed in chunks, and full shuffle decodes a chunk for nearly "
                 f'every sample. shuffle="chunk" decodes each once an epoch; packing the original files with '
@@ -132,6 +132,10 @@ class PackedInput:
         """See `Input.rows_of`."""
         selected = self._selected
         return planned if selected is None else (batch._replace(rows=selected[batch.rows]) for batch in planned)
+
+    def rows_in_file(self, positions: range) -> range | NDArray[np.int64]:
+        """The rows that a part of `plan_rows` stands for, ascending, each once."""
+        return positions if self._selected is None else np.unique(self._selected[positions.start : positions.stop])
 
     def image_spec(self) -> tuple[tuple[int, int, int], torch.dtype]:
         """Shape (C, H, W) and dtype of an image as the file has it."""
@@ -191,7 +195,7 @@ class OtherInput:
         self._many = getattr(dataset, "__getitems__", None)
         self.at_once = bool(self._many)
 
-    def resolve_shuffle(self, shuffle: Shuffle) -> ResolvedShuffle:
+    def resolve_shuffle(self, shuffle: Shuffle, *, kept: bool = False) -> ResolvedShuffle:
         """See `Input.resolve_shuffle`."""
         return resolve_shuffle(shuffle, file_shuffled=False)
 

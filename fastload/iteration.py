@@ -15,12 +15,14 @@ import torch
 
 from fastload.augment import Augmentation
 from fastload.batch import Batch, DictBatch
+from fastload.cache import StoredImages
 from fastload.device import Backend, DeviceBatch, to_device
 from fastload.errors import OptionError
 from fastload.feed import SLOTS_IN_COPY, Feed
 from fastload.meter import LoaderStats
 from fastload.plan import EpochPlan, PlannedBatch, batch_seed
 from fastload.ring import FilledBatch
+from fastload.transforms.rows import ImageRows
 
 
 @dataclass
@@ -110,7 +112,13 @@ class Iteration:
         self._stream = stages.feed.stream(
             planned, lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step), epoch
         )
-        self._batches = to_device(self._stream, stages.backend, slots_in_copy=SLOTS_IN_COPY, views=stages.feed.views)
+        self._batches = to_device(
+            self._stream,
+            stages.backend,
+            slots_in_copy=SLOTS_IN_COPY,
+            begin_copy=stages.feed.begin_copy,
+            views=stages.feed.views,
+        )
         counter.begun_s = counter.last_s = time.perf_counter()
 
     def __iter__(self) -> Iteration:
@@ -149,7 +157,7 @@ class Iteration:
         counter = self._counter
         try:
             if self._batch is None:
-                self._batch = next(self._batches)
+                self._batch = next(self._batches).gathered()
                 source = self._batch.source
                 self._num_valid = self._count_valid(source.planned)
                 counter.fresh += self._num_valid
@@ -203,7 +211,10 @@ class Iteration:
             }
         result = fields
         if stages.augmentation is not None:
-            result = stages.augmentation.apply(fields, planned, epoch=position.plan.epoch, echo=echo)
+            given: dict[str, torch.Tensor | ImageRows] = dict(fields)
+            given |= {n: rows.in_place() for n, rows in device_batch.stored.items() if isinstance(rows, StoredImages)}
+            if "images" in given:
+                result = stages.augmentation.apply(given, planned, epoch=position.plan.epoch, echo=echo)
         if echo + 1 < stages.echo:
             # The user may write to a batch, and the next echo must not see it.
             result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}

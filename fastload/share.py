@@ -66,6 +66,34 @@ def local_world_size() -> int:
     return max(1, int(text)) if text.isdecimal() else 1
 
 
+def least_of_all_ranks(name: str, value: int, share: Share) -> int | None:
+    """The least of the values that the ranks give, or None when no process group of this share can be asked.
+
+    Agreed through the process group's store, without a collective: those would have to be called in one order with the
+    model's own. Each rank calls it equally often for a name; it returns when all have.
+
+    Raises:
+        ShareError: a rank did not say its value in time, or is gone.
+    """
+    if _process_group() != share:
+        return None
+    torch: Any = sys.modules["torch"]
+    return least_in_store(torch.distributed.distributed_c10d._get_default_store(), name, value, share)
+
+
+def least_in_store(store: Any, name: str, value: int, share: Share) -> int:
+    """`least_of_all_ranks` through a `torch.distributed.Store`."""
+    try:
+        turn = store.add(f"fastload/{name}/turns/{share.rank}", 1)
+        store.set(f"fastload/{name}/{turn}/{share.rank}", str(value))
+        return min(int(store.get(f"fastload/{name}/{turn}/{rank}")) for rank in range(share.world_size))
+    except RuntimeError as exc:  # a store's errors are subclasses, not all of them public
+        raise ShareError(
+            f"rank {share.rank} of {share.world_size} could not agree with the others on {name}: {exc}. Every rank has "
+            f"to make the loader, with the same options."
+        ) from exc
+
+
 def _process_group() -> Share | None:
     # A process group exists only where someone imported torch.
     torch: Any = sys.modules.get("torch")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.device import open_backend, to_device
+from fastload.device import DeviceMemory, open_backend, to_device
 from fastload.errors import OptionError
 
 POISON = 0xEE
@@ -41,9 +41,42 @@ class LateBackend:
         self.host_waits = 0
         self.compute_waits_for = LateEvent(0)
         self.readers: list[int] = []
+        self.room = DeviceMemory(free=2**40, total=2**40)
+        self.pinned = 0
+        self.computing = False
 
     def allocate(self, num_bytes):
         return np.full(num_bytes, POISON, dtype=np.uint8)
+
+    def pin(self, memory):
+        self.pinned += memory.nbytes
+
+        def undo():
+            assert not self.computing, "a kernel may still read this memory"
+            self.pinned -= memory_bytes
+
+        memory_bytes = memory.nbytes  # and not the memory, which would then never be freed
+        return undo
+
+    def memory(self):
+        return self.room
+
+    def empty(self, shape, dtype):
+        assert self.inside, "memory that the side stream did not ask for may still be read by another"
+        return self.garbage(torch.empty(shape, dtype=dtype))
+
+    def garbage(self, tensor):
+        tensor.view(torch.uint8).fill_(NOT_YET_COPIED)
+        return tensor
+
+    def fill(self, destination, host):
+        assert self.inside, "a copy on the compute stream"
+        self.queue.append((destination, host))
+        self.begun += 1
+
+    def drain(self):
+        self.run_until(LateEvent(self.begun))
+        self.computing = False
 
     @contextmanager
     def side_stream(self):
@@ -53,8 +86,7 @@ class LateBackend:
 
     def copy(self, host):
         assert self.inside, "a copy on the compute stream"
-        device = torch.empty_like(host)
-        device.view(torch.uint8).fill_(NOT_YET_COPIED)
+        device = self.garbage(torch.empty_like(host))
         self.queue.append((device, host))
         self.begun += 1
         return device
@@ -76,6 +108,7 @@ class LateBackend:
     def hand_over(self, event, tensors):
         assert not self.inside, "the side stream would wait for itself"
         self.compute_waits_for = event
+        self.computing = True
         self.readers += [tensor.untyped_storage().data_ptr() for tensor in tensors]
 
     def compute(self):

@@ -29,7 +29,7 @@ TORCH_FREE = [
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus"},
+    {"errors", "cpus", "memory"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
     {"layout", "pack", "read", "meter", "chunks", "info", "order_measures", "quality", "compare", "verify", "preview"},
     {"ring", "groups", "shared_memory"},
@@ -38,6 +38,7 @@ LAYERS = [
     {"augment", "inputs", "orders", "samplers", "worker", "torch_workers"},
     {"processes"},
     {"feed"},
+    {"cache", "cache_choice", "cache_load"},
     {"iteration"},
     {"loader"},
     {"cli"},
@@ -64,7 +65,7 @@ def test_an_exported_name_is_never_a_modules_name():
 
 
 def test_an_unknown_name_says_what_there_is():
-    with pytest.raises(AttributeError, match="offers ChunkBatchSampler"):
+    with pytest.raises(AttributeError, match="offers CacheError, ChunkBatchSampler"):
         _ = fastload.Fastloader  # type: ignore[attr-defined]
 
 

@@ -7,6 +7,7 @@ in sequence, `shares` cuts the sequence among ranks, `epoch` cuts batches, `stat
 from __future__ import annotations
 
 from .epoch import EpochPlan, PlannedBatch, batch_seed
+from .fixed_shares import with_shares_of
 from .options import ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_ends, resolve_shuffle
 from .permutation import permute, unpermute
 from .shares import Segment, rank_share
@@ -30,4 +31,5 @@ __all__ = [
     "state_from_dict",
     "state_to_dict",
     "unpermute",
+    "with_shares_of",
 ]

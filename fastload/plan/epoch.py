@@ -68,6 +68,10 @@ class EpochPlan:
     >>> [batch.valid.tolist() for batch in plan.batches(rank=1)][-1], plan.batch(1, 2).global_valid
     ([True, False], 2)
 
+    Fixed shares: the rows are cut into one contiguous piece a rank, the same in every epoch, and each epoch's order
+    permutes within the pieces; for ranks that keep their rows in memory and could not keep all. The world and batch
+    size cannot change within such an epoch.
+
     Attributes:
         rows: rows of the file to plan, contiguous: a split, or all. At most 2**48.
         chunk_rows: rows a chunk of the file holds (0: the file has none, then no chunk shuffle).
@@ -79,10 +83,12 @@ class EpochPlan:
             True needs to know the file: see `resolve_shuffle`.
         ends: "drop", "pad", "exact", or None for "drop" when shuffling, else "exact". Never None afterwards.
         segments: (world_size, batch_size, steps) of the finished parts, first to last. Merged afterwards.
+        fixed_shares: whether each rank has the same rows in every epoch. Every rank then needs a row, unless ends is
+            "drop".
 
     Raises:
         OptionError: an argument has no meaning.
-        StateError: the segments hold more steps than the epoch.
+        StateError: the segments hold more steps than the epoch, or with fixed shares are of other ranks or batches.
     """
 
     rows: range
@@ -95,6 +101,7 @@ class EpochPlan:
     shuffle: Shuffle = False
     ends: Ends | None = None
     segments: tuple[Segment, ...] = ()
+    fixed_shares: bool = False
 
     def __post_init__(self) -> None:
         _set_numbers(self)
@@ -109,6 +116,8 @@ class EpochPlan:
         object.__setattr__(self, "shuffle", shuffle)
         object.__setattr__(self, "ends", resolve_ends(self.ends, shuffle))
         object.__setattr__(self, "segments", merged(checked_segments(self.segments)))
+        if self.fixed_shares:
+            _check_fixed_shares(self)
         left = len(self.rows)
         for segment in self.segments:
             # Whatever ends the segment ran with: "drop" has no more steps than the others.
@@ -269,12 +278,36 @@ class EpochPlan:
         shuffle: ResolvedShuffle = resolve_shuffle(self.shuffle, file_shuffled=False)
         # The ranks that read first decide the windows; whoever comes later takes over the order that they left.
         world_size = self.segments[0].world_size if self.segments else self.world_size
-        return make_order(self.rows, self.chunk_rows, shuffle, seed=self.seed, epoch=self.epoch, world_size=world_size)
+        return make_order(
+            self.rows,
+            self.chunk_rows,
+            shuffle,
+            seed=self.seed,
+            epoch=self.epoch,
+            world_size=world_size,
+            fixed_shares=self.fixed_shares,
+        )
 
 
 def batch_seed(seed: int, epoch: int, rank: int, step: int) -> int:
     """What user code in Python draws its random numbers from, for one batch: 64 bits, whichever worker makes it."""
     return derive_key(seed, epoch, _USER_CODE, rank, step)
+
+
+def _check_fixed_shares(plan: EpochPlan) -> None:
+    if plan.ends != "drop" and len(plan.rows) < plan.world_size:
+        raise OptionError(
+            f"fixed shares: {len(plan.rows)} rows do not give each of {plan.world_size} ranks a row of its own to "
+            f"repeat (ends={plan.ends!r}). Use fewer ranks, or ends='drop'."
+        )
+    for segment in plan.segments:
+        # What is left of an epoch would be cut anew, and ranks be given rows that others keep.
+        if segment[:2] != (plan.world_size, plan.batch_size):
+            raise StateError(
+                f"an epoch of fixed shares goes on only with the world and batch size that it began with: "
+                f"{segment.world_size} and {segment.batch_size}, not {plan.world_size} and {plan.batch_size}. Change "
+                f"them between epochs."
+            )
 
 
 def _set_numbers(plan: EpochPlan) -> None:

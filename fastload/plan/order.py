@@ -15,24 +15,36 @@ from numpy.typing import NDArray
 
 from .options import ChunkWindow, ResolvedShuffle
 from .permutation import BLOCK, blockwise, derive_key, permute, subkey, subkeys, unpermute_one
-from .shares import Positions, share_bounds
+from .shares import Positions, rank_share, share_bounds
 
 RowsAt = Callable[[Positions], NDArray[np.int64]]
 
 # One number a use, so that no two permutations of an epoch share a key.
 _FULL, _CHUNKS, _WINDOWS = 1, 2, 3
+_PIECES = 5  # 4 is user code's, in `epoch`
 
 
 def make_order(
-    rows: range, chunk_rows: int, shuffle: ResolvedShuffle, *, seed: int, epoch: int, world_size: int
+    rows: range,
+    chunk_rows: int,
+    shuffle: ResolvedShuffle,
+    *,
+    seed: int,
+    epoch: int,
+    world_size: int,
+    fixed_shares: bool = False,
 ) -> RowsAt:
     """The function from positions, int64 (P,) in [0, len(rows)), to rows of the file, int64 (P,).
 
     Args:
         rows: the rows planned, step 1.
         chunk_rows: rows a chunk of the file holds; chunk c holds rows c * chunk_rows and on. Only for ChunkWindow.
-        world_size: the ranks that first share the sequence; only windows depend on it, since none crosses a share.
+        world_size: the ranks that first share the sequence; without fixed shares only windows depend on it, since none
+            crosses a share.
+        fixed_shares: whether each rank's share of the sequence is the same piece of the rows in every epoch.
     """
+    if fixed_shares and world_size > 1:
+        return PieceOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size)
     if shuffle is False:
         return FileOrder(rows)
     if shuffle == "full":
@@ -205,3 +217,57 @@ class ChunkOrder:
         # Neighbouring positions share their chunks: permute each chunk once.
         table = blockwise(permuted, np.arange(lowest, highest + 1))
         return blockwise(lambda part: table[part - lowest], places)
+
+
+@dataclass(frozen=True)
+class PieceOrder:
+    """The rows cut into one contiguous piece a rank, each piece in an order of its own.
+
+    The pieces are the shares of the sequence themselves, so whoever cuts the sequence among the same ranks gives every
+    rank rows of its own piece, in every epoch. With rows 0..6 and 2 ranks, two epochs of full shuffle:
+
+        position  0 1 2 3 | 4 5 6
+        epoch 0   1 0 3 2 | 6 4 5
+        epoch 1   3 2 1 0 | 5 4 6
+    """
+
+    rows: range
+    chunk_rows: int
+    shuffle: ResolvedShuffle
+    seed: int
+    epoch: int
+    world_size: int
+
+    def __call__(self, positions: Positions) -> NDArray[np.int64]:
+        """Rows of the file at positions of the epoch's sequence."""
+        if not positions.size:
+            return positions.copy()
+        ends = np.array([positions.min(), positions.max()])
+        first, last = share_bounds(ends, len(self.rows), self.world_size)[0].tolist()
+        if first == last:  # one rank's, as always when it plans its batches
+            return self._order_of(first)(blockwise(lambda part: part - first, positions))
+        rows = np.empty(positions.size, np.int64)
+        firsts, _ = share_bounds(positions, len(self.rows), self.world_size)
+        for first in set(firsts.tolist()):
+            here = firsts == first
+            rows[here] = self._order_of(first)(positions[here] - first)
+        return rows
+
+    def _order_of(self, first: int) -> RowsAt:
+        """The order of the piece that begins at this position of the rows."""
+        if first not in self._orders:
+            short, longer = divmod(len(self.rows), self.world_size)
+            border = longer * (short + 1)
+            rank = first // (short + 1) if first < border else longer + (first - border) // short
+            share = rank_share(len(self.rows), rank=rank, world_size=self.world_size)
+            piece = range(self.rows.start + share.start, self.rows.start + share.stop)
+            # Else pieces of one length would be permuted alike, and the ranks' batches be neighbours in pairs.
+            seed = derive_key(self.seed, _PIECES, rank)
+            self._orders[first] = make_order(
+                piece, self.chunk_rows, self.shuffle, seed=seed, epoch=self.epoch, world_size=1
+            )
+        return self._orders[first]
+
+    @cached_property
+    def _orders(self) -> dict[int, RowsAt]:
+        return {}

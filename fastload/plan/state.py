@@ -12,6 +12,7 @@ from .shares import Segment, checked_segments
 
 STATE_VERSION = 1
 _KEYS = frozenset(("version", "header_digest", "seed", "epoch", "shuffle", "ends", "echo", "echo_position", "segments"))
+_LATER_KEYS = frozenset(("fixed_shares",))  # always written, and absent in what earlier releases wrote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class PlanState:
         echo: times each batch is used, 1 or more.
         echo_position: echoes of the batch in hand that are done, in [0, echo). Its batch is not in segments yet.
         segments: what of the epoch is done: `EpochPlan.segments_after(steps)`.
+        fixed_shares: as in `EpochPlan`.
     """
 
     header_digest: str
@@ -36,6 +38,7 @@ class PlanState:
     echo: int = 1
     echo_position: int = 0
     segments: tuple[Segment, ...] = ()
+    fixed_shares: bool = False
 
 
 def state_to_dict(state: PlanState) -> dict[str, Any]:
@@ -56,6 +59,7 @@ def state_to_dict(state: PlanState) -> dict[str, Any]:
         "echo": int(state.echo),
         "echo_position": int(state.echo_position),
         "segments": [[int(number) for number in segment] for segment in state.segments],
+        "fixed_shares": bool(state.fixed_shares),
     }
 
 
@@ -74,8 +78,8 @@ def state_from_dict(data: object) -> PlanState:
             f"the loader state has version {data['version']!r}, this fastload reads version {STATE_VERSION}: "
             "install the release that wrote it, or begin the epoch anew without it"
         )
-    if data.keys() != _KEYS:
-        missing, unknown = sorted(_KEYS - data.keys()), sorted(map(str, data.keys() - _KEYS))
+    if data.keys() - _LATER_KEYS != _KEYS:
+        missing, unknown = sorted(_KEYS - data.keys()), sorted(map(str, data.keys() - _KEYS - _LATER_KEYS))
         raise StateError(f"the loader state is damaged: keys missing: {missing}, unknown: {unknown}")
     if not isinstance(data["header_digest"], str):
         raise _bad("header_digest", data)
@@ -84,6 +88,9 @@ def state_from_dict(data: object) -> PlanState:
             raise _bad(name, data)
     if data["echo_position"] >= data["echo"]:
         raise _bad("echo_position", data)
+    fixed_shares = data.get("fixed_shares", False)
+    if not isinstance(fixed_shares, bool):
+        raise _bad("fixed_shares", data)
     shuffle = _shuffle_from(data)
     try:
         ends = resolve_ends(data["ends"], shuffle)
@@ -93,7 +100,7 @@ def state_from_dict(data: object) -> PlanState:
     if data["ends"] is None:
         raise _bad("ends", data)
     numbers = {name: data[name] for name in ("header_digest", "seed", "epoch", "echo", "echo_position")}
-    return PlanState(**numbers, shuffle=shuffle, ends=ends, segments=segments)
+    return PlanState(**numbers, shuffle=shuffle, ends=ends, segments=segments, fixed_shares=fixed_shares)
 
 
 def check_state(state: PlanState, *, header_digest: str, seed: int, shuffle: ResolvedShuffle) -> None:

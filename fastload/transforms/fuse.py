@@ -123,11 +123,14 @@ def run_pass(
         output: on the CPU, memory for the result, in its shape, dtype and memory order.
     """
     device = images.samples.device if isinstance(images, ImageRows) else images.device
-    if device.type != "cpu" and kernel_runs():
-        return _by_kernel(part, images, spec, draws, device)
+    if device.type != "cpu":
+        if kernel_runs():
+            images = images if _readable(images) else gathered(images)
+            return _by_kernel(part, images, part.placement(spec, draws), spec, draws, device)
+        images = gathered(images)
     if device.type == "cpu" and available() and _in_one_call(part, spec):
         return _placed_and_normalized(part, images, part.placement(spec, draws), output)
-    pixels = images.gather() if isinstance(images, ImageRows) else images
+    pixels = gathered(images)
     if part.places:
         pixels = place_images(pixels, part.placement(spec, draws), _pool)
     for index, transform in (*part.colours, *([part.eraser] if part.eraser else [])):
@@ -150,6 +153,26 @@ def _in_one_call(part: Pass, spec: ImageSpec) -> bool:
     return resizes or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
 
 
+def gathered(images: Images) -> torch.Tensor:
+    """The images as a batch, (B, C, H, W). A kernel fetches pinned rows over the bus, so that the CPU is left alone."""
+    if not isinstance(images, ImageRows):
+        return images
+    device = images.samples.device
+    if device.type != "cpu" and images.source.device.type == "cpu" and _readable(images) and kernel_runs():
+        zeros = np.zeros(len(images.samples), np.int64)
+        whole = windows(zeros, zeros, (images.spec.height, images.spec.width))
+        return _by_kernel(Pass(), images, whole, images.spec, Draws(0, 0, zeros), device)
+    return images.gather()
+
+
+def _readable(images: Images) -> bool:
+    """Whether the kernel can read the pixels where they are: uint8, on the device or in pinned memory of the host."""
+    if not isinstance(images, ImageRows):
+        return True
+    source = images.source
+    return source.dtype == torch.uint8 and (source.device.type != "cpu" or source.is_pinned())
+
+
 @functools.cache
 def kernel_runs() -> bool:
     """Whether CUDA batches go through the Triton kernel; warns, once, if they do not."""
@@ -163,8 +186,9 @@ def kernel_runs() -> bool:
     return False
 
 
-def _by_kernel(part: Pass, images: Images, spec: ImageSpec, draws: Draws, device: torch.device) -> torch.Tensor:
-    placement = part.placement(spec, draws)
+def _by_kernel(
+    part: Pass, images: Images, placement: Placement, spec: ImageSpec, draws: Draws, device: torch.device
+) -> torch.Tensor:
     steps = [transform.steps(draws.stream(index)) for index, transform in part.colours]
     coloured = any(step.ops.shape[1] for step in steps)
     ops = np.concatenate([step.ops for step in steps], axis=1) if coloured else None

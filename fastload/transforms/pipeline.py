@@ -11,7 +11,7 @@ from fastload.errors import OptionError
 from fastload.transforms.buffers import OutputPool
 from fastload.transforms.coordinates import COORDINATE_FIELDS, Coordinates, as_handed_over, as_moved
 from fastload.transforms.draws import Draws
-from fastload.transforms.fuse import Images, Pass, passes_of, run_pass
+from fastload.transforms.fuse import Images, Pass, gathered, passes_of, run_pass
 from fastload.transforms.normalize import Normalize
 from fastload.transforms.place import place_masks
 from fastload.transforms.rows import ImageRows
@@ -119,7 +119,7 @@ def apply_transforms(
             images = run_pass(part, images, spec, draws, output if last else None)
         else:
             index, transform = part
-            images = images.gather() if isinstance(images, ImageRows) else images
+            images = gathered(images)
             if isinstance(transform, BatchTransform):
                 assert batch_draws is not None, "who runs transforms that mix samples says which batch it is"
                 mixed = transform.apply_batch({"images": images, **others}, batch_draws.stream(index))
@@ -129,7 +129,7 @@ def apply_transforms(
             else:
                 images = _called(transform, images)
         spec = ImageSpec.of(images)
-    images = images.gather() if isinstance(images, ImageRows) else images
+    images = gathered(images)
     others |= as_handed_over(moved, others, coordinates or {}, spec)
     return {name: images if name == "images" else others[name] for name in fields}
 

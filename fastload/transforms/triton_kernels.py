@@ -84,7 +84,7 @@ def augment(
     else:
         target = output + sample.to(tl.int64) * (height * width * CHANNELS)
         if LANES == CHANNELS:
-            # The hint says that neighbours are not known to be adjacent. Else stores become wide, in a layout other than
+            # The hint: neighbours are not known to be adjacent. Else stores become wide, in a layout other than
             # that of the loads, and every row goes through shared memory to change it.
             target += tl.max_contiguous(lanes, [1, 1])
         else:

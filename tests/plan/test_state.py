@@ -23,11 +23,12 @@ STATE = PlanState(
     ends=st.sampled_from(["drop", "pad", "exact"]),
     echo=st.integers(1, 5),
     segments=st.lists(st.builds(Segment, *[st.integers(1, 99)] * 3), max_size=4).map(tuple),
+    fixed_shares=st.booleans(),
 )
-def test_a_state_comes_back_equal_through_json(seed, epoch, shuffle, ends, echo, segments):
+def test_a_state_comes_back_equal_through_json(seed, epoch, shuffle, ends, echo, segments, fixed_shares):
     state = PlanState(
         header_digest="d", seed=seed, epoch=epoch, shuffle=shuffle, ends=ends, echo=echo, echo_position=echo - 1,
-        segments=segments,
+        segments=segments, fixed_shares=fixed_shares,
     )  # fmt: skip
     assert state_from_dict(json.loads(json.dumps(state_to_dict(state)))) == state
 
@@ -43,7 +44,14 @@ def test_the_dictionary_never_drifts():
         "echo": 3,
         "echo_position": 2,
         "segments": [[2, 32, 5], [3, 32, 1]],
+        "fixed_shares": False,
     }
+
+
+def test_a_state_written_before_there_were_fixed_shares_has_none():
+    data = state_to_dict(STATE)
+    del data["fixed_shares"]
+    assert state_from_dict(data) == STATE
 
 
 @pytest.mark.parametrize(
@@ -64,6 +72,7 @@ def test_the_dictionary_never_drifts():
         ({"echo_position": 3}, "echo_position is 3"),
         ({"segments": [[1, 2]]}, "segment"),
         ({"segments": None}, "segments=None"),
+        ({"fixed_shares": 1}, "fixed_shares is 1"),
         ({"more": 1}, r"unknown: \['more'\]"),
     ],
 )

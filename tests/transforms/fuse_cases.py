@@ -50,7 +50,7 @@ def main() -> None:
         draws = Draws(1, 2, rows.numpy())
         expected = run_pass(part, images[rows], spec, draws)
         for given in (images[rows], ImageRows(torch.from_numpy(values), rows)):
-            got = _by_kernel(part, given, spec, draws, cpu)
+            got = _by_kernel(part, given, part.placement(spec, draws), spec, draws, cpu)
             assert got.shape == expected.shape and got.dtype == expected.dtype, name
             assert got.permute(0, 2, 3, 1).is_contiguous(), name
             scale = 1 / 255 / min(part.normalize.std) if part.normalize else 1

@@ -123,7 +123,7 @@ def check(case: Case, device: str, *, interpreted: bool = False) -> None:
     assert output.shape == (case.batch, channels, *case.size)
     assert output.permute(0, 2, 3, 1).is_contiguous()
     found = output.permute(0, 2, 3, 1).double().cpu().numpy()
-    # What the floats may be off by, in levels. The interpreter of Triton 3.9 truncates to bfloat16, where GPUs round.
+    # What the floats may be off by, in levels. The interpreter (3.6 to 3.9) truncates to bfloat16, where GPUs round.
     ulp = 2.0 ** (1 if interpreted and case.dtype == torch.bfloat16 else 0)
     coarse = ulp * torch.finfo(case.dtype).eps / 2 * np.abs(found) / scale + 1e-3 if floats else 0.0
     levels = (found - shift) / scale
