@@ -6,10 +6,16 @@ Device work is asynchronous: what is timed is waited for, or lies between two ev
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import numpy as np
+import psutil
 import torch
+from numpy.typing import NDArray
 
+from fastload.device import DeviceMemory
 from gpu_meter import PretendNvml
 
 _CALIBRATION_CYCLES = 50_000_000
@@ -38,7 +44,7 @@ class Device(Protocol):
 
     kind: str
     torch: torch.device
-    loader: str | None
+    loader: Any
 
     def facts(self) -> dict[str, Any]:
         """Name, memory and what else tells one device from another."""
@@ -119,10 +125,51 @@ class _HostEvent:
         return (end.at - self.at) * 1e3
 
 
+class HostBackend:
+    """What `FastLoader` asks of a device, with memory and no streams: its device stage and caches run without one."""
+
+    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
+        return np.empty(num_bytes, np.uint8)
+
+    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None]:
+        return lambda: None
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def copy(self, host: torch.Tensor) -> torch.Tensor:
+        return host.clone(memory_format=torch.preserve_format)
+
+    def memory(self) -> DeviceMemory:
+        system = psutil.virtual_memory()
+        return DeviceMemory(system.available, system.total)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
+        destination.copy_(host)
+
+    def drain(self) -> None:
+        pass
+
+    def record(self) -> None:
+        return None
+
+    def finished(self, event: None) -> bool:
+        return True
+
+    def synchronize(self, event: None) -> None:
+        pass
+
+    def hand_over(self, event: None, tensors: Iterable[torch.Tensor]) -> None:
+        pass
+
+
 class CpuDevice:
     """The CPU where a CUDA device is expected: every line of the sections runs, and no figure means anything."""
 
-    kind, loader = "cpu", None
+    kind, loader = "cpu", HostBackend()
     torch = torch.device("cpu")
 
     def facts(self) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import gpu_data
 import gpu_pipelines as pipelines
 import harness
 from fastload import FastLoader, PackedDataset
-from fastload.errors import OptionError
 from fastload.format import read_header
 from gpu_bench import Bench
 from gpu_device import Device
@@ -49,17 +48,12 @@ def open_loader(
     bench: Bench, kind: str, batch: int, transform: Sequence[Any] = (), *, fields: Sequence[str] = ("images",),
     workers: int | None = None, cache: str | None = None,
 ) -> FastLoader:  # fmt: skip
-    """FastLoader of the packed photos or faces; what a machine without CUDA cannot have is told as absent."""
+    """FastLoader of the packed photos or faces."""
     options: dict[str, Any] = {"workers": workers} if workers else {}
     if cache is not None:
         options["cache"] = cache
     data = PackedDataset(bench.data / f"{kind}.h5", fields=list(fields))
-    try:
-        return FastLoader(data, batch, device=bench.device.loader, transform=list(transform), **options)
-    except OptionError as exc:
-        if cache is not None and bench.device.kind == "cpu":
-            raise pipelines.AbsentError(f"cache={cache!r}: {exc}") from exc
-        raise
+    return FastLoader(data, batch, device=bench.device.loader, transform=list(transform), **options)
 
 
 def plain_loader(bench: Bench, kind: str, batch: int, size: int, length: int) -> DataLoader[Any]:

@@ -75,18 +75,11 @@ def kernel_configurations() -> list[dict[str, int]]:
     return [dict(zip(("block_y", "block_x", "num_warps"), sizes, strict=True)) for sizes in kernel.configurations()]
 
 
-def _class(name: str) -> Any:
-    found = getattr(fast, name, None)
-    if found is None:
-        raise AbsentError(f"fastload.transforms has no {name} in this tree")
-    return found
-
-
 def augmentation(size: int, *, jitter: bool = False, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
     """RandomResizedCrop, flip, colour if wanted, Normalize."""
-    colour = [_class("ColorJitter")(**JITTER)] if jitter else []
+    colour = [fast.ColorJitter(**JITTER)] if jitter else []
     return [
-        _class("RandomResizedCrop")(size),
+        fast.RandomResizedCrop(size),
         fast.RandomHorizontalFlip(),
         *colour,
         fast.Normalize(MEAN, STD, dtype=dtype),
@@ -95,7 +88,7 @@ def augmentation(size: int, *, jitter: bool = False, dtype: torch.dtype = torch.
 
 def plain_resize(size: int, *, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
     """Resize and Normalize, as in evaluation."""
-    return [_class("Resize")((size, size)), fast.Normalize(MEAN, STD, dtype=dtype)]
+    return [fast.Resize((size, size)), fast.Normalize(MEAN, STD, dtype=dtype)]
 
 
 def apply(pipeline: Sequence[Any], images: torch.Tensor, epoch: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
     crops, resize, flips  ->  colour  ->  erasing  ->  Normalize
 
 A list is cut into passes of that form, and what fits in none runs by itself. Each step of a pass rounds as it does
-alone, so a pass changes a result by the one level that a resize may be rounded otherwise, and by what colour makes of it.
+alone, so a pass changes a result by the one level that a resize may round otherwise, and by what colour makes of it.
 On CUDA a pass is one kernel (`kernel.py`; two with contrast, which needs the mean of an image first). On the CPU crops,
 resizes, flips and Normalize are one call (`one_call.py`), and colour and erasing run in between.
 """
