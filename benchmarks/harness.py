@@ -129,6 +129,8 @@ class Journal:
 def _say(value: Any) -> str:
     if isinstance(value, dict) and "median" in value:
         return f"{_say(value['median'])} ({_say(value['lowest'])} to {_say(value['highest'])}, n={value['count']})"
+    if isinstance(value, list):
+        return f"({len(value)} values)"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)

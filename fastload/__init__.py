@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fastload.info import inspect_file
     from fastload.loader import FastLoader
     from fastload.pack import pack_images
-    from fastload.plan import ChunkWindow, EpochPlan
+    from fastload.plan import ChunkWindow, EpochPlan, MixedEcho
     from fastload.samplers import ChunkBatchSampler, ChunkSampler, DistributedChunkSampler
     from fastload.verify import verify_file
 
@@ -50,6 +50,7 @@ __all__ = [
     "ImageError",
     "MissingExtraError",
     "MissingFileError",
+    "MixedEcho",
     "OptionError",
     "OutputError",
     "PackError",
@@ -80,6 +81,7 @@ _HOMES = {
     "ImageError": "fastload.errors",
     "MissingExtraError": "fastload.errors",
     "MissingFileError": "fastload.errors",
+    "MixedEcho": "fastload.plan",
     "OptionError": "fastload.errors",
     "OutputError": "fastload.errors",
     "PackError": "fastload.errors",

@@ -11,7 +11,7 @@ FastloadError
 ├── MissingFileError   (FileNotFoundError)  there is no such file
 ├── FileChangedError   (RuntimeError)  the file was replaced or truncated while it was open
 ├── StateError         (ValueError)    a saved loader state belongs to other data or options
-├── ShareError         (RuntimeError)  rank and world size cannot be known, or contradict
+├── ShareError         (RuntimeError)  rank and world size cannot be known, or contradict; a rank does not answer
 ├── WorkerError        (RuntimeError)  a worker process raised, or died; names the sample
 ├── CacheError         (MemoryError)   the rows to be kept in memory do not fit
 ├── SharedMemoryError  (OSError)       no memory for the batches that worker processes fill
@@ -68,7 +68,7 @@ class StateError(FastloadError, ValueError):
 
 
 class ShareError(FastloadError, RuntimeError):
-    """Rank and world size cannot be known, or two sources of them disagree."""
+    """Rank and world size cannot be known, two sources of them disagree, or a rank does not answer the others."""
 
 
 class WorkerError(FastloadError, RuntimeError):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,34 +20,29 @@ from fastload.device import Backend, DeviceBatch, to_device
 from fastload.errors import OptionError
 from fastload.feed import SLOTS_IN_COPY, Feed
 from fastload.meter import LoaderStats
-from fastload.plan import EpochPlan, PlannedBatch, batch_seed
+from fastload.plan import Pace, PlannedBatch, Use, batch_seed
+from fastload.position import Position
 from fastload.ring import FilledBatch
 from fastload.transforms.rows import ImageRows
 
 
 @dataclass
-class Position:
-    """How far an epoch is; what a state saves.
+class Counter:
+    """The numbers behind `LoaderStats`, while they change.
 
     Attributes:
-        plan: of the epoch, or of what was left of it when it was resumed.
-        steps: of the plan's steps, those done.
-        echoes: times the next step's batch was used already.
+        clock: seconds, never back; all times are read from it.
+        batches: fresh ones.
+        asked: times a batch was asked for.
+        first_s, first_stall_s: when the first one was handed over, and what it was waited for: nobody works before.
     """
 
-    plan: EpochPlan
-    steps: int = 0
-    echoes: int = 0
-
-    def batches_left(self, echo: int) -> int:
-        """Batches still to be handed over, echoes included."""
-        return max(0, (self.plan.num_steps - self.steps) * echo - self.echoes)
-
-
-@dataclass
-class Counter:
-    """The numbers behind `LoaderStats`, while they change."""
-
+    clock: Callable[[], float] = time.perf_counter
+    echo: int = 1
+    batches: int = 0
+    asked: int = 0
+    first_s: float = 0.0
+    first_stall_s: float = 0.0
     fresh: int = 0
     consumed: int = 0
     steps: int = 0
@@ -59,8 +54,15 @@ class Counter:
     def snapshot(self) -> LoaderStats:
         """The numbers now."""
         return LoaderStats(
-            self.fresh, self.consumed, self.steps, self.last_s - self.begun_s, self.stall_s, self.bytes_read
+            self.fresh, self.consumed, self.steps, self.last_s - self.begun_s, self.stall_s, self.bytes_read, self.echo
         )
+
+    def pace(self) -> Pace:
+        """What the user's steps took and the batches after the first were waited for."""
+        if not self.steps:
+            return Pace()
+        stall_s = self.stall_s - self.first_stall_s
+        return Pace(self.batches - 1, self.asked - 1, stall_s, self.last_s - self.first_s - stall_s)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Stages:
         feed: what makes them.
         backend: of the device, None for the CPU.
         augmentation: done when a batch is handed over; None: nothing, or the feed has done it.
-        seed, echo: see `FastLoader`.
+        seed: see `FastLoader`.
         rank: of this process, part of what user code draws from.
     """
 
@@ -81,7 +83,6 @@ class Stages:
     backend: Backend | None
     augmentation: Augmentation | None
     seed: int
-    echo: int
     rank: int
 
 
@@ -91,22 +92,33 @@ class Iteration:
     Args:
         stages: what to run.
         planned: batches in order, with rows of the file.
-        position: moved on as batches are handed over.
+        position: moved on as batches are handed over; its schedule is decided.
         counter: counts them.
+        ended: told the pace once, when the pass is over, in the process that began it; never waits.
     """
 
-    def __init__(self, stages: Stages, planned: Iterator[PlannedBatch], position: Position, counter: Counter) -> None:
+    def __init__(
+        self,
+        stages: Stages,
+        planned: Iterator[PlannedBatch],
+        position: Position,
+        counter: Counter,
+        ended: Callable[[Pace], None] = lambda _: None,
+    ) -> None:
         self._stages = stages
         self._position = position
         self._counter = counter
-        self._batch: DeviceBatch[FilledBatch] | None = None  # in use, when it will be used again
+        self._uses = position.uses.uses(position.steps)
+        self._kept: dict[int, _Kept] = {}  # by number, batches that will be used again
+        self._num_read = 0
+        self._ended: Callable[[Pace], None] | None = ended
         # Two threads may ask the same iteration, and a new iter() in one may end it while another waits in it.
         self._lock = threading.RLock()
         self._displaced = False
         self._failure = ""  # what ended the pass before its end
         self._pid = os.getpid()
-        self._num_valid = 0  # of its samples, those that are no mere filling
-        self.num_batches = position.batches_left(stages.echo)
+        self.num_batches = position.steps_left
+        counter.echo = position.uses.factor
         self.running = True
         epoch = position.plan.epoch
         self._stream = stages.feed.stream(
@@ -119,7 +131,7 @@ class Iteration:
             begin_copy=stages.feed.begin_copy,
             views=stages.feed.views,
         )
-        counter.begun_s = counter.last_s = time.perf_counter()
+        counter.begun_s = counter.last_s = counter.clock()
 
     def __iter__(self) -> Iteration:
         return self
@@ -153,19 +165,18 @@ class Iteration:
             )
         if not self.running:
             raise StopIteration
-        asked_s = time.perf_counter()
         counter = self._counter
+        asked_s = counter.clock()
         try:
-            if self._batch is None:
-                self._batch = next(self._batches).gathered()
-                source = self._batch.source
-                self._num_valid = self._count_valid(source.planned)
-                counter.fresh += self._num_valid
-                counter.bytes_read += source.bytes_read
-                del source
-            counter.stall_s += time.perf_counter() - asked_s
-            return self._hand_over()
+            counter.asked += 1
+            use = next(self._uses, None)
+            # After the last use the stream is asked once more, ends by itself, and keeps its workers for the next pass.
+            while use is None or use.batch >= self._num_read:
+                self._read()
+            counter.stall_s += counter.clock() - asked_s
+            return self._hand_over(use)
         except StopIteration:
+            counter.last_s = counter.clock()  # the last step was done too
             self.close()
             raise
         except BaseException as error:
@@ -173,14 +184,26 @@ class Iteration:
             self.close()
             raise
         finally:
-            counter.last_s = time.perf_counter()
+            counter.last_s = counter.clock()
+            if counter.asked == 1:
+                counter.first_s, counter.first_stall_s = counter.last_s, counter.stall_s
+
+    def end_measuring(self) -> None:
+        """The pace so far is that of the pass, which the user left although it could go on."""
+        if self._pid != os.getpid():
+            return  # the lock may be held by a thread that a forked process has not
+        with self._lock:
+            ended, self._ended = self._ended, None
+            if ended is not None:
+                ended(self._counter.pace())
 
     def close(self) -> None:
         """Ends the pass: nothing reads any more when this returns. Batches handed over stay as they are."""
         if not self.running:
             return
         self.running = False
-        self._batch = None
+        self.end_measuring()
+        self._kept.clear()
         device_stage, self._batches = self._batches, iter(())
         if isinstance(device_stage, Generator):
             device_stage.close()  # gives back the slots whose copies still run
@@ -191,14 +214,24 @@ class Iteration:
         if getattr(self, "_batches", None) is not None and not _is_finalizing():
             self.close()
 
+    def _read(self) -> None:
+        batch = next(self._batches).gathered()
+        num_valid = self._count_valid(batch.source.planned)
+        counter = self._counter
+        counter.batches += 1
+        counter.fresh += num_valid
+        counter.bytes_read += batch.source.bytes_read
+        self._kept[self._num_read] = _Kept(batch, num_valid)
+        self._num_read += 1
+
     def _count_valid(self, planned: PlannedBatch) -> int:
         return int(np.count_nonzero(planned.valid)) if self._position.plan.ends == "exact" else len(planned.rows)
 
-    def _hand_over(self) -> Batch | DictBatch:
+    def _hand_over(self, use: Use) -> Batch | DictBatch:
         stages, position, counter = self._stages, self._position, self._counter
-        device_batch = self._batch
-        assert device_batch is not None, "there is no batch to hand over"
-        planned, fields, echo = device_batch.source.planned, device_batch.fields, position.echoes
+        last = use.echo + 1 == position.uses.factor
+        device_batch, num_valid = self._kept.pop(use.batch) if last else self._kept[use.batch]
+        planned, fields = device_batch.source.planned, device_batch.fields
         form, beside = device_batch.source.form, device_batch.source.beside
         # On the CPU they come from the plan, and so hold no slot.
         facts: dict[str, Any] = {"rows": planned.rows, "valid": planned.valid, "global_valid": planned.global_valid}
@@ -214,16 +247,13 @@ class Iteration:
             given: dict[str, torch.Tensor | ImageRows] = dict(fields)
             given |= {n: rows.in_place() for n, rows in device_batch.stored.items() if isinstance(rows, StoredImages)}
             if "images" in given:
-                result = stages.augmentation.apply(given, planned, epoch=position.plan.epoch, echo=echo)
-        if echo + 1 < stages.echo:
+                result = stages.augmentation.apply(given, planned, epoch=position.plan.epoch, echo=use.echo)
+        if not last:
             # The user may write to a batch, and the next echo must not see it.
             result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}
             facts |= {name: facts[name].copy() for name in ("rows", "valid") if isinstance(facts[name], np.ndarray)}
-            position.echoes += 1
-        else:
-            self._batch = None
-            position.steps, position.echoes = position.steps + 1, 0
-        counter.consumed += self._num_valid
+        position.steps += 1
+        counter.consumed += num_valid
         counter.steps += 1
         if form is None:
             return Batch.of([result[name] for name in stages.fields], facts)
@@ -231,6 +261,13 @@ class Iteration:
         if form.keys is not None:
             return DictBatch.of(dict(zip(form.keys, values, strict=True)), facts)
         return Batch.of(values, facts)
+
+
+class _Kept(NamedTuple):
+    """A batch in use, and of its samples those that are no mere filling."""
+
+    batch: DeviceBatch[FilledBatch]
+    num_valid: int
 
 
 def _own(tensor: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:

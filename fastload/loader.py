@@ -24,17 +24,18 @@ from fastload.cache_load import load_store
 from fastload.cpus import available_cpus
 from fastload.dataset import PackedDataset
 from fastload.device import open_backend
+from fastload.echo import open_echo
 from fastload.errors import OptionError, StateError
 from fastload.feed import Feed, ProcessFeed, ThreadFeed
 from fastload.inputs import PackedInput, as_input
-from fastload.iteration import Counter, Iteration, Position, Stages
+from fastload.iteration import Counter, Iteration, Stages
 from fastload.meter import LoaderStats
 from fastload.plan import (
     ChunkWindow,
+    Echo,
     Ends,
     EpochPlan,
     PlanState,
-    Segment,
     Shuffle,
     check_state,
     resolve_ends,
@@ -42,6 +43,7 @@ from fastload.plan import (
     state_to_dict,
     with_shares_of,
 )
+from fastload.position import Position, resumed
 from fastload.read import Read
 from fastload.read.readahead import has_read_ahead
 from fastload.samples import SampleLayout
@@ -83,7 +85,8 @@ class FastLoader:
             most 2 threads or 16 processes.
         device: None or "cpu" leaves batches where they were read; "cuda" copies them beside the computation.
         transform: list of transforms, run on the device, drawn anew for each sample, epoch and echo.
-        echo: times each batch is used.
+        echo: times each batch is used, augmented anew each time; `MixedEcho` keeps the uses of a batch apart; "auto"
+            chooses the times for each epoch, 1 to 4, from the last one's waits, and begins with 1.
         cache: "device" reads all rows once, at the first `iter()`, and keeps them in device memory; every epoch is
             then a gather there. Where they do not fit on each of several ranks, each keeps a fixed share, and the
             order is another one, which a warning tells. "host" keeps them in pinned memory, each rank its own copy;
@@ -93,7 +96,7 @@ class FastLoader:
     Raises:
         OptionError: an argument has no meaning, or there is not one whole batch.
         MissingFileError, FormatError, FileChangedError: the file is not there, cannot be read, or changed.
-        ShareError: rank and world size cannot be known.
+        ShareError: rank and world size cannot be known; (later, with echo="auto") a rank does not answer.
         WorkerError: (while iterating) the user's code raised, or a worker process died.
         SharedMemoryError: (while iterating) worker processes cannot share the memory of so many batches.
         CacheError: the rows to be kept are larger than memory.
@@ -111,14 +114,13 @@ class FastLoader:
         workers: int | None = None,
         device: str | torch.device | None = None,
         transform: Sequence[Any] = (),
-        echo: int = 1,
+        echo: Echo = 1,
         cache: CacheOption = None,
         read: Read = "map",
     ) -> None:
         data = as_input(source)
         if read not in ("map", "pread"):
             raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
-        _check_whole("echo", echo, least=1)
         if workers == 0 and data.runs_python:
             raise OptionError(
                 "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "
@@ -131,6 +133,7 @@ class FastLoader:
         self._read: Read = read
         self._share_option = share
         self._share = resolve_share(share)
+        self._echo = open_echo(echo, self._share)
         self._workers = workers or _default_workers(processes=data.runs_python)
         self._backend = open_backend(device)
         self._cache = choose_cache(cache, data, self._backend, self._share)
@@ -165,9 +168,9 @@ class FastLoader:
         self._end_active()
         check_share(self._share_option, self._share)
         self._data.check()
+        position = self._decided(self._next or Position(self._new_plan(self._last.plan.epoch + 1)))
         counter = Counter()
         feed = self._open_feed(counter)
-        position = self._next or Position(self._new_plan(self._last.plan.epoch + 1))
         self._next, self._last, self._finished = None, position, None
         self._stats = counter
         planned = self._data.rows_of(position.plan.batches(self._share.rank))
@@ -177,20 +180,20 @@ class FastLoader:
             backend=self._backend,
             augmentation=self._augmentation if self._at_hand_over else None,
             seed=self._seed,
-            echo=self.echo,
             rank=self._share.rank,
         )
-        iteration = Iteration(stages, planned, position, self._stats)
+        ended = functools.partial(self._echo.ended, factor=position.uses.factor)
+        iteration = Iteration(stages, planned, position, self._stats, ended)
         self._active = weakref.ref(iteration)
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
 
     def __len__(self) -> int:
         """Batches of the coming iteration on this rank, or of the running one from its beginning, echoes included."""
         if self._next is not None:
-            return self._next.batches_left(self.echo)
-        if self._active is not None and (iteration := self._active()) is not None and iteration.running:
+            return self._decided(self._next).steps_left
+        if (iteration := self._running()) is not None:
             return iteration.num_batches
-        return self._new_plan(0).num_steps * self.echo
+        return self._decided(Position(self._new_plan(0))).steps_left
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration that of an epoch. A loaded state of that very epoch stays loaded."""
@@ -199,7 +202,7 @@ class FastLoader:
             if (
                 loaded is not None
                 and loaded.plan.epoch == epoch
-                and (loaded is self._finished or loaded.plan.segments or loaded.echoes)
+                and (loaded is self._finished or loaded.plan.segments or loaded.steps)
             ):
                 self._next = loaded
                 return
@@ -215,11 +218,13 @@ class FastLoader:
 
         Taken in the loop body it counts the batch in hand as done.
         """
-        position = self._next or self._last
-        segments = position.plan.segments_after(position.steps)
-        if position.echoes:
-            # Whose batch is in hand: its echoes are done only for ranks and batches of this size.
-            segments = (*segments, Segment(self._share.world_size, self.batch_size, 0))
+        position = self._decided(self._next or self._last)
+        segments, echo_position = position.progress()
+        next_echo = None
+        if self._echo.chooses:
+            # In the loop body of the last step the other ranks may not have done theirs, and are not waited for.
+            over = position.finished and self._running() is None
+            next_echo = self._echo.next_schedule(0).factor if over else 0
         return state_to_dict(
             PlanState(
                 header_digest=self._data.identity(),
@@ -227,8 +232,10 @@ class FastLoader:
                 epoch=position.plan.epoch,
                 shuffle=self._shuffle,
                 ends=resolve_ends(position.plan.ends, self._shuffle),
-                echo=self.echo,
-                echo_position=position.echoes,
+                echo=position.uses.factor,
+                echo_position=echo_position,
+                echo_distance=position.uses.distance,
+                next_echo=next_echo,
                 segments=segments,
                 fixed_shares=position.plan.fixed_shares,
             )
@@ -237,8 +244,8 @@ class FastLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration the rest of the epoch that was saved, also with another world or batch size.
 
-        An epoch that was finished when it was saved is followed by the next one. Echoes of a batch that were done are
-        left out, unless the batches are other ones now.
+        An epoch that was finished when it was saved is followed by the next one. Batches that were in use, and were to
+        be used again, go on as they would have; where world, batch size or echo differ now they count as done.
 
         Raises:
             StateError: the state belongs to another file, seed or shuffle, or is damaged.
@@ -249,19 +256,14 @@ class FastLoader:
         check_state(loaded, header_digest=self._data.identity(), seed=self._seed, shuffle=self._shuffle)
         loaded = with_shares_of(self._new_plan(loaded.epoch), loaded, keeps_all=self._cache.place == "device")
         plan = self._new_plan(loaded.epoch, loaded.segments, fixed_shares=loaded.fixed_shares)
-        last = loaded.segments[-1] if loaded.segments else Segment(self._share.world_size, self.batch_size, 0)
-        same = last[:2] == (self._share.world_size, self.batch_size)
-        echoes = loaded.echo_position if same and loaded.echo == self.echo else 0
-        saved = replace(plan, world_size=last.world_size, batch_size=last.batch_size, ends=loaded.ends)
-        if loaded.segments and saved.num_steps == 0:
-            # What "drop" left out then may make whole batches now, but that epoch is over.
-            plan = replace(plan, segments=plan.segments_after(plan.num_steps))
+        position = resumed(loaded, plan, self._echo.schedule_of(plan.num_steps, loaded.echo))
         self._end_active()
         self._cache = replace(self._cache, fixed_shares=plan.fixed_shares)
-        position = Position(plan, echoes=echoes)
         self._last, self._next, self._finished = position, position, None
-        if plan.num_steps == 0:
+        self._echo.adopt(loaded.echo)
+        if position.plan.num_steps == 0:
             self._finished, self._next = position, Position(self._new_plan(loaded.epoch + 1))
+            self._echo.adopt(loaded.next_echo or loaded.echo)
 
     @property
     def stats(self) -> LoaderStats:
@@ -280,6 +282,18 @@ class FastLoader:
             "a FastLoader holds open files and threads or processes, and can be neither pickled nor copied; make "
             "another one of the same dataset, and give it this one's state_dict()"
         )
+
+    def _running(self) -> Iteration | None:
+        iteration = self._active() if self._active is not None else None
+        return iteration if iteration is not None and iteration.running else None
+
+    def _decided(self, position: Position) -> Position:
+        """The same position, with the echo factor of its epoch."""
+        if position.schedule is None:
+            if (iteration := self._running()) is not None:
+                iteration.end_measuring()
+            position.schedule = self._echo.next_schedule(position.plan.num_steps)
+        return position
 
     def _end_active(self) -> None:
         active = self._active() if self._active is not None else None

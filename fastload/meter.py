@@ -16,6 +16,7 @@ class LoaderStats:
         elapsed_s: from the beginning of the epoch to the last batch handed over, or to its end.
         stall_s: of these, the seconds that the training loop waited for a batch.
         bytes_read: copied from the file, for the fresh samples.
+        echo: times each batch is used in this epoch.
     """
 
     fresh_samples: int = 0
@@ -24,6 +25,7 @@ class LoaderStats:
     elapsed_s: float = 0.0
     stall_s: float = 0.0
     bytes_read: int = 0
+    echo: int = 1
 
     @property
     def fresh_samples_per_s(self) -> float:

@@ -42,7 +42,7 @@ def check_resume(
         stops: numbers of batches after which to stop; None for every one, 0 and the last included.
         through: what the state goes through on its way, as JSON.
         fresh: samples that a stage read in its last pass. The resumed pass must read no more than the unbroken one
-            read for the batches after the stop: nothing that was done is read again, but a batch between two echoes.
+            read for the batches after the stop: nothing that was done is read again, but batches between two echoes.
     """
     remake = remake or make
     unbroken = make()
@@ -72,7 +72,7 @@ def check_resume(
         read = fresh(resumed) if fresh else 0
         assert same(after, expected), f"stopped after {stop}: {_difference(after, expected)}"
         if fresh and stop < len(whole):
-            most = read_until[-1] - _read_before(read_until, stop)
+            most = read_until[-1] - read_until[stop] + _in_use(whole, read_until, stop)
             assert read <= most, f"stopped after {stop}: {read} samples are read, {most} were left"
         if stop < len(whole):
             assert same(run(resumed), following), f"stopped after {stop}: the next epoch differs"
@@ -114,10 +114,10 @@ def ended(iterator: Iterator[Any]) -> Iterator[Iterator[Any]]:
             iterator.close()
 
 
-def _read_before(read_until: list[int], stop: int) -> int:
-    """Samples read for the batches before number `stop`; one that is a further echo was read for the first of them."""
-    done = read_until[stop]
-    return done if read_until[stop + 1] > done else max((read for read in read_until if read < done), default=0)
+def _in_use(whole: list[Any], read_until: list[int], stop: int) -> int:
+    """Samples of the batches that were used before the stop and are used again after it; rows tell a batch."""
+    coming = {batch[-3] for batch in whole[stop:]}
+    return sum(read_until[i + 1] - read_until[i] for i in range(stop) if whole[i][-3] in coming)
 
 
 def _difference(got: list[Any], expected: list[Any]) -> str:

@@ -31,10 +31,25 @@ TORCH_FREE = [
 LAYERS = [
     {"errors", "cpus", "memory"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
-    {"layout", "pack", "read", "meter", "chunks", "info", "order_measures", "quality", "compare", "verify", "preview"},
+    {
+        "layout",
+        "pack",
+        "read",
+        "meter",
+        "chunks",
+        "info",
+        "order_measures",
+        "quality",
+        "position",
+        "compare",
+        "verify",
+        "preview",
+    },
     {"ring", "groups", "shared_memory"},
     {"threads"},
-    {"device", "transforms", "echo", "dataset", "share", "batch", "samples"},
+    {"device", "transforms", "dataset", "share", "batch", "samples"},
+    {"agreement"},
+    {"echo"},
     {"augment", "inputs", "orders", "samplers", "worker", "torch_workers"},
     {"processes"},
     {"feed"},
@@ -50,7 +65,7 @@ def test_the_export_list_is_this_and_each_name_is_there():
     assert "WorkerError" in tree and all(issubclass(getattr(errors, name), errors.FastloadError) for name in tree)
     assert set(fastload.__all__) == tree | {
         "ChunkBatchSampler", "ChunkSampler", "ChunkWindow", "DistributedChunkSampler", "EpochPlan", "FastLoader",
-        "PackedDataset", "inspect_file", "pack_images", "transforms", "verify_file",
+        "MixedEcho", "PackedDataset", "inspect_file", "pack_images", "transforms", "verify_file",
     }  # fmt: skip
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None

@@ -19,7 +19,7 @@ from check_resume import check_resume, run
 from torch.utils.data import TensorDataset
 
 import fastload
-from fastload import ChunkWindow, FastLoader, PackedDataset
+from fastload import ChunkWindow, FastLoader, MixedEcho, PackedDataset
 from fastload.layout import write_packed
 from fastload.sources.listing import Column
 from fastload.transforms import Normalize, RandomHorizontalFlip
@@ -61,6 +61,12 @@ STAGES = {
     "pread": lambda path: FastLoader(path, 7, read="pread"),
     "echo": lambda path: FastLoader(path, 12, echo=2, transform=[RandomHorizontalFlip()]),
     "echo exact, first of 3": lambda path: FastLoader(path, 7, echo=3, ends="exact", share=(0, 3)),
+    "mixed echo": lambda path: FastLoader(path, 7, echo=MixedEcho(2), transform=[RandomHorizontalFlip()]),
+    "mixed echo, 3 uses 2 batches apart": lambda path: FastLoader(
+        path, 7, echo=MixedEcho(3, 2), ends="exact", transform=[RandomHorizontalFlip()]
+    ),
+    "mixed echo of fewer batches than the window": lambda path: FastLoader(path, 9, echo=MixedEcho(2, 8), share=(0, 2)),
+    "mixed echo of one batch": lambda path: FastLoader(path, 52, echo=MixedEcho(3), shuffle="full"),
     "last of 3": lambda path: FastLoader(path, 4, shuffle="chunk", share=(2, 3)),
     "a rank that has only repeats": lambda path: FastLoader(path, 3, shuffle="full", ends="exact", share=(59, 60)),
     "a split": lambda path: FastLoader(PackedDataset(path, split="val", fields=["row", "valid", "images"]), 4),
@@ -93,6 +99,10 @@ PROCESS_STAGES = {
     "a transform, echo": (
         lambda path: FastLoader(PackedDataset(path, transform=noisy), 20, echo=2, ends="exact", workers=1),
         (1, 4, 6),
+    ),
+    "a transform, mixed echo": (
+        lambda path: FastLoader(PackedDataset(path, transform=noisy), 9, echo=MixedEcho(4), workers=1),
+        (1, 9, 18),
     ),
     "a dataset of torch": (
         lambda path: FastLoader(TensorDataset(torch.arange(33), torch.arange(66).view(33, 2)), 8, workers=1),
@@ -132,6 +142,7 @@ def through_torch(state):
 def test_a_state_goes_through_torch_save_and_a_load_of_weights_only(packed):
     check_resume(lambda: FastLoader(packed, 12, echo=2, shuffle="chunk"), through=through_torch)
     check_resume(lambda: FastLoader(packed, 12, shuffle=False), through=through_torch)
+    check_resume(lambda: FastLoader(packed, 12, echo=MixedEcho(3)), through=through_torch)
 
 
 # The user asked for one process by no_dist=True; torch says so all the same.
@@ -222,6 +233,68 @@ def test_another_batch_size_goes_on_with_the_rows_not_yet_seen(packed, batch_siz
         more, state = part_of(packed, 1, batch_size, state, steps, shuffle="full", ends="exact")
         rows += more
     assert sorted(rows) == list(range(N))
+
+
+@pytest.mark.parametrize("echo", [3, MixedEcho(3), MixedEcho(2, 3)])
+@pytest.mark.parametrize("other", [{"share": (0, 1)}, {"batch_size": 9}, {"echo": 2}, {"echo": MixedEcho(2, 2)}])
+@pytest.mark.parametrize("stop", [1, 4, 8, 9])
+def test_elsewhere_the_echoes_of_batches_in_use_are_left_out_and_no_row_is(packed, echo, other, stop):
+    options = {"batch_size": 4, "shuffle": "full", "ends": "exact", "seed": 2}
+    seen, states = [], []
+    for rank in range(2):
+        loader = FastLoader(packed, share=(rank, 2), echo=echo, **options)
+        for _, batch in zip(range(stop), loader, strict=False):
+            seen += batch.rows[batch.valid].tolist()
+        states.append(loader.state_dict())
+    assert states[0] == states[1]
+    rest = []
+    ranks = [(0, 1)] if "share" in other else [(0, 2), (1, 2)]
+    for share in ranks:
+        loader = FastLoader(packed, **(options | {"echo": echo, "share": share} | other))
+        loader.load_state_dict(states[0])
+        fresh_rows = [row for batch in loader for row in batch.rows[batch.valid].tolist()]
+        assert loader.stats.fresh_samples == len(set(fresh_rows)) and loader.epoch == 0
+        rest += fresh_rows
+    # Each row before or after, none both before and after: what was in use is not read again.
+    assert sorted({*seen, *rest}) == list(range(N)) and not {*seen} & {*rest}
+    factor = loader.stats.echo
+    assert len(rest) == factor * len(set(rest))
+
+
+def test_elsewhere_an_epoch_whose_batches_were_all_used_once_is_over(packed):
+    loader = FastLoader(packed, 13, echo=MixedEcho(2, 3))
+    for _ in zip(range(6), loader, strict=False):
+        pass
+    state = loader.state_dict()
+    same, other = FastLoader(packed, 13, echo=MixedEcho(2, 3)), FastLoader(packed, 13)
+    same.load_state_dict(state)
+    other.load_state_dict(state)
+    assert (same.epoch, len(same)) == (0, 2) and (other.epoch, len(other)) == (1, 4)
+
+
+OLD_STATE = {
+    "version": 1,
+    "seed": 0,
+    "epoch": 2,
+    "shuffle": ["window", 16],
+    "ends": "drop",
+    "echo": 3,
+    "echo_position": 2,
+    "segments": [[1, 12, 2], [1, 12, 0]],
+}
+
+
+def test_a_state_of_the_release_before_mixed_echo_goes_on_in_its_place(packed):
+    options = {"shuffle": "chunk", "echo": 3, "transform": [RandomHorizontalFlip()]}
+    unbroken = FastLoader(packed, 12, **options)
+    unbroken.set_epoch(2)
+    whole = run(unbroken)
+    loader = FastLoader(packed, 12, **options)
+    state = OLD_STATE | {"header_digest": loader.state_dict()["header_digest"]}
+    assert state.keys() == loader.state_dict().keys()
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert run(loader) == whole[2 * 3 + 2 :]
 
 
 def test_what_is_done_is_not_read_again(packed):

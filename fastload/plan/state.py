@@ -7,12 +7,12 @@ from typing import Any
 
 from fastload.errors import OptionError, StateError
 
+from .echo import last_started_step
 from .options import ChunkWindow, Ends, ResolvedShuffle, is_whole, resolve_ends
 from .shares import Segment, checked_segments
 
 STATE_VERSION = 1
 _KEYS = frozenset(("version", "header_digest", "seed", "epoch", "shuffle", "ends", "echo", "echo_position", "segments"))
-_LATER_KEYS = frozenset(("fixed_shares",))  # always written, and absent in what earlier releases wrote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,10 @@ class PlanState:
         shuffle: resolved, so that a later default cannot change the order.
         ends: as in `EpochPlan`, resolved.
         echo: times each batch is used, 1 or more.
-        echo_position: echoes of the batch in hand that are done, in [0, echo). Its batch is not in segments yet.
+        echo_position: steps done with batches that will be used again, and are not in segments yet: of the
+            `EchoSchedule` of what segments leave. With distance 0 the echoes done of the batch in hand.
+        echo_distance: as in `EchoSchedule`.
+        next_echo: `echo` of the next epoch; None where it is always the same, 0 while it is not chosen yet.
         segments: what of the epoch is done: `EpochPlan.segments_after(steps)`.
         fixed_shares: as in `EpochPlan`.
     """
@@ -37,6 +40,8 @@ class PlanState:
     ends: Ends
     echo: int = 1
     echo_position: int = 0
+    echo_distance: int = 0
+    next_echo: int | None = None
     segments: tuple[Segment, ...] = ()
     fixed_shares: bool = False
 
@@ -44,11 +49,20 @@ class PlanState:
 def state_to_dict(state: PlanState) -> dict[str, Any]:
     """The state as numbers, strings, lists and dictionaries only: JSON and `torch.save(weights_only)` take it.
 
-    shuffle becomes "full", False or ["window", chunks]; segments a list of [world_size, batch_size, steps]. NumPy's
+    shuffle becomes "full", False or ["window", chunks], with fixed shares ["shares", that]; segments a list of
+    [world_size, batch_size, steps]; echo a number, ["mixed", echo, echo_distance] or ["auto", echo, next_echo]. NumPy's
     integers become Python's, as both refuse them.
     """
     # No dictionary: torch.distributed.checkpoint takes those apart, and misses a key where another shuffle has none.
-    shuffle = ["window", state.shuffle.chunks] if isinstance(state.shuffle, ChunkWindow) else state.shuffle
+    shuffle: Any = ["window", state.shuffle.chunks] if isinstance(state.shuffle, ChunkWindow) else state.shuffle
+    if state.fixed_shares:
+        shuffle = ["shares", shuffle]
+    # The keys are those of the first release, so that checkpoints of either release can be loaded into the other.
+    echo: Any = int(state.echo)
+    if state.echo_distance:
+        echo = ["mixed", echo, int(state.echo_distance)]
+    elif state.next_echo is not None:
+        echo = ["auto", echo, int(state.next_echo)]
     return {
         "version": STATE_VERSION,
         "header_digest": state.header_digest,
@@ -56,10 +70,9 @@ def state_to_dict(state: PlanState) -> dict[str, Any]:
         "epoch": int(state.epoch),
         "shuffle": shuffle,
         "ends": state.ends,
-        "echo": int(state.echo),
+        "echo": echo,
         "echo_position": int(state.echo_position),
         "segments": [[int(number) for number in segment] for segment in state.segments],
-        "fixed_shares": bool(state.fixed_shares),
     }
 
 
@@ -78,19 +91,20 @@ def state_from_dict(data: object) -> PlanState:
             f"the loader state has version {data['version']!r}, this fastload reads version {STATE_VERSION}: "
             "install the release that wrote it, or begin the epoch anew without it"
         )
-    if data.keys() - _LATER_KEYS != _KEYS:
-        missing, unknown = sorted(_KEYS - data.keys()), sorted(map(str, data.keys() - _KEYS - _LATER_KEYS))
+    if data.keys() != _KEYS:
+        missing, unknown = sorted(_KEYS - data.keys()), sorted(map(str, data.keys() - _KEYS))
         raise StateError(f"the loader state is damaged: keys missing: {missing}, unknown: {unknown}")
     if not isinstance(data["header_digest"], str):
         raise _bad("header_digest", data)
-    for name, least in (("seed", 0), ("epoch", 0), ("echo", 1), ("echo_position", 0)):
-        if not is_whole(data[name]) or not least <= data[name] < 2**64:
+    for name in ("seed", "epoch", "echo_position"):
+        if not is_whole(data[name]) or not 0 <= data[name] < 2**64:
             raise _bad(name, data)
-    if data["echo_position"] >= data["echo"]:
+    echo, distance, next_echo = _echo_from(data)
+    if data["echo_position"] > last_started_step(echo, distance):
         raise _bad("echo_position", data)
-    fixed_shares = data.get("fixed_shares", False)
-    if not isinstance(fixed_shares, bool):
-        raise _bad("fixed_shares", data)
+    fixed_shares = isinstance(data["shuffle"], (list, tuple)) and list(data["shuffle"][:1]) == ["shares"]
+    if fixed_shares:
+        data = data | {"shuffle": data["shuffle"][-1]}
     shuffle = _shuffle_from(data)
     try:
         ends = resolve_ends(data["ends"], shuffle)
@@ -99,8 +113,17 @@ def state_from_dict(data: object) -> PlanState:
         raise StateError(f"the loader state is damaged: {error}") from error
     if data["ends"] is None:
         raise _bad("ends", data)
-    numbers = {name: data[name] for name in ("header_digest", "seed", "epoch", "echo", "echo_position")}
-    return PlanState(**numbers, shuffle=shuffle, ends=ends, segments=segments, fixed_shares=fixed_shares)
+    numbers = {name: data[name] for name in ("header_digest", "seed", "epoch", "echo_position")}
+    return PlanState(
+        **numbers,
+        shuffle=shuffle,
+        ends=ends,
+        echo=echo,
+        echo_distance=distance,
+        next_echo=next_echo,
+        segments=segments,
+        fixed_shares=fixed_shares,
+    )
 
 
 def check_state(state: PlanState, *, header_digest: str, seed: int, shuffle: ResolvedShuffle) -> None:
@@ -139,6 +162,20 @@ def _shuffle_from(data: dict[str, Any]) -> ResolvedShuffle:
         except OptionError as error:
             raise _bad("shuffle", data) from error
     raise _bad("shuffle", data)
+
+
+def _echo_from(data: dict[str, Any]) -> tuple[int, int, int | None]:
+    """Factor, distance and the next epoch's factor."""
+    echo = data["echo"]
+    kind, factor, other = echo if isinstance(echo, (list, tuple)) and len(echo) == 3 else ("given", echo, 0)
+    whole = is_whole(factor) and is_whole(other) and 1 <= factor < 2**64 and 0 <= other < 2**64
+    if whole and kind == "given":
+        return factor, 0, None
+    if whole and kind == "auto":
+        return factor, 0, other
+    if whole and kind == "mixed" and other:
+        return factor, other, None
+    raise _bad("echo", data)
 
 
 def _bad(name: str, data: dict[str, Any]) -> StateError:

@@ -19,6 +19,7 @@ from test_device import LateBackend
 from fastload import CacheError, FastLoader
 from fastload.device import DeviceMemory
 from fastload.layout import write_packed
+from fastload.plan import state_from_dict
 
 ROWS, ROW_BYTES = 50, 48
 
@@ -50,7 +51,7 @@ def main(rank: int, folder: Path) -> None:
             loader = FastLoader(folder / "a.h5", 5, cache="device", device=Device(rooms[rank]), seed=1)
         report[f"{name} warned"] = [str(warning.message) for warning in caught]
         report[name] = [[row for batch in loader for row in batch.rows.tolist()] for _ in range(2)]
-        report[f"{name} fixed"] = loader.state_dict()["fixed_shares"]
+        report[f"{name} fixed"] = state_from_dict(loader.state_dict()).fixed_shares
     try:
         FastLoader(folder / "a.h5", 5, cache="device", device=Device((10_000, 100)[rank]))
     except CacheError as error:

@@ -1,6 +1,7 @@
 """A saved state: comes back equal, refuses what is damaged and what belongs elsewhere."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,14 +45,28 @@ def test_the_dictionary_never_drifts():
         "echo": 3,
         "echo_position": 2,
         "segments": [[2, 32, 5], [3, 32, 1]],
-        "fixed_shares": False,
     }
 
 
-def test_a_state_written_before_there_were_fixed_shares_has_none():
-    data = state_to_dict(STATE)
-    del data["fixed_shares"]
-    assert state_from_dict(data) == STATE
+def test_fixed_shares_are_said_with_the_shuffle_so_that_the_keys_stay_the_same():
+    data = state_to_dict(replace(STATE, fixed_shares=True))
+    assert data == state_to_dict(STATE) | {"shuffle": ["shares", ["window", 4]]}
+    assert state_from_dict(data) == replace(STATE, fixed_shares=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "echo"),
+    [
+        ({"echo_distance": 2, "echo_position": 8}, ["mixed", 3, 2]),
+        ({"next_echo": 0}, ["auto", 3, 0]),
+        ({"next_echo": 4}, ["auto", 3, 4]),
+    ],
+)
+def test_echo_of_other_kinds_needs_no_other_keys(fields, echo):
+    state = replace(STATE, **fields)
+    data = json.loads(json.dumps(state_to_dict(state)))
+    assert data["echo"] == echo and data.keys() == state_to_dict(STATE).keys()
+    assert state_from_dict(data) == state
 
 
 @pytest.mark.parametrize(
@@ -69,10 +84,19 @@ def test_a_state_written_before_there_were_fixed_shares_has_none():
         ({"ends": None}, "ends is None"),
         ({"ends": "wrap"}, "ends='wrap'"),
         ({"echo": 0}, "echo is 0"),
+        ({"echo": ["mixed", 2]}, r"echo is \['mixed', 2\]"),
+        ({"echo": ["mixed", 2, 0]}, "echo is"),
+        ({"echo": ["mixed", 2, None]}, "echo is"),
+        ({"echo": ["auto", 0, 1]}, "echo is"),
+        ({"echo": ["auto", 2, -1]}, "echo is"),
+        ({"echo": ["other", 2, 1]}, "echo is"),
+        ({"echo": "auto"}, "echo is 'auto'"),
+        ({"echo": ["mixed", 3, 2], "echo_position": 9}, "echo_position is 9"),
         ({"echo_position": 3}, "echo_position is 3"),
         ({"segments": [[1, 2]]}, "segment"),
         ({"segments": None}, "segments=None"),
-        ({"fixed_shares": 1}, "fixed_shares is 1"),
+        ({"shuffle": ["shares"]}, "shuffle is 'shares'"),
+        ({"shuffle": ["shares", "half"]}, "shuffle is 'half'"),
         ({"more": 1}, r"unknown: \['more'\]"),
     ],
 )

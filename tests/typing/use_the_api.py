@@ -50,6 +50,9 @@ share: DistributedSampler[int] = DistributedChunkSampler(train, 2, 0, True, 1, d
 share.set_epoch(2)
 for position in ChunkSampler(train):
     sample = train[position]
+mixed = FastLoader(train, 32, echo=fastload.MixedEcho(2, distance=4))
+automatic = FastLoader(train, 32, echo="auto")
+factor: int = automatic.stats.echo
 in_turns: Sampler[list[int]] = ChunkBatchSampler(train, 32, num_workers=4, shuffle=fastload.ChunkWindow(8))
 plain = DataLoader(train, batch_size=32, sampler=everything, num_workers=4)
 by_batches = DataLoader(train, batch_sampler=ChunkBatchSampler(train, 32, num_workers=4), num_workers=4)

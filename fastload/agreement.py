@@ -1,0 +1,125 @@
+"""What ranks tell each other without a collective: small numbers in the process group's key-value store.
+
+A collective issued by a loader could cross one of the training loop. The store is asked by each rank on its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from fastload.errors import OptionError, ShareError
+from fastload.share import Share
+
+# Loaders that have something to agree on, in the order they are made: the same on every rank of a training script.
+_numbers = itertools.count()
+
+_FIRST_WAIT_S = 0.001
+_LONGEST_WAIT_S = 0.1
+
+
+class Agreement:
+    """The largest of the numbers that the ranks give for a round.
+
+    Rounds count up on each rank by itself. What a rank published is deleted once it has read a later round of all
+    ranks, since nobody asks for the earlier one any more.
+
+    Args:
+        store: of `torch.distributed`, seen by all ranks.
+        share: this rank and their number.
+        what: is agreed on, for the error.
+        timeout_s: for which a rank is waited; None: the store's own, that of `init_process_group`.
+    """
+
+    def __init__(self, store: Any, share: Share, *, what: str, timeout_s: float | None = None) -> None:
+        self._store = store
+        self._share = share
+        self._what = what
+        self._timeout_s = timeout_s
+        self._published: list[int] = []
+
+    def publish(self, round_number: int, value: int) -> None:
+        """Gives this rank's number for a round, once; never waits for another rank."""
+        self._store.set(_key(round_number, self._share.rank), str(value))
+        self._published.append(round_number)
+
+    def largest(self, round_number: int) -> int:
+        """Waits until every rank gave its number for the round.
+
+        Raises:
+            ShareError: a rank gave none in time; the message says which.
+        """
+        values = [self._read(round_number, rank) for rank in range(self._share.world_size)]
+        # Who gave a number for this round is done with the rounds before.
+        for earlier in [number for number in self._published if number < round_number]:
+            self._store.delete_key(_key(earlier, self._share.rank))
+            self._published.remove(earlier)
+        return max(values)
+
+    def _read(self, round_number: int, rank: int) -> int:
+        key, wait_s = _key(round_number, rank), _FIRST_WAIT_S
+        timeout_s = self._timeout_s
+        if timeout_s is None:
+            timeout: timedelta = self._store.timeout
+            timeout_s = timeout.total_seconds()
+        deadline = time.monotonic() + timeout_s
+        # Asked again and again: TCPStore.wait() holds its lock, and NCCL's watchdog asks the same store.
+        while not self._store.check([key]):
+            if time.monotonic() > deadline:
+                raise ShareError(
+                    f"rank {rank} of {self._share.world_size} did not say within {timeout_s:g} s {self._what}, number "
+                    f"{round_number} on rank {self._share.rank}. Every rank must make the same loaders in the same "
+                    f"order and run the same epochs of them; look at whether rank {rank} still lives, or give a fixed "
+                    f"number. The time is that of init_process_group(timeout=...)."
+                )
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        return int(self._store.get(key))
+
+
+def open_agreement(share: Share, *, option: str, what: str) -> Agreement | None:
+    """The agreement of one loader, made in the same order on each rank; None for a single rank.
+
+    Args:
+        share: rank and world size of the loader.
+        option: that needs it, for the error.
+        what: see `Agreement`.
+
+    Raises:
+        OptionError: there are several ranks, and no process group that is made of them.
+    """
+    if share.world_size == 1:
+        return None
+    store = _default_store()
+    if store is None:
+        raise OptionError(
+            f"{option}: the loader is rank {share.rank} of {share.world_size}, and the ranks agree through the store "
+            f"of torch.distributed, which is not initialized. Call init_process_group before making the loader, or "
+            f"give a whole number."
+        )
+    group = Share(dist.get_rank(), dist.get_world_size())
+    if group != share:
+        raise OptionError(
+            f"{option}: the loader is rank {share.rank} of {share.world_size}, the process group says rank "
+            f"{group.rank} of {group.world_size}, and the ranks agree through its store. Leave share out, or give a "
+            f"whole number."
+        )
+    prefixed: Any = dist.PrefixStore(f"fastload/{next(_numbers)}", store)  # type: ignore[attr-defined]  # not in torch's list of exports
+    return Agreement(prefixed, share, what=what)
+
+
+def _default_store() -> Any | None:
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    # Private, and the only way from torch 2.4 on: a public one is asked for in pytorch/pytorch#84468.
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def _key(round_number: int, rank: int) -> str:
+    return f"{round_number}/{rank}"
