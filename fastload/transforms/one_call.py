@@ -90,15 +90,11 @@ def place(source: Tensor, samples: Tensor, windows: Tensor, scaled: List[int], o
             copy_rows(shown, target, mirrored, flipped, out_rows)
         else:
             dense = memory(cut, channels, height, width)
-            turn = whole and (mirrored or flipped)
             copy_rows(window, dense, mirrored and whole, flipped and whole, max(1, serial_values // (width * channels)))
             resized = target
             if not whole:
                 resized = memory(large, channels, scaled[0], scaled[1])
-            if height <= scaled[0] and width <= scaled[1]:
-                torch._C._nn.upsample_bilinear2d(dense, scaled, False, None, None, out=resized)
-            else:
-                torch._C._nn._upsample_bilinear2d_aa(dense, scaled, False, None, None, out=resized)
+            torch._C._nn._upsample_bilinear2d_aa(dense, scaled, False, None, None, out=resized)
             if not whole:
                 shown = resized[:, :, offset_y : offset_y + size[0], offset_x : offset_x + size[1]]
                 copy_rows(shown, target, mirrored, flipped, out_rows)
