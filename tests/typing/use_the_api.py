@@ -18,7 +18,19 @@ from fastload import (
     pack_images,
     verify_file,
 )
-from fastload.transforms import CenterCrop, Normalize, RandomCrop, RandomHorizontalFlip
+from fastload.transforms import (
+    CenterCrop,
+    ColorJitter,
+    CutMix,
+    MixUp,
+    Normalize,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
 
 report = pack_images("photos", Path("out.h5"), size=(64, 48), fit="pad", on_error="skip")
 count: int = report.num_samples
@@ -43,6 +55,22 @@ for batch in loader:
     total: int = batch.global_valid
     loss = images.float().mean() + labels.sum() + rows[0] + valid.sum() / total
 loader.load_state_dict(loader.state_dict())
+kept = FastLoader(
+    "out.h5",
+    256,
+    device="cuda",
+    cache="auto",
+    transform=(
+        RandomResizedCrop(224, scale=(0.2, 1)),
+        RandAugment(num_ops=2, magnitude=9),
+        ColorJitter(brightness=0.4, hue=(-0.1, 0.1)),
+        RandomErasing(value="random"),
+        Resize((64, 48), max_size=None),
+        Normalize([0.5], [0.2], torch.float16),
+        MixUp(alpha=0.2, num_classes=10),
+        CutMix(num_classes=10),
+    ),
+)
 stalled: float = loader.stats.stall_s
 
 everything: Sampler[int] = ChunkSampler(train, shuffle="full", seed=1)
