@@ -74,7 +74,9 @@ class StoredRows:
         else:
             # By the CPU, for want of a kernel that reads the host's memory. torch's allocator of pinned memory gives
             # none of it out again before the copy is done.
-            staged = torch.empty((len(self.places), words.shape[1]), dtype=words.dtype, pin_memory=rows.is_pinned())
+            staged = torch.empty(
+                (len(self.places), words.shape[1]), dtype=words.dtype, device="cpu", pin_memory=rows.is_pinned()
+            )
             torch.index_select(words, 0, torch.from_numpy(self.places), out=staged)
             picked = staged.to(self.device, non_blocking=True)
         return picked.view(torch.uint8).view(rows.dtype).view(len(self.index), *rows.shape[1:])

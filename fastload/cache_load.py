@@ -120,6 +120,11 @@ def _pinned(fields: Sequence[SlotField], backend: Backend) -> dict[str, NDArray[
     # Pinned afterwards: torch's own pinned memory comes in powers of two, up to twice as much.
     memory = allocate_aligned(max(1, slot_bytes(fields)))
     unpin = backend.pin(memory)
+    if unpin is None:
+        raise CacheError(
+            f'cache="host": the system does not let {memory.nbytes:,} bytes be pinned, and the device reads no other '
+            f"memory of the host. `ulimit -l` says how much it lets; raise it, or leave cache out."
+        )
     # NumPy's views keep the array that owns the memory, and not the view that they were made of.
     owner = memory if memory.base is None else memory.base
     weakref.finalize(owner, _release, backend, unpin, os.getpid()).atexit = False

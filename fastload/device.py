@@ -18,11 +18,10 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 from __future__ import annotations
 
 import functools
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
@@ -34,7 +33,7 @@ from fastload.errors import OptionError
 
 CHANNELS_FIRST = (0, 3, 1, 2)
 
-_log = logging.getLogger("fastload")
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
 class HostBatch(Protocol):
@@ -84,11 +83,18 @@ class DeviceBatch(Generic[Host]):
             any more: the slot may be filled again.
         fields: tensors by name; "images" is (B, C, H, W) in channels_last memory.
         stored: further fields by name, not gathered yet.
+        event: of its copy.
     """
 
     source: Host
     fields: dict[str, torch.Tensor]
     stored: Mapping[str, Stored] = dataclass_field(default_factory=dict)
+    event: Any = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What the device reads of it."""
+        return [*self.fields.values(), *(tensor for rows in self.stored.values() for tensor in rows.tensors)]
 
     def gathered(self) -> DeviceBatch[Host]:
         """The batch with each field but images a tensor, gathered by the caller's current stream.
@@ -99,7 +105,7 @@ class DeviceBatch(Generic[Host]):
             return self
         gathered = {name: stored.gather() for name, stored in self.stored.items() if name != "images"}
         images = {name: stored for name, stored in self.stored.items() if name == "images"}
-        return DeviceBatch(self.source, self.fields | gathered, images)
+        return DeviceBatch(self.source, self.fields | gathered, images, self.event)
 
 
 class DeviceMemory(NamedTuple):
@@ -117,8 +123,8 @@ class Backend(Protocol):
         """Host memory the device reads by itself, (num_bytes,), page-aligned; freed with the array's last view."""
         ...
 
-    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None]:
-        """Lets the device read host memory by itself that is there already; returns what undoes it."""
+    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
+        """Lets the device read host memory that is there already; returns what undoes it, None if it cannot."""
         ...
 
     def side_stream(self) -> AbstractContextManager[Any]:
@@ -175,17 +181,22 @@ class CudaBackend:
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 
     def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
-        array: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+        array: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
         return array
 
-    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None]:
+    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         address = memory.ctypes.data
-        if int(runtime.cudaHostRegister(address, memory.nbytes, 0)) != 0:
-            # Copies are right without, only slower: the driver stages them.
-            _log.warning("%d bytes of shared memory could not be pinned (`ulimit -l`?)", memory.nbytes)
-            return lambda: None
-        return lambda: runtime.cudaHostUnregister(address) and None
+        # Registered for whichever device is current, and without the flag for that one only.
+        with torch.cuda.device(self.device):
+            if int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE)) == 0:
+                return lambda: runtime.cudaHostUnregister(address) and None
+            try:
+                # The failure stays the runtime's last error, which the next launch would raise as its own.
+                torch.zeros(1, device=self.device)
+            except RuntimeError:
+                pass
+        return None
 
     def side_stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream)
@@ -328,7 +339,7 @@ def _copied(
     assert slots_in_copy >= 1, "a batch in copy holds a slot"
     source = iter(batches)
     copying: deque[tuple[Any, Host]] = deque()  # slots that the device may still read, oldest first
-    begun: deque[tuple[Any, DeviceBatch[Host]]] = deque()  # batches not handed over yet: two at most
+    begun: deque[DeviceBatch[Host]] = deque()  # batches not handed over yet: two at most
 
     def release_oldest() -> None:
         copying.popleft()[1].release()
@@ -344,12 +355,11 @@ def _copied(
             # Also when memory ran out half way: what was begun still reads the slot.
             event = backend.record()
             copying.append((event, batch))
-        begun.append((event, device_batch))
+        begun.append(replace(device_batch, event=event))
 
     def hand_over() -> DeviceBatch[Host]:
-        event, batch = begun.popleft()
-        stored = (tensor for field in batch.stored.values() for tensor in field.tensors)
-        backend.hand_over(event, (*batch.fields.values(), *stored))
+        batch = begun.popleft()
+        backend.hand_over(batch.event, batch.tensors)
         return batch
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastload.augment import Augmentation
 from fastload.batch import Batch, DictBatch
@@ -34,7 +36,7 @@ class Counter:
         clock: seconds, never back; all times are read from it.
         batches: fresh ones.
         asked: times a batch was asked for.
-        first_s, first_stall_s: when the first one was handed over, and what it was waited for: nobody works before.
+        first_s, first_waited_s: when the first one was handed over, and what it was waited for: nobody works before.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -42,11 +44,12 @@ class Counter:
     batches: int = 0
     asked: int = 0
     first_s: float = 0.0
-    first_stall_s: float = 0.0
+    first_waited_s: float = 0.0
     fresh: int = 0
     consumed: int = 0
     steps: int = 0
     stall_s: float = 0.0
+    waited_s: float = 0.0
     bytes_read: int = 0
     begun_s: float = 0.0
     last_s: float = 0.0
@@ -61,8 +64,9 @@ class Counter:
         """What the user's steps took and the batches after the first were waited for."""
         if not self.steps:
             return Pace()
-        stall_s = self.stall_s - self.first_stall_s
-        return Pace(self.batches - 1, self.asked - 1, stall_s, self.last_s - self.first_s - stall_s)
+        # Of a stall only what the source takes: augmenting at the hand-over takes longer the more a batch is used.
+        waited_s = self.waited_s - self.first_waited_s
+        return Pace(self.batches - 1, self.asked - 1, waited_s, self.last_s - self.first_s - waited_s)
 
 
 @dataclass(frozen=True)
@@ -172,21 +176,26 @@ class Iteration:
             use = next(self._uses, None)
             # After the last use the stream is asked once more, ends by itself, and keeps its workers for the next pass.
             while use is None or use.batch >= self._num_read:
-                self._read()
-            counter.stall_s += counter.clock() - asked_s
-            return self._hand_over(use)
-        except StopIteration:
-            counter.last_s = counter.clock()  # the last step was done too
-            self.close()
-            raise
+                if not self._read():
+                    counter.last_s = counter.clock()  # the last step was done too
+                    self.close()
+                    raise StopIteration
+            counter.waited_s += counter.clock() - asked_s
+            try:
+                return self._hand_over(use)
+            except StopIteration as error:
+                # It would end the loop as if the epoch were over.
+                raise RuntimeError("a transform raised StopIteration") from error
         except BaseException as error:
-            self._failure = type(error).__name__
-            self.close()
+            if self.running:
+                self._failure = type(error).__name__
+                self.close()
             raise
         finally:
             counter.last_s = counter.clock()
+            counter.stall_s += counter.last_s - asked_s
             if counter.asked == 1:
-                counter.first_s, counter.first_stall_s = counter.last_s, counter.stall_s
+                counter.first_s, counter.first_waited_s = counter.last_s, counter.waited_s
 
     def end_measuring(self) -> None:
         """The pace so far is that of the pass, which the user left although it could go on."""
@@ -214,8 +223,11 @@ class Iteration:
         if getattr(self, "_batches", None) is not None and not _is_finalizing():
             self.close()
 
-    def _read(self) -> None:
-        batch = next(self._batches).gathered()
+    def _read(self) -> bool:
+        """Takes one more batch from the source; False when there is none."""
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
         num_valid = self._count_valid(batch.source.planned)
         counter = self._counter
         counter.batches += 1
@@ -223,6 +235,7 @@ class Iteration:
         counter.bytes_read += batch.source.bytes_read
         self._kept[self._num_read] = _Kept(batch, num_valid)
         self._num_read += 1
+        return True
 
     def _count_valid(self, planned: PlannedBatch) -> int:
         return int(np.count_nonzero(planned.valid)) if self._position.plan.ends == "exact" else len(planned.rows)
@@ -231,6 +244,10 @@ class Iteration:
         stages, position, counter = self._stages, self._position, self._counter
         last = use.echo + 1 == position.uses.factor
         device_batch, num_valid = self._kept.pop(use.batch) if last else self._kept[use.batch]
+        if stages.backend is not None and use.echo:
+            # The user may have gone on to another stream.
+            stages.backend.hand_over(device_batch.event, device_batch.tensors)
+        device_batch = device_batch.gathered()
         planned, fields = device_batch.source.planned, device_batch.fields
         form, beside = device_batch.source.form, device_batch.source.beside
         # On the CPU they come from the plan, and so hold no slot.
@@ -251,7 +268,8 @@ class Iteration:
         if not last:
             # The user may write to a batch, and the next echo must not see it.
             result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}
-            facts |= {name: facts[name].copy() for name in ("rows", "valid") if isinstance(facts[name], np.ndarray)}
+            facts |= {name: _copied(facts[name]) for name in ("rows", "valid")}
+            beside = copy.deepcopy(beside)
         position.steps += 1
         counter.consumed += num_valid
         counter.steps += 1
@@ -274,3 +292,7 @@ def _own(tensor: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
     """The tensor, or a copy if it shares memory with the field it was made from."""
     shared = source is not None and tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
     return tensor.clone() if shared else tensor
+
+
+def _copied(values: torch.Tensor | NDArray[Any]) -> torch.Tensor | NDArray[Any]:
+    return values.clone() if isinstance(values, torch.Tensor) else values.copy()

@@ -9,6 +9,7 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
+import logging
 import multiprocessing.process
 import os
 import sys
@@ -34,6 +35,8 @@ from fastload.shared_memory import SharedMemory
 from fastload.threads import Announce
 from fastload.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
 from fastload.worker import Beside, Failure, Filler, Loose, Order
+
+_log = logging.getLogger("fastload")
 
 PREFETCH = 2
 """Batches that each worker has to do, the one in work included."""
@@ -94,7 +97,7 @@ class WorkerPool:
         workers: int,
         names: Sequence[str] | None,
         on_layout: Callable[[SampleLayout], None],
-        pin: Callable[[NDArray[np.uint8]], Callable[[], None]] | None = None,
+        pin: Callable[[NDArray[np.uint8]], Callable[[], None] | None] | None = None,
     ) -> None:
         self._batch_size = batch_size
         self._num_slots = SLACK + PREFETCH * workers + 1
@@ -173,7 +176,12 @@ class WorkerPool:
         for offset in range(first, first + num_bytes * count, num_bytes):
             memory = self._memory.view(offset, num_bytes)
             if self._pin is not None:
-                self._unpin.append(self._pin(memory))
+                unpin = self._pin(memory)
+                if unpin is None:
+                    # Copies are right without, only slower: the driver stages them.
+                    _log.warning("%d bytes of shared memory could not be pinned (`ulimit -l`?)", num_bytes)
+                else:
+                    self._unpin.append(unpin)
             ring.add(memory)
 
     @property

@@ -46,7 +46,7 @@ class OutputPool:
         num_bytes = math.prod(shape) * dtype.itemsize
         buffer = self._buffer(num_bytes)
         if buffer is None or num_bytes == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         lent = buffer[:num_bytes]
         # torch.from_numpy keeps `lent` (this very object) alive as long as the storage lives, so its end is the end
         # of the last reference.

@@ -269,7 +269,7 @@ def _check_integers(name: str, spec: ImageSpec) -> None:
 
 def _fill(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
     # torch fills uint16 from whole numbers only, so by way of float64 and int64.
-    filled = torch.tensor(values, dtype=torch.float64).to(torch.int64).expand(images.shape[1])
+    filled = torch.tensor(values, dtype=torch.float64, device="cpu").to(torch.int64).expand(images.shape[1])
     return filled.to(images.dtype).contiguous()
 
 

@@ -124,7 +124,7 @@ def run_pass(
     """
     device = images.samples.device if isinstance(images, ImageRows) else images.device
     if device.type != "cpu":
-        if kernel_runs():
+        if spec.channels in kernel.CHANNELS and kernel_runs(device):
             images = images if _readable(images) else gathered(images)
             return _by_kernel(part, images, part.placement(spec, draws), spec, draws, device)
         images = gathered(images)
@@ -158,7 +158,7 @@ def gathered(images: Images) -> torch.Tensor:
     if not isinstance(images, ImageRows):
         return images
     device = images.samples.device
-    if device.type != "cpu" and images.source.device.type == "cpu" and _readable(images) and kernel_runs():
+    if device.type != "cpu" and images.source.device.type == "cpu" and _readable(images) and kernel_runs(device):
         zeros = np.zeros(len(images.samples), np.int64)
         whole = windows(zeros, zeros, (images.spec.height, images.spec.width))
         return _by_kernel(Pass(), images, whole, images.spec, Draws(0, 0, zeros), device)
@@ -174,13 +174,19 @@ def _readable(images: Images) -> bool:
 
 
 @functools.cache
-def kernel_runs() -> bool:
-    """Whether CUDA batches go through the Triton kernel; warns, once, if they do not."""
+def kernel_runs(device: torch.device) -> bool:
+    """Whether batches on a device go through the Triton kernel; warns, once, if they do not."""
+    why = "Triton is not installed; CUDA builds of torch bring it along, else `pip install triton`"
     if kernel.triton_available():
-        return True
+        try:
+            kernel.try_out(device)
+            return True
+        # Whatever Triton meets when it compiles and launches: no C compiler, a driver too old, a card too old.
+        except Exception as error:  # noqa: BLE001
+            why = f"Triton does not run here ({type(error).__name__}: {error})"
     warnings.warn(
-        "Triton is not installed, so augmentation on the GPU runs as separate torch operations, each of which reads "
-        "and writes the whole batch. CUDA builds of torch bring Triton along; else `pip install triton`.",
+        f"Augmentation on {device} runs as separate torch operations, each of which reads and writes the whole batch: "
+        f"{why}.",
         stacklevel=2,
     )
     return False
@@ -250,7 +256,7 @@ def _placed_and_normalized(
     if isinstance(images, ImageRows):
         source, samples = images.source.permute(0, 3, 1, 2), images.samples
     else:
-        source, samples = images, torch.arange(len(images))
+        source, samples = images, torch.arange(len(images), device="cpu")
     if output is None:
         dtype = part.normalize.dtype if part.normalize else source.dtype
         shape = (len(samples), *placement.size, source.shape[1])

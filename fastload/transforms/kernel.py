@@ -19,6 +19,9 @@ from fastload.errors import OptionError
 # spare instructions and cost occupancy.
 BLOCK_Y, BLOCK_X, NUM_WARPS = 32, 256, 2
 
+CHANNELS = (1, 3, 4)
+"""Numbers of channels that it takes."""
+
 
 def triton_available() -> bool:
     """Whether Triton is installed; it is not imported."""
@@ -31,6 +34,14 @@ def load_kernels() -> ModuleType:
     from fastload.transforms import triton_kernels
 
     return triton_kernels
+
+
+def try_out(device: torch.device) -> None:
+    """Compiles and launches the kernel for one pixel; raises whatever Triton raises."""
+    pixel = torch.zeros((1, 1, 1, 1), dtype=torch.uint8, device=device)
+    window = torch.zeros((1, 8), dtype=torch.int32, device=device)
+    window[:, 2:4] = 1
+    fused(pixel, None, window, (1, 1), (1, 1), resampled=False)
 
 
 def configurations() -> list[tuple[int, int, int]]:
@@ -129,7 +140,7 @@ def _check(
     dtype: torch.dtype,
 ) -> None:
     channels = source.shape[3]
-    if source.dtype != torch.uint8 or channels not in (1, 3, 4):
+    if source.dtype != torch.uint8 or channels not in CHANNELS:
         raise OptionError(
             f"fused: images are {source.dtype} of {channels} channels, and the kernel reads uint8 of 1, 3 or 4. "
             f"Apply the transforms one by one."

@@ -94,9 +94,9 @@ class Normalize:
     def scale_and_shift(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Constants for value * scale + shift, float32 (C,) each, of images of a dtype."""
         # In float64 first: each constant is then rounded once.
-        std = torch.tensor(self.std, dtype=torch.float64)
+        std = torch.tensor(self.std, dtype=torch.float64, device="cpu")
         scale = (1 / (std * _LARGEST[dtype])).to(torch.float32)
-        return scale, (-torch.tensor(self.mean, dtype=torch.float64) / std).to(torch.float32)
+        return scale, (-torch.tensor(self.mean, dtype=torch.float64, device="cpu") / std).to(torch.float32)
 
     def _normalize_in_blocks(self, images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = images.shape
@@ -108,7 +108,11 @@ class Normalize:
         target = output.view(-1, row)
         scale, shift = scale.repeat(row // channels), shift.repeat(row // channels)
         rows = max(1, SERIAL_VALUES // row)
-        scratch = torch.empty(min(rows, len(target)), row) if self.dtype != torch.float32 else None
+        scratch = (
+            torch.empty(min(rows, len(target)), row, dtype=torch.float32, device="cpu")
+            if self.dtype != torch.float32
+            else None
+        )
         for final, block in zip(torch.split(target, rows), torch.split(source, rows), strict=True):
             values = final if scratch is None else scratch[: len(final)]
             values.copy_(block)

@@ -61,7 +61,7 @@ def normalize(pixels: Tensor, target: Tensor, scale: Tensor, shift: Tensor, floa
             final.copy_(values)
 
 def normalize_all(pixels: Tensor, output: Tensor, scale: Tensor, shift: Tensor, serial_values: int):
-    floats = torch.empty([max(serial_values, scale.numel())], dtype=torch.float32)
+    floats = torch.empty([max(serial_values, scale.numel())], dtype=torch.float32, device=output.device)
     normalize(pixels, output, scale, shift, floats, serial_values)
 
 def place(source: Tensor, samples: Tensor, windows: Tensor, scaled: List[int], output: Tensor,
@@ -69,11 +69,11 @@ def place(source: Tensor, samples: Tensor, windows: Tensor, scaled: List[int], o
     channels = source.size(1)
     size = [output.size(2), output.size(3)]
     whole = scaled[0] == size[0] and scaled[1] == size[1]
-    cut = torch.empty([source.size(2) * source.size(3) * channels], dtype=source.dtype)
-    large = torch.empty([scaled[0] * scaled[1] * channels], dtype=source.dtype)
-    pixels = torch.empty([size[0] * size[1] * channels], dtype=source.dtype)
+    cut = torch.empty([source.size(2) * source.size(3) * channels], dtype=source.dtype, device=source.device)
+    large = torch.empty([scaled[0] * scaled[1] * channels], dtype=source.dtype, device=source.device)
+    pixels = torch.empty([size[0] * size[1] * channels], dtype=source.dtype, device=source.device)
     out_rows = max(1, serial_values // (size[1] * channels))
-    floats = torch.empty([max(serial_values, size[1] * channels)], dtype=torch.float32)
+    floats = torch.empty([max(serial_values, size[1] * channels)], dtype=torch.float32, device=output.device)
     rows: List[int] = samples.tolist()
     table: List[List[int]] = windows.tolist()
     for i in range(len(rows)):

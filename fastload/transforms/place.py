@@ -21,7 +21,7 @@ from fastload.transforms.placement import Flags, Placement, Whole
 from fastload.transforms.spec import as_bits
 from fastload.transforms.windows import crop, empty_like, flip, gather
 
-# Samples whose weights and floats are made at a time: images of 256x256x3 are 0.8 MB each as float32.
+# Samples whose weights and floats are made at a time: images of 256x256x3 are 1.6 MB each as float64.
 _DENSE_SAMPLES = 64
 
 
@@ -36,11 +36,11 @@ def place_images(images: torch.Tensor, placement: Placement, pool: OutputPool) -
         return _placed_by_weights(images, placement)
     batch, channels = images.shape[:2]
     output = pool.empty((batch, *placement.size, channels), images.dtype).permute(0, 3, 1, 2)
-    place_into(images, torch.arange(batch), placement, output)
+    _place_into(images, torch.arange(batch, device="cpu"), placement, output)
     return output
 
 
-def place_into(source: torch.Tensor, samples: torch.Tensor, placement: Placement, output: torch.Tensor) -> None:
+def _place_into(source: torch.Tensor, samples: torch.Tensor, placement: Placement, output: torch.Tensor) -> None:
     """Fills output, uint8 (B, C, h, w) on the CPU, from the images (N, C, H, W) that `samples`, int64 (B,), names.
 
     Both are views of memory in (.., H, W, C) order; the output's is dense.
@@ -105,7 +105,11 @@ def _cut_and_turned(
     height, width = images.shape[2:]
     result, own = images, False
     if placement.padding is not None or placement.size != (height, width):
-        value = torch.tensor(fill or placement.fill, dtype=torch.float64).to(images.dtype).expand(images.shape[1])
+        value = (
+            torch.tensor(fill or placement.fill, dtype=torch.float64, device="cpu")
+            .to(images.dtype)
+            .expand(images.shape[1])
+        )
         result = crop(images, placement.top, placement.left, placement.size, placement.padding, value, pool)
         own = True
     if placement.mirrored.any():
@@ -161,7 +165,8 @@ def _placed_by_weights(images: torch.Tensor, placement: Placement) -> torch.Tens
             images.shape[3],
             device,
         )
-        placed = rows[:, None] @ images[part].to(torch.float32) @ columns[:, None].transpose(2, 3)
+        # float64: autocast and TF32 would take float32 products for ones that may be off by levels.
+        placed = rows[:, None] @ images[part].to(torch.float64) @ columns[:, None].transpose(2, 3)
         # Weights sum to 1 but for rounding, so nothing leaves the dtype's range by more than that.
         parts.append(placed.round_().clamp_(0, torch.iinfo(images.dtype).max).to(images.dtype))
     result = torch.cat(parts) if parts else images.new_empty((0, images.shape[1], *placement.size))
@@ -178,7 +183,7 @@ def _weights(
     image_size: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """The resize along one axis as matrices, float32 (B, size, image size).
+    """The resize along one axis as matrices, float64 (B, size, image size).
 
     Each output pixel is a mean of the window's pixels, weighted by a triangle around its centre that is as wide as the
     window is larger than the output; what reaches out of the window does not count (Pillow's and torchvision's filter).
@@ -186,10 +191,10 @@ def _weights(
     scale = window / scaled
     places = torch.arange(size, device=device)
     places = torch.where(_send(turned, device), size - 1 - places, places) + _send(offset, device)
-    centre = (places + 0.5) * _send(scale.astype(np.float32), device)
+    centre = (places + 0.5) * _send(scale, device)
     pixels = torch.arange(image_size, device=device) - _send(first, device)
     distance = (pixels[:, None, :] + 0.5 - centre[:, :, None]).abs()
-    weights = (1 - distance / _send(np.maximum(scale, 1).astype(np.float32), device)[:, :, None]).clamp_(min=0)
+    weights = (1 - distance / _send(np.maximum(scale, 1), device)[:, :, None]).clamp_(min=0)
     weights = weights * ((pixels >= 0) & (pixels < _send(window, device)))[:, None, :]
     return weights / weights.sum(dim=2, keepdim=True)
 

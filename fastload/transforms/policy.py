@@ -163,7 +163,7 @@ class RandAugment:
         """Masks (B, H, W), moved as `apply` moves the images; `fill` where no image was."""
         drawn, images = self.draw_operations(draws), masks[:, None]
         output = empty_images(images, 1, self._mask_pool).copy_(images)
-        value = torch.tensor([fill]).to(masks.dtype)
+        value = torch.tensor([fill], device="cpu").to(masks.dtype)
         for i in range(self.num_ops):
             matrices = self._moves(drawn.codes[:, i], drawn.signs[:, i], *masks.shape[1:])
             for rows in row_blocks(np.flatnonzero(np.isin(drawn.codes[:, i], _MOVES)), images):
@@ -200,7 +200,7 @@ class RandAugment:
         height, width = images.shape[2:]
         strengths, code = self.strengths(height, width), int(codes[0])
         if code in _MOVES:
-            fill = torch.tensor(self.fill, dtype=torch.float64).to(images.dtype).expand(images.shape[1])
+            fill = torch.tensor(self.fill, dtype=torch.float64, device="cpu").to(images.dtype).expand(images.shape[1])
             return affine.sample_nearest(images, self._moves(codes, signs, height, width), fill)
         if code in _BLENDS:
             ops = np.array([_BLENDS[code] for code in codes.tolist()], dtype=np.int32)

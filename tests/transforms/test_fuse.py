@@ -124,10 +124,19 @@ def test_the_kernel_does_in_the_interpreter_what_torch_does():
     assert done.stdout.split("\n")[:-1] == list(CASES)
 
 
-def test_a_gpu_without_triton_is_told_of_once(monkeypatch):
-    monkeypatch.setattr(fuse.kernel, "triton_available", lambda: False)
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [(False, "separate torch operations.*Triton is not installed.*pip install triton"), (True, "no C compiler")],
+)
+def test_a_gpu_where_triton_cannot_run_is_told_of_once(monkeypatch, installed, message):
+    def fail(device):
+        raise RuntimeError("there is no C compiler")
+
+    monkeypatch.setattr(fuse.kernel, "triton_available", lambda: installed)
+    monkeypatch.setattr(fuse.kernel, "try_out", fail)
     fuse.kernel_runs.cache_clear()
-    with pytest.warns(UserWarning, match="Triton is not installed.*pip install triton"):
-        assert not fuse.kernel_runs()
-    assert not fuse.kernel_runs()  # a second warning would be an error
+    device = torch.device("cuda", 3)
+    with pytest.warns(UserWarning, match=message):
+        assert not fuse.kernel_runs(device)
+    assert not fuse.kernel_runs(device)  # a second warning would be an error
     fuse.kernel_runs.cache_clear()
