@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fastload.errors import OptionError, ShareError
-from fastload.share import Share
+from fastload.share import Share, process_group
 
 # Loaders that have something to agree on, in the order they are made: the same on every rank of a training script.
 _numbers = itertools.count()
@@ -101,13 +101,33 @@ def open_agreement(share: Share, *, option: str, what: str) -> Agreement | None:
             f"of torch.distributed, which is not initialized. Call init_process_group before making the loader, or "
             f"give a whole number."
         )
-    group = Share(dist.get_rank(), dist.get_world_size())
+    group = process_group()
     if group != share:
         raise OptionError(
-            f"{option}: the loader is rank {share.rank} of {share.world_size}, the process group says rank "
-            f"{group.rank} of {group.world_size}, and the ranks agree through its store. Leave share out, or give a "
+            f"{option}: the loader is rank {share.rank} of {share.world_size}, the process group says (rank, world "
+            f"size) = {group and tuple(group)}, and the ranks agree through its store. Leave share out, or give a "
             f"whole number."
         )
+    return _next_agreement(store, share, what)
+
+
+def least_of_all_ranks(value: int, share: Share, *, what: str) -> int | None:
+    """The least of the numbers that the ranks give, or None when no process group of this share can be asked.
+
+    Each rank calls it when it makes the same loader; it returns when all have.
+
+    Raises:
+        ShareError: a rank did not give its number in time.
+    """
+    store = _default_store()
+    if store is None or process_group() != share:
+        return None
+    agreement = _next_agreement(store, share, what)
+    agreement.publish(0, -value)
+    return -agreement.largest(0)
+
+
+def _next_agreement(store: Any, share: Share, what: str) -> Agreement:
     prefixed: Any = dist.PrefixStore(f"fastload/{next(_numbers)}", store)  # type: ignore[attr-defined]  # not in torch's list of exports
     return Agreement(prefixed, share, what=what)
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from fastload.agreement import least_of_all_ranks
 from fastload.cache import Place, stored_fields
 from fastload.device import Backend, DeviceMemory
 from fastload.errors import CacheError, OptionError
@@ -20,7 +21,7 @@ from fastload.inputs import Input, PackedInput
 from fastload.memory import available_memory
 from fastload.order_measures import mates_again
 from fastload.plan import EpochPlan, rank_share
-from fastload.share import Share, least_of_all_ranks, local_world_size
+from fastload.share import Share, local_world_size
 
 CacheOption = Literal["device", "host", "auto"] | None
 
@@ -153,7 +154,7 @@ def _has_to_be_shared(need: _Need, backend: Backend, share: Share) -> bool:
         if need.whole > here:
             raise _too_large(need, memory, need.whole - here, share)
         return False
-    agreed = least_of_all_ranks("cache", here, share)
+    agreed = least_of_all_ranks(here, share, what="how much memory its device has for cache='device'")
     room = memory.total - left_alone if agreed is None else agreed
     fixed = need.whole > room
     wanted = need.share if fixed else need.whole

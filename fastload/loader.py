@@ -20,16 +20,15 @@ from fastload.augment import Augmentation
 from fastload.batch import Batch
 from fastload.cache import StoreFeed
 from fastload.cache_choice import CacheOption, choose_cache, say_order_quality
-from fastload.cache_load import load_store
-from fastload.cpus import available_cpus
 from fastload.dataset import PackedDataset
 from fastload.device import open_backend
 from fastload.echo import open_echo
 from fastload.errors import OptionError, StateError
-from fastload.feed import Feed, ProcessFeed, ThreadFeed
+from fastload.feed import Feed
 from fastload.inputs import PackedInput, as_input
 from fastload.iteration import Counter, Iteration, Stages
 from fastload.meter import LoaderStats
+from fastload.open_feed import FeedOptions, open_feed
 from fastload.plan import (
     ChunkWindow,
     Echo,
@@ -45,15 +44,9 @@ from fastload.plan import (
 )
 from fastload.position import Position, resumed
 from fastload.read import Read
-from fastload.read.readahead import has_read_ahead
-from fastload.samples import SampleLayout
-from fastload.share import ShareOption, check_share, local_world_size, resolve_share
+from fastload.share import ShareOption, check_share, resolve_share
 from fastload.transforms import check_pipeline
 from fastload.transforms.coordinates import Coordinates
-
-# Two threads copy as fast as memory allows; processes run Python, and each holds two batches.
-_MAX_THREADS = 2
-_MAX_PROCESSES = 16
 
 __all__ = ["Batch", "FastLoader"]
 
@@ -82,7 +75,7 @@ class FastLoader:
         shuffle, ends, seed: as in `EpochPlan`; shuffle=True chooses by how the file was packed.
         share: "auto", (rank, world_size), or None for all rows; see `resolve_share`.
         workers: threads that read, or processes that run Python; None: one for each CPU that this rank may use, at
-            most 2 threads or 16 processes.
+            most 16, or 2 where they only copy.
         device: None or "cpu" leaves batches where they were read; "cuda" copies them beside the computation.
         transform: list of transforms, run on the device, drawn anew for each sample, epoch and echo.
         echo: times each batch is used, augmented anew each time; `MixedEcho` keeps the uses of a batch apart; "auto"
@@ -134,7 +127,7 @@ class FastLoader:
         self._share_option = share
         self._share = resolve_share(share)
         self._echo = open_echo(echo, self._share)
-        self._workers = workers or _default_workers(processes=data.runs_python)
+        self._workers = workers
         self._backend = open_backend(device)
         self._cache = choose_cache(cache, data, self._backend, self._share)
         self._shuffle = data.resolve_shuffle(shuffle, kept=self._cache.place is not None)
@@ -365,61 +358,21 @@ class FastLoader:
             self._feed.close()
             self._feed = None
         if self._feed is None:
-            data, window = self._data, self._shuffle if isinstance(self._shuffle, ChunkWindow) else None
-            # In file order the kernel's own read-ahead is better: cold, 19,500 images/s against 11,300 with ours.
-            announces = has_read_ahead() and self._shuffle is not False
-            chunk_rows = data.chunk_rows if window else 0
-            if self._cache.place is not None:
-                assert isinstance(data, PackedInput) and self._backend is not None, "nothing else was chosen to be kept"
-                store = load_store(
-                    data, self._cache, self._share, self._backend, read=self._read, workers=self._workers
-                )
-                counter.bytes_read += store.nbytes
-                self._feed = StoreFeed(store, self.batch_size, self._backend)
-            elif not isinstance(data, PackedInput) or data.runs_python:
-                self._feed = ProcessFeed(
-                    data,
-                    self.batch_size,
-                    workers=self._workers,
-                    chunk_rows=chunk_rows,
-                    on_layout=functools.partial(_check_samples, self._augmentation.transforms, data.name),
-                    backend=self._backend,
-                    announces=announces,
-                )
-            else:
-                self._feed = ThreadFeed(
-                    data.dataset,
-                    self.batch_size,
-                    num_steps=self._new_plan(0).num_steps,
-                    read=self._read,
-                    workers=self._workers,
-                    chunk_rows=chunk_rows,
-                    # A window's chunks, and those of the next one that it is read into already.
-                    cache_chunks=2 * window.chunks if window else self._workers,
-                    backend=self._backend,
-                    announces=announces,
-                    augmentation=self._augmentation if self._in_threads else None,
-                )
+            options = FeedOptions(
+                data=self._data,
+                batch_size=self.batch_size,
+                read=self._read,
+                workers=self._workers,
+                num_steps=self._new_plan(0).num_steps,
+                shuffle=self._shuffle,
+                share=self._share,
+                backend=self._backend,
+                cache=self._cache,
+                augmentation=self._augmentation,
+                in_threads=self._in_threads,
+            )
+            self._feed, counter.bytes_read = open_feed(options)
         return self._feed
-
-
-def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
-    """Refuses transforms that do not fit what the samples turn out to be. No method: a worker pool keeps it."""
-    if not transforms:
-        return
-    leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
-    if leaf is None:
-        raise OptionError(
-            f"transform: {name}: the samples have no image, a tensor (C, H, W) that comes first in a tuple or is "
-            f"called 'image' or 'images' in a dict. Leave transform out, or transform in the loop."
-        )
-    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
-    check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)
-
-
-def _default_workers(*, processes: bool) -> int:
-    share = max(1, available_cpus() // local_world_size())
-    return min(share, _MAX_PROCESSES if processes else _MAX_THREADS)
 
 
 def _check_whole(name: str, value: object, *, least: int) -> None:

@@ -1,4 +1,4 @@
-"""Which rank of how many this process is. The only place that looks at torch.distributed and its environment."""
+"""Which rank of how many this process is, by torch.distributed or its environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def resolve_share(share: ShareOption) -> Share:
     if share is None:
         return Share(0, 1)
     if share == "auto":
-        return _process_group() or _environment() or Share(0, 1)
+        return process_group() or _environment() or Share(0, 1)
     # Whoever does not check types passes anything.
     given: Any = share
     if (
@@ -51,7 +51,7 @@ def resolve_share(share: ShareOption) -> Share:
 
 def check_share(share: ShareOption, resolved: Share) -> None:
     """Raises ShareError when a process group that was initialized meanwhile disagrees with what "auto" gave before."""
-    now = _process_group() if share == "auto" else None
+    now = process_group() if share == "auto" else None
     if now is not None and now != resolved:
         raise ShareError(
             f"this loader was made as rank {resolved.rank} of {resolved.world_size}, and torch.distributed, "
@@ -66,35 +66,8 @@ def local_world_size() -> int:
     return max(1, int(text)) if text.isdecimal() else 1
 
 
-def least_of_all_ranks(name: str, value: int, share: Share) -> int | None:
-    """The least of the values that the ranks give, or None when no process group of this share can be asked.
-
-    Agreed through the process group's store, without a collective: those would have to be called in one order with the
-    model's own. Each rank calls it equally often for a name; it returns when all have.
-
-    Raises:
-        ShareError: a rank did not say its value in time, or is gone.
-    """
-    if _process_group() != share:
-        return None
-    torch: Any = sys.modules["torch"]
-    return least_in_store(torch.distributed.distributed_c10d._get_default_store(), name, value, share)
-
-
-def least_in_store(store: Any, name: str, value: int, share: Share) -> int:
-    """`least_of_all_ranks` through a `torch.distributed.Store`."""
-    try:
-        turn = store.add(f"fastload/{name}/turns/{share.rank}", 1)
-        store.set(f"fastload/{name}/{turn}/{share.rank}", str(value))
-        return min(int(store.get(f"fastload/{name}/{turn}/{rank}")) for rank in range(share.world_size))
-    except RuntimeError as exc:  # a store's errors are subclasses, not all of them public
-        raise ShareError(
-            f"rank {share.rank} of {share.world_size} could not agree with the others on {name}: {exc}. Every rank has "
-            f"to make the loader, with the same options."
-        ) from exc
-
-
-def _process_group() -> Share | None:
+def process_group() -> Share | None:
+    """This process's place in the default process group; None without one."""
     # A process group exists only where someone imported torch.
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():

@@ -234,3 +234,20 @@ def test_boxes_that_are_not_pixels_of_the_packed_images_are_not_moved(tmp_path, 
     with pytest.raises(OptionError, match="coordinates in bbox cannot follow: they are pixels of the"):
         FastLoader(dataset, 4, transform=[RandomHorizontalFlip()])
     assert len(list(FastLoader(dataset, 4, transform=[NORMALIZE]))) == 2
+
+
+def test_a_default_device_elsewhere_changes_nothing(packed):
+    expected = [images for images, _ in FastLoader(packed, 8, seed=3, transform=PIPELINES["imagenet"])]
+    with torch.device("meta"):  # as torch.set_default_device() does for a whole script
+        for options in ({}, {"echo": 2}):
+            batches = list(FastLoader(packed, 8, seed=3, transform=PIPELINES["imagenet"], **options))
+            for images, batch in zip(expected, batches[:: len(batches) // len(expected)], strict=True):
+                assert torch.equal(batch[0], images)
+
+
+def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(packed):
+    def tired(images):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="a transform raised StopIteration"):
+        list(FastLoader(packed, 8, transform=[tired]))

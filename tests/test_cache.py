@@ -7,8 +7,6 @@ import logging
 import os
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import h5py
 import numpy as np
@@ -23,12 +21,11 @@ import fastload.cache_load
 from fastload.cache import RowStore, StoredImages, StoredRows
 from fastload.dataset import PackedDataset
 from fastload.device import DeviceMemory
-from fastload.errors import CacheError, FileChangedError, OptionError, ShareError, StateError
+from fastload.errors import CacheError, FileChangedError, OptionError, StateError
 from fastload.layout import write_packed
 from fastload.loader import FastLoader
-from fastload.plan import ChunkWindow, state_from_dict
+from fastload.plan import ChunkWindow, MixedEcho, state_from_dict
 from fastload.read import RowReader
-from fastload.share import Share, least_in_store
 from fastload.sources.listing import Column
 from fastload.transforms import Normalize, RandomHorizontalFlip
 
@@ -160,6 +157,20 @@ def test_a_batch_belongs_to_the_user_who_may_write_to_it(packed, cache):
             labels.fill_(0)
         seen += kept
     assert len(seen) == 32
+
+
+@pytest.mark.parametrize("echo", [2, MixedEcho(2)])
+@pytest.mark.parametrize("cache", [None, "device", "host"])
+def test_what_a_user_writes_to_a_batch_is_not_seen_by_its_next_use(packed, cache, echo):
+    expected = [facts(batch) for batch in FastLoader(packed, 8, shuffle=False, echo=echo)]
+    seen = []
+    for batch in FastLoader(packed, 8, shuffle=False, cache=cache, device=Device(), echo=echo):
+        seen.append(facts(batch))
+        for tensor in (*batch, batch.rows, batch.valid):
+            tensor.zero_()
+    assert len(seen) == len(expected)
+    for one, other in zip(seen, expected, strict=True):
+        assert str(one) == str(other)
 
 
 @pytest.mark.parametrize(
@@ -677,22 +688,3 @@ def test_echoes_of_a_batch_in_hand_are_not_taken_for_those_of_another(packed):
     loader = shared(packed, 1, echo=3)
     loader.load_state_dict(state)
     assert len(loader) == 15
-
-
-def test_ranks_agree_on_the_least_through_the_store_whoever_comes_first():
-    store = torch.distributed.HashStore()
-
-    def rank(number):
-        return [least_in_store(store, "cache", 10 * turn + (number + turn) % 4, Share(number, 4)) for turn in range(5)]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(rank, range(4))) == [[10 * turn for turn in range(5)]] * 4
-
-
-def test_a_rank_that_never_comes_is_an_error_and_no_hang():
-    store = torch.distributed.HashStore()
-    store.set_timeout(timedelta(seconds=0.2))
-    with pytest.raises(
-        ShareError, match=r"rank 0 of 2 could not agree with the others on cache.*Every rank has to make"
-    ):
-        least_in_store(store, "cache", 1, Share(0, 2))

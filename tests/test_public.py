@@ -54,7 +54,7 @@ LAYERS = [
     {"processes"},
     {"feed"},
     {"cache", "cache_choice", "cache_load"},
-    {"iteration"},
+    {"iteration", "open_feed"},
     {"loader"},
     {"cli"},
 ]

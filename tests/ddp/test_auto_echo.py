@@ -82,4 +82,4 @@ def test_the_state_is_the_same_on_both_ranks_and_holds_the_coming_factor(ranks):
 
 def test_another_share_than_the_groups_is_refused(ranks):
     for rank, of_rank in enumerate(ranks):
-        assert f"rank {rank} of 3, the process group says rank {rank} of 2" in of_rank["errors"][0]
+        assert f"rank {rank} of 3, the process group says (rank, world size) = ({rank}, 2)" in of_rank["errors"][0]
