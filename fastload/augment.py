@@ -48,6 +48,7 @@ class Augmentation:
         epoch: int,
         echo: int = 0,
         output: torch.Tensor | None = None,
+        kept: bool = False,
     ) -> dict[str, torch.Tensor]:
         """The fields of a batch, transformed; see `apply_transforms`."""
         return apply_transforms(
@@ -58,6 +59,7 @@ class Augmentation:
             batch_draws=Draws.of_batch(self.seed, epoch, planned.step, self.rank, echo),
             coordinates=self.coordinates,
             output=output,
+            kept=kept,
         )
 
     @property

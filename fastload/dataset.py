@@ -53,6 +53,13 @@ class PackedDataset(Dataset[Any]):
         fields: Sequence[str] | None = None,
         transform: Transform | None = None,
     ) -> None:
+        given: object = transform
+        if given is not None and (isinstance(given, type) or not callable(given)):
+            raise OptionError(
+                f"PackedDataset(transform={transform!r}): expected a function that takes the tuple of fields of one "
+                f"sample and returns the sample. Transforms of whole batches, those of fastload.transforms, are given "
+                f"to FastLoader(transform=[...])."
+            )
         self.path = Path(path)
         self.split = split
         self.transform = transform

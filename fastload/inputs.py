@@ -22,7 +22,7 @@ from fastload.plan import PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffl
 from fastload.read import RowReader, image_axes
 from fastload.read.chunked import CACHE_BYTES
 from fastload.read.identity import check_path
-from fastload.transforms.coordinates import Coordinates, Kind
+from fastload.transforms.coordinates import COORDINATE_FIELDS, Coordinates, coordinates_of
 
 # What the attribute `coordinates` says of fields whose numbers are not pixels of the packed images.
 _NOT_OF_THE_PACKED = {
@@ -144,12 +144,13 @@ class PackedInput:
 
     def coordinates(self) -> dict[str, Coordinates]:
         """How fields hold places in the image, as far as the file says it."""
+        file = self.dataset.file
         known = {}
         for name in self.fields or ():
-            field = self.dataset.file.fields.get(name)
-            kind = _coordinate_kind(name, field.names) if field else None
-            if field and kind:
-                known[name] = Coordinates(kind, _NOT_OF_THE_PACKED.get(str(field.attrs.get("coordinates")), ""))
+            if name in COORDINATE_FIELDS and name in file.fields:
+                field = file.fields[name]
+                frame = _NOT_OF_THE_PACKED.get(str(field.attrs.get("coordinates")), "")
+                known[name] = coordinates_of(name, field.shape, field.names, frame)
         return known
 
     def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
@@ -267,13 +268,3 @@ def _image_shape(file: PackedFile) -> tuple[int, int, int]:
     if axes == "HW":
         return 1, shape[0], shape[1]
     return (shape[2], shape[0], shape[1]) if axes == "HWC" else (shape[0], shape[1], shape[2])
-
-
-def _coordinate_kind(name: str, names: Sequence[str]) -> Kind | None:
-    """What the numbers of a field are, by its name and the names of its columns; None: nothing says."""
-    if name == "landmarks":
-        return "points"
-    columns = [str(column).lower() for column in names]
-    if name != "bbox" or len(columns) != 4:
-        return None
-    return "xywh" if columns[2].startswith("w") else "xyxy"

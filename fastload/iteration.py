@@ -160,7 +160,8 @@ class Iteration:
         if self._pid != os.getpid():
             raise OptionError(
                 f"this iteration was begun in process {self._pid}, whose threads and workers a forked process has not. "
-                f"Call iter() of the loader here, in process {os.getpid()}."
+                f"Call iter() of the loader here, in process {os.getpid()}; better start the process by spawn or "
+                f"forkserver, since torch itself may hang in one that was forked after it ran."
             )
         if self._failure:
             raise OptionError(
@@ -264,7 +265,8 @@ class Iteration:
             given: dict[str, torch.Tensor | ImageRows] = dict(fields)
             given |= {n: rows.in_place() for n, rows in device_batch.stored.items() if isinstance(rows, StoredImages)}
             if "images" in given:
-                result = stages.augmentation.apply(given, planned, epoch=position.plan.epoch, echo=use.echo)
+                epoch = position.plan.epoch
+                result = stages.augmentation.apply(given, planned, epoch=epoch, echo=use.echo, kept=not last)
         if not last:
             # The user may write to a batch, and the next echo must not see it.
             result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}

@@ -106,7 +106,7 @@ class FastLoader:
         share: ShareOption = "auto",
         workers: int | None = None,
         device: str | torch.device | None = None,
-        transform: Sequence[Any] = (),
+        transform: Sequence[Any] | None = (),
         echo: Echo = 1,
         cache: CacheOption = None,
         read: Read = "map",
@@ -138,6 +138,7 @@ class FastLoader:
                 dataset.expect_window(self._shuffle.chunks)
             data = PackedInput(dataset)
         self._data = data
+        transform = () if transform is None else transform
         self._check_transforms(transform)
         self._seed = seed
         self._augmentation = Augmentation(

@@ -122,5 +122,10 @@ def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -
             f"transform: {name}: the samples have no image, a tensor (C, H, W) that comes first in a tuple or is "
             f"called 'image' or 'images' in a dict. Leave transform out, or transform in the loop."
         )
+    if leaf.shape[0] not in (1, 3, 4) and leaf.shape[2] in (1, 3, 4):
+        raise OptionError(
+            f"transform: {name}: the samples' image is {leaf.shape}, as (height, width, channels), and transforms take "
+            f"(C, H, W). Give torch.from_numpy(image).permute(2, 0, 1) as the sample's image."
+        )
     dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
     check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)

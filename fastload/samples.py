@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fastload.ring import SampleForm, SlotField
 
 _IMAGE_KEYS = ("images", "image")
+_LABEL_KEYS = ("labels", "label", "target")
 
 
 class Leaf(NamedTuple):
@@ -167,6 +168,11 @@ def _form(sample: Any, names: Sequence[str] | None) -> SampleForm:
         mask = next((i for i, value in enumerate(values) if getattr(as_array(value), "shape", None) == size), None)
         if mask is not None:
             found[mask] = "masks"
+        # MixUp and CutMix look for "labels".
+        places = [1] if keys is None else [i for i, key in enumerate(keys) if key in _LABEL_KEYS]
+        label = next((i for i in places if i < len(values) and _is_class(values[i])), None)
+        if label is not None:
+            found[label] = "labels"
     return SampleForm(tuple(found), keys)
 
 
@@ -177,6 +183,11 @@ def _is_row(sample: Any) -> bool:
 def _is_image(value: Any) -> bool:
     array = as_array(value)
     return array is not None and array.ndim == 3
+
+
+def _is_class(value: Any) -> bool:
+    array = as_array(value)
+    return array is not None and array.ndim == 0 and array.dtype.kind in "iu"
 
 
 def _is_channels_last(array: NDArray[Any]) -> bool:

@@ -251,3 +251,62 @@ def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(packed):
 
     with pytest.raises(RuntimeError, match="a transform raised StopIteration"):
         list(FastLoader(packed, 8, transform=[tired]))
+
+
+def test_a_function_must_not_write_to_a_batch_that_is_used_again(packed):
+    def inverted(images):
+        return images.bitwise_not_()
+
+    once = [images.clone() for images, _ in FastLoader(packed, 8, seed=3, transform=[inverted])]
+    assert len(once) == 6
+    with pytest.raises(OptionError, match=r"inverted, number 0 of the list, wrote to the images.*clone"):
+        list(FastLoader(packed, 8, seed=3, transform=[inverted], echo=2))
+    assert len(list(FastLoader(packed, 8, seed=3, transform=[RandomHorizontalFlip(), inverted], echo=2))) == 12
+
+
+def test_a_function_that_changes_the_size_leaves_no_mask_behind(packed):
+    def halved(images):
+        return images[:, :, ::2, ::2]
+
+    assert next(iter(FastLoader(packed, 8, transform=[halved])))[0].shape == (8, 3, 15, 13)
+    with pytest.raises(OptionError, match=r"halved.*made images of \(15, 13\) out of \(30, 26\).*masks cannot follow"):
+        list(FastLoader(PackedDataset(packed, fields=("images", "masks")), 8, transform=[halved]))
+
+
+class Pictures(torch.utils.data.Dataset):
+    def __init__(self, as_dict=False, hwc=False):
+        self.as_dict, self.hwc = as_dict, hwc
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        image = np.full((20, 24, 3) if self.hwc else (3, 20, 24), index, np.uint8)
+        return {"image": torch.from_numpy(image), "label": index % 7} if self.as_dict else (image, index % 7)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_samples_of_other_datasets_are_mixed_with_their_labels(as_dict):
+    loader = FastLoader(Pictures(as_dict), 8, workers=1, transform=[RandomHorizontalFlip(), MixUp(num_classes=7)])
+    for batch in loader:
+        labels = batch["label"] if as_dict else batch[1]
+        assert labels.shape == (8, 7) and torch.allclose(labels.sum(1), torch.ones(8))
+
+
+def test_images_with_channels_last_are_refused_and_not_taken_for_others():
+    with pytest.raises(OptionError, match=r"\(20, 24, 3\), as \(height, width, channels\).*permute"):
+        list(FastLoader(Pictures(hwc=True), 8, workers=1, transform=[RandomHorizontalFlip()]))
+
+
+def test_what_scripts_pass_on_is_taken(packed):
+    first = next(iter(FastLoader(packed, 8, seed=3, transform=PIPELINES["imagenet"])))[0]
+    assert torch.equal(next(iter(FastLoader(packed, 8, seed=np.int64(3), transform=PIPELINES["imagenet"])))[0], first)
+    assert next(iter(FastLoader(packed, 8, transform=None)))[0].dtype == torch.uint8
+    assert RandomCrop(np.array([20, 18])).size == (20, 18)
+    assert RandomResizedCrop(torch.tensor(20), scale=np.array([0.2, 1])).scale == (0.2, 1)
+
+
+@pytest.mark.parametrize("transform", [[RandomHorizontalFlip()], RandomHorizontalFlip(), RandomHorizontalFlip])
+def test_a_batch_transform_is_no_transform_of_a_sample(packed, transform):
+    with pytest.raises(OptionError, match=r"given to FastLoader\(transform="):
+        PackedDataset(packed, transform=transform)

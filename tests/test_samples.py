@@ -19,13 +19,14 @@ def image(height=4, width=5, channels=3):
     [
         ((image(), 3), ("images", "labels"), ("images", "labels")),
         ((image()[0], 3), ("images", "labels"), ("0", "labels")),  # no image any more
-        ((image(), 3, 4), ("images", "labels"), ("images", "1", "2")),  # not the dataset's own fields
-        ((image(), 3), None, ("images", "1")),
+        ((image(), 3, 4), ("images", "labels"), ("images", "labels", "2")),  # not the dataset's own fields
+        ((image(), 3), None, ("images", "labels")),
+        ((image(), 0.5), None, ("images", "1")),  # no class number
         ([3, image()], None, ("0", "1")),
         ((image(), image()[0]), None, ("images", "masks")),
         (image(), None, ("images",)),
         (7, None, ("0",)),
-        ({"label": 1, "image": image()}, None, ("0:label", "images")),
+        ({"label": 1, "image": image()}, None, ("labels", "images")),
         ({"image": 1, "images": image(), "m": image()[0]}, None, ("0:image", "images", "masks")),
         ({}, None, ()),
     ],
@@ -78,7 +79,7 @@ def test_a_sample_comes_back_out_of_the_slot_as_it_went_in():
         assert write_sample(places, place, list(sample)) == [f"{place}"]
     assert torch.equal(torch.from_numpy(arrays["images"]), torch.stack([sample[0] for sample in samples]))
     assert arrays["images"].transpose(0, 2, 3, 1).flags.c_contiguous
-    assert arrays["1"].tolist() == [0, 1, 2, 3] and arrays["3"].dtype == np.float64
+    assert arrays["labels"].tolist() == [0, 1, 2, 3] and arrays["3"].dtype == np.float64
 
 
 @pytest.mark.parametrize("value", [image(4, 6), image().float(), "text", image().permute(1, 0, 2)])

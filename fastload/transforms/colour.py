@@ -227,7 +227,7 @@ def check_colour_spec(name: str, spec: ImageSpec) -> None:
     if spec.channels not in (1, 3):
         raise OptionError(
             f"{name}: images have {spec.channels} channels, and colour needs 1 (gray) or 3 (red, green, blue). "
-            f"Pack the images with --mode RGB or --mode L, or leave {name} out of transform."
+            f"Pack the images with --mode rgb or --mode gray, or leave {name} out of transform."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +27,43 @@ class Coordinates:
 
     kind: Kind
     unusable: str = ""
+
+
+def coordinates_of(name: str, shape: tuple[int, ...], columns: Sequence[str], frame: str = "") -> Coordinates:
+    """What the numbers of a field are, by its name, its shape and the names of its columns.
+
+    Args:
+        name: one of COORDINATE_FIELDS.
+        shape: of a sample's numbers.
+        columns: names of them; () if there are none.
+        frame: why they are not pixels of the packed images; empty if they are.
+    """
+    words = [column.lower() for column in columns]
+    if name == "landmarks":
+        flat = len(shape) == 1 and shape[0] % 2 == 0
+        if not flat and not (len(shape) == 2 and shape[1] == 2):
+            return Coordinates("points", f"a sample's are {shape}, not (2 P,) or (P, 2) numbers x, y")
+        if flat and words and not all("xy"[place % 2] in word for place, word in enumerate(words)):
+            return Coordinates("points", "the names of its columns do not say x, y, x, y, ...")
+        return Coordinates("points", frame)
+    kinds: dict[str, Kind] = {"xyxy": "xyxy", "xywh": "xywh"}
+    letters = "".join(_letter(word) for word in words)
+    if shape != (4,) or letters not in kinds:
+        return Coordinates(
+            "xyxy",
+            "its attribute `names` does not say what its numbers are, four such as x_1, y_1, width, height or xmin, "
+            "ymin, xmax, ymax",
+        )
+    return Coordinates(kinds[letters], frame)
+
+
+def _letter(column: str) -> str:
+    """x or y for a corner's place, w or h for a size; ? for anything else, such as a centre."""
+    if column in ("w", "width", "h", "height"):
+        return column[0]
+    plain = column.replace("_", "").replace("min", "").replace("max", "").rstrip("0123456789")
+    plain = {"left": "x", "right": "x", "top": "y", "bottom": "y"}.get(plain, plain)
+    return plain if plain in ("x", "y") else "?"
 
 
 def as_moved(fields: dict[str, torch.Tensor], coordinates: Mapping[str, Coordinates]) -> dict[str, torch.Tensor]:

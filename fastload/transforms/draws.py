@@ -36,8 +36,8 @@ class Draws:
     __slots__ = ("_keys",)
 
     def __init__(self, seed: int, epoch: int, rows: NDArray[np.int64], echo: int = 0) -> None:
-        key = _mix_int(seed & _WORD)
-        key = _mix_int(key ^ (epoch & _WORD))
+        key = _mix_int(int(seed) & _WORD)
+        key = _mix_int(key ^ (int(epoch) & _WORD))
         keys = _mix(np.asarray(rows, dtype=np.int64).view(np.uint64) ^ np.uint64(key))
         self._keys: NDArray[np.uint64] = _mix(keys ^ np.uint64(echo & _WORD))
 

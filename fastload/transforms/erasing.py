@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.transforms.arguments import is_number, is_whole, probability
+from fastload.transforms.arguments import as_values, check_values, is_number, is_whole, probability
 from fastload.transforms.buffers import OutputPool
 from fastload.transforms.draws import Draws
 from fastload.transforms.spec import ImageSpec, as_bits
@@ -235,29 +235,6 @@ def _mix(words: torch.Tensor) -> torch.Tensor:
 
 def _places(height: int, width: int, channels: int, device: torch.device) -> torch.Tensor:
     return torch.arange(height * width * channels, dtype=torch.int32, device=device).view(height, width, channels)
-
-
-def as_values(where: str, values: Any) -> tuple[float, ...]:
-    """One number, or one a channel, as floats. Raises OptionError, beginning with `where`, for anything else."""
-    numbers = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
-    if not numbers or not all(is_number(number) and math.isfinite(number) for number in numbers):
-        raise OptionError(f"{where}={values!r}): give one number, or one a channel.")
-    return tuple(float(number) for number in numbers)
-
-
-def check_values(where: str, values: tuple[float, ...], spec: ImageSpec) -> None:
-    """Raises OptionError, beginning with `where`, unless pixels of such integer images can hold the values."""
-    if len(values) not in (1, spec.channels):
-        raise OptionError(
-            f"{where}={values}): {len(values)} values for images of {spec.channels} channels. "
-            f"Give one value, or one a channel."
-        )
-    limits = torch.iinfo(spec.dtype)
-    if any(not limits.min <= value <= limits.max or value != int(value) for value in values):
-        raise OptionError(
-            f"{where}={values}): the images are {spec.dtype}, so it is a whole number from {limits.min} to "
-            f"{limits.max}. Give it in the images' units, for example 255 * mean."
-        )
 
 
 def _check_integers(name: str, spec: ImageSpec) -> None:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
-import torch
 
 from fastload.errors import OptionError
-from fastload.transforms.arguments import is_whole, probability, window_size
+from fastload.transforms.arguments import as_plain, as_values, check_values, is_whole, probability, window_size
 from fastload.transforms.draws import Draws
 from fastload.transforms.placed import PlacedTransform
 from fastload.transforms.placement import PaddingMode, Placement, turned, windows
@@ -96,7 +95,7 @@ class RandomCrop(PlacedTransform):
         self.size = window_size("RandomCrop", size)
         self.padding = _sides(padding)
         self.pad_if_needed = bool(pad_if_needed)
-        self.fill = tuple(float(value) for value in (fill if isinstance(fill, Sequence) else (fill,)))
+        self.fill = as_values("RandomCrop(fill", fill)
         if padding_mode not in get_args(PaddingMode):
             modes = ", ".join(repr(mode) for mode in get_args(PaddingMode))
             raise OptionError(f"RandomCrop(padding_mode={padding_mode!r}): no such mode. Choose one of {modes}.")
@@ -127,7 +126,7 @@ class RandomCrop(PlacedTransform):
                     f"(left, top, right, bottom) = {(left, top, right, bottom)}. Pad less, or use 'edge'."
                 )
         if self.padding_mode == "constant" and (any(self.padding) or self.pad_if_needed):
-            self._check_fill(spec)
+            check_values("RandomCrop(fill", self.fill, spec)
         return spec._replace(height=self.size[0], width=self.size[1])
 
     def pads(self, spec: ImageSpec) -> bool:
@@ -148,20 +147,6 @@ class RandomCrop(PlacedTransform):
             missing_wide = max(0, self.size[1] - (width + left + right))
             return left + missing_wide, top + missing_high, right + missing_wide, bottom + missing_high
         return left, top, right, bottom
-
-    def _check_fill(self, spec: ImageSpec) -> None:
-        if len(self.fill) not in (1, spec.channels):
-            raise OptionError(
-                f"RandomCrop(fill={self.fill}): {len(self.fill)} values for images of {spec.channels} channels. "
-                f"Give one value, or one a channel."
-            )
-        if not spec.dtype.is_floating_point:
-            limits = torch.iinfo(spec.dtype)
-            if any(not limits.min <= value <= limits.max or value != int(value) for value in self.fill):
-                raise OptionError(
-                    f"RandomCrop(fill={self.fill}): the images are {spec.dtype}, so a fill is a whole number from "
-                    f"{limits.min} to {limits.max}. Give it in the images' units, for example 255 * mean."
-                )
 
 
 class CenterCrop(PlacedTransform):
@@ -199,6 +184,7 @@ class CenterCrop(PlacedTransform):
 
 
 def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
+    padding = as_plain(padding)
     sides = tuple(padding) if isinstance(padding, Sequence) else (0 if padding is None else padding,)
     if len(sides) not in (1, 2, 4) or not all(is_whole(side) and side >= 0 for side in sides):
         raise OptionError(

@@ -89,6 +89,7 @@ def apply_transforms(
     batch_draws: Draws | None = None,
     coordinates: Mapping[str, Coordinates] | None = None,
     output: torch.Tensor | None = None,
+    kept: bool = False,
 ) -> dict[str, torch.Tensor]:
     """The batch's fields with "images" transformed, and masks, boxes and points, where present, moved alike.
 
@@ -104,8 +105,18 @@ def apply_transforms(
         coordinates: how fields hold places in the image.
         output: on the CPU, memory that the images may be written to; they are not where the last transform does not
             support it.
+        kept: whether the batch given will be used again, so that functions must not write to it.
+
+    Raises:
+        OptionError: a user's function made of the images what does not fit the other fields, or wrote to them.
     """
+    given: object = fields
+    if not isinstance(given, Mapping) or "images" not in given:
+        raise OptionError('apply_transforms takes a dict of fields, with the batch (B, C, H, W) as "images"')
     images: Images = fields["images"]
+    count = len(images.samples if isinstance(images, ImageRows) else images)
+    if len(draws) != count:
+        raise OptionError(f"draws are for {len(draws)} samples, and the batch has {count}: give Draws of its rows")
     others = {name: tensor for name, tensor in fields.items() if name != "images" and isinstance(tensor, torch.Tensor)}
     spec = images.spec if isinstance(images, ImageRows) else ImageSpec.of(images)
     moves = any(isinstance(transform, Transform) and transform.geometric for transform in transforms)
@@ -127,7 +138,8 @@ def apply_transforms(
             elif isinstance(transform, Transform):
                 images = _apply_alone(transform, index, images, others, moved, draws, ignore_index)
             else:
-                images = _called(transform, images)
+                followers = [name for name in others if name == "masks" or name in moved]
+                images = _called(transform, index, images, followers, kept=kept and images is fields["images"])
         spec = ImageSpec.of(images)
     images = gathered(images)
     others |= as_handed_over(moved, others, coordinates or {}, spec)
@@ -178,14 +190,29 @@ def _move_coordinates(
         moved[name] = move(values, spec, draws)
 
 
-def _called(function: ImageFunction, images: torch.Tensor) -> torch.Tensor:
-    """What a user's function makes of the images; checked, since labels and masks must still fit."""
+def _called(
+    function: ImageFunction, index: int, images: torch.Tensor, followers: list[str], *, kept: bool
+) -> torch.Tensor:
+    """What a user's function makes of the images; checked, since labels, masks and further echoes must still fit."""
+    version = images._version
     result: object = function(images)
+    what = f"transform: {_name(function)}, number {index} of the list,"
     if not isinstance(result, torch.Tensor) or len(result) != len(images):
         found = f"{tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
         raise OptionError(
-            f"transform: {_name(function)} was given images {tuple(images.shape)} and returned {found}. A function in "
-            f"transform returns a tensor of as many images as it is given."
+            f"{what} was given images {tuple(images.shape)} and returned {found}. A function in transform returns a "
+            f"tensor of as many images as it is given."
+        )
+    if kept and images._version != version:
+        raise OptionError(
+            f"{what} wrote to the images it was given, which the next echo of the batch begins with. Let it return a "
+            f"new tensor, for example by images = images.clone() in its first line."
+        )
+    if followers and result.shape[2:] != images.shape[2:]:
+        raise OptionError(
+            f"{what} made images of {tuple(result.shape[2:])} out of {tuple(images.shape[2:])} (height, width), and "
+            f"{' and '.join(followers)} cannot follow. Use a transform of fastload, or an object that moves them; see "
+            f"fastload/transforms/spec.py."
         )
     return result
 
@@ -220,4 +247,4 @@ def _check_moved_fields(transform: Transform, fields: list[str], coordinates: Ma
 
 
 def _name(transform: Any) -> str:
-    return type(transform).__name__
+    return str(getattr(transform, "__name__", type(transform).__name__))

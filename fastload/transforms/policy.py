@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.transforms import affine
-from fastload.transforms.arguments import is_whole
+from fastload.transforms.arguments import as_values, check_values, is_whole
 from fastload.transforms.buffers import OutputPool
 from fastload.transforms.colour import (
     BRIGHTNESS,
@@ -30,7 +30,6 @@ from fastload.transforms.colour import (
     row_blocks,
 )
 from fastload.transforms.draws import Draws
-from fastload.transforms.erasing import as_values, check_values
 from fastload.transforms.spec import ImageSpec, as_bits
 
 OPERATIONS = (
@@ -118,7 +117,7 @@ class RandAugment:
         if spec.channels not in (1, 3):
             raise OptionError(
                 f"RandAugment: images have {spec.channels} channels, and its operations need 1 (gray) or 3 (red, "
-                f"green, blue). Pack the images with --mode RGB or --mode L, or leave RandAugment out of transform."
+                f"green, blue). Pack the images with --mode rgb or --mode gray, or leave RandAugment out of transform."
             )
         check_values("RandAugment(fill", self.fill, spec)
         return spec

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.transforms.arguments import is_whole, ordered_pair, window_size
+from fastload.transforms.arguments import as_plain, is_whole, ordered_pair, window_size
 from fastload.transforms.draws import Draws
 from fastload.transforms.placed import PlacedTransform
 from fastload.transforms.placement import Placement, Whole, resized
@@ -39,6 +39,7 @@ class Resize(PlacedTransform):
     def __init__(self, size: int | Sequence[int], max_size: int | None = None) -> None:
         super().__init__()
         window_size("Resize", size)
+        size = as_plain(size)
         self.size = (int(size),) if not isinstance(size, Sequence) else tuple(int(side) for side in size)
         if max_size is not None and (not is_whole(max_size) or len(self.size) != 1 or max_size <= self.size[0]):
             raise OptionError(

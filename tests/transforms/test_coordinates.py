@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastload.transforms import CenterCrop, Draws, Normalize, RandAugment, RandomHorizontalFlip, apply_transforms
-from fastload.transforms.coordinates import Coordinates
+from fastload.transforms.coordinates import Coordinates, coordinates_of
 
 FLIP = RandomHorizontalFlip(1)
 IMAGES = torch.zeros(2, 3, 10, 20, dtype=torch.uint8)
@@ -48,3 +48,40 @@ def test_policies_move_them_as_well():
 def test_without_a_transform_that_moves_pixels_they_stay_as_they_are():
     result = moved([Normalize([0.5] * 3, [0.5] * 3)], "bbox", [[2, 3, 4, 6]] * 2, "xywh")
     assert result.dtype == torch.int64 and result.tolist() == [[2, 3, 4, 6]] * 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        (("x_1", "y_1", "width", "height"), "xywh"),
+        (("x", "y", "w", "h"), "xywh"),
+        (("xmin", "ymin", "xmax", "ymax"), "xyxy"),
+        (("left", "top", "right", "bottom"), "xyxy"),
+        (("x1", "y1", "x2", "y2"), "xyxy"),
+        (("cx", "cy", "w", "h"), None),
+        (("ymin", "xmin", "ymax", "xmax"), None),
+        (("a", "b", "c", "d"), None),
+        ((), None),
+    ],
+)
+def test_boxes_are_read_by_the_names_of_their_columns_or_not_at_all(columns, kind):
+    how = coordinates_of("bbox", (4,), columns)
+    assert bool(how.unusable) == (kind is None)
+    assert kind is None or how.kind == kind
+    assert coordinates_of("bbox", (5,), columns).unusable
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns", "usable"),
+    [
+        ((10,), (), True),
+        ((4,), ("lefteye_x", "lefteye_y", "nose_x", "nose_y"), True),
+        ((5, 2), (), True),
+        ((4,), ("x1", "x2", "y1", "y2"), False),
+        ((4, 3), (), False),  # with a visibility
+        ((5,), (), False),
+        ((3, 3), (), False),
+    ],
+)
+def test_points_are_pairs_or_refused(shape, columns, usable):
+    assert bool(coordinates_of("landmarks", shape, columns).unusable) != usable

@@ -125,3 +125,11 @@ def test_floats_before_normalize_are_refused_where_they_are_seen():
     assert check_pipeline([lambda images: images.float(), NORMALIZE], SHAPE, torch.uint8, ["images"]) is None
     with pytest.raises(OptionError, match="divides uint8"):
         apply_transforms([lambda images: images.float(), NORMALIZE], patterned(2), Draws(0, 0, np.arange(2)))
+
+
+def test_draws_of_another_batch_are_refused():
+    images = torch.zeros(8, 3, 12, 10, dtype=torch.uint8)
+    with pytest.raises(OptionError, match="draws are for 4 samples, and the batch has 8"):
+        apply_transforms([FLIP], {"images": images}, Draws(0, 0, np.arange(4)))
+    with pytest.raises(OptionError, match="a dict of fields"):
+        apply_transforms([FLIP], images, Draws(0, 0, np.arange(8)))

@@ -132,6 +132,7 @@ def test_they_can_be_pickled_and_give_the_same():
         (lambda: RandomResizedCrop(20, ratio=(-1, 1)), "numbers above 0"),
         (lambda: RandomResizedCrop(20, scale=0.5), "give .smallest, largest."),
         (lambda: RandomResizedCrop(20, scale=(0.5, float("nan"))), "scale="),
+        (lambda: RandomResizedCrop(20, scale=(float("nan"), 1)), "two numbers from 0 to 1"),
         (lambda: RandomResizedCrop(0), "positive whole number"),
         (lambda: Resize(2.5), "positive whole number"),
         (lambda: Resize((1, 2, 3)), "positive whole number"),
