@@ -74,7 +74,9 @@ def _sweep(bench: Bench, cache: str | None) -> dict[str, Any]:
                 break
     finally:
         loader.close()
-    return {"value": highest_kept(points), "unit": "images/s", **path, "points": points, "batch_size": batch_size}
+    highest = highest_kept(points)
+    unit = "images/s" if highest else f"images/s: no rate that was tried stayed at {KEPT}"
+    return {"value": highest, "unit": unit, **path, "points": points, "batch_size": batch_size}
 
 
 def highest_kept(points: list[dict[str, Any]]) -> float:

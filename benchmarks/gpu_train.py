@@ -134,6 +134,8 @@ def train(bench: Bench, net: str, *, compiled: bool = False) -> None:
                                                               compiled=compiled), target=target)  # fmt: skip
         beside = f"while {name} is at {found.get('value', 0):.3f} of the cached-batch step"
         void = {"void": found["void"]} if "void" in found else {}
+        if bench.device.kind == "cpu":
+            void = {"void": "there is no GPU; its readings are made up to try the plumbing"}
         busy = found.get("counters", {}).get("utilization_percent")
         if busy:
             bench.note(f"GPU utilization, {name}", value=busy["mean"], unit=f"%, {beside}", target=">= 99", **void)
