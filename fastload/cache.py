@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastload.backend import Backend
 from fastload.dataset import PackedDataset
-from fastload.device import CHANNELS_FIRST, Backend, DeviceBatch
+from fastload.device import CHANNELS_FIRST, DeviceBatch
 from fastload.feed import SLOTS_IN_COPY, Stream
 from fastload.plan import PlannedBatch
 from fastload.ring import FilledBatch, Ring, SlotField

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from fastload.agreement import least_of_all_ranks
+from fastload.backend import Backend, DeviceMemory
 from fastload.cache import Place, stored_fields
-from fastload.device import Backend, DeviceMemory
 from fastload.errors import CacheError, OptionError
 from fastload.inputs import Input, PackedInput
 from fastload.memory import available_memory

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastload.backend import Backend
 from fastload.cache import Place, RowStore, stored_fields
 from fastload.cache_choice import CacheChoice
 from fastload.dataset import PackedDataset
-from fastload.device import Backend, DeviceBatch, to_device
+from fastload.device import DeviceBatch, to_device
 from fastload.errors import CacheError
 from fastload.feed import SLOTS_IN_COPY, Stream, ThreadFeed
 from fastload.inputs import PackedInput

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.augment import Augmentation, Augmenter
+from fastload.backend import Backend
 from fastload.dataset import PackedDataset, as_handed_over
-from fastload.device import Backend, DeviceBatch, copy_fields
+from fastload.device import DeviceBatch, copy_fields
 from fastload.groups import Groups, group_size
 from fastload.inputs import OtherInput, PackedInput
 from fastload.plan import PlannedBatch

@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.augment import Augmentation
+from fastload.backend import Backend
 from fastload.batch import Batch, DictBatch
 from fastload.cache import StoredImages
-from fastload.device import Backend, DeviceBatch, to_device
+from fastload.device import DeviceBatch, to_device
 from fastload.errors import OptionError
 from fastload.feed import SLOTS_IN_COPY, Feed
 from fastload.meter import LoaderStats

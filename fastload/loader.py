@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import Dataset
 
 from fastload.augment import Augmentation
+from fastload.backend import open_backend
 from fastload.batch import Batch
 from fastload.cache import StoreFeed
 from fastload.cache_choice import CacheOption, choose_cache, say_order_quality
 from fastload.dataset import PackedDataset
-from fastload.device import open_backend
 from fastload.echo import open_echo
 from fastload.errors import OptionError, StateError
 from fastload.feed import Feed

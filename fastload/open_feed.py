@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from fastload.augment import Augmentation
+from fastload.backend import Backend
 from fastload.cache import StoreFeed
 from fastload.cache_choice import CacheChoice
 from fastload.cache_load import load_store
 from fastload.cpus import available_cpus
-from fastload.device import Backend
 from fastload.errors import OptionError
 from fastload.feed import Feed, ProcessFeed, ThreadFeed
 from fastload.inputs import OtherInput, PackedInput

@@ -18,9 +18,9 @@ from test_device import LateBackend
 
 import fastload.cache_choice
 import fastload.cache_load
+from fastload.backend import DeviceMemory
 from fastload.cache import RowStore, StoredImages, StoredRows
 from fastload.dataset import PackedDataset
-from fastload.device import DeviceMemory
 from fastload.errors import CacheError, FileChangedError, OptionError, StateError
 from fastload.layout import write_packed
 from fastload.loader import FastLoader

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.device import DeviceMemory, open_backend, to_device
+from fastload.backend import DeviceMemory, open_backend
+from fastload.device import to_device
 from fastload.errors import OptionError
 
 POISON = 0xEE

@@ -47,7 +47,7 @@ LAYERS = [
     },
     {"ring", "groups", "shared_memory"},
     {"threads"},
-    {"device", "transforms", "dataset", "share", "batch", "samples"},
+    {"backend", "device", "transforms", "dataset", "share", "batch", "samples"},
     {"agreement"},
     {"echo"},
     {"augment", "inputs", "orders", "samplers", "worker", "torch_workers"},

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from test_device import LateBackend
 
 from fastload import CacheError, FastLoader
-from fastload.device import DeviceMemory
+from fastload.backend import DeviceMemory
 from fastload.layout import write_packed
 from fastload.plan import state_from_dict
 
