@@ -1,9 +1,9 @@
 """Samples of a batch placed and normalized one after the other, on the CPU, in one call that leaves Python once.
 
 Each sample has a window of its own, so torch's operations take them one by one, and a loop over them in Python asks for
-the GIL a thousand times a batch: beside a main thread that runs pure Python, OpenCV in two threads falls from 22,500 to
-300 images/s, the same loop as a TorchScript program, which runs without the GIL, from 18,500 to 6,700 (200x190 -> 224x224
-on 2 cores); and it is antialiased, which OpenCV's bilinear resize is not.
+the GIL a thousand times a batch: beside a main thread that runs pure Python, OpenCV in two threads falls from 22,500
+to 300 images/s, the same loop as a TorchScript program, which runs without the GIL, from 18,500 to 6,700 (200x190 ->
+224x224 on 2 cores); and it is antialiased, which OpenCV's bilinear resize is not.
 
 The program is compiled by torch's C++ front end. `torch.jit.script`, the Python one, is deprecated, and one day this
 may go as well: `available()` is False then, and `place.py` loops in Python.
