@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
+
+# Enough for every run, within the minutes that CI has; FASTLOAD_EXAMPLES=1000 looks longer. No deadline: neighbours on
+# the machine decide how long an example takes.
+settings.register_profile("fastload", max_examples=int(os.environ.get("FASTLOAD_EXAMPLES", "40")), deadline=None)
+settings.load_profile("fastload")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
