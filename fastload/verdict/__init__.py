@@ -1,0 +1,6 @@
+"""What binds a training loop, from what its batches cost and its steps waited: a pure function of measurements."""
+
+from fastload.verdict.demands import BatchWork, Demands
+from fastload.verdict.judge import CAUSES, judge
+
+__all__ = ["CAUSES", "BatchWork", "Demands", "judge"]

@@ -1,0 +1,56 @@
+"""What a training loop asks of the machine: the input of a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fastload.measured import Step, Work
+
+
+@dataclass(frozen=True)
+class BatchWork:
+    """What it cost to make one batch.
+
+    Attributes:
+        stages: by stage of `fastload.measured.STAGES` up to the hand-over, in the thread or process that makes batches.
+        lock_s: of their blocked time, what was spent waiting for a lock that another thread or process held.
+        slow_s: of their time, what the slow samples took beyond what a sample takes usually.
+    """
+
+    stages: Mapping[str, Work]
+    lock_s: float = 0.0
+    slow_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Demands:
+    """One loader's batches and the steps that used them.
+
+    Attributes:
+        batches: what they cost, in the order of the steps, as far as it is known.
+        steps: of the loop that asked for them.
+        workers: threads or processes that make batches; 0: the loop does it itself.
+        ahead: batches that may be under way or ready at once.
+        cpus: that the job may use.
+        receive_s: mean seconds on a CPU that taking over a batch costs the loop, inside its wait.
+        startups_s: for each epoch, from asking for its iterator to its first batch, beyond what a batch takes.
+        step_running_s: mean seconds of a step, outside the wait, that the loop's process was on a CPU (all its threads).
+        step_runnable_s: mean seconds of a step, outside the wait, that the loop's thread had no CPU although it wanted.
+        by_threads: whether workers are threads of the loop's process.
+        is_fastload: whether the loader is a FastLoader.
+        notes: further evidence, a line each, such as the line of code that takes longest.
+    """
+
+    batches: tuple[BatchWork, ...]
+    steps: tuple[Step, ...]
+    workers: int
+    ahead: int
+    cpus: int
+    receive_s: float = 0.0
+    startups_s: tuple[float, ...] = ()
+    step_running_s: float = 0.0
+    step_runnable_s: float = 0.0
+    by_threads: bool = False
+    is_fastload: bool = False
+    notes: tuple[str, ...] = field(default=())
