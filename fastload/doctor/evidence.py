@@ -45,9 +45,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
         for fetch in fetches
     )
     make_s = statistics.fmean(_made_s(batch) for batch in batches) if batches else 0.0
-    starts = [
-        max(0.0, epoch.first_s - make_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None
-    ]
+    starts = [max(0.0, epoch.first_s - make_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None]
     workers = loader.facts["workers"]
     return Demands(
         batches=batches,

@@ -242,10 +242,7 @@ def _fetch(pid: int, event: Event) -> Fetch:
     for name, (part_wall, part_running) in parts.items():
         # Who wants a CPU waits for one now and then, so the delay is shared out by the time on a CPU.
         blocked = max(0.0, part_wall - part_running - delay * part_running / total_running)
-        if name == "decoding":
-            works["decoding"] += Work(part_running)
-            works["reading"] += Work(blocked_s=blocked)
-        elif name == "h5py-filtered":
+        if name == "decoding" or name == "h5py-filtered":
             works["decoding"] += Work(part_running)
             works["reading"] += Work(blocked_s=blocked)
         elif name in ("reading", "h5py"):
@@ -278,9 +275,7 @@ def _fetch(pid: int, event: Event) -> Fetch:
     )
 
 
-def _helpers(
-    event: Event, wall: float, unknown: float, lock_s: float, works: dict[str, Work]
-) -> tuple[float, float]:
+def _helpers(event: Event, wall: float, unknown: float, lock_s: float, works: dict[str, Work]) -> tuple[float, float]:
     """Shares out the time that a fetch waited for threads of its own; returns what stays unknown, and lock time.
 
     While the fetching thread waits, other threads of the process may read or decode for it. They wait for one another
@@ -304,7 +299,9 @@ def _helpers(
         for name, (other_wall, other_running) in others.items():
             given = unknown * share * other_wall / total
             part = min(1.0, other_running / other_wall) if other_wall else 0.0
-            stage = "decoding" if name in ("decoding", "h5py-filtered") else "reading" if name != "rest" else "transform"
+            stage = (
+                "decoding" if name in ("decoding", "h5py-filtered") else "reading" if name != "rest" else "transform"
+            )
             works[stage] += Work(given * part if stage != "reading" else 0.0)
             works["reading"] += Work(blocked_s=given * (1 - part) if stage != "reading" else given)
         unknown *= 1 - share

@@ -37,7 +37,7 @@ class Demands:
         startups_s: for each epoch, from asking for its iterator to its first batch, beyond what a batch takes; and what
             the loop waited at its end.
         ended_s: of that, all waits at the end of epochs, which are part of no step.
-        step_running_s: mean seconds of a step, outside the wait, that the loop's process was on a CPU (all its threads).
+        step_running_s: mean seconds of a step, outside the wait, that the loop's process was on a CPU, all threads.
         step_runnable_s: mean seconds of a step, outside the wait, that the loop's thread had no CPU although it wanted.
         by_threads: whether workers are threads of the loop's process.
         is_fastload: whether the loader is a FastLoader.

@@ -1,4 +1,4 @@
-"""Chooses the cause that binds, and the change to make first: by what each change would bring, predicted from the costs.
+"""Chooses the cause that binds, and the change to make first: by what each change would bring, as the costs predict.
 
 The model is two lines long. Workers make a batch every `prod` seconds, which is the larger of what W workers need for
 their running and blocked time, and of what the job's running time needs on its CPUs. A step takes the larger of that
@@ -8,6 +8,7 @@ model does not know (a disk that others use, say) stays in. Nothing here knows w
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable
@@ -161,7 +162,9 @@ def costs_of(demands: Demands) -> Costs:
     )
 
 
-def _carve(running: dict[str, float], blocked: dict[str, float], cause: str, cost_s: float, *, from_blocked: bool) -> None:
+def _carve(
+    running: dict[str, float], blocked: dict[str, float], cause: str, cost_s: float, *, from_blocked: bool
+) -> None:
     """Moves seconds from the stages, in proportion, to a cause of their own."""
     running[cause] = blocked[cause] = 0.0
     stages = [stage for stage in ("reading", "decoding", "transform") if running[stage] + blocked[stage] > 0]
@@ -178,7 +181,7 @@ def _carve(running: dict[str, float], blocked: dict[str, float], cause: str, cos
 
 
 def _back_to_back(demands: Demands) -> float:
-    """What a step takes on the device, where the loop only launches it: seen when batches come one right after the other.
+    """What a step takes on the device, where the loop only launches it: seen when batches come back to back.
 
     A device that works by itself lets the loop go on at once, as long as it is idle. When several batches lie ready,
     the loop waits for the device instead, inside the step. 0.0 when that was not seen.
@@ -187,7 +190,7 @@ def _back_to_back(demands: Demands) -> float:
     mean_s = statistics.fmean(step.duration_s for step in steps)
     ready = [
         second.compute_s
-        for first, second in zip(steps, steps[1:], strict=False)
+        for first, second in itertools.pairwise(steps)
         if max(first.wait_s, second.wait_s) < 0.1 * mean_s
     ]
     if len(ready) < 4:
@@ -231,7 +234,7 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
 
 
 def _enough_workers(costs: Costs) -> int:
-    """The fewest workers that keep the loop fed, up to the number of CPUs, or more where they wait rather than compute."""
+    """The fewest workers that keep the loop fed, up to the number of CPUs, or more where they wait more than compute."""
     blocked_s, running_s = sum(costs.blocked.values()), sum(costs.running.values())
     most = costs.cpus if running_s >= blocked_s else 4 * costs.cpus
     wanted = math.ceil(costs.make_s / max(costs.loop_s, 1e-9) * 1.1)
