@@ -36,7 +36,7 @@ class Costs:
         running, blocked: of making a batch, by stage; `lock contention` and `a slow sample now and then` are carved out
             of the stage that they happen in.
         workers, cpus: see `Demands`.
-        receive_s: of the wait, what taking a batch over costs the loop.
+        receive_s, receive_blocked_s: of the wait, what taking a batch over costs the loop.
         copy_s: of the loop's time, to bring a batch to the device.
         compute_s: of the loop's time, the rest of the step.
         loop_running_s: on a CPU, in the loop's process.
@@ -48,6 +48,7 @@ class Costs:
     workers: int
     cpus: int
     receive_s: float
+    receive_blocked_s: float
     copy_s: float
     compute_s: float
     loop_running_s: float
@@ -67,7 +68,7 @@ class Costs:
     @property
     def loop_s(self) -> float:
         """Between two steps, if the loop never waits for a batch."""
-        return self.receive_s + self.copy_s + self.compute_s
+        return self.receive_s + self.receive_blocked_s + self.copy_s + self.compute_s
 
     @property
     def step_s(self) -> float:
@@ -82,11 +83,15 @@ class Costs:
             return replace(self, copy_s=0.0)
         if cause == "worker start-up":
             return replace(self, startup_s=0.0)
-        receive_s = 0.0 if cause == "hand-over" else self.receive_s
         running, blocked = dict(self.running), dict(self.blocked)
+        before_s = sum(running.values())
         running.pop(cause, None)
         blocked.pop(cause, None)
-        return replace(self, running=running, blocked=blocked, receive_s=receive_s)
+        if cause == "hand-over":
+            return replace(self, running=running, blocked=blocked, receive_s=0.0, receive_blocked_s=0.0)
+        # A worker that runs less gives up its GIL sooner to the thread that passes the memory on.
+        late_s = self.receive_blocked_s * sum(running.values()) / before_s if before_s > 0 else 0.0
+        return replace(self, running=running, blocked=blocked, receive_blocked_s=late_s)
 
     def with_workers(self, workers: int) -> Costs:
         """The same with another number of workers, which a loop that did it all itself then has to take over from."""
@@ -155,6 +160,7 @@ def costs_of(demands: Demands) -> Costs:
         workers=demands.workers,
         cpus=max(1, demands.cpus),
         receive_s=demands.receive_s,
+        receive_blocked_s=demands.receive_blocked_s,
         copy_s=copy_s,
         compute_s=max(own_s, _back_to_back(demands)),
         loop_running_s=demands.step_running_s + demands.receive_s,

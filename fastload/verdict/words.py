@@ -108,6 +108,11 @@ def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -
             else "the loop"
         )
         lines.append(f"making a batch costs {who} {format_time(costs.make_s)}: {', '.join(told)}")
+    if demands.workers and costs.receive_s + costs.receive_blocked_s > 0.02 * verdict.step_s:
+        lines.append(
+            f"taking a batch over costs the loop {format_time(costs.receive_s)}, and "
+            f"{format_time(costs.receive_blocked_s)} of waiting for the worker to pass it on"
+        )
     if costs.startup_s > 0.02 * verdict.step_s:
         count = len(demands.startups_s)
         mean = sum(demands.startups_s) / count

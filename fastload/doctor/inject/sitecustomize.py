@@ -31,7 +31,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_FOLDER = os.environ.get("FASTLOAD_DOCTOR", "")
 _clock = time.perf_counter
 _cpu_clock = time.thread_time
 _MAX_TOP = 16  # slowest samples of a batch that are written down one by one
@@ -60,9 +59,10 @@ _CALLS: dict[str, list[tuple[str, str]]] = {
 
 
 class _Out:
-    """The file of this process; a forked child opens one of its own."""
+    """The file of this process; a forked child opens one of its own. Without a folder nothing is metered."""
 
     def __init__(self) -> None:
+        self.folder = os.environ.get("FASTLOAD_DOCTOR", "")
         self.fd = -1
         self.pid = 0
 
@@ -72,7 +72,7 @@ class _Out:
             self.pid = pid
             name = f"{pid}-{time.monotonic_ns()}.jsonl"
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-            self.fd = os.open(os.path.join(_FOLDER, name), flags, 0o600)
+            self.fd = os.open(os.path.join(self.folder, name), flags, 0o600)
             self.write(_process())
         # One write, so that a line is there as a whole or not at all.
         os.write(self.fd, (json.dumps(event, separators=(",", ":")) + "\n").encode("utf-8", "backslashreplace"))
@@ -285,7 +285,7 @@ def _fetching(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetch(self: Any, possibly_batched_index: Any) -> Any:
         outer = _thread.fetch
-        if outer is not None:
+        if outer is not None or not _out.folder:
             return original(self, possibly_batched_index)
         _State.active = True
         dataset = getattr(self, "dataset", None)
@@ -399,10 +399,19 @@ class _Loader:
             "pin": bool(getattr(loader, "pin_memory", False)),
             "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
             "dataset": _place(type(dataset)),
+            "length": _length(dataset),
+            "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": _place(getattr(loader, "collate_fn", None)),
             "method": _start_method(loader),
             "t": _clock(),
         })  # fmt: skip
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
+        return -1
 
 
 def _start_method(loader: Any) -> str:
@@ -435,7 +444,7 @@ def _iterating(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def begin_epoch(self: Any) -> Any:
-        if _thread.asked is not None:
+        if _thread.asked is not None or not _out.folder:
             return original(self)  # a loader within a loader: the outer one is what the loop waits for
         _State.active = True
         begin = _clock()
@@ -459,7 +468,7 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def ask(self: Any) -> Any:
         state = self.__dict__.get("_fastload_doctor")
-        if state is None or _thread.asked is not None:
+        if state is None or _thread.asked is not None or not _out.folder:
             return original(self)
         event = _step_over(state)
         _thread.asked = state
@@ -807,6 +816,13 @@ class _Finder:
         return None
 
 
+def meter_into(folder: str) -> None:
+    """Begins to meter in a process that runs already, or ends it with an empty name; `install` comes before."""
+    _out.folder, _out.pid = folder, 0
+    _State.active = False
+    _State.loaders.clear()
+
+
 def _in_child() -> None:
     """A forked process has no loop, no helpers and no locks of its parent's threads."""
     _totals.reset()
@@ -840,7 +856,7 @@ def _run_shadowed() -> None:
         sys.modules["sitecustomize"] = mine  # type: ignore[assignment]
 
 
-if __name__ == "sitecustomize" and _FOLDER:
+if __name__ == "sitecustomize" and _out.folder:
     try:
         install()
         _write({"e": "begin", "t": _clock()})
