@@ -127,8 +127,12 @@ def _inline(svg: str, name: str, label: str, width: int, height: int) -> Markup:
     body = re.sub(r"url\(#", f"url(#{name}-", body)
     body = re.sub(r"#01fe([0-9a-f]{2})", lambda found: f"var(--{_NAMES[found[0]]})", body)
     # Matplotlib names its own font in each text; without it, the page's is inherited.
-    body = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", body)
+    # It writes `font: 12px 'DejaVu Sans'` or, since 3.11, font-size and font-family.
+    body = re.sub(r"\bfont: ([\d.]+px) [^;\"]*", r"font-size: \1", body)
+    body = re.sub(r"\bfont-family: [^;\"]*;? ?", "", body)
     body = re.sub(r"\n\s*", "\n", body)
+    # A hundredth of a pixel is enough for a path; matplotlib writes millionths.
+    body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
     return Markup(head + body + "</svg>")
 

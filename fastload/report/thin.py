@@ -106,4 +106,4 @@ def ceiling(columns: Columns) -> float:
     """Height of the plot of steps: all of them, unless a few tall ones would make the others flat."""
     tallest = float(columns.slowest_s.max())
     usual = float(np.percentile(columns.mean_s, 95))
-    return tallest * 1.06 if tallest <= 5 * usual or usual <= 0 else 3 * usual
+    return (tallest * 1.06 if tallest <= 5 * usual or usual <= 0 else 3 * usual) or 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -52,6 +53,8 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._from], [], [], 120)
+            assert ready, "Chromium does not answer"
             block = os.read(self._from, 1 << 16)
             assert block, "Chromium has ended"
             self._rest += block

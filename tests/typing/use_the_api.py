@@ -17,6 +17,7 @@ from fastload import (
     inspect_file,
     pack_images,
     verify_file,
+    write_report,
 )
 from fastload.transforms import (
     CenterCrop,
