@@ -50,7 +50,7 @@ def plot_steps(name: str, run: Measured) -> Plot:
             stems(at, thin, unit_s, factor, top)
         beyond(at, thin, unit_s, factor, top)
         at.set_ylim(0, top * factor)
-        at.set_title(f"{unit} a step", pad=22)
+        at.set_title(f"{unit} a step", pad=26)
 
     slowest = max(step.duration_s for step in run.steps)
     means = ", ".join(
@@ -62,7 +62,7 @@ def plot_steps(name: str, run: Measured) -> Plot:
     label = (
         f"Time of each step over the run, stacked. Mean of a step: {means}; the slowest took {seconds_text(slowest)}."
     )
-    return draw(name, paint, label, panel_heights=(210,), above=46, legend=tuple(legend))
+    return draw(name, paint, label, panel_heights=(210,), above=50, legend=tuple(legend))
 
 
 def stack(at: Axes, thin: Columns, unit_s: float, factor: float) -> None:
@@ -97,13 +97,13 @@ def beyond(at: Axes, thin: Columns, unit_s: float, factor: float, top: float) ->
     middle = (thin.edges_s[:-1] + thin.edges_s[1:]) / 2 / unit_s
     at.plot(middle[over], np.full(len(over), top * factor), "^", color=COLOURS["slowest"], markersize=6, clip_on=False)
     longest = over[np.argmax(thin.slowest_s[over])]
-    left = middle[longest] < np.mean(at.get_xlim())
+    along = middle[longest] / at.get_xlim()[1]
     at.annotate(
         f"{'' if len(over) == 1 else 'longest '}{seconds_text(float(thin.slowest_s[longest]))}",
         (middle[longest], top * factor),
-        xytext=(8 if left else -8, 8),
+        xytext=(0, 12),
         textcoords="offset points",
-        ha="left" if left else "right",
+        ha="left" if along < 0.12 else "right" if along > 0.88 else "center",
         va="center",
         annotation_clip=False,
     )

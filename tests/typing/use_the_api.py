@@ -73,6 +73,7 @@ kept = FastLoader(
     ),
 )
 stalled: float = loader.stats.stall_s
+write_report(fastload.Meter().measured(title="mine"), "report.html", force=True)
 
 everything: Sampler[int] = ChunkSampler(train, shuffle="full", seed=1)
 share: DistributedSampler[int] = DistributedChunkSampler(train, 2, 0, True, 1, drop_last=True)
