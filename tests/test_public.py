@@ -30,14 +30,15 @@ TORCH_FREE = [
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory", "measured", "stopwatch"},
+    {"errors", "cpus", "memory", "measured"},
     {"verdict"},
+    {"stopwatch"},
+    {"meter"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
     {
         "layout",
         "pack",
         "read",
-        "meter",
         "chunks",
         "info",
         "order_measures",
@@ -52,7 +53,7 @@ LAYERS = [
     {"backend", "device", "transforms", "dataset", "share", "batch", "samples"},
     {"agreement"},
     {"echo"},
-    {"augment", "inputs", "orders", "samplers", "worker", "torch_workers"},
+    {"augment", "decoder_laps", "inputs", "orders", "samplers", "worker", "torch_workers"},
     {"processes"},
     {"feed"},
     {"cache", "cache_choice", "cache_load"},

@@ -117,9 +117,9 @@ class Meter:
         loop = self._loop(loader)
         totals, probe = loop.log.totals, loop.probe
         source = loop.loader()
-        workers = probe.workers if probe is not None else int(getattr(source, "num_workers", 0) or 0)
-        ahead = probe.ahead if probe is not None else workers * int(getattr(source, "prefetch_factor", None) or 2)
-        by_threads = probe is not None and probe.by_threads
+        workers = probe.crew.workers if probe is not None else int(getattr(source, "num_workers", 0) or 0)
+        ahead = probe.crew.ahead if probe is not None else workers * int(getattr(source, "prefetch_factor", None) or 2)
+        by_threads = probe is not None and probe.crew.by_threads
         steps, waits = max(1, totals.steps), max(1, totals.steps - len(loop.startups_s))
         working_s = sum(work.running_s for work in totals.stages.values()) if by_threads else 0.0
         in_wait_s = loop.receive_s + loop.transform_running_s

@@ -69,7 +69,7 @@ class StepLog:
         totals.copy_s += step.copy_s
         totals.transform_s += step.transform_s
         totals.compute_s += step.compute_s
-        if work is not None:
+        if work is not None and work.stages:
             totals.batches += 1
             stages = totals.stages
             for name, cost in work.stages.items():

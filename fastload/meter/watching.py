@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fastload.errors import OptionError
 from fastload.measured import Step
 from fastload.meter.clocks import Clock
-from fastload.meter.probe import Probe, Probed
+from fastload.meter.probe import Probe, tells
 from fastload.meter.shapes import num_samples
 from fastload.meter.steps import StepLog
 from fastload.stopwatch import run_delay_reader
@@ -133,9 +133,13 @@ class Pass:
         self._first: Any = clock.mark()
         self._first_s = time.perf_counter()
         self._thread_s = time.thread_time()
-        loop.probe = self._probe if isinstance(loader, Probed) else None
+        self._batches: Iterator[Any] = iter(())
         try:
-            self._batches: Iterator[Any] = loader.iterate(self._probe) if isinstance(loader, Probed) else iter(loader)
+            if tells(loader):
+                loop.probe = self._probe
+                self._batches = loader.iterate(self._probe)
+            else:
+                self._batches = iter(loader)
         except BaseException:
             self.close()
             raise
@@ -179,7 +183,9 @@ class Pass:
         loop.transform_running_s += got_thread_s - ready_thread_s
         begin_s = (self._first_s if self._asked == 1 else self._asked_s) - self._begun_s
         samples = probe.samples or num_samples(batch)
-        self._step = _Open(begin_s, asked, ready, copied, got, samples, probe.queue_depth, probe.work, [])
+        # What is used again cost nothing to make.
+        work = probe.work if probe.work is not None or not probe.crew.workers else BatchWork({})
+        self._step = _Open(begin_s, asked, ready, copied, got, samples, probe.queue_depth, work, [])
         return batch
 
     def __del__(self) -> None:
