@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import fields_on_cpu
 from fastload.plan import PlannedBatch
+from fastload.ranges import span
 from fastload.read import RowReader, image_axes
 from fastload.stopwatch import current
 from fastload.transforms import Draws, apply_transforms
@@ -118,7 +119,8 @@ class Augmenter:
             fields["images"] = ImageRows(self._source, torch.from_numpy(planned.rows))
             num_bytes += count * self._file.fields["images"].row_bytes
         targets = fields_on_cpu(slot, self.views)
-        result = self._augmentation.apply(fields, planned, epoch=epoch, output=targets["images"])
+        with span("transform"):
+            result = self._augmentation.apply(fields, planned, epoch=epoch, output=targets["images"])
         for name, target in targets.items():
             if result[name].data_ptr() != target.data_ptr():
                 target.copy_(result[name])

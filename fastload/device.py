@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from fastload.backend import Backend
 from fastload.meter import Probe
+from fastload.ranges import span
 
 CHANNELS_FIRST = (0, 3, 1, 2)
 
@@ -182,7 +183,7 @@ def _copied(
         if batch is None:
             return
         try:
-            with backend.side_stream():
+            with span("copy"), backend.side_stream():
                 device_batch = begin_copy(batch, backend)
         finally:
             # Also when memory ran out half way: what was begun still reads the slot.

@@ -25,6 +25,7 @@ from fastload.feed import SLOTS_IN_COPY, Feed
 from fastload.meter import LoaderStats, Probe
 from fastload.plan import Pace, PlannedBatch, Use, batch_seed
 from fastload.position import Position
+from fastload.ranges import span
 from fastload.ring import FilledBatch
 from fastload.transforms.rows import ImageRows
 
@@ -189,11 +190,12 @@ class Iteration:
             counter.asked += 1
             use = next(self._uses, None)
             # After the last use the stream is asked once more, ends by itself, and keeps its workers for the next pass.
-            while use is None or use.batch >= self._num_read:
-                if not self._read():
-                    counter.last_s = counter.clock()  # the last step was done too
-                    self.close()
-                    raise StopIteration
+            with span("wait"):
+                while use is None or use.batch >= self._num_read:
+                    if not self._read():
+                        counter.last_s = counter.clock()  # the last step was done too
+                        self.close()
+                        raise StopIteration
             counter.waited_s += counter.clock() - asked_s
             if probe is not None:
                 probe.note_ready()
@@ -283,7 +285,8 @@ class Iteration:
             given |= {n: rows.in_place() for n, rows in device_batch.stored.items() if isinstance(rows, StoredImages)}
             if "images" in given:
                 epoch = position.plan.epoch
-                result = stages.augmentation.apply(given, planned, epoch=epoch, echo=use.echo, kept=not last)
+                with span("transform"):
+                    result = stages.augmentation.apply(given, planned, epoch=epoch, echo=use.echo, kept=not last)
         if not last:
             # The user may write to a batch, and the next echo must not see it.
             result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.plan import PlannedBatch
+from fastload.ranges import span
 from fastload.ring import FilledBatch, Ring, Slot, SlotField
 from fastload.stopwatch import Stopwatch
 from fastload.verdict import BatchWork
@@ -223,7 +224,8 @@ def _work(
         try:
             if stopwatch is not None:
                 stopwatch.begin()
-            num_bytes = fill(order.planned, order.slot.arrays | order.loose)
+            with span("read"):
+                num_bytes = fill(order.planned, order.slot.arrays | order.loose)
             done = _Done(order.number, num_bytes, None, stopwatch.end() if stopwatch is not None else None)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
             done = _Done(order.number, 0, error)

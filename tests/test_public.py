@@ -32,7 +32,7 @@ TORCH_FREE = [
 LAYERS = [
     {"errors", "cpus", "memory", "measured"},
     {"verdict"},
-    {"stopwatch"},
+    {"ranges", "stopwatch"},
     {"meter"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
     {

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
+from fastload import ranges as profiler_ranges
 from fastload.cpus import available_cpus
 from fastload.errors import OptionError
 from fastload.measured import Measured, Step, Table, Verdict
 from fastload.meter.clocks import Clock, open_clock
+from fastload.meter.exports import (
+    Record,
+    ScalarWriter,
+    end_line,
+    head_line,
+    reading_line,
+    step_line,
+    to_scalars,
+    write_csv,
+    write_jsonl,
+)
 from fastload.meter.headspace import HOW, measure_headspace
 from fastload.meter.machine import environment
 from fastload.meter.sampler import Sampler
@@ -39,17 +53,23 @@ class Meter:
             taken as it is.
         nvml: the module pynvml, or an object like it; None: pynvml if it is installed (extra [gpu]).
         sample_every_s: between two readings of GPU, processes and disk; 0: none are taken.
+        ranges: whether profilers are told what the stages do, by `record_function` and NVTX; without, only while
+            `torch.profiler` records.
 
     Raises:
         OptionError: a device that cannot be timed, a time below 0.
     """
 
-    def __init__(self, *, device: Any = None, nvml: Any = None, sample_every_s: float = 0.1) -> None:
+    def __init__(
+        self, *, device: Any = None, nvml: Any = None, sample_every_s: float = 0.1, ranges: bool = False
+    ) -> None:
         if not sample_every_s >= 0:
             raise OptionError(f"sample_every_s={sample_every_s!r}: give seconds, 0 or more")
         self._device = device
         self._nvml = nvml
         self._every_s = sample_every_s
+        self._ranges = ranges
+        self._record: Record | None = None
         self._clock: Clock | None = None if device is None else open_clock(device)
         self._sampler: Sampler | None = None
         self._turns = Turns()
@@ -64,8 +84,10 @@ class Meter:
         self._entered = True
         self._begun_s = time.perf_counter()
         if self._every_s:
-            self._sampler = Sampler(nvml=self._nvml, every_s=self._every_s, begun_s=self._begun_s)
-            self._sampler.start()
+            self._sampler = Sampler(
+                nvml=self._nvml, every_s=self._every_s, begun_s=self._begun_s, told=self._note_reading
+            ).start()
+        profiler_ranges.ask(int(self._ranges))
         return self
 
     def __exit__(
@@ -74,8 +96,13 @@ class Meter:
         while self._turns.running:
             self._turns.running[-1].close()
         self._left = True
+        profiler_ranges.ask(-int(self._ranges))
         if self._sampler is not None:
             self._sampler.stop()
+        if self._record is not None:
+            for number, loop in enumerate(self._loops):
+                self._record.tell(end_line(loop.log.totals, number))
+            self._record.close()
 
     def watch(self, loader: Iterable[Any]) -> Watched:
         """The loader's batches, the same objects in the same order; each `iter()` of the result is a pass over it.
@@ -87,6 +114,50 @@ class Meter:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise OptionError(f"watch(): {type(loader).__name__} cannot be iterated; give the loader, not its batches")
         return Watched(loader, self._begin)
+
+    def record(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """From now on appends each step and each reading to a file of JSON lines, so that a killed job loses none.
+
+        The lines are those of `write_jsonl`, and of all loops.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, or it cannot be written.
+            OptionError: this Meter has a record already.
+        """
+        if self._record is not None:
+            raise OptionError(f"this Meter has a record already, {self._record.path}")
+        record = Record(path, force=force)
+        record.tell(head_line(environment()))
+        self._record = record
+
+    def write_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """The steps of the main loop as a table; times in seconds.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, or it cannot be written.
+        """
+        write_csv(path, self._loop(None).log.numbered, force=force)
+
+    def write_jsonl(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Everything as JSON lines: `kind` is `meter` (where it ran), `step`, `reading` or `totals`.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, or it cannot be written.
+        """
+        logs = [loop.log for loop in self._loops]
+        steps = [step_line(*pair, number) for number, log in enumerate(logs) for pair in log.numbered]
+        ends = [end_line(log.totals, number) for number, log in enumerate(logs)]
+        write_jsonl(path, [head_line(environment()), *steps, *map(reading_line, self.readings), *ends], force=force)
+
+    def to_tensorboard(self, writer: ScalarWriter, *, prefix: str = "fastload", first_step: int = 0) -> None:
+        """The steps of the main loop and the readings as curves.
+
+        Args:
+            writer: a `SummaryWriter`, or anything with its `add_scalar(tag, value, step)`.
+            prefix: of the curves' names.
+            first_step: number of the first step.
+        """
+        to_scalars(writer, self._loop(None).log.numbered, self.readings, prefix=prefix, first_step=first_step)
 
     def headspace(self, step: Callable[[Any], object], batch: Any, seconds: float = 1.0) -> float:
         """Samples a second of `step` on this batch alone, kept for `measured`; see `measure_headspace`."""
@@ -186,10 +257,15 @@ class Meter:
             loop = Loop.of(loader)
             self._loops.append(loop)
         clock = self._clock or open_clock(None)
-        return Pass(loader, loop, clock, self._turns, self._begun_s, self._told)
+        return Pass(loader, loop, clock, self._turns, self._begun_s, partial(self._note_step, self._loops.index(loop)))
 
-    def _told(self, step: Step) -> None:
-        pass
+    def _note_step(self, loop: int, number: int, step: Step) -> None:
+        if self._record is not None:
+            self._record.tell(step_line(number, step, loop))
+
+    def _note_reading(self, reading: Mapping[str, float]) -> None:
+        if self._record is not None:
+            self._record.tell(reading_line(reading))
 
     def _loop(self, loader: Iterable[Any] | None) -> Loop:
         if loader is None:

@@ -76,11 +76,17 @@ class StepLog:
                 stages[name] = stages[name] + cost if name in stages else cost
 
     @property
+    def numbered(self) -> list[tuple[int, Step]]:
+        """Those kept with their numbers, counted from 0."""
+        stride = self._stride
+        return [(stride * place, step) for place, (step, _) in enumerate(list(self._kept))]
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """Those kept, in order."""
-        return tuple(step for step, _ in self._kept)
+        return tuple(step for step, _ in list(self._kept))
 
     @property
     def works(self) -> tuple[BatchWork, ...]:
         """What their batches cost, as far as it is known, in the same order."""
-        return tuple(work for _, work in self._kept if work is not None)
+        return tuple(work for _, work in list(self._kept) if work is not None)

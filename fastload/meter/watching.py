@@ -15,6 +15,7 @@ from fastload.meter.clocks import Clock
 from fastload.meter.probe import Probe, tells
 from fastload.meter.shapes import num_samples
 from fastload.meter.steps import StepLog
+from fastload.ranges import span
 from fastload.stopwatch import run_delay_reader
 from fastload.verdict import BatchWork
 
@@ -106,12 +107,12 @@ class Pass:
         clock: of the device that computes.
         turns: of all passes of a meter.
         begun_s: of the meter, on the host's clock.
-        told: called with each step.
+        told: called with the number and the times of each step.
     """
 
     def __init__(
         self, loader: Iterable[Any], loop: Loop, clock: Clock, turns: Turns, begun_s: float,
-        told: Callable[[Step], None] | None = None,
+        told: Callable[[int, Step], None],
     ) -> None:  # fmt: skip
         self.loop = loop
         self._clock = clock
@@ -134,6 +135,7 @@ class Pass:
         self._first_s = time.perf_counter()
         self._thread_s = time.thread_time()
         self._batches: Iterator[Any] = iter(())
+        self._tells = tells(loader)
         try:
             if tells(loader):
                 loop.probe = self._probe
@@ -166,7 +168,11 @@ class Pass:
         probe.clear()
         self._asked += 1
         try:
-            batch = next(self._batches)
+            if self._tells:
+                batch = next(self._batches)
+            else:
+                with span("wait"):
+                    batch = next(self._batches)
         except BaseException:
             self._clock.drop(asked)
             self.close()
@@ -260,6 +266,5 @@ class Pass:
             for pair in step.pauses:
                 for mark in pair:
                     clock.drop(mark)
+            self._told(self.loop.log.totals.steps, done)
             self.loop.log.add(done, step.work)
-            if self._told is not None:
-                self._told(done)
