@@ -47,9 +47,7 @@ class Diagnosis:
     __repr__ = __str__
 
 
-def diagnose(
-    loader: Iterable[Any], step: Callable[[Any], object] | None = None, *, seconds: float = 10.0
-) -> Diagnosis:
+def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None, *, seconds: float = 10.0) -> Diagnosis:
     """What binds a loop over this loader, measured by running it.
 
     The loader is iterated from its beginning, again and again until the time is over; `step` is called with each batch,

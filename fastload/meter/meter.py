@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -29,7 +30,8 @@ from fastload.meter.headspace import HOW, measure_headspace
 from fastload.meter.machine import environment
 from fastload.meter.sampler import Sampler
 from fastload.meter.steps import Totals
-from fastload.meter.watching import Loop, Pass, Turns
+from fastload.meter.waits import judge_waits
+from fastload.meter.watching import Batches, Loop, Pass, Turns
 from fastload.verdict import Demands, judge
 
 
@@ -94,7 +96,7 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         while self._turns.running:
-            self._turns.running[-1].close()
+            self._turns.running[-1].cut_short(self._not_running("go on with a loop", "after"))
         self._left = True
         profiler_ranges.ask(-int(self._ranges))
         if self._sampler is not None:
@@ -191,9 +193,11 @@ class Meter:
         workers = probe.crew.workers if probe is not None else int(getattr(source, "num_workers", 0) or 0)
         ahead = probe.crew.ahead if probe is not None else workers * int(getattr(source, "prefetch_factor", None) or 2)
         by_threads = probe is not None and probe.crew.by_threads
-        steps, waits = max(1, totals.steps), max(1, totals.steps - len(loop.startups_s))
+        steps, waits = max(1, totals.steps), max(1, totals.steps - len(loop.first_s))
         working_s = sum(work.running_s for work in totals.stages.values()) if by_threads else 0.0
         in_wait_s = loop.receive_s + loop.transform_running_s
+        ends = loop.ends_s + [0.0] * (len(loop.first_s) - len(loop.ends_s))
+        usual_s = self._batch_s(loop)
         return Demands(
             batches=loop.log.works,
             steps=loop.log.steps,
@@ -201,7 +205,10 @@ class Meter:
             ahead=max(1, ahead) if workers else 0,
             cpus=available_cpus(),
             receive_s=loop.receive_s / waits,
-            startups_s=tuple(loop.startups_s),
+            startups_s=tuple(
+                max(0.0, first_s - usual_s) + end_s for first_s, end_s in zip(loop.first_s, ends, strict=True)
+            ),
+            ended_s=sum(loop.ends_s),
             step_running_s=max(0.0, loop.process_s - working_s - in_wait_s) / steps,
             step_runnable_s=loop.runnable_s / steps,
             by_threads=by_threads,
@@ -210,8 +217,18 @@ class Meter:
 
     @property
     def verdict(self) -> Verdict:
-        """What binds the main loop, by what was measured so far."""
-        return judge(self.demands())
+        """What binds the main loop, by what was measured so far.
+
+        A loader that tells nothing of its stages is not judged further than by its waits: where they bind, `cause` is
+        empty, and the sentence says how to find out.
+
+        Raises:
+            OptionError: there was no step.
+        """
+        demands = self.demands()
+        if not demands.steps:
+            raise OptionError("there is no step yet to judge: iterate over what watch() gives")
+        return judge(demands) if demands.is_fastload else judge_waits(demands)
 
     def measured(
         self,
@@ -227,7 +244,7 @@ class Meter:
 
         Args:
             loader: that was watched; None: that of the loop which took longest.
-            verdict: as `verdict` has it, or another; None: left out.
+            verdict: another than `verdict`.
             title, command, facts, tables: as in `Measured`.
         """
         loop = self._loop(loader)
@@ -244,20 +261,29 @@ class Meter:
             headspace_samples_per_s=self._headspace,
             headspace_how=HOW if self._headspace is not None else "",
             readings=self.readings,
-            verdict=verdict,
+            verdict=verdict or (self.verdict if loop.log.totals.steps else None),
             facts=tuple(facts),
             tables=tuple(tables),
             environment=environment(),
         )
 
-    def _begin(self, loader: Iterable[Any]) -> Pass:
+    def _batch_s(self, loop: Loop) -> float:
+        """What the first batch of a pass takes beside starting up: as much as another one."""
+        stages = loop.log.totals.mean_stages().values()
+        if stages:
+            return sum(work.running_s + work.blocked_s for work in stages)
+        return statistics.median(step.wait_s for step in loop.log.steps) if loop.log.totals.steps else 0.0
+
+    def _begin(self, loader: Iterable[Any]) -> Batches:
         self._require_running("iterate over what watch() gave")
         loop = next((one for one in self._loops if one.loader() is loader), None)
         if loop is None:
             loop = Loop.of(loader)
             self._loops.append(loop)
         clock = self._clock or open_clock(None)
-        return Pass(loader, loop, clock, self._turns, self._begun_s, partial(self._note_step, self._loops.index(loop)))
+        return Pass(
+            loader, loop, clock, self._turns, self._begun_s, partial(self._note_step, self._loops.index(loop))
+        ).batches()
 
     def _note_step(self, loop: int, number: int, step: Step) -> None:
         if self._record is not None:
@@ -277,17 +303,20 @@ class Meter:
 
     def _require_running(self, what: str) -> None:
         if not self._entered or self._left:
-            when = "after its `with` block" if self._left else "outside a `with` block"
-            raise OptionError(
-                f"a Meter cannot {what} {when}: write `with fastload.Meter() as meter:` around the loop, so that its "
-                f"thread ends with it."
-            )
+            raise OptionError(self._not_running(what, "after" if self._left else "outside"))
+
+    @staticmethod
+    def _not_running(what: str, where: str) -> str:
+        return (
+            f"a Meter cannot {what} {where} its `with` block: write `with fastload.Meter() as meter:` around the loop, "
+            f"so that its thread ends with it."
+        )
 
 
 class Watched:
     """A loader whose passes are measured. Its length is the loader's."""
 
-    def __init__(self, loader: Any, begin: Callable[[Any], Pass]) -> None:
+    def __init__(self, loader: Any, begin: Callable[[Any], Batches]) -> None:
         self._loader = loader
         self._begin = begin
 
