@@ -31,14 +31,16 @@ TORCH_FREE = [
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory", "measured", "stopwatch"},
+    {"errors", "cpus", "memory", "measured"},
     {"verdict", "report"},
+    {"ranges", "stopwatch"},
+    {"meter"},
+    {"doctor"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
     {
         "layout",
         "pack",
         "read",
-        "meter",
         "chunks",
         "info",
         "order_measures",
@@ -53,7 +55,7 @@ LAYERS = [
     {"backend", "device", "transforms", "dataset", "share", "batch", "samples"},
     {"agreement"},
     {"echo"},
-    {"augment", "inputs", "orders", "samplers", "worker", "torch_workers"},
+    {"augment", "decoder_laps", "inputs", "orders", "samplers", "worker", "torch_workers"},
     {"processes"},
     {"feed"},
     {"cache", "cache_choice", "cache_load"},

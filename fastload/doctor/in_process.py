@@ -63,7 +63,7 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
     """
     if not seconds > 0:
         raise OptionError(f"seconds={seconds!r}: give a time above 0")
-    if isinstance(loader, Iterator) or not hasattr(loader, "dataset") and not hasattr(loader, "state_dict"):
+    if isinstance(loader, Iterator) or (not hasattr(loader, "dataset") and not hasattr(loader, "state_dict")):
         raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, got {type(loader).__name__}")
     folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
     kernel, sampler = KernelLooks(), Sampler().start()

@@ -22,6 +22,11 @@ class BatchWork:
     lock_s: float = 0.0
     slow_s: float = 0.0
 
+    def __add__(self, other: BatchWork) -> BatchWork:
+        names = {**self.stages, **other.stages}
+        stages = {name: self.stages.get(name, Work()) + other.stages.get(name, Work()) for name in names}
+        return BatchWork(stages, self.lock_s + other.lock_s, self.slow_s + other.slow_s)
+
 
 @dataclass(frozen=True)
 class Demands:

@@ -2,8 +2,8 @@
 
 `fastload doctor` puts this folder on PYTHONPATH, so that every Python of the job (ranks, workers, whatever a shell
 script starts) imports this module as its sitecustomize. It needs the standard library only and works from Python 3.9
-and torch 2.0 on. It changes nothing that a script can see but the clock: functions of torch, Pillow, h5py and a few decoders are
-wrapped when they are imported, each call goes through, and any failure of ours is swallowed and recorded.
+and torch 2.0 on. It changes nothing that a script can see but the clock: functions of torch, Pillow, h5py and a few
+decoders are wrapped when they are imported, each call goes through, and any failure of ours is swallowed and recorded.
 
 Each process appends lines of JSON to a file of its own as things happen, so a kill loses nothing. All times are seconds
 of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
@@ -656,14 +656,14 @@ def _passing(original: Callable[..., Any], into: bool) -> Callable[..., Any]:
     return passing
 
 
-# --- would fewer workers do better? ----------------------------------------------------------------------------------
+# --- would fewer workers do better? ---------------------------------------------------------------------------------
 
 
 class _Turns:
     """A worker's side of a trial: its batch waits until those before it are made, all but as many as are let work.
 
     The file has 64-bit numbers: how many batches may be made at once (0: any), and for each worker how many of this
-    epoch's it has made. Batches are dealt out in turn, so a worker's n-th is number `worker + n * workers` of the epoch.
+    epoch's it has made. Batches are dealt out in turn: a worker's n-th is number `worker + n * workers` of the epoch.
     """
 
     longest_s = 0.5  # whoever was counted wrong goes on after that
@@ -707,7 +707,7 @@ class _Turns:
 
 
 class _Trial:
-    """The loop's side: while it waits for data and has more workers than CPUs, it lets only some of them work, in turns.
+    """The loop's side: while it waits for data with more workers than CPUs, it lets only some of them work, in turns.
 
     Order and content of the batches stay. Each turn is as many steps as fill `turn_s`, after as many as there are
     workers, which were made before it.
