@@ -14,9 +14,15 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fastload.measured import Measured, Table
+from fastload.measured import Cure, Measured, Table
 from fastload.report.sections import Section, key_figures, sections, shares
 from fastload.report.words import number_text, seconds_text, share_text
+
+OTHERS = 4
+"""Changes told beside the first one; the raw data has all."""
+
+LONG = 110
+"""Letters of a sentence from which on it is set smaller."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,8 @@ class Run:
     change: str
     figures: Sequence[tuple[str, str, str]]
     shares: Mapping[str, float]
-    others: Table | None
+    others: Sequence[Cure]
+    num_others: int
     sections: Sequence[Section]
 
 
@@ -39,10 +46,18 @@ def make_page(runs: Sequence[Measured]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"share": share_text, "numeric": _is_number, "code": _with_code, "capital": _capital}
+    environment.filters |= {
+        "share": share_text,
+        "numeric": _is_number,
+        "code": _with_code,
+        "number": number_text,
+        "seconds": seconds_text,
+        "capital": _capital,
+    }
     data = runs[0].to_dict() if len(runs) == 1 else {"version": 1, "runs": [run.to_dict() for run in runs]}
     return environment.from_string(_resource("page.html")).render(
         title=" · ".join(run.title for run in runs[:3]) or "nothing measured",
+        long=LONG,
         css=Markup(_resource("page.css")),
         script=Markup(script),
         # Only this very script may run, whatever a string in the page might smuggle in.
@@ -55,8 +70,6 @@ def make_page(runs: Sequence[Measured]) -> str:
 
 def _run(run: Measured, prefix: str) -> Run:
     cures = run.verdict.cures[1:] if run.verdict else ()
-    rows = tuple((cure.change, cure.cause, seconds_text(cure.step_s), number_text(cure.gain)) for cure in cures)
-    head = ("Other changes considered", "takes away", "a step then", "times as fast, at most")
     return Run(
         prefix,
         run,
@@ -64,7 +77,8 @@ def _run(run: Measured, prefix: str) -> Run:
         _change(run),
         key_figures(run),
         shares(run) if run.steps else {},
-        Table("", head, rows) if rows else None,
+        cures[:OTHERS],
+        len(cures),
         sections(run, prefix),
     )
 

@@ -140,7 +140,7 @@ def test_the_verdict_stands_on_top_with_its_change_and_evidence(pages):
     parts = [
         "Verdict: decoding", "Decoding binds: the loop waits 35 % of its time", "Change first", "Pack the images with",
         "At most 1.50 times as fast", "takes this cause away", "What this rests on", "2 workers were on a CPU",
-        "Other changes considered", "use num_workers=4", "Steps over time",
+        "Other changes considered", "Use num_workers=4", "Steps over time",
     ]  # fmt: skip
     places = [text.index(part) for part in parts]
     assert places == sorted(places)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,14 +48,18 @@ def test_an_absent_folder_is_named(tmp_path):
         check_report_path(tmp_path / "nowhere" / "report.html", force=True)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_named(tmp_path):
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(OutputError, match="no permission"):
-            check_report_path(tmp_path / "report.html")
-    finally:
-        tmp_path.chmod(0o700)
+def test_a_folder_without_permission_is_named():
+    code = (
+        "import os, sys; from fastload.errors import OutputError; from fastload.report import check_report_path\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"  # root may write everywhere
+        "try: check_report_path(os.path.join(sys.argv[1], 'report.html'))\n"
+        "except OutputError as exc: print(exc)"
+    )
+    # Not tmp_path: its parents let nobody else in.
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        result = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert "no permission to make a file in" in result.stdout
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder that takes no files: /proc, on Linux only")
