@@ -7,13 +7,13 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.measured import Step, Work
+from fastload.measured import Work
 from fastload.meter.steps import StepLog
 from fastload.verdict import BatchWork
 
 
 def step(number):
-    return Step(float(number), 1.0, 2.0, 3.0, 4.0, 10)
+    return float(number), 1.0, 2.0, 3.0, 4.0, 10, None
 
 
 @given(count=st.integers(0, 700), most=st.integers(1, 40))
