@@ -281,9 +281,8 @@ class Meter:
             loop = Loop.of(loader)
             self._loops.append(loop)
         clock = self._clock or open_clock(None)
-        return Pass(
-            loader, loop, clock, self._turns, self._begun_s, partial(self._note_step, self._loops.index(loop))
-        ).batches()
+        told = partial(self._note_step, self._loops.index(loop)) if self._record is not None else None
+        return Pass(loader, loop, clock, self._turns, self._begun_s, told).batches()
 
     def _note_step(self, loop: int, number: int, step: Step) -> None:
         if self._record is not None:

@@ -19,7 +19,7 @@ MOST_READINGS = 4096
 """Kept. Beyond, every second one is dropped, and readings are taken half as often."""
 
 _FAMILY_EVERY_S = 1.0
-_MEMORY_COST = 200  # memory is read again after so many times as long as reading it took
+_MEMORY_COST = 500  # memory is read again after so many times as long as reading it took
 
 
 class Sampler:

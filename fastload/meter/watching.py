@@ -129,12 +129,12 @@ class Pass:
         clock: of the device that computes.
         turns: of all passes of a meter.
         begun_s: of the meter, on the host's clock.
-        told: called with the number and the times of each step.
+        told: called with the number and the times of each step, if anybody wants to know.
     """
 
     def __init__(
         self, loader: Iterable[Any], loop: Loop, clock: Clock, turns: Turns, begun_s: float,
-        told: Callable[[int, Step], None],
+        told: Callable[[int, Step], None] | None,
     ) -> None:  # fmt: skip
         self.loop = loop
         self._clock = clock
@@ -274,21 +274,24 @@ class Pass:
         while pending and (wait or len(pending) > _MOST_PENDING or clock.settled(pending[0][1])):
             step, end = pending.popleft()
             clock.settle(end)
-            between = clock.between_s
-            paused_s = sum(between(begin, resumed) for begin, resumed in step.pauses)
-            done = Step(
+            between, log = clock.between_s, self.loop.log
+            asked, ready, copied, got = step.asked, step.ready, step.copied, step.got
+            paused_s = sum(between(begin, resumed) for begin, resumed in step.pauses) if step.pauses else 0.0
+            times = (
                 step.begin_s,
-                between(step.asked, step.ready),
-                between(step.ready, step.copied) if step.copied is not step.ready else 0.0,
-                between(step.copied, step.got) if step.got is not step.copied else 0.0,
-                max(0.0, between(step.got, end) - paused_s),
+                between(asked, ready),
+                between(ready, copied) if copied is not ready else 0.0,
+                between(copied, got) if got is not copied else 0.0,
+                max(0.0, between(got, end) - paused_s),
                 step.samples,
                 step.depth,
             )
-            for mark in {id(mark): mark for mark in (step.asked, step.ready, step.copied, step.got)}.values():
-                clock.drop(mark)
-            for pair in step.pauses:
-                for mark in pair:
+            clock.drop(asked)
+            for mark, earlier in ((ready, asked), (copied, ready), (got, copied)):
+                if mark is not earlier:
                     clock.drop(mark)
-            self._told(self.loop.log.totals.steps, done)
-            self.loop.log.add(done, step.work)
+            for mark in (mark for pair in step.pauses for mark in pair):
+                clock.drop(mark)
+            if self._told is not None:
+                self._told(log.totals.steps, Step(*times))
+            log.add(times, step.work)
