@@ -31,7 +31,7 @@ TORCH_FREE = [
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory", "measured"},
+    {"errors", "cpus", "memory", "measured", "pairs"},
     {"verdict", "report"},
     {"ranges", "stopwatch"},
     {"meter"},
@@ -49,6 +49,7 @@ LAYERS = [
         "compare",
         "verify",
         "preview",
+        "page_cache",
     },
     {"ring", "groups", "shared_memory"},
     {"threads"},
@@ -61,6 +62,7 @@ LAYERS = [
     {"cache", "cache_choice", "cache_load"},
     {"iteration", "open_feed"},
     {"loader"},
+    {"bench"},
     {"cli"},
 ]
 
