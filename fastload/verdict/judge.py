@@ -3,8 +3,8 @@
 The model is small. W workers make a batch every `production_s`: the larger of what they need for its running and
 blocked time, stretched by what they waited for CPUs, and of what all the job's running time needs on its CPUs. A step
 takes the larger of that and of the loop's own time, and epochs' starts come on top. What a measured step takes beyond
-the model (a disk that others use, batches that come in bursts) stays in every prediction, in proportion to the work that
-is left. No time is known by heart.
+the model (a disk that others use, batches that come in bursts) stays in every prediction, in proportion to the work
+that is left. No time is known by heart.
 """
 
 from __future__ import annotations

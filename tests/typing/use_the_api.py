@@ -73,6 +73,8 @@ kept = FastLoader(
     ),
 )
 stalled: float = loader.stats.stall_s
+diagnosis = fastload.diagnose(loader, lambda batch: None, seconds=1.0)
+print(diagnosis.verdict.cause, diagnosis.measured.samples_per_s, diagnosis)
 write_report(fastload.Meter().measured(title="mine"), "report.html", force=True)
 
 everything: Sampler[int] = ChunkSampler(train, shuffle="full", seed=1)
