@@ -62,7 +62,7 @@ def test_an_iterable_dataset_is_measured_and_what_cannot_be_is_named():
 def test_a_fastloader_is_told_from_inside(tmp_path, image_folder):
     fastload.pack_images(image_folder(size=(32, 32)), tmp_path / "photos.h5")
     with_transform = FastLoader(tmp_path / "photos.h5", 4, transform=[fastload.transforms.RandomResizedCrop(16)])
-    found = fastload.diagnose(with_transform, lambda batch: time.sleep(0.001), seconds=0.5)
+    found = fastload.diagnose(with_transform, lambda batch: time.sleep(0.001), seconds=3.0)
     assert {"reading", "transform"} <= set(found.measured.stages)
     assert "fastload.FastLoader" in " ".join(found.verdict.evidence)
 
