@@ -29,6 +29,9 @@ _MOST_OF_IT = 0.75
 
 # A gain that was tried out, and is larger than what turns of a second differ by, comes first.
 _TRIED = 1.2
+
+# If all changes together bring so much, something other than compute binds, although none alone is worth making.
+_SHARED = 1.25
 _STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
 
 
@@ -118,29 +121,24 @@ def judge(demands: Demands) -> Verdict:
     waited_s = sum(step.wait_s for step in steps) + demands.ended_s
     stall_share = waited_s / (step_s * len(steps)) if step_s > 0 else 0.0
     best_s = costs.copy_s + costs.compute_s  # with a loader that costs nothing
+    once_s = _once(demands)
     cures = sorted(_cures(demands, costs, step_s), key=lambda cure: cure.step_s)
     first = _choose(demands, cures, step_s)
-    if first is None or first.gain < WORTH:
-        verdict = Verdict(
-            cause="compute",
-            sentence="",
-            evidence=(),
-            step_s=step_s,
-            stall_share=stall_share,
-            cures=tuple(cures[:1]),
-        )
-    else:
-        others = [cure for cure in cures if cure is not first and cure.gain >= WORTH]
-        verdict = Verdict(
-            cause=first.cause,
-            sentence="",
-            evidence=(),
-            step_s=step_s,
-            stall_share=stall_share,
-            cures=(first, *others),
-            worth_making=True,
-            fastload_helps=first.cause in FASTLOAD_HELPS and not demands.is_fastload,
-        )
+    worth_making = first is not None and first.gain >= WORTH
+    # Several causes may share what no change alone would bring.
+    all_of_it = (step_s - once_s) / max(best_s, 1e-9)
+    cause = first.cause if first is not None and (worth_making or all_of_it > _SHARED) else "compute"
+    others = [cure for cure in cures if cure is not first and cure.gain >= WORTH]
+    verdict = Verdict(
+        cause=cause,
+        sentence="",
+        evidence=(),
+        step_s=step_s,
+        stall_share=stall_share,
+        cures=() if first is None else (first, *others),
+        worth_making=worth_making,
+        fastload_helps=cause in FASTLOAD_HELPS and not demands.is_fastload,
+    )
     return compose(verdict, demands, costs, best_s)
 
 
@@ -223,13 +221,15 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
     # The model may be wrong by a third in what it knows.
     factor = min(1.5, max(0.67, steady_s / costs.step_s)) if costs.production_s > costs.loop_s else 1.0
     beyond_s = max(0.0, steady_s - _steady(costs, factor))
+    once_s = _once(demands)
 
     def predicted(after: Costs, factor: float = factor) -> float:
         left = after.make_s / costs.make_s if costs.make_s > 0 else 1.0
         return min(step_s, _steady(after, factor) + beyond_s * left + after.startup_s)
 
     def cure(cause: str, after_s: float, workers: int = 0) -> Cure:
-        return Cure(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
+        gain = (step_s - once_s) / max(after_s - once_s, 1e-9) if step_s > after_s else 1.0
+        return Cure(cause, change_for(cause, demands, workers), after_s, gain)
 
     for cause in (*_STAGES, "lock contention", "copy to the device"):
         after = costs.without(cause)
@@ -240,8 +240,7 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
     if slow.make_s < costs.make_s:
         yield cure("a slow sample now and then", predicted(slow, min(factor, 1.0)))
     if len(demands.startups_s) > 1 and not demands.is_fastload:
-        first_only = demands.startups_s[0] / len(demands.steps)
-        yield cure("worker start-up", predicted(replace(costs, startup_s=min(first_only, costs.startup_s))))
+        yield cure("worker start-up", predicted(replace(costs, startup_s=once_s)))
     workers = _enough_workers(costs, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus)
     if workers > costs.workers:
         yield cure("too few workers", predicted(costs.with_workers(workers)), workers)
@@ -253,6 +252,11 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
             _, few_s, full_s = demands.fewer_workers
             after_s = min(step_s, steady_s * few_s / full_s + fewer.startup_s)
         yield cure("too many workers", after_s, costs.cpus)
+
+
+def _once(demands: Demands) -> float:
+    """The first epoch's start, over the steps: nothing takes it away, and a longer run makes it small."""
+    return demands.startups_s[0] / len(demands.steps) if demands.startups_s else 0.0
 
 
 def _steady(costs: Costs, factor: float) -> float:
