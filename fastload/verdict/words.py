@@ -124,7 +124,9 @@ def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -
         )
     if costs.startup_s > 0.02 * verdict.step_s:
         first_s, *later_s = demands.startups_s
-        later = f", {len(later_s)} later ones {format_time(sum(later_s) / len(later_s))} each" if later_s else ""
+        later = (
+            f", those of {len(later_s)} later ones {format_time(sum(later_s) / len(later_s))} each" if later_s else ""
+        )
         lines.append(
             f"the first epoch's start took {format_time(first_s)}{later}: {format_time(costs.startup_s)} a step"
         )
