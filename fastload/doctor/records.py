@@ -321,8 +321,10 @@ def _helpers(event: Event, wall: float, unknown: float, lock_s: float, works: di
             own_running = sum(event["parts"].get(name, (0.0, 0.0))[1] for name in ("h5py", "h5py-filtered"))
             lock_s += min(max(0.0, own_h5 - own_running), waits)
         else:
-            together = max((busy + waits) / busy, 1.0)
-            lock_s += min(busy, wall) * (1 - 1 / max(together, 1.0)) if together > 1.1 else 0.0
+            together = (busy + waits) / busy
+            if together < 1.05 and busy > 0.5 * wall:
+                together = float(threads)  # never at once, though busy all the time: a lock of the script's own
+            lock_s += min(busy, wall) * (1 - 1 / together) if together > 1.1 else 0.0
     if total > 0 and unknown > 0:
         share = min(1.0, total / unknown)
         for name, (other_wall, other_running) in others.items():

@@ -27,6 +27,10 @@ WORTH = 1.1
 # A change that needs one number turned is made before one that needs work, if it brings this part of what that brings.
 _MOST_OF_IT = 0.75
 
+# Costs that well-kept loaders hardly have: where one is so much of a batch, more workers would only hide it.
+_UNUSUAL = ("collate", "hand-over", "lock contention", "a slow sample now and then")
+_MUCH = 0.4
+
 # A gain that was tried out, and is larger than what turns of a second differ by, comes first.
 _TRIED = 1.2
 
@@ -123,7 +127,7 @@ def judge(demands: Demands) -> Verdict:
     best_s = costs.copy_s + costs.compute_s  # with a loader that costs nothing
     once_s = _once(demands)
     cures = sorted(_cures(demands, costs, step_s), key=lambda cure: cure.step_s)
-    first = _choose(demands, cures, step_s)
+    first = _choose(demands, costs, cures, step_s)
     worth_making = first is not None and first.gain >= WORTH
     # Several causes may share what no change alone would bring.
     all_of_it = (step_s - once_s) / max(best_s, 1e-9)
@@ -272,11 +276,13 @@ def _enough_workers(costs: Costs, most: int) -> int:
     return max(1, min(most, wanted))
 
 
-def _choose(demands: Demands, cures: list[Cure], step_s: float) -> Cure | None:
+def _choose(demands: Demands, costs: Costs, cures: list[Cure], step_s: float) -> Cure | None:
     """The change to make first; cures come with the best first."""
     if not cures:
         return None
     best = cures[0]
+    unusual_s = max(costs.running[cause] + costs.blocked[cause] for cause in _UNUSUAL)
+    few_do = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for cure in cures:
         turned = cure.cause == "too many workers" or (
             cure.cause == "too few workers" and demands.workers < demands.cpus
