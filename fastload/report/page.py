@@ -14,12 +14,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fastload.measured import Cure, Measured, Table
+from fastload.measured import Measured, Table
 from fastload.report.sections import Section, key_figures, sections, shares
 from fastload.report.words import number_text, seconds_text, share_text
-
-OTHERS = 4
-"""Changes told beside the first one; the raw data has all."""
 
 LONG = 110
 """Letters of a sentence from which on it is set smaller."""
@@ -35,8 +32,6 @@ class Run:
     change: str
     figures: Sequence[tuple[str, str, str]]
     shares: Mapping[str, float]
-    others: Sequence[Cure]
-    num_others: int
     sections: Sequence[Section]
 
 
@@ -50,8 +45,6 @@ def make_page(runs: Sequence[Measured]) -> str:
         "share": share_text,
         "numeric": _is_number,
         "code": _with_code,
-        "number": number_text,
-        "seconds": seconds_text,
         "capital": _capital,
     }
     data = runs[0].to_dict() if len(runs) == 1 else {"version": 1, "runs": [run.to_dict() for run in runs]}
@@ -69,7 +62,6 @@ def make_page(runs: Sequence[Measured]) -> str:
 
 
 def _run(run: Measured, prefix: str) -> Run:
-    cures = run.verdict.cures[1:] if run.verdict else ()
     return Run(
         prefix,
         run,
@@ -77,8 +69,6 @@ def _run(run: Measured, prefix: str) -> Run:
         _change(run),
         key_figures(run),
         shares(run) if run.steps else {},
-        cures[:OTHERS],
-        len(cures),
         sections(run, prefix),
     )
 

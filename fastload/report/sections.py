@@ -35,6 +35,7 @@ class Section:
         plot: what is drawn; None: nothing.
         missing: why there is nothing to draw; empty: there is, or it was never meant.
         note: what to know when reading it.
+        items: a list below the plot.
         tables: below the plot; a title may be empty.
     """
 
@@ -43,6 +44,7 @@ class Section:
     plot: Plot | None = None
     missing: str = ""
     note: str = ""
+    items: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
 
 
@@ -83,6 +85,7 @@ def sections(run: Measured, prefix: str) -> list[Section]:
         _gpus(run, f"{prefix}gpu"),
         _machine(run, f"{prefix}cpu"),
         _stages(run, f"{prefix}stages"),
+        *_others(run, f"{prefix}others"),
         *_further(run, prefix),
         _environment(run, f"{prefix}environment"),
     ]
@@ -179,6 +182,16 @@ def _stages(run: Measured, anchor: str) -> Section:
     )
     table = Table("", ("Stage", "on a CPU", "blocked", "together", "share"), tuple(rows))
     return Section(heading, anchor, plot_stages(anchor, run), note=note, tables=(table,))
+
+
+def _others(run: Measured, anchor: str) -> list[Section]:
+    cures = run.verdict.cures[1:] if run.verdict else ()
+    items = tuple(
+        f"{cure.change}: at most {number_text(cure.gain)} times as fast, {seconds_text(cure.step_s)} a step "
+        f"(takes away: {cure.cause})"
+        for cure in cures
+    )
+    return [Section("Other changes considered", anchor, items=items)] if items else []
 
 
 def _further(run: Measured, prefix: str) -> list[Section]:
