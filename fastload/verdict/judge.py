@@ -284,9 +284,7 @@ def _choose(demands: Demands, costs: Costs, cures: list[Cure], step_s: float) ->
     unusual_s = max(costs.running[cause] + costs.blocked[cause] for cause in _UNUSUAL)
     few_do = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for cure in cures:
-        turned = cure.cause == "too many workers" or (
-            cure.cause == "too few workers" and demands.workers < demands.cpus
-        )
+        turned = few_do if cure.cause == "too few workers" else cure.cause == "too many workers"
         most_of_it = step_s - cure.step_s >= _MOST_OF_IT * (step_s - best.step_s)
         tried = cure.cause == "too many workers" and demands.fewer_workers is not None and cure.gain >= _TRIED
         if turned and (most_of_it or tried):
