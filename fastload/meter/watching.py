@@ -4,60 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastload.errors import OptionError
 from fastload.measured import Step
 from fastload.meter.clocks import Clock
+from fastload.meter.loops import Loop
 from fastload.meter.probe import Probe, tells
 from fastload.meter.shapes import num_samples
-from fastload.meter.steps import StepLog
 from fastload.ranges import span
 from fastload.stopwatch import run_delay_reader
 from fastload.verdict import BatchWork
 
 _MOST_PENDING = 256  # steps that the device may be behind before it is waited for
-
-
-@dataclass
-class Loop:
-    """What is known of one loader's loop; times in seconds.
-
-    Attributes:
-        loader: what is watched; gives None when it is gone.
-        log: its steps.
-        elapsed_s: of all passes, without what other watched loops inside took.
-        first_s: of each pass, until its first batch.
-        ends_s: of each pass that reached its end, the wait that found no batch more.
-        receive_s: on a CPU, in the waits, by the thread of the loop.
-        runnable_s: outside the waits, that this thread had no CPU although it wanted one.
-        process_s: that the process was on a CPU, all threads, during the passes.
-        transform_running_s: on a CPU, by the thread of the loop, for what is done at the hand-over.
-        probe: of the last pass; None: the loader tells nothing.
-    """
-
-    loader: Callable[[], Any]
-    log: StepLog = field(default_factory=StepLog)
-    elapsed_s: float = 0.0
-    first_s: list[float] = field(default_factory=list)
-    ends_s: list[float] = field(default_factory=list)
-    receive_s: float = 0.0
-    runnable_s: float = 0.0
-    process_s: float = 0.0
-    transform_running_s: float = 0.0
-    probe: Probe | None = None
-
-    @classmethod
-    def of(cls, loader: Any) -> Loop:
-        """A loop that does not keep its loader alive, if that can be."""
-        try:
-            return cls(weakref.ref(loader))
-        except TypeError:
-            return cls(lambda: loader)
 
 
 class _Open(NamedTuple):
@@ -209,6 +170,7 @@ class Pass:
             loop.receive_s += ready_thread_s - thread_s
         else:
             loop.first_s.append(time.perf_counter() - self._first_s)
+            loop.first_running_s += ready_thread_s - thread_s
         loop.transform_running_s += got_thread_s - ready_thread_s
         begin_s = (self._first_s if self._asked == 1 else self._asked_s) - self._begun_s
         samples = probe.samples or num_samples(batch)
