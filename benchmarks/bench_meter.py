@@ -79,41 +79,41 @@ class Bench:
 
         return step
 
-    def segment(self, loader: Iterable[Any], step: Callable[[], None], *, metered: bool) -> tuple[float, float]:
-        """Seconds a step: on the wall, and on a CPU."""
+    def segment(self, loader: Iterable[Any], step: Callable[[], None], *, metered: bool) -> tuple[float, float, float]:
+        """Seconds of the segment: on the wall, on a CPU, and on a CPU by this thread."""
         meter = Meter() if metered else None
         with meter or nullcontext():
             batches = iter(meter.watch(loader) if meter else loader)
             for _ in range(SKIPPED):
                 next(batches)
                 step()
-            begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+            begins = time.perf_counter(), time.process_time(), time.thread_time()
             for _ in range(self.options.steps):
                 next(batches)
                 step()
-            wall_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
+            ends = time.perf_counter(), time.process_time(), time.thread_time()
             del batches
-        return wall_s / self.options.steps, cpu_s / self.options.steps
+        return ends[0] - begins[0], ends[1] - begins[1], ends[2] - begins[2]
 
     def overhead(self) -> None:
         """Loops with and without a Meter, in turn."""
         for kind in ("python", "train"):
             step = self.step(kind)
             for name, loader in self.loaders().items():
-                pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
                 self.segment(loader, step, metered=True)
+                found: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
                 for turn in range(self.options.pairs):
-                    order = (True, False) if turn % 2 else (False, True)
-                    found = {metered: self.segment(loader, step, metered=metered) for metered in order}
-                    pairs.append((found[True], found[False]))
+                    for metered in (True, False) if turn % 2 else (False, True):
+                        found[metered].append(self.segment(loader, step, metered=metered))
                 if isinstance(loader, FastLoader):
                     loader.close()
-                self.journal.note(
-                    f"{name}, a step of {1e3 * statistics.median(bare[1] for _, bare in pairs):.1f} ms, {kind}",
-                    target="<= 1.01",
-                    wall=harness.spread([with_[0] / bare[0] for with_, bare in pairs]),
-                    cpu=harness.spread([with_[1] / bare[1] for with_, bare in pairs]),
-                )
+                ratios = {
+                    clock: harness.spread([one[at] / other[at] for one, other in zip(*found.values(), strict=True)])
+                    for at, clock in enumerate(("wall", "cpu", "loop"))
+                }
+                step_ms = 1e3 * statistics.median(one[2] for one in found[False]) / self.options.steps
+                figure = f"{name}, a step of {step_ms:.1f} ms, {kind}"
+                self.journal.note(figure, target="<= 1.01", **ratios)
 
     def own_thread(self) -> None:
         """What a step costs the thread of the loop."""
