@@ -165,13 +165,16 @@ class _ProcFile:
     def open(cls, path: str) -> _ProcFile | None:
         """The file; None where there is none."""
         try:
-            return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) if _LINUX else None
+            file = cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) if _LINUX else None
         except OSError:
             return None
+        return file if file is not None and file.read() else None  # some sandboxes open it and then refuse
 
     def read(self) -> bytes:
         """All of it."""
         count: int = self._pread(self._fd, self._buffer, 512, 0)
+        if count <= 0:
+            return b""
         self.num_bytes += count
         content: bytes = self._buffer[:count]  # type: ignore[assignment]  # of c_char, typeshed says a list
         return content
