@@ -145,6 +145,7 @@ class Meter:
         Raises:
             OutputError: the file exists and `force` is not given, or it cannot be written.
         """
+        self._loop(None)
         logs = [loop.log for loop in self._loops]
         steps = [step_line(*pair, number) for number, log in enumerate(logs) for pair in log.numbered]
         ends = [end_line(log.totals, number) for number, log in enumerate(logs)]
@@ -259,6 +260,8 @@ class Meter:
             self._record.tell(reading_line(reading))
 
     def _loop(self, loader: Iterable[Any] | None) -> Loop:
+        for one in self._turns.running:
+            one.settle()
         if loader is None:
             return max(self._loops, key=lambda loop: loop.log.totals.duration_s, default=Loop.of(()))
         for loop in self._loops:
