@@ -6,6 +6,7 @@ import contextlib
 import io
 import time
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -124,6 +125,35 @@ def test_a_datasets_decoding_is_told_from_its_transform(tmp_path):
                 list(other.watch([1]))
     loader.close()
     assert other.measured().stages == {}
+
+
+def test_compressed_chunks_are_decoded(tmp_path):
+    path = tmp_path / "foreign.h5"
+    with h5py.File(path, "w") as file:
+        pixels = np.random.default_rng(5).integers(0, 9, (N, *SHAPE), dtype=np.uint8)
+        file.create_dataset("images", data=pixels, chunks=(8, *SHAPE), compression="gzip")
+    meter, _ = measured(FastLoader(path, B, shuffle=False), epochs=1)
+    assert set(meter.totals.stages) == {"reading", "decoding"} and meter.totals.stages["decoding"].running_s > 0
+
+
+class Ragged(Dataset):
+    """Images of a size of their own in every other batch, which do not fit their slot."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return torch.zeros(3, 8 + index // B % 2, 8)
+
+
+@pytest.mark.filterwarnings("ignore:the samples' shapes")
+def test_batches_that_go_around_their_slots_are_told_too():
+    loader = FastLoader(Ragged(), B, workers=1, shuffle=False)
+    with Meter(sample_every_s=0) as meter:
+        assert [images.shape[2] for (images,) in meter.watch(loader)] == [8, 9] * (N // B // 2)
+    loader.close()
+    demands = meter.demands()
+    assert len(demands.batches) == N // B and all(batch.stages["collate"].running_s > 0 for batch in demands.batches)
 
 
 class Device:
