@@ -134,9 +134,14 @@ def test_image_files_are_found_by_the_keys_of_the_rows(tmp_path, image_folder: C
 
 
 def test_a_source_that_is_not_that_of_the_file_is_refused(tmp_path, image_folder: Callable[..., Path], packed):
-    folder = image_folder(per_class=2)
+    folder, shown = image_folder(per_class=2), []
     with pytest.raises(SourceError, match=r"which is in file\.h5"):
-        run_bench(packed, quick(compare=True, source=folder))
+        run_bench(packed, quick(compare=True, source=folder), show=shown.append)
+    with pytest.raises(SourceError, match="does not say which file each row came from"):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["images"] = np.zeros((64, 8, 8, 3), np.uint8)
+        run_bench(tmp_path / "a.h5", quick(compare=True, source=folder), show=shown.append)
+    assert not shown
 
 
 def test_cold_passes_say_what_stayed_in_memory(packed):
