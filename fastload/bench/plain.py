@@ -77,7 +77,8 @@ def _plain(subject: Subject, data: Dataset[Any], positions: NDArray[np.int64], w
         subject.batch_size,
         sampler=positions.tolist(),
         num_workers=workers,
-        persistent_workers=True,
+        # Workers that live have the file mapped, and mapped pages cannot be dropped.
+        persistent_workers=not subject.options.cold,
         drop_last=len(positions) >= subject.batch_size,
         pin_memory=subject.device.type == "cuda",
         multiprocessing_context=worker_context(),

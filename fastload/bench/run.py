@@ -149,6 +149,7 @@ def run_bench(
 
 def _parts(subject: Subject, result: BenchResult, show: Show) -> Iterator[Callable[[], None]]:
     options, title = subject.options, result.title
+    epochs = 1 if options.cold else None  # a second one is warm
 
     def told(part: str) -> Callable[[int, int], None]:
         return lambda done, total: show({"part": f"{part}, {done} of {total}"})
@@ -177,7 +178,7 @@ def _parts(subject: Subject, result: BenchResult, show: Show) -> Iterator[Callab
         subject.make_cold()
         result.loop = run_loop(
             subject.kept(), step, options.seconds, title=title, command=result.command,
-            epochs=1 if options.cold else None, told=looped("the training loop"),
+            epochs=epochs, told=looped("the training loop"),
         )  # fmt: skip
 
     def headspace() -> None:
@@ -194,9 +195,11 @@ def _parts(subject: Subject, result: BenchResult, show: Show) -> Iterator[Callab
         def beside(name: str, loader: Any) -> LoopFigures | None:
             if options.step is None:
                 return None
+            subject.make_cold()
             return run_loop(
-                loader, step, options.seconds, title=f"{title}: {name}", command=result.command, told=looped(name)
-            )
+                loader, step, options.seconds, title=f"{title}: {name}", command=result.command, epochs=epochs,
+                told=looped(name),
+            )  # fmt: skip
 
         measure_rivals(subject, result.rivals, told=told("the plain ways"), beside=beside)
 

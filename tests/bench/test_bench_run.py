@@ -150,6 +150,21 @@ def test_cold_passes_say_what_stayed_in_memory(packed):
     assert found.left_in_cache and all(0 <= share <= 1 for share in found.left_in_cache)
 
 
+def test_cold_goes_with_everything_else(packed):
+    options = quick(
+        batch_size=8,
+        cold=True,
+        compare=True,
+        workers=1,
+        step=parse_step("sim:2000"),
+        faults=(parse_fault("slow-disk=1"),),
+    )
+    found = run_bench(packed, options)
+    assert found.rivals and found.faults and found.headspace is not None
+    if found.left_in_cache[:1] == [0]:
+        assert max(found.left_in_cache) == 0, "nobody had the file mapped when it was dropped"
+
+
 def test_ctrl_c_leaves_what_was_measured_so_far(packed):
     def show(figures: object) -> None:
         if "training" in str(figures):
