@@ -12,21 +12,53 @@ alone; rounds, each with its own rate. Epochs' beginnings are part of it.
 `plain-packed`, `plain-jpeg`: the same accelerator fed by `DataLoader(num_workers=2)`, on the packed file and on its
 JPEG files with Pillow; and how many times as fast FastLoader alone is, in turn with them.
 
-The page cache is warm. `load_1min` is what else the machine did.
+The page cache is warm. `others` is what other processes took of the CPUs during each round, 0 to 1: on a shared machine
+`--wait 600` begins each round when they take less than a tenth, or after so many seconds. Every round counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import harness
+from fastload.bench.passes import cpu_seconds
 from fastload.bench.run import BenchOptions, BenchResult, run_bench
 from fastload.bench.steps import parse_step
 
 SHARE = 0.8
+QUIET = 0.1
+
+
+class Others:
+    """What other processes take of the CPUs, from now on; 0 to 1."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._busy_s = self._all_busy_s() - cpu_seconds()
+
+    def _all_busy_s(self) -> float:
+        times = psutil.cpu_times()
+        return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+    def share(self) -> float:
+        """Since this was made."""
+        taken = self._all_busy_s() - cpu_seconds() - self._busy_s
+        return max(0.0, taken / (time.perf_counter() - self._began) / psutil.cpu_count())
+
+
+def wait_for_quiet(most_s: float) -> None:
+    """Returns when others have left the CPUs alone for five seconds, or after so many."""
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < most_s:
+        others = Others()
+        time.sleep(5)
+        if others.share() < QUIET:
+            return
 
 
 def round_of(options: argparse.Namespace, path: Path, *, compare: bool) -> BenchResult:
@@ -53,6 +85,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each part of a round (default: 8)")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait at most for quiet, before each round")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
     if options.quick:
@@ -64,12 +97,17 @@ def main() -> None:
         share=SHARE, quick=options.quick,
     )  # fmt: skip
     about = {"rows": options.rows, "row_shape": [218, 178, 3], "batch_size": min(256, options.rows // 8)}
-    found = [round_of(options, path, compare=number == 0) for number in range(options.rounds)]
-    note(journal, about, found)
+    found, shares = [], []
+    for number in range(options.rounds):
+        wait_for_quiet(options.wait)
+        others = Others()
+        found.append(round_of(options, path, compare=number == options.rounds - 1))
+        shares.append(others.share())
+    note(journal, about, found, shares)
 
 
-def note(journal: harness.Journal, about: dict[str, Any], found: list[BenchResult]) -> None:
-    """The records of all rounds; the plain ways are part of the first."""
+def note(journal: harness.Journal, about: dict[str, Any], found: list[BenchResult], others: list[float]) -> None:
+    """The records of all rounds; the plain ways are part of the last."""
     loops = [result.loop for result in found if result.loop is not None]
     alone = [result.alone for result in found if result.alone is not None]
     journal.note(
@@ -81,14 +119,18 @@ def note(journal: harness.Journal, about: dict[str, Any], found: list[BenchResul
         longest_wait_ms=harness.spread([1000 * loop.longest_wait_s for loop in loops]),
         loop_images_per_s=harness.spread([loop.samples_per_s for loop in loops]),
         alone_images_per_s=harness.spread([one.samples_per_s["median"] for one in alone]),
-        load_1min_after=os.getloadavg()[0],
+        others=harness.spread(others),
+        rounds=[
+            {"utilization": loop.utilization, "others": share, "alone_images_per_s": one.samples_per_s["median"]}
+            for loop, share, one in zip(loops, others, alone, strict=True)
+        ],
     )
     journal.note(
         "headspace",
         file=about,
         ratio=harness.spread([result.headspace["ratio"]["median"] for result in found if result.headspace]),
     )
-    for figure, rival in zip(("plain-packed", "plain-jpeg"), found[0].rivals, strict=True):
+    for figure, rival in zip(("plain-packed", "plain-jpeg"), found[-1].rivals, strict=True):
         journal.note(
             figure,
             file=about,

@@ -98,15 +98,23 @@ def measure_fault(
         step(batch)
         return len(batch[0])
 
-    def rate(one: FastLoader) -> float:
-        batches = subject.batches(one)
+    def cold() -> None:
+        if subject.options.cold:
+            loader.close()
+            subject.make_cold()
+
+    def rate(one: FastLoader | None) -> float:
+        cold()
+        batches = subject.batches(one or subject.kept())
         return run_for(batches, seconds / (2 * PAIRS), train, discard=subject.discard, settle=step.finish).samples_per_s
 
     try:
         step.begin()
-        result = compare(lambda: rate(loader), lambda: rate(subject.kept()), pairs=PAIRS, warm_up=0)
+        result = compare(lambda: rate(loader), lambda: rate(None), pairs=PAIRS, warm_up=0)
         before = dataset.delays.count, dataset.delays.seconds
-        loop = run_loop(loader, step, seconds, title=title, command=command, told=told)
+        cold()
+        epochs = 1 if subject.options.cold else None
+        loop = run_loop(loader, step, seconds, title=title, command=command, epochs=epochs, told=told)
     finally:
         loader.close()
     return FaultFigures(

@@ -89,7 +89,10 @@ class BenchResult:
         first = replace(first, facts=(*self.facts, *killed), tables=tables, environment=self.environment)
         loops = [rival.loop for rival in self.rivals if rival.loop is not None]
         loops += [fault.loop for fault in self.faults if isinstance(fault, FaultFigures)]
-        return [first, *(loop.measured for loop in loops)]
+        # The step is the same in all of them, and so is its headspace.
+        known = first.headspace_samples_per_s, first.headspace_how
+        others = [replace(one.measured, headspace_samples_per_s=known[0], headspace_how=known[1]) for one in loops]
+        return [first, *others]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as numbers, strings, lists and dicts; `version` tells readers what to expect."""
@@ -125,11 +128,11 @@ def run_bench(
     Raises:
         OptionError, MissingFileError, FormatError, SourceError: before anything is measured.
     """
-    if options.source is not None:
-        if not options.compare:
-            raise OptionError("--source: the image files are only read with --compare")
-        check_source(options.source)
+    if options.source is not None and not options.compare:
+        raise OptionError("--source: the image files are only read with --compare")
     subject = Subject(path, options)
+    if options.source is not None:
+        check_source(subject)
     result = BenchResult(
         path, command, options, subject.batch_size, len(subject.dataset), subject.image_shape, environment=environment()
     )
@@ -146,6 +149,7 @@ def run_bench(
 
 def _parts(subject: Subject, result: BenchResult, show: Show) -> Iterator[Callable[[], None]]:
     options, title = subject.options, result.title
+    epochs = 1 if options.cold else None  # a second one is warm
 
     def told(part: str) -> Callable[[int, int], None]:
         return lambda done, total: show({"part": f"{part}, {done} of {total}"})
@@ -174,7 +178,7 @@ def _parts(subject: Subject, result: BenchResult, show: Show) -> Iterator[Callab
         subject.make_cold()
         result.loop = run_loop(
             subject.kept(), step, options.seconds, title=title, command=result.command,
-            epochs=1 if options.cold else None, told=looped("the training loop"),
+            epochs=epochs, told=looped("the training loop"),
         )  # fmt: skip
 
     def headspace() -> None:
@@ -191,9 +195,11 @@ def _parts(subject: Subject, result: BenchResult, show: Show) -> Iterator[Callab
         def beside(name: str, loader: Any) -> LoopFigures | None:
             if options.step is None:
                 return None
+            subject.make_cold()
             return run_loop(
-                loader, step, options.seconds, title=f"{title}: {name}", command=result.command, told=looped(name)
-            )
+                loader, step, options.seconds, title=f"{title}: {name}", command=result.command, epochs=epochs,
+                told=looped(name),
+            )  # fmt: skip
 
         measure_rivals(subject, result.rivals, told=told("the plain ways"), beside=beside)
 

@@ -134,15 +134,35 @@ def test_image_files_are_found_by_the_keys_of_the_rows(tmp_path, image_folder: C
 
 
 def test_a_source_that_is_not_that_of_the_file_is_refused(tmp_path, image_folder: Callable[..., Path], packed):
-    folder = image_folder(per_class=2)
+    folder, shown = image_folder(per_class=2), []
     with pytest.raises(SourceError, match=r"which is in file\.h5"):
-        run_bench(packed, quick(compare=True, source=folder))
+        run_bench(packed, quick(compare=True, source=folder), show=shown.append)
+    with pytest.raises(SourceError, match="does not say which file each row came from"):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["images"] = np.zeros((64, 8, 8, 3), np.uint8)
+        run_bench(tmp_path / "a.h5", quick(compare=True, source=folder), show=shown.append)
+    assert not shown
 
 
 def test_cold_passes_say_what_stayed_in_memory(packed):
     found = run_bench(packed, quick(batch_size=8, cold=True))
     assert found.alone is not None and found.alone.samples_per_s["count"] == 3
     assert found.left_in_cache and all(0 <= share <= 1 for share in found.left_in_cache)
+
+
+def test_cold_goes_with_everything_else(packed):
+    options = quick(
+        batch_size=8,
+        cold=True,
+        compare=True,
+        workers=1,
+        step=parse_step("sim:2000"),
+        faults=(parse_fault("slow-disk=1"),),
+    )
+    found = run_bench(packed, options)
+    assert found.rivals and found.faults and found.headspace is not None
+    if found.left_in_cache[:1] == [0]:
+        assert max(found.left_in_cache) == 0, "nobody had the file mapped when it was dropped"
 
 
 def test_ctrl_c_leaves_what_was_measured_so_far(packed):
