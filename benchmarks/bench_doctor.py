@@ -202,7 +202,9 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
     by_plant: dict[int, list[dict[str, Any]]] = {}
     for record in records:
         by_plant.setdefault(record["plant"], []).append(record)
-    lines = [f"{'bed':>3}  {'planted':<27}{'named':<7}{'worth':<7}{'predicted/measured':<26}{'overhead':<9}not named: said"]
+    lines = [
+        f"{'bed':>3}  {'planted':<27}{'named':<7}{'worth':<7}{'predicted/measured':<26}{'overhead':<9}not named: said"
+    ]
     named_all, counted, near, worth_it, refused, small = 0, 0, 0, 0, 0, 0
     for plant, truth in PLANTS.items():
         runs = by_plant.get(plant)
@@ -222,9 +224,14 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
             small += len(runs)
             refused += sum(run["worth_making"] is False for run in runs)
         wrong = ", ".join(sorted({run["cause"] or "nothing" for run in runs if run["named"] is False}))
-        told = f"{hits}/{len(runs)}" if truth.causes else f"no: {sum(r['worth_making'] is False for r in runs)}/{len(runs)}"
+        told = (
+            f"{hits}/{len(runs)}"
+            if truth.causes
+            else f"no: {sum(r['worth_making'] is False for r in runs)}/{len(runs)}"
+        )
         spread = " ".join(f"{ratio:.2f}" for ratio in ratios)
-        lines.append(f"{plant:>3}  {(truth.causes or ('(not worth a cure)',))[0]:<27}{told:<7}{worth:<7.2f}{spread:<26}{over:<9.2f}{wrong}")
+        name = (truth.causes or ("(not worth a cure)",))[0]
+        lines.append(f"{plant:>3}  {name:<27}{told:<7}{worth:<7.2f}{spread:<26}{over:<9.2f}{wrong}")
     one = sum(bool(record["one_in_line"]) for record in records)
     lines += [
         f"named in every run: {named_all} of {counted} beds",

@@ -57,7 +57,13 @@ class Held(io.RawIOBase):
     """A file each of whose larger reads takes `seconds` longer."""
 
     def __init__(self, path: str, seconds: float) -> None:
-        self.inner, self.seconds = open(path, "rb", buffering=0), seconds
+        self.inner = open(path, "rb", buffering=0)  # noqa: SIM115  # closed with this
+        self.seconds = seconds
+
+    def close(self) -> None:
+        """Closes what it wraps, too."""
+        self.inner.close()
+        super().close()
 
     def readable(self) -> bool:
         """It is."""
@@ -407,9 +413,7 @@ def write_all_the_time(setting: Setting, work: Path) -> Callable[[], None]:
 def run(setting: Setting, work: Path, address: str) -> dict[str, float]:
     """Trains, and tells how long the steps took."""
     device = torch.device("cpu")
-    loader: Any = (
-        fast_loader(setting, work) if setting.fast else plain_loader(setting, work, address, setting.steps)
-    )
+    loader: Any = fast_loader(setting, work) if setting.fast else plain_loader(setting, work, address, setting.steps)
     lighter = dataclasses.replace(setting, loops=0, workers=1)
     checked = plain_loader(lighter, work, address, max(2, setting.steps // 5)) if setting.second else None
     accelerator = Accelerator(setting)

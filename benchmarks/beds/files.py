@@ -1,4 +1,4 @@
-"""Makes the small files that the beds read: pictures, pixels and HDF5 files, each kind once, kept in the work folder."""
+"""Makes the small files that the beds read, each kind once, kept in the work folder: pictures, pixels, HDF5 files."""
 
 from __future__ import annotations
 
