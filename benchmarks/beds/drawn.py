@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 CORES = 2  # that the magnitudes below are made for: beds run on two cores, or pinned to two
 LOOPS_PER_S = 16e6  # turns of the plain loop in `bed.turn`, on the machine of the first run
-RUN_S = 5.0  # how long a bed's steps should take in all
+RUN_S = 4.5  # how long a bed's steps should take in all
 
 
 @dataclass(frozen=True)
