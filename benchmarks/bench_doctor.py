@@ -109,7 +109,7 @@ class Examiner:
         self.options = options
         self.work: Path = (options.data / "beds").resolve()
         self.work.mkdir(parents=True, exist_ok=True)
-        self.journal = harness.Journal(options.out, quick=options.quick, seeds=options.seeds)
+        self.journal = harness.Journal(options.out, quick=options.quick, part=options.part, seeds=options.seeds)
         # Beds are run as a user's script is: the script's folder on the path, and this fastload wherever it lies.
         home = str(Path(fastload.__file__).resolve().parents[1])
         self.env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
@@ -117,7 +117,8 @@ class Examiner:
 
     def bed(self, plant: int, seed: int, *words: str) -> list[str]:
         """The command that runs a bed, but for its `--out`."""
-        return [sys.executable, str(BED), str(plant), str(seed), "--work", str(self.work), *words]
+        return [sys.executable, str(BED), str(plant), str(seed), "--work", str(self.work),
+                "--part", str(self.options.part), *words]  # fmt: skip
 
     def run(self, command: Sequence[str]) -> tuple[int, str]:
         """Exit code and standard error; 124 where it had to be ended."""
@@ -256,6 +257,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
     parser.add_argument("--out", type=Path, default=harness.RESULTS / "doctor.jsonl", help="JSON lines to append to")
+    parser.add_argument("--part", type=float, default=1.0, help="this part of each bed's steps (default: 1)")
     parser.add_argument("--quick", action="store_true", help="one seed of three beds, to see that it runs")
     parser.add_argument("--summary", action="store_true", help="no runs: the table of what there is")
     options = parser.parse_args()
