@@ -81,6 +81,11 @@ class Held(io.RawIOBase):
         """As any file's."""
         return self.inner.tell()
 
+    def readall(self) -> bytes:
+        """Waits once, then reads the rest."""
+        time.sleep(self.seconds)
+        return self.inner.read()
+
     def readinto(self, buffer: Any) -> int:
         """Waits, then reads."""
         if len(buffer) >= 1000:
@@ -451,6 +456,10 @@ def main() -> None:
     setting = draw(options.plant, options.seed)[options.cured]
     if options.workers is not None:
         setting = dataclasses.replace(setting, workers=options.workers)
+    # Threads that wait for one another in each operation make any time of a step where other programs want the cores.
+    # Only a network that is trained on the CPU keeps them.
+    if not setting.trains:
+        torch.set_num_threads(1)
     # Epochs that are short on purpose stay as they are.
     if setting.steps > 25:
         setting = dataclasses.replace(setting, steps=max(25, round(setting.steps * options.part)))
