@@ -162,13 +162,14 @@ class Examiner:
         else:
             doctor = self.examined(plant, seed)
             uncured = self.plain(plant, seed)
-        # Where the doctor gives a number of workers, that is what is tried; else the bed without its hold-up.
-        cures = doctor["verdict"].get("cures") or [{}]
+        # Where the doctor's change is a number of workers, that number is tried; else the bed without its hold-up.
+        truth, verdict = PLANTS[plant], doctor["verdict"]
+        cures = verdict.get("cures") or [{}]
         number = re.search(r"num_workers=(\d+)", str(cures[0].get("change", "")))
-        truth = PLANTS[plant]
-        of_workers = bool(truth.causes) and truth.causes[0] in ("too few workers", "too many workers")
-        words = ["--workers", number[1]] if number and of_workers else []
-        cured = self.plain(plant, seed, "--cured", *words)
+        words = [] if truth.causes == () and number else ["--cured"]
+        if number and (truth.causes == () or truth.causes[0] in ("too few workers", "too many workers")):
+            words += ["--workers", number[1]]
+        cured = self.plain(plant, seed, *words)
         record = compared(plant, doctor, uncured["step_s"], cured["step_s"])
         self.journal.note(f"bed-{plant}-seed-{seed}", plant=plant, seed=seed, about=truth.about, **record,
                           cured_words=words)  # fmt: skip

@@ -358,10 +358,11 @@ def fast_loader(setting: Setting, work: Path) -> Any:
     path = work / f"packed-{count}-{setting.height}x{setting.width}.h5"
     if not path.exists():
         paths = files.jpegs(work, NUM_FILES, setting.height, setting.width)
-        folder = work / f"many-{count}-{setting.height}x{setting.width}"
-        folder.mkdir(exist_ok=True)
+        folder = work / f"classes-{count}-{setting.height}x{setting.width}"
+        for name in ("a", "b"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
-            link = folder / f"{number:05d}.jpg"
+            link = folder / "ab"[number % 2] / f"{number:05d}.jpg"
             if not link.exists():
                 os.link(paths[number % NUM_FILES], link)
         pack_images(folder, path)
@@ -460,8 +461,8 @@ def main() -> None:
     # Only a network that is trained on the CPU keeps them.
     if not setting.trains:
         torch.set_num_threads(1)
-    # Epochs that are short on purpose stay as they are.
-    if setting.steps > 25:
+    # Epochs that are short on purpose stay as they are, and so do those of rare events.
+    if setting.steps > 25 and not setting.every:
         setting = dataclasses.replace(setting, steps=max(25, round(setting.steps * options.part)))
     options.work.mkdir(parents=True, exist_ok=True)
     server = None

@@ -375,7 +375,7 @@ def _(rng: random.Random) -> Pair:
 @_plant(20)
 def _(rng: random.Random) -> Pair:
     base, _ = _base(rng)
-    base = _mixed(rng, base, rng.uniform(0.3, 0.8) * base.step_s / base.batch)
+    base = _mixed(rng, base, rng.uniform(0.1, 0.3) * base.step_s / base.batch)
     with_it = _sized(base, base.step_s)
     return with_it, dataclasses.replace(with_it, kind="mapped", loops=0, passes=0)
 
@@ -392,7 +392,7 @@ def _(rng: random.Random) -> Pair:
 def _(rng: random.Random) -> Pair:
     base, _ = _base(rng)
     base = dataclasses.replace(base, late=rng.randint(4, 10))
-    base = _mixed(rng, base, rng.uniform(0.3, 0.8) * base.step_s / base.batch)
+    base = _mixed(rng, base, rng.uniform(0.1, 0.3) * base.step_s / base.batch)
     with_it = _sized(base, base.step_s)
     return with_it, dataclasses.replace(with_it, kind="mapped", loops=0, passes=0)
 
@@ -400,7 +400,7 @@ def _(rng: random.Random) -> Pair:
 @_plant(43)
 def _(rng: random.Random) -> Pair:
     base, _ = _base(rng)
-    base = dataclasses.replace(base, workers=3)
+    base = dataclasses.replace(base, workers=3, step_s=2 * base.step_s)
     part = rng.uniform(1.02, 1.05)
     return _held(base, part, way="lane", way_s=part * base.step_s / base.batch)
 
@@ -408,9 +408,10 @@ def _(rng: random.Random) -> Pair:
 @_plant(44)
 def _(rng: random.Random) -> Pair:
     base, _ = _base(rng)
-    base = _mixed(rng, base, rng.uniform(0.4, 0.7) * base.step_s / base.batch)
+    base = dataclasses.replace(base, step_s=2 * base.step_s)
+    base = _mixed(rng, base, rng.uniform(0.4, 0.7) * base.step_s / base.batch, waits=0.85)
     with_it = _sized(dataclasses.replace(base, workers=1), base.step_s)
-    return with_it, dataclasses.replace(with_it, kind="mapped", loops=0, passes=0)
+    return with_it, dataclasses.replace(with_it, kind="mapped", loops=0, passes=0, way="file", way_s=0.0)
 
 
 @_plant(45)
