@@ -11,7 +11,9 @@ run with its hold-up taken away; which of the first two comes first changes from
 doctor's verdict line, the cause and the step time after the first cure from its JSON, and the step times that the bed
 itself measured in the three runs. `named`: the cause is the planted one. `ratio`: predicted over measured step time
 of the cured run; it counts where the cure makes steps at least 1.2 times as fast. Where it brings under 1.1, the doctor
-has to say that it is not worth making. `overhead`: the bed's step under the doctor over the plain run's.
+has to say that it is not worth making. `overhead`: the bed's step under the doctor over the plain run's. A run is void
+where the cure of a planted hold-up measures under 1.1 times, or that of a busy accelerator over 1.2: other programs
+held it up more than the plant did.
 
 Which number hides what is known here only: neither the script's names nor its arguments say it.
 """
@@ -79,6 +81,7 @@ PLANTS = {
     34: Plant("no worker, mixed work", ("too few workers",)),
     19: Plant("a team of torch threads in each of many workers", ("too many workers",)),
     36: Plant("a team of BLAS threads in each of many workers", ("too many workers",)),
+    50: Plant("a thread that polls beside each of many workers", ("too many workers",)),
     49: Plant("a disk that slows down with its readers", ("too many workers", "reading"), counts=False),
     12: Plant("worker_init_fn computes, short epochs", ("worker start-up",)),
     27: Plant("spawned workers import torch, short epochs", ("worker start-up",)),
@@ -180,6 +183,13 @@ class Examiner:
         return record
 
 
+def is_void(truth: Plant, worth: float) -> bool:
+    """Whether something else than the plant bound the bed, so that there is nothing to be named."""
+    if not truth.causes:
+        return False
+    return worth > 1.2 if truth.causes[0] == "compute" else worth < 1.1
+
+
 def compared(plant: int, doctor: dict[str, Any], uncured_s: float, cured_s: float) -> dict[str, Any]:
     """The doctor's words beside what was measured."""
     truth, verdict = PLANTS[plant], doctor["verdict"]
@@ -194,6 +204,7 @@ def compared(plant: int, doctor: dict[str, Any], uncured_s: float, cured_s: floa
         "under_doctor_s": doctor["step_s"], "overhead": doctor["step_s"] / uncured_s if doctor["step_s"] else None,
         "doctor_step_s": verdict.get("step_s"), "predicted_s": predicted,
         "ratio": predicted / cured_s if predicted else None,
+        "void": is_void(truth, uncured_s / cured_s),
         "worth_making": verdict.get("worth_making"), "cure": cures[0].get("change", "") if cures else "",
         "evidence": list(verdict.get("evidence", ())),
     }  # fmt: skip
@@ -211,6 +222,11 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
     for plant, truth in PLANTS.items():
         runs = by_plant.get(plant)
         if not runs:
+            continue
+        void = [run for run in runs if is_void(truth, run["worth"])]
+        runs = [run for run in runs if not is_void(truth, run["worth"])]
+        if not runs:
+            lines.append(f"{plant:>3}  {truth.causes[0]:<27}void: {len(void)} runs, worth {void[0]['worth']:.2f}")
             continue
         worth = statistics.median(run["worth"] for run in runs)
         ratios = [run["ratio"] for run in runs if run["ratio"]]
@@ -233,6 +249,7 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         )
         spread = " ".join(f"{ratio:.2f}" for ratio in ratios)
         name = (truth.causes or ("(not worth a cure)",))[0]
+        wrong += f" ({len(void)} void)" if void else ""
         lines.append(f"{plant:>3}  {name:<27}{told:<7}{worth:<7.2f}{spread:<26}{over:<9.2f}{wrong}")
     one = sum(bool(record["one_in_line"]) for record in records)
     lines += [

@@ -313,6 +313,16 @@ class Begin:
         if self.setting.threads:
             torch.set_num_threads(self.setting.threads)
         turn(self.setting.begin_loops)
+        if self.setting.beside:
+            threading.Thread(target=self.look, daemon=True).start()
+
+    def look(self) -> None:
+        """Looks whether there is anything new, again and again."""
+        while True:
+            begin = time.thread_time()
+            turn(10_000)
+            took = time.thread_time() - begin
+            time.sleep(took * (1 / self.setting.beside - 1))
 
 
 class Accelerator:
