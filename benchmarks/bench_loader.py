@@ -41,43 +41,27 @@ from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
 
 import harness
 from fastload import FastLoader, PackedDataset, inspect_file
+from fastload.bench.bare import BareTake
 from fastload.format import read_header
 from fastload.layout import write_packed
 
 Rows = list[NDArray[np.int64]]
 
 
-class TakeRing:
-    """The base: rows copied from a mapping of the file into preallocated slots, one after another."""
+def fill_ahead(ring: BareTake, batches: Rows) -> Iterator[NDArray[Any]]:
+    """The bare copy by a thread that stays ahead of the consumer by the ring's size less what both hold."""
+    ready: queue.Queue[NDArray[Any] | None] = queue.Queue(ring.num_slots - 2)
 
-    def __init__(self, path: Path, batch_size: int, slots: int) -> None:
-        field = read_header(path).fields["images"]
-        assert field.offset is not None, "a packed file's rows lie back to back"
-        num_rows = read_header(path).num_rows
-        self.mapped = np.memmap(path, field.dtype, "r", field.offset, (num_rows, *field.shape))
-        self.slots = np.zeros((slots, batch_size, *field.shape), field.dtype)
+    def work() -> None:
+        for slot in ring.fill(batches):
+            ready.put(slot)
+        ready.put(None)
 
-    def fill(self, batches: Rows) -> Iterator[NDArray[Any]]:
-        """Each batch's pixels, in a slot that is written again `slots` batches later."""
-        for number, rows in enumerate(batches):
-            slot = self.slots[number % len(self.slots)]
-            np.take(self.mapped, rows, axis=0, out=slot, mode="clip")
-            yield slot
-
-    def fill_ahead(self, batches: Rows) -> Iterator[NDArray[Any]]:
-        """The same by a thread that stays ahead of the consumer by the ring's size less what both hold."""
-        ready: queue.Queue[NDArray[Any] | None] = queue.Queue(len(self.slots) - 2)
-
-        def work() -> None:
-            for slot in self.fill(batches):
-                ready.put(slot)
-            ready.put(None)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        while (slot := ready.get()) is not None:
-            yield slot
-        thread.join()
+    thread = threading.Thread(target=work)
+    thread.start()
+    while (slot := ready.get()) is not None:
+        yield slot
+    thread.join()
 
 
 def loader_rows(loader: FastLoader) -> Rows:
@@ -142,7 +126,7 @@ class Bench:
     ) -> dict[str, dict[str, float]]:
         loader = self.loader(path, batch_size)
         rows = loader_rows(loader) * epochs
-        ring = TakeRing(path, batch_size, self.ring_slots(loader))
+        ring = BareTake(read_header(path), ["images"], batch_size, self.ring_slots(loader))
         ways: list[harness.Way] = [
             lambda: rate(loader_pixels(loader, epochs), work),
             lambda: rate(ring.fill(rows), base_work),
@@ -184,10 +168,10 @@ class Bench:
 
             loader = self.loader(self.path, self.batch_size)
             rows = loader_rows(loader)
-            ring = TakeRing(self.path, self.batch_size, self.ring_slots(loader))
+            ring = BareTake(read_header(self.path), ["images"], self.batch_size, self.ring_slots(loader))
             result = harness.compare(
                 lambda work=work, loader=loader: rate(loader_pixels(loader, 1), work),  # type: ignore[misc]
-                lambda work=work, ring=ring, rows=rows: rate(ring.fill_ahead(rows), work),  # type: ignore[misc]
+                lambda work=work, ring=ring, rows=rows: rate(fill_ahead(ring, rows), work),  # type: ignore[misc]
                 pairs=self.options.pairs,
             )
             self.journal.note(f"between-{kind}", file=self.about, state=f"{slices} slices of {kind} a batch", **result)

@@ -29,7 +29,6 @@ import functools
 import json
 import multiprocessing
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -45,10 +44,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import harness
-from fastload import FastLoader, PackedDataset, inspect_file
+from fastload import FastLoader, PackedDataset, inspect_file, page_cache
 from fastload.layout import write_packed
 from fastload.plan import ChunkWindow
-from fastload.read import held
 
 BATCH_SIZE = 256
 
@@ -229,7 +227,7 @@ class Bench:
         left: list[float] = []
 
         def run(shuffle: ChunkWindow | Literal["full"]) -> float:
-            left.append(dropped(path))  # before anything maps it: mapped pages stay
+            left.append(page_cache.drop(path) or 0.0)  # before anything maps it: mapped pages stay
             loader = FastLoader(PackedDataset(path, fields=["images"]), batch_size, shuffle=shuffle)
             found = rate(loader)
             loader.close()
@@ -269,15 +267,6 @@ class Bench:
             loader.state_dict()
             times.append((time.perf_counter() - begin) * 1e6)
         self.journal.note("state-dict", target="< 100 us", microseconds=harness.spread(times))
-
-
-def dropped(path: Path) -> float:
-    """Drops a file from the page cache; the share of it that is still there, by sampling."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        offsets = np.linspace(0, path.stat().st_size - 1, 1000).astype(int).tolist()
-        return statistics.mean(bool(held.is_resident(file.fileno(), offset)) for offset in offsets)
 
 
 def read_ahead_file(path: Path) -> Path | None:

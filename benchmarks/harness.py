@@ -1,8 +1,7 @@
 """The clock, the pairs and the record that all benchmarks share.
 
-Two ways are compared in pairs, in turn (A B, B A, A B, ...), so that a machine that slows down or speeds up moves
-both; each pair gives one ratio, and the median of the ratios is reported with the lowest, the highest and the count.
-A record is one JSON line: the question, the figures, the options, the file, and the machine, versions and commit.
+Two ways are compared in pairs, in turn; see `fastload.pairs`. A record is one JSON line: the question, the figures, the
+options, the file, and the machine, versions and commit.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,44 +24,15 @@ import psutil
 from numpy.typing import NDArray
 
 import fastload
+from fastload.bench.passes import touch
+from fastload.memory import peak_memory, process_memory
+from fastload.pairs import Way, compare, spread
+
+__all__ = ["Way", "compare", "peak_memory", "process_memory", "spread", "touch"]  # measured by the product alike
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = ("fastload", "numpy", "h5py", "torch", "pillow", "simplejpeg")
-
-Way = Callable[[], float]
-"""Runs once and returns a rate: more is better."""
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest, highest and count: never a lone best run."""
-    return {
-        "median": statistics.median(values),
-        "lowest": min(values),
-        "highest": max(values),
-        "count": len(values),
-    }
-
-
-def compare(way: Way, base: Way, *, pairs: int, warm_up: int = 1) -> dict[str, dict[str, float]]:
-    """Both ways in interleaved pairs: their rates, and the ratio way / base of each pair.
-
-    Returns:
-        `way`, `base` and `ratio`, each a spread.
-    """
-    for _ in range(warm_up):
-        base()
-        way()
-    ways, bases = [], []
-    for turn in range(pairs):
-        if turn % 2 == 0:
-            ways.append(way())
-            bases.append(base())
-        else:
-            bases.append(base())
-            ways.append(way())
-    ratios = [a / b for a, b in zip(ways, bases, strict=True)]
-    return {"way": spread(ways), "base": spread(bases), "ratio": spread(ratios)}
 
 
 def machine() -> dict[str, Any]:
@@ -136,11 +104,6 @@ def _say(value: Any) -> str:
     return str(value)
 
 
-def touch(batch: NDArray[Any]) -> int:
-    """Reads one byte of each page of a C-contiguous array, in memory order: 0.06 ms for 30 MB."""
-    return int(batch.reshape(-1).view(np.uint8)[::4096].max())
-
-
 def read_all(batch: NDArray[Any]) -> int:
     """Reads every byte of a C-contiguous array once, in memory order: as long as memory takes, 1 to 3 ms for 30 MB."""
     flat = batch.reshape(-1).view(np.uint8)
@@ -209,42 +172,6 @@ class Busy:
         if isinstance(result[0], BaseException):
             raise result[0]
         return result[0]
-
-
-def process_memory(pid: int) -> int:
-    """Anonymous and shared memory of one process in bytes; mapped files are the kernel's cache and not counted.
-
-    A page that several processes share is counted once, in equal parts (PSS); 0 when the process is gone.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in fields[1:]}
-    return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
-
-
-@contextmanager
-def peak_memory(pid: int, period_s: float = 0.05) -> Iterator[list[int]]:
-    """Samples the anonymous and shared memory of a process and all its children; yields [peak bytes so far]."""
-    peak, stop = [0], threading.Event()
-
-    def sample() -> None:
-        while not stop.is_set():
-            try:
-                family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-            except psutil.Error:
-                family = [pid]
-            peak[0] = max(peak[0], sum(process_memory(member) for member in family))
-            stop.wait(period_s)
-
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        stop.set()
-        thread.join()
 
 
 def run_python(code: str, *words: str) -> dict[str, Any]:

@@ -212,7 +212,7 @@ class PackedDataset(Dataset[Any]):
 
     def _copy(self) -> PackedDataset:
         """The same dataset, without anything open."""
-        dataset = object.__new__(PackedDataset)
+        dataset = object.__new__(type(self))
         dataset.__setstate__(self.__getstate__())
         dataset._file = self._file
         return dataset
@@ -235,14 +235,14 @@ class PackedDataset(Dataset[Any]):
     def _open(self) -> RowReader:
         if self._reader is None:
             # Two threads may both open one; the loser's is closed when it is collected.
-            self._reader = RowReader(
-                self.file,
-                self._from_file,
-                self._read_mode,
-                cache_chunks=2 * self._window_chunks,
-                windows=self._in_windows,
+            self._reader = self.open_reader(
+                self._read_mode, cache_chunks=2 * self._window_chunks, windows=self._in_windows
             )
         return self._reader
+
+    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
+        """What reads this dataset's fields, in the way said; the caller closes it. See `RowReader`."""
+        return RowReader(self.file, self._from_file, read, cache_chunks=cache_chunks, windows=windows)
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Name, shape of a row and native dtype of each field that comes from the file, as it is gathered."""

@@ -112,13 +112,7 @@ class ThreadFeed:
         self._backend = backend
         self._chunk_rows = chunk_rows
         self._announces = announces
-        self._reader = RowReader(
-            dataset.file,
-            [name for name, _, _ in dataset.layout()],
-            read,
-            cache_chunks=cache_chunks,
-            windows=chunk_rows > 0,
-        )
+        self._reader = dataset.open_reader(read, cache_chunks=cache_chunks, windows=chunk_rows > 0)
         self._augmenter = Augmenter(dataset, self._reader, augmentation) if augmentation else None
         fields = self._augmenter.fields if self._augmenter else dataset.layout()
         self.views = self._augmenter.views if self._augmenter else {}

@@ -1,0 +1,132 @@
+"""The usual ways to the same samples: a plain `DataLoader` over the packed file, and over the files it came from."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, Dataset
+
+from fastload.bench.subject import Subject
+from fastload.cpus import available_cpus
+from fastload.errors import ImageError, SourceError
+from fastload.format import PackedFile
+from fastload.read import RowReader
+from fastload.sources import Files, list_source
+from fastload.torch_workers import worker_context
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
+    """Image files opened with Pillow when they are asked for, as a script without fastload does.
+
+    Args:
+        files: reads the bytes of each.
+        labels: of each.
+        shape: (C, H, W) of an image; files of another size are cropped to the ratio and resized.
+    """
+
+    def __init__(self, files: Files, labels: Sequence[int], shape: tuple[int, int, int]) -> None:
+        self._files, self._labels, self._shape = files, labels, shape
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        channels, height, width = self._shape
+        with Image.open(io.BytesIO(self._files.read(index))) as opened:
+            image = opened.convert(_MODES[channels])
+        if image.size != (width, height):
+            image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.array(image).reshape(height, width, channels))
+        return pixels.permute(2, 0, 1), self._labels[index]
+
+
+def plain_ways(subject: Subject, rows: Sequence[NDArray[np.int64]]) -> dict[str, DataLoader[Any]]:
+    """Plain `DataLoader`s of these batches of rows, by what they are called.
+
+    Args:
+        rows: rows of the file, batch by batch.
+
+    Raises:
+        SourceError: the image files are not there, or are not those that were packed.
+    """
+    workers = plain_workers(subject)
+    positions = np.concatenate(rows) - subject.first_row
+    ways = {f"DataLoader(num_workers={workers}), the packed file": _plain(subject, subject.dataset, positions, workers)}
+    if subject.options.source is not None:
+        files, places = _source_files(subject, np.concatenate(rows))
+        ways[f"DataLoader(num_workers={workers}), image files, Pillow"] = _plain(subject, files, places, workers)
+    return ways
+
+
+def plain_workers(subject: Subject) -> int:
+    """Worker processes that a plain `DataLoader` gets: as many as asked for, else one for each CPU."""
+    return subject.options.workers or available_cpus()
+
+
+def _plain(subject: Subject, data: Dataset[Any], positions: NDArray[np.int64], workers: int) -> DataLoader[Any]:
+    return DataLoader(
+        data,
+        subject.batch_size,
+        sampler=positions.tolist(),
+        num_workers=workers,
+        persistent_workers=True,
+        drop_last=len(positions) >= subject.batch_size,
+        pin_memory=subject.device.type == "cuda",
+        multiprocessing_context=worker_context(),
+    )
+
+
+def _source_files(subject: Subject, rows: NDArray[np.int64]) -> tuple[ImageFiles, NDArray[np.int64]]:
+    """The files of these rows, and for each row its place among them."""
+    source = subject.options.source
+    assert source is not None, "it was asked for"
+    wanted, places = np.unique(rows, return_inverse=True)
+    listing = list_source(source)
+    where = {key.encode(): place for place, key in enumerate(listing.keys)}
+    chosen = []
+    for key in _keys(subject.dataset.file, wanted).tolist():
+        if key not in where:
+            raise SourceError(
+                f"{source}: has no {key.decode('utf-8', errors='backslashreplace')}, which is in "
+                f"{subject.path.name}. Give the folder or archive that the file was packed from."
+            )
+        chosen.append(where[key])
+    columns = listing.columns
+    one_label = "labels" in columns and columns["labels"].values.ndim == 1
+    labels = columns["labels"].values[chosen].tolist() if one_label else [0] * len(chosen)
+    return ImageFiles(listing.files.take(np.asarray(chosen)), labels, subject.image_shape), places
+
+
+def _keys(file: PackedFile, rows: NDArray[np.int64]) -> NDArray[np.bytes_]:
+    if "key" not in file.fields:
+        raise SourceError(
+            f"{file.path}: does not say which file each row came from, since fastload did not pack it. Leave --source "
+            f"out."
+        )
+    keys = np.empty(len(rows), file.fields["key"].dtype)
+    reader = RowReader(file, ["key"])
+    reader.gather(rows, {"key": keys})
+    reader.close()
+    return keys
+
+
+def check_source(path: Path) -> None:
+    """Looks at the first image file of a folder or archive.
+
+    Raises:
+        MissingFileError, SourceError: there is none that can be read.
+    """
+    listing = list_source(path)
+    try:
+        listing.files.read(0)
+    except ImageError as exc:
+        raise SourceError(f"{path}: {listing.keys[0]}: {exc}") from exc
