@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from fastload.info import inspect_file
     from fastload.loader import FastLoader
+    from fastload.meter import Meter
     from fastload.pack import pack_images
     from fastload.plan import ChunkWindow, EpochPlan, MixedEcho
     from fastload.samplers import ChunkBatchSampler, ChunkSampler, DistributedChunkSampler
@@ -48,6 +49,7 @@ __all__ = [
     "FileChangedError",
     "FormatError",
     "ImageError",
+    "Meter",
     "MissingExtraError",
     "MissingFileError",
     "MixedEcho",
@@ -79,6 +81,7 @@ _HOMES = {
     "FileChangedError": "fastload.errors",
     "FormatError": "fastload.errors",
     "ImageError": "fastload.errors",
+    "Meter": "fastload.meter",
     "MissingExtraError": "fastload.errors",
     "MissingFileError": "fastload.errors",
     "MixedEcho": "fastload.plan",

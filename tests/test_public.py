@@ -26,10 +26,12 @@ TORCH_FREE = [
     "quality",
     "verify",
     "preview",
+    "meter",
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory"},
+    {"errors", "cpus", "memory", "measured", "stopwatch"},
+    {"verdict"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
     {
         "layout",
@@ -65,7 +67,7 @@ def test_the_export_list_is_this_and_each_name_is_there():
     assert "WorkerError" in tree and all(issubclass(getattr(errors, name), errors.FastloadError) for name in tree)
     assert set(fastload.__all__) == tree | {
         "ChunkBatchSampler", "ChunkSampler", "ChunkWindow", "DistributedChunkSampler", "EpochPlan", "FastLoader",
-        "MixedEcho", "PackedDataset", "inspect_file", "pack_images", "transforms", "verify_file",
+        "Meter", "MixedEcho", "PackedDataset", "inspect_file", "pack_images", "transforms", "verify_file",
     }  # fmt: skip
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None
