@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 import fastload
 from fastload.bench.passes import touch
-from fastload.memory import peak_memory, process_memory
+from fastload.bench.peak import peak_memory
+from fastload.meter.family import process_memory
 from fastload.pairs import Way, compare, spread
 
 __all__ = ["Way", "compare", "peak_memory", "process_memory", "spread", "touch"]  # measured by the product alike

@@ -1,10 +1,7 @@
-"""How much memory of the host processes hold, and how much this one may still take."""
+"""How much memory of the host this process may still take."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -33,40 +30,3 @@ def _left(folder: Path, limit_name: str, used_name: str, cached_name: str) -> in
         return limit - used + int(stat.get(cached_name, 0))
     except (OSError, ValueError):
         return None
-
-
-def process_memory(pid: int) -> int:
-    """Anonymous and shared memory of one process in bytes; mapped files are the kernel's cache and not counted.
-
-    A page that several processes share is counted once, in equal parts (PSS); 0 when the process is gone.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in fields[1:]}
-    return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
-
-
-@contextmanager
-def peak_memory(pid: int, period_s: float = 0.05) -> Iterator[list[int]]:
-    """Samples the anonymous and shared memory of a process and all its children; yields [peak bytes so far]."""
-    peak, stop = [0], threading.Event()
-
-    def sample() -> None:
-        while True:
-            try:
-                family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-            except psutil.Error:
-                family = [pid]
-            peak[0] = max(peak[0], sum(process_memory(member) for member in family))
-            if stop.wait(period_s):
-                return
-
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        stop.set()
-        thread.join()

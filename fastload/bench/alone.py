@@ -10,7 +10,8 @@ from itertools import cycle
 from fastload.bench.bare import BareTake, can_be_bare
 from fastload.bench.passes import run_for, touched
 from fastload.bench.subject import Subject
-from fastload.memory import peak_memory, process_memory
+from fastload.bench.peak import peak_memory
+from fastload.meter.family import process_memory
 from fastload.pairs import Spread, compare, spread
 
 PAIRS = 5

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
+
+from fastload.meter import family
 
 _PAGE = 4096
 
@@ -98,14 +100,9 @@ def run_for(
 
 def cpu_seconds() -> float:
     """Seconds that this process and its children, those that live, were on a CPU so far."""
-    total = time.process_time()
-    for child in psutil.Process().children(recursive=True):
-        try:
-            times = child.cpu_times()
-        except psutil.Error:
-            continue  # it ended just now
-        total += times.user + times.system
-    return total
+    own = os.getpid()
+    others = [pid for pid in family.family_of(own) if pid != own]
+    return time.process_time() + sum(family.cpu_seconds(others).values())
 
 
 def touch(pixels: NDArray[Any]) -> int:

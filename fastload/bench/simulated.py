@@ -60,7 +60,7 @@ class SimulatedAccelerator:
             Seconds that the accelerator had been idle when the step began.
         """
         while len(self._ends) >= self._ahead:
-            self._sleep_until(self._ends[0])
+            self.sleep_until(self._ends[0])
             self._ends.popleft()
         now = self._clock()
         idle_s = max(0.0, now - self._busy_until)
@@ -74,7 +74,7 @@ class SimulatedAccelerator:
 
     def finish(self) -> None:
         """Waits until all steps are done."""
-        self._sleep_until(self._busy_until)
+        self.sleep_until(self._busy_until)
         self._ends.clear()
 
     @property
@@ -83,6 +83,46 @@ class SimulatedAccelerator:
         total_s = self.busy_s + self.idle_s
         return self.busy_s / total_s if total_s else 0.0
 
-    def _sleep_until(self, deadline: float) -> None:
+    def reached_s(self) -> float:
+        """When it is done with all that was launched; now, if it is done already."""
+        return max(self._clock(), self._busy_until)
+
+    def past(self, at_s: float) -> bool:
+        """Whether that time is over."""
+        return self._clock() >= at_s
+
+    def sleep_until(self, deadline: float) -> None:
+        """Waits on the host, however often it wakes too early."""
         while (left_s := deadline - self._clock()) > 0:
             self._sleep(left_s)
+
+
+class AcceleratorClock:
+    """When the accelerator gets to what it was given so far, as a CUDA event tells it: a `fastload.meter` clock.
+
+    With it a `Meter` counts as waiting what the accelerator waited, not what the host did, which runs ahead.
+    """
+
+    name = "simulated"
+
+    def __init__(self, accelerator: SimulatedAccelerator) -> None:
+        self._accelerator = accelerator
+
+    def mark(self) -> float:
+        """See `fastload.meter.clocks.Clock`."""
+        return self._accelerator.reached_s()
+
+    def settled(self, mark: float) -> bool:
+        """See `fastload.meter.clocks.Clock`."""
+        return self._accelerator.past(mark)
+
+    def settle(self, mark: float) -> None:
+        """See `fastload.meter.clocks.Clock`."""
+        self._accelerator.sleep_until(mark)
+
+    def between_s(self, earlier: float, later: float) -> float:
+        """See `fastload.meter.clocks.Clock`."""
+        return later - earlier
+
+    def drop(self, mark: float) -> None:
+        """See `fastload.meter.clocks.Clock`."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from fastload.bench.networks import BLOCKS, network
-from fastload.bench.simulated import AHEAD, SimulatedAccelerator
+from fastload.bench.passes import touched
+from fastload.bench.simulated import AHEAD, AcceleratorClock, SimulatedAccelerator
 from fastload.errors import OptionError
 
 NETWORKS = (*BLOCKS, "tiny")
@@ -61,11 +62,11 @@ class TrainingStep(Protocol):
 
     Attributes:
         name: how reports call it.
-        idle_s: that the accelerator had waited for each step since `begin`, where it is known; else empty.
+        device: what a `Meter` is to time: a device, or a clock.
     """
 
     name: str
-    idle_s: list[float]
+    device: Any
 
     def __call__(self, batch: Sequence[torch.Tensor]) -> None:
         """Trains on a batch, images first; may return before that is done."""
@@ -91,15 +92,14 @@ class SimulatedStep:
     def __init__(self, accelerator: SimulatedAccelerator) -> None:
         self.name = f"simulated accelerator, {accelerator.samples_per_s:,.0f} images/s"
         self.accelerator = accelerator
-        self.idle_s: list[float] = []
+        self.device = AcceleratorClock(accelerator)
 
     def __call__(self, batch: Sequence[torch.Tensor]) -> None:
         """See `TrainingStep`."""
-        self.idle_s.append(self.accelerator.launch(len(batch[0])))
+        self.accelerator.launch(len(batch[0]))
 
     def begin(self) -> None:
         """See `TrainingStep`."""
-        self.idle_s = []
         self.accelerator.begin()
 
     def finish(self) -> None:
@@ -110,6 +110,24 @@ class SimulatedStep:
     def utilization(self) -> float | None:
         """See `TrainingStep`."""
         return self.accelerator.utilization
+
+
+class LookingStep:
+    """No training: each page of a batch's images is looked at. See `TrainingStep`."""
+
+    name = "no step, each page of a batch looked at"
+    device = "cpu"
+    utilization = None
+
+    def __call__(self, batch: Sequence[torch.Tensor]) -> None:
+        """See `TrainingStep`."""
+        touched(batch)
+
+    def begin(self) -> None:
+        """See `TrainingStep`."""
+
+    def finish(self) -> None:
+        """See `TrainingStep`."""
 
 
 class NetworkStep:
@@ -123,8 +141,7 @@ class NetworkStep:
 
     def __init__(self, name: str, *, channels: int, num_classes: int, device: torch.device) -> None:
         self.name = f"{name} on {device.type}"
-        self.idle_s: list[float] = []
-        self._device = device
+        self.device = device
         self._num_classes = max(2, num_classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -136,12 +153,12 @@ class NetworkStep:
     def __call__(self, batch: Sequence[torch.Tensor]) -> None:
         """See `TrainingStep`."""
         # The same either way, so that a plain DataLoader's batch, which is on the host, takes the same step.
-        images = batch[0].to(self._device, non_blocking=True)
-        labels = self._classes_of(batch).to(self._device, non_blocking=True)
+        images = batch[0].to(self.device, non_blocking=True)
+        labels = self._classes_of(batch).to(self.device, non_blocking=True)
         top = 255 if images.dtype == torch.uint8 else 65535
         images = images.to(torch.float32, memory_format=torch.channels_last).div_(top)
         self._optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss: torch.Tensor = self._loss(self._net(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
         self._optimizer.step()
@@ -152,8 +169,8 @@ class NetworkStep:
 
     def finish(self) -> None:
         """See `TrainingStep`."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     @property
     def utilization(self) -> float | None:
