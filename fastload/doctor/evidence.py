@@ -1,0 +1,85 @@
+"""From a loader's records to what a verdict is made from."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+from fastload.doctor.records import LoaderRecord, Records, slow_samples
+from fastload.verdict import BatchWork, Demands
+from fastload.verdict.words import format_time
+
+# The first steps of a run compile, allocate and warm up.
+_WARM_UP = 2
+_MIN_STEPS = 10
+
+
+def loader_that_binds(records: Records) -> LoaderRecord | None:
+    """The loader whose loop the job spends most of its time in, on the rank that waits longest for it."""
+    if not records.loaders:
+        return None
+    most = max(records.loaders, key=lambda loader: loader.elapsed_s)
+    same = [loader for loader in records.loaders if loader.facts["id"] == most.facts["id"] and _alike(loader, most)]
+    return max(same, key=lambda loader: sum(record.step.wait_s for record in loader.steps))
+
+
+def _alike(loader: LoaderRecord, other: LoaderRecord) -> bool:
+    return all(loader.facts[name] == other.facts[name] for name in ("kind", "workers", "dataset"))
+
+
+def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> Demands:
+    """What one loader's loop asks of the machine.
+
+    Args:
+        loader: with at least one step.
+        cpus: that its process may use, workers included.
+        lock_share: of the blocked time that nothing explains, the part in which the kernel saw the fetching thread wait
+            for a lock, 0 to 1.
+    """
+    records = loader.steps
+    settled = records[_WARM_UP:] if len(records) >= _MIN_STEPS else records
+    fetches = loader.fetches
+    slow_s, slow_mean_s, num_slow = slow_samples(fetches)
+    batches = tuple(
+        replace(fetch.work, lock_s=fetch.work.lock_s + lock_share * fetch.unknown_blocked_s, slow_s=slow_s)
+        for fetch in fetches
+    )
+    make_s = statistics.fmean(_made_s(batch) for batch in batches) if batches else 0.0
+    starts = [
+        max(0.0, epoch.first_s - make_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None
+    ]
+    workers = loader.facts["workers"]
+    return Demands(
+        batches=batches,
+        steps=tuple(record.step for record in settled),
+        workers=workers,
+        ahead=workers * loader.facts["prefetch"],
+        cpus=cpus,
+        receive_s=statistics.fmean(record.receive_s for record in settled) if workers else 0.0,
+        startups_s=tuple(starts) if workers else (),
+        ended_s=sum(epoch.end_s for epoch in loader.epochs),
+        step_running_s=statistics.fmean(record.process_running_s for record in settled),
+        step_runnable_s=statistics.fmean(record.runnable_s for record in settled),
+        is_fastload=loader.facts["kind"].startswith("fastload."),
+        notes=tuple(_notes(loader, num_slow, slow_mean_s)),
+    )
+
+
+def _made_s(batch: BatchWork) -> float:
+    return sum(work.running_s + work.blocked_s for work in batch.stages.values())
+
+
+def _notes(loader: LoaderRecord, num_slow: int, slow_mean_s: float) -> list[str]:
+    facts = loader.facts
+    notes = [
+        f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size']}, num_workers {facts['workers']}"
+        + (", persistent" if facts["persistent"] else "")
+    ]
+    total = sum(loader.lines.values())
+    if total:
+        place, count = loader.lines.most_common(1)[0]
+        notes.append(f"workers were at {place} in {count / total:.0%} of {total} looks")
+    if num_slow:
+        usual = statistics.median(fetch.usual_s for fetch in loader.fetches if fetch.num_samples)
+        notes.append(f"{num_slow} samples took {format_time(slow_mean_s)} each, where most take {format_time(usual)}")
+    return notes

@@ -1,0 +1,840 @@
+"""Runs inside the user's Python, before their script: times its DataLoaders and writes what it sees to a file.
+
+`fastload doctor` puts this folder on PYTHONPATH, so that every Python of the job (ranks, workers, whatever a shell script
+starts) imports this module as its sitecustomize. It needs the standard library only and works from Python 3.8 and torch
+2.0 on. It changes nothing that a script can see but the clock: functions of torch, Pillow, h5py and a few decoders are
+wrapped when they are imported, each call goes through, and any failure of ours is swallowed and recorded.
+
+Each process appends lines of JSON to a file of its own as things happen, so a kill loses nothing. All times are seconds
+of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
+
+    process  pid, ppid, argv, rank, world, cpus, python           once, at the first further event
+    torch    version, cuda                                       torch was imported
+    loader   id, workers, prefetch, persistent, batch_size, ...  a DataLoader is iterated for the first time
+    iter     id, t, s, pids                                      an epoch's iterator was made in s seconds; its workers
+    next     id, t, wait, ...                                    a batch was handed over; what the step before it took
+    end      id, t, wait                                         the loader had no more
+    fetch    id, worker, t, wall, cpu, delay, parts, ...         a batch was made; id: in the loop itself, for that loader
+    line     places, count                                       where workers were when looked at, by line of code
+    fault    what                                                something of ours failed; the script went on
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple  # noqa: UP035  # Python 3.8
+
+_FOLDER = os.environ.get("FASTLOAD_DOCTOR", "")
+_clock = time.perf_counter
+_cpu_clock = time.thread_time
+_MAX_TOP = 16  # slowest samples of a batch that are written down one by one
+_LOOK_EVERY_S = 0.05
+
+READING, DECODING, LOCK, H5, COLLATE, REST = "reading", "decoding", "lock", "h5py", "collate", "rest"
+
+# What is timed by name when its module is imported: module -> (attribute, as what).
+_CALLS: Dict[str, List[Tuple[str, str]]] = {
+    "PIL.Image": [("open", DECODING)],
+    "PIL.ImageFile": [("ImageFile.load", DECODING)],
+    "cv2": [("imread", DECODING), ("imdecode", DECODING)],
+    "simplejpeg": [("decode_jpeg", DECODING)],
+    "turbojpeg": [("TurboJPEG.decode", DECODING)],
+    "torchvision.io.image": [(n, DECODING) for n in ("read_image", "decode_image", "decode_jpeg", "decode_png")],
+    "imageio.v2": [("imread", DECODING)],
+    "imageio.v3": [("imread", DECODING)],
+    "zlib": [("decompress", DECODING)],
+    "bz2": [("decompress", DECODING)],
+    "lzma": [("decompress", DECODING)],
+    "numpy.lib.npyio": [("load", READING), ("fromfile", READING)],
+    "numpy": [("load", READING), ("fromfile", READING)],
+    "h5py._hl.dataset": [("Dataset.__getitem__", H5), ("Dataset.read_direct", H5)],
+    "multiprocessing.synchronize": [("SemLock.__enter__", LOCK)],
+}
+
+
+class _Out:
+    """The file of this process; a forked child opens one of its own."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self.pid = 0
+
+    def write(self, event: Dict[str, Any]) -> None:
+        pid = os.getpid()
+        if pid != self.pid:
+            self.pid = pid
+            name = "%d-%d.jsonl" % (pid, time.monotonic_ns())
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+            self.fd = os.open(os.path.join(_FOLDER, name), flags, 0o600)
+            self.write(_process())
+        # One write, so that a line is there as a whole or not at all.
+        os.write(self.fd, (json.dumps(event, separators=(",", ":")) + "\n").encode("utf-8", "backslashreplace"))
+
+
+_out = _Out()
+
+
+def _write(event: Dict[str, Any]) -> None:
+    try:
+        _out.write(event)
+    except (OSError, ValueError, TypeError):
+        pass  # the folder is gone, the disk is full: the script goes on
+
+
+def _process() -> Dict[str, Any]:
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environ = os.environ
+    return {
+        "e": "process",
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "argv": [str(word)[:200] for word in getattr(sys, "argv", [])][:20],
+        "rank": environ.get("RANK", ""),
+        "local_world": environ.get("LOCAL_WORLD_SIZE", ""),
+        "cpus": affinity,
+        "python": "%d.%d.%d" % sys.version_info[:3],
+        "t": _clock(),
+    }
+
+
+def _fault(where: str) -> None:
+    kind, error, _ = sys.exc_info()
+    _write({"e": "fault", "what": "%s: %s: %s" % (where, getattr(kind, "__name__", ""), str(error)[:300])})
+
+
+class _Scheduled:
+    """Seconds that the calling thread was ready to run and had no CPU; 0 where the system does not say."""
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+
+    def waited(self) -> float:
+        local = self.local
+        try:
+            if getattr(local, "pid", 0) != os.getpid():
+                local.pid = os.getpid()
+                task = "/proc/self/task/%d/schedstat" % threading.get_native_id()
+                local.fd = _Descriptor(os.open(task, os.O_RDONLY | os.O_CLOEXEC))
+            return int(os.pread(local.fd.number, 96, 0).split()[1]) * 1e-9
+        except (OSError, AttributeError, IndexError, ValueError):
+            local.pid = 0
+            return 0.0
+
+
+class _Descriptor:
+    """Closes with the thread that it belongs to."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+        try:
+            _close(self.number)
+        except OSError:
+            pass
+
+
+_scheduled = _Scheduled()
+
+
+class _Thread(threading.local):
+    """What this thread is in the middle of."""
+
+    def __init__(self) -> None:
+        self.stack: List[List[float]] = []  # [seconds, CPU seconds] of the calls inside each open call
+        self.fetch: Optional[_Fetch] = None
+        self.asked: Optional[_Loader] = None  # whose batch this thread waits for
+
+
+_thread = _Thread()
+
+
+class _Totals:
+    """Seconds by part, of all threads of this process, that are not in a fetch of their own; and of h5py's lock."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        self.guard = threading.Lock()  # whoever held it is not in a forked child
+        self.parts: Dict[str, List[float]] = {}
+        self.h5_in = 0
+        self.h5_since = 0.0
+        self.h5_busy = 0.0  # seconds in which at least one thread was in h5py
+        self.h5_waits = 0.0  # thread-seconds beyond the first
+        self.h5_threads: Dict[int, float] = {}
+        self.out = [0.0, 0.0]  # pickling and sending batches: seconds, CPU seconds
+        self.into = [0.0, 0.0]  # receiving and unpickling
+        self.copy_s = 0.0
+
+    def add(self, part: str, wall: float, cpu: float) -> None:
+        with self.guard:
+            total = self.parts.setdefault(part, [0.0, 0.0])
+            total[0] += wall
+            total[1] += cpu
+
+    def h5_move(self, step: int) -> None:
+        now = _clock()
+        with self.guard:
+            if self.h5_in:
+                self.h5_busy += now - self.h5_since
+                self.h5_waits += (now - self.h5_since) * (self.h5_in - 1)
+            self.h5_since = now
+            self.h5_in = max(0, self.h5_in + step)
+            self.h5_threads[threading.get_ident()] = now
+
+
+_totals = _Totals()
+
+
+class _Fetch:
+    """One batch while it is made."""
+
+    def __init__(self) -> None:
+        self.parts: Dict[str, List[float]] = {}
+        self.samples: List[float] = []
+
+    def add(self, part: str, wall: float, cpu: float) -> None:
+        total = self.parts.setdefault(part, [0.0, 0.0])
+        total[0] += wall
+        total[1] += cpu
+
+
+def _timed(call: Callable[..., Any], part: str) -> Callable[..., Any]:
+    """The same function, timed without what timed calls inside it take, while a loader is at work in this process."""
+
+    @functools.wraps(call)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        thread = _thread
+        if not _State.active:
+            return call(*args, **kwargs)
+        inner = [0.0, 0.0]
+        stack = thread.stack
+        stack.append(inner)
+        if part == H5:
+            _totals.h5_move(1)
+        begin, cpu_begin = _clock(), _cpu_clock()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            wall, cpu = _clock() - begin, _cpu_clock() - cpu_begin
+            stack.pop()
+            if part == H5:
+                _totals.h5_move(-1)
+            if stack:
+                stack[-1][0] += wall
+                stack[-1][1] += cpu
+            own = _packed(args) if part == H5 else part
+            (thread.fetch or _totals).add(own, wall - inner[0], cpu - inner[1])
+
+    timed.__fastload__ = call  # type: ignore[attr-defined]
+    return timed
+
+
+def _packed(args: Tuple[Any, ...]) -> str:
+    """What a read through h5py is: of a dataset with filters it also decodes."""
+    try:
+        return H5 + "-filtered" if args[0].compression is not None else H5
+    except Exception:  # noqa: BLE001  # a closed file, another class
+        return H5
+
+
+class _State:
+    active = False  # a loader is at work in this process
+    loaders: Any = weakref.WeakKeyDictionary()
+    current: Any = None  # the loader state that the loop's thread works for
+    last_loop_ident = 0
+
+
+class _Dataset:
+    """A map-style dataset for a fetcher: each sample is timed."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._cheap = 0  # batches of samples too short to be timed one by one
+
+    def __getitem__(self, index: Any) -> Any:
+        fetch = _thread.fetch
+        if fetch is None or self._cheap > 3:
+            return self._dataset[index]
+        begin, delay = _clock(), _scheduled.waited()
+        try:
+            return self._dataset[index]
+        finally:
+            fetch.samples.append(_clock() - begin - (_scheduled.waited() - delay))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)  # __getitems__ is there if the dataset has it
+
+    def looked_at(self, samples: List[float]) -> None:
+        self._cheap = self._cheap + 1 if samples and sum(samples) < 3e-5 * len(samples) else 0
+
+
+def _fetching(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def fetch(self: Any, possibly_batched_index: Any) -> Any:
+        outer = _thread.fetch
+        if outer is not None:
+            return original(self, possibly_batched_index)
+        _State.active = True
+        dataset = getattr(self, "dataset", None)
+        mine = _thread.fetch = _Fetch()
+        stack, _thread.stack = _thread.stack, [[0.0, 0.0]]
+        before = _snapshot()
+        begin, cpu_begin, delay_begin = _clock(), _cpu_clock(), _scheduled.waited()
+        _look(begin)
+        samples = 0
+        try:
+            if type(self).__name__ == "_MapDatasetFetcher" and type(dataset) is not _Dataset:
+                self.dataset = dataset = _Dataset(dataset)
+            if not hasattr(self.collate_fn, "__fastload__"):
+                self.collate_fn = _timed(self.collate_fn, COLLATE)
+            data = original(self, possibly_batched_index)
+            samples = len(possibly_batched_index) if isinstance(possibly_batched_index, (list, tuple)) else 0
+            return data
+        finally:
+            wall, cpu = _clock() - begin, _cpu_clock() - cpu_begin
+            delay = _scheduled.waited() - delay_begin
+            _look(0.0)
+            inner = _thread.stack[0]
+            _thread.fetch, _thread.stack = None, stack
+            mine.add(REST, wall - inner[0], cpu - inner[1])
+            try:
+                _write(_fetched(mine, before, begin, wall, cpu, delay, samples))
+                if type(dataset) is _Dataset:
+                    dataset.looked_at(mine.samples)
+            except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
+                _fault("fetch")
+
+    return fetch
+
+
+def _snapshot() -> Dict[str, Any]:
+    with _totals.guard:
+        _totals.h5_threads.clear()
+        return {
+            "others": {part: list(value) for part, value in _totals.parts.items()},
+            "busy": _totals.h5_busy,
+            "waits": _totals.h5_waits,
+            "out": list(_totals.out),
+        }
+
+
+def _fetched(
+    fetch: _Fetch, before: Dict[str, Any], begin: float, wall: float, cpu: float, delay: float, samples: int
+) -> Dict[str, Any]:
+    durations = sorted(fetch.samples)
+    with _totals.guard:
+        others = {
+            part: [value[i] - before["others"].get(part, (0.0, 0.0))[i] for i in (0, 1)]
+            for part, value in _totals.parts.items()
+        }
+        event = {
+            "e": "fetch",
+            "worker": _worker_id(),
+            "id": _thread.asked.id if _thread.asked is not None else 0,
+            "t": begin,
+            "wall": wall,
+            "cpu": cpu,
+            "delay": delay,
+            "n": samples,
+            "parts": fetch.parts,
+            "others": {part: value for part, value in others.items() if value[0] > 0},
+            "out": [_totals.out[i] - before["out"][i] for i in (0, 1)],
+            "sent": list(_totals.out),
+        }
+        if _totals.h5_threads:
+            event["h5"] = [_totals.h5_busy - before["busy"], _totals.h5_waits - before["waits"], len(_totals.h5_threads)]
+    if durations:
+        middle = durations[len(durations) // 2]
+        event["samples"] = [len(durations), sum(durations), middle]
+        event["slow"] = [value for value in durations[-_MAX_TOP:] if value > 3 * middle]
+    return event
+
+
+def _worker_id() -> int:
+    info = getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
+    return info.id if info is not None else -1
+
+
+# --- the loop's side -------------------------------------------------------------------------------------------------
+
+
+class _Loader:
+    """What is known of one loader in the loop's process."""
+
+    count = 0
+
+    def __init__(self, loader: Any) -> None:
+        _Loader.count += 1
+        self.id = _Loader.count
+        self.iter_begin = 0.0
+        self.returned = 0.0  # when the last batch was handed over; 0: no step is under way
+        self.cpu = self.process_cpu = self.delay = self.copy = self.copy_delay = 0.0
+        self.events: Any = None
+        sampler = getattr(loader, "batch_sampler", None)
+        dataset = getattr(loader, "dataset", None)
+        _write({
+            "e": "loader",
+            "id": self.id,
+            "kind": type(loader).__module__.split(".")[0] + "." + type(loader).__name__,
+            "workers": getattr(loader, "num_workers", 0) or 0,
+            "prefetch": getattr(loader, "prefetch_factor", None) or 2,
+            "persistent": bool(getattr(loader, "persistent_workers", False)),
+            "pin": bool(getattr(loader, "pin_memory", False)),
+            "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
+            "dataset": _place(type(dataset)),
+            "collate": _place(getattr(loader, "collate_fn", None)),
+            "method": _start_method(loader),
+            "t": _clock(),
+        })  # fmt: skip
+
+
+def _start_method(loader: Any) -> str:
+    try:
+        context = getattr(loader, "multiprocessing_context", None) or sys.modules["multiprocessing"]
+        return str(context.get_start_method(allow_none=True) or "default")
+    except Exception:  # noqa: BLE001
+        return "unknown"
+
+
+def _place(thing: Any) -> str:
+    """`name (file:line)` of a class or function, as well as it is known."""
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    code = getattr(thing, "__code__", None)
+    if code is None and hasattr(thing, "__getitem__"):
+        code = getattr(getattr(thing, "__getitem__", None), "__code__", None)
+    return "%s (%s:%d)" % (name, os.path.basename(code.co_filename), code.co_firstlineno) if code else str(name)
+
+
+def _known(loader: Any) -> _Loader:
+    state = _State.loaders.get(loader)
+    if state is None or state[0] != os.getpid():
+        state = (os.getpid(), _Loader(loader))
+        _State.loaders[loader] = state
+    return state[1]  # type: ignore[no-any-return]
+
+
+def _iterating(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`DataLoader.__iter__`: the workers are started here."""
+
+    @functools.wraps(original)
+    def begin_epoch(self: Any) -> Any:
+        if _thread.asked is not None:
+            return original(self)  # a loader within a loader: the outer one is what the loop waits for
+        _State.active = True
+        begin = _clock()
+        iterator = original(self)
+        try:
+            state = _known(self)
+            state.iter_begin, state.returned = begin, 0.0
+            iterator.__dict__["_fastload_doctor"] = state
+            workers = [worker.pid for worker in getattr(iterator, "_workers", None) or ()]
+            _write({"e": "iter", "id": state.id, "t": begin, "s": _clock() - begin, "pids": workers})
+        except Exception:  # noqa: BLE001  # an iterator that takes no attributes is not metered
+            _fault("iter")
+        return iterator
+
+    return begin_epoch
+
+
+def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`__next__` of an iterator whose loader is known."""
+
+    @functools.wraps(original)
+    def ask(self: Any) -> Any:
+        state = self.__dict__.get("_fastload_doctor")
+        if state is None or _thread.asked is not None:
+            return original(self)
+        event = _step_over(state)
+        _thread.asked = state
+        _State.current = None
+        into = list(_totals.into)
+        begin, cpu_begin, delay_begin = _clock(), _cpu_clock(), _scheduled.waited()
+        try:
+            batch = original(self)
+        except StopIteration:
+            _write({"e": "end", "id": state.id, "t": begin, "wait": _clock() - begin, "step": event})
+            state.returned = 0.0
+            raise
+        finally:
+            _thread.asked = None
+        try:
+            now = _clock()
+            _write({
+                "e": "next", "id": state.id, "t": begin, "wait": now - begin, "cpu": _cpu_clock() - cpu_begin,
+                "delay": _scheduled.waited() - delay_begin, "into": [_totals.into[i] - into[i] for i in (0, 1)],
+                "n": _handed_over(batch), "step": event,
+            })  # fmt: skip
+            _step_begins(state)
+        except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
+            _fault("next")
+        return batch
+
+    return ask
+
+
+def _step_begins(state: _Loader) -> None:
+    _State.current = state
+    _State.last_loop_ident = threading.get_ident()
+    state.copy = state.copy_delay = 0.0
+    state.events = _gpu.mark()
+    state.cpu, state.process_cpu, state.delay = _cpu_clock(), time.process_time(), _scheduled.waited()
+    state.returned = _clock()
+
+
+def _step_over(state: _Loader) -> Optional[Dict[str, float]]:
+    """What the step since the last batch took; None before the first."""
+    if not state.returned or _State.current is not state:
+        return None  # another loader was iterated meanwhile: no step of this one's
+    step = {
+        "wall": _clock() - state.returned,
+        "cpu": _cpu_clock() - state.cpu,
+        "process_cpu": time.process_time() - state.process_cpu,
+        "delay": _scheduled.waited() - state.delay - state.copy_delay,
+        "copy": state.copy,
+        "copy_delay": state.copy_delay,
+    }
+    gpu_s = _gpu.step_s(state.events)
+    if gpu_s is not None:
+        step["gpu"] = gpu_s
+    return step
+
+
+class _Gpu:
+    """The GPU's own time between two marks, read when it is known; nothing where CUDA was never begun."""
+
+    def __init__(self) -> None:
+        self.cuda: Any = None
+        self.open: List[Tuple[Any, Any]] = []
+        self.last: Optional[float] = None
+
+    def mark(self) -> Any:
+        if self.cuda is None or not self.cuda.is_initialized():
+            return None
+        event = self.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def step_s(self, begin: Any) -> Optional[float]:
+        """Ends the step that began at a mark; seconds of the latest step that is known to be over."""
+        if begin is None:
+            return None
+        end = self.mark()
+        self.open.append((begin, end))
+        while self.open and self.open[0][1].query():
+            first, second = self.open.pop(0)
+            self.last = first.elapsed_time(second) / 1e3
+        return self.last
+
+
+_gpu = _Gpu()
+
+
+def _leaves(batch: Any, found: List[Any], depth: int = 0) -> List[Any]:
+    if len(found) < 32 and depth < 4:
+        if isinstance(batch, dict):
+            for value in batch.values():
+                _leaves(value, found, depth + 1)
+        elif isinstance(batch, (list, tuple)):
+            for value in batch[:32]:
+                _leaves(value, found, depth + 1)
+        else:
+            found.append(batch)
+    return found
+
+
+def _handed_over(batch: Any) -> int:
+    """Samples in a batch, by the first dimension of what it holds; classes of its own with a `to` are timed."""
+    most = 0
+    for leaf in _leaves(batch, []):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and len(shape):
+            most = max(most, int(shape[0]))
+        elif "to" in vars(type(leaf)) and callable(vars(type(leaf))["to"]):
+            _time_copy(type(leaf), "to")
+    return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
+
+
+def _time_copy(owner: Any, name: str, counts: Optional[Callable[..., bool]] = None) -> None:
+    """Times a method that brings data to a device, while a step is under way in the loop's thread."""
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, "__fastload__"):
+        return
+
+    @functools.wraps(original)
+    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = _State.current
+        if state is None or _State.last_loop_ident != threading.get_ident():
+            return original(self, *args, **kwargs)
+        _State.current = None  # what it calls inside is part of it
+        begin, delay_begin = _clock(), _scheduled.waited()
+        try:
+            result = original(self, *args, **kwargs)
+            if counts is None or counts(self, result, args, kwargs):
+                delay = _scheduled.waited() - delay_begin
+                state.copy += _clock() - begin - delay
+                state.copy_delay += delay
+            return result
+        finally:
+            _State.current = state
+
+    copy.__fastload__ = original  # type: ignore[attr-defined]
+    setattr(owner, name, copy)
+
+
+def _moved(tensor: Any, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+    """Whether a call of `Tensor.to` or `.cuda` made a copy for a device, and did not only cast."""
+    if result is tensor:
+        return False
+    if result.device != tensor.device:
+        return True
+    named = "device" in kwargs or any(isinstance(word, str) or type(word).__name__ == "device" for word in args)
+    return bool(named)
+
+
+def _copied_in(tensor: Any, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+    """Whether `tensor.copy_(source)` crossed to another device."""
+    source = args[0] if args else kwargs.get("src")
+    return getattr(source, "device", None) != tensor.device
+
+
+# --- hand-over between processes -------------------------------------------------------------------------------------
+
+
+def _passing(original: Callable[..., Any], into: bool) -> Callable[..., Any]:
+    """A function of multiprocessing that carries a batch, timed in the loop's process or in a worker's other threads."""
+
+    @functools.wraps(original)
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        if not _State.active or _thread.fetch is not None:
+            return original(*args, **kwargs)
+        begin, cpu_begin, delay_begin = _clock(), _cpu_clock(), _scheduled.waited()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            total = _totals.into if into else _totals.out
+            total[0] += _clock() - begin - (_scheduled.waited() - delay_begin)
+            total[1] += _cpu_clock() - cpu_begin
+
+    passing.__fastload__ = original  # type: ignore[attr-defined]
+    return passing
+
+
+# --- where workers are, by line --------------------------------------------------------------------------------------
+
+
+class _Looker:
+    """Looks every 50 ms at the line a worker process is in. Only in workers: a thread more in the main process would be
+    seen by a script that forks.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.since = 0.0
+        self.ident = 0
+        self.places: Dict[str, int] = {}
+
+    def run(self) -> None:
+        looks = 0
+        never = threading.Event()  # a wait for it does not look like work from outside, as a sleep does
+        while not never.wait(_LOOK_EVERY_S):
+            if not self.since:
+                continue
+            frame = sys._current_frames().get(self.ident)
+            place = _user_line(frame)
+            if place:
+                self.places[place] = self.places.get(place, 0) + 1
+                looks += 1
+                if looks % 20 == 0:
+                    best = sorted(self.places.items(), key=lambda item: -item[1])[:5]
+                    _write({"e": "line", "places": best, "count": looks})
+
+
+def _user_line(frame: Any) -> str:
+    """`function (file:line)` of the innermost frame that is not of an installed package."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "site-packages" not in name and "dist-packages" not in name and not name.startswith(_STDLIB) and (
+            name != __file__ and not name.startswith("<frozen")
+        ):  # fmt: skip
+            return "%s (%s:%d)" % (frame.f_code.co_name, os.path.basename(name), frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_looker = _Looker()
+
+
+def _look(since: float) -> None:
+    _looker.since, _looker.ident = since, threading.get_ident()
+    if since and _looker.pid != os.getpid():
+        _looker.pid = os.getpid()
+        if _worker_id() >= 0:
+            threading.Thread(target=_looker.run, name="fastload-doctor", daemon=True).start()
+
+
+# --- putting it in ---------------------------------------------------------------------------------------------------
+
+
+def _wrap_attribute(module: Any, path: str, part: str) -> None:
+    owner = module
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent, None)
+    original = getattr(owner, name, None)
+    if original is not None and not hasattr(original, "__fastload__"):
+        setattr(owner, name, _timed(original, part))
+
+
+def _on_calls(module: Any) -> None:
+    for path, part in _CALLS.get(module.__name__, ()):
+        _wrap_attribute(module, path, part)
+    if module.__name__ == "multiprocessing.synchronize":
+        _time_acquire(module)
+
+
+def _time_acquire(module: Any) -> None:
+    original = module.SemLock._make_methods
+
+    @functools.wraps(original)
+    def make_methods(self: Any) -> None:
+        original(self)
+        self.acquire = _timed(self._semlock.acquire, LOCK)
+
+    module.SemLock._make_methods = make_methods
+
+
+def _on_fetch(module: Any) -> None:
+    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        fetcher = getattr(module, name)
+        fetcher.fetch = _fetching(fetcher.fetch)
+
+
+def _on_dataloader(module: Any) -> None:
+    module.DataLoader.__iter__ = _iterating(module.DataLoader.__iter__)
+    module._BaseDataLoaderIter.__next__ = _asking(module._BaseDataLoaderIter.__next__)
+    torch = sys.modules["torch"]
+    _gpu.cuda = getattr(torch, "cuda", None) if getattr(torch.version, "cuda", None) else None
+    _time_copy(torch.Tensor, "to", _moved)
+    _time_copy(torch.Tensor, "cuda", _moved)
+    _time_copy(torch.Tensor, "copy_", _copied_in)
+    _write({"e": "torch", "version": str(torch.__version__), "cuda": str(getattr(torch.version, "cuda", None) or "")})
+
+
+def _on_fastload(module: Any) -> None:
+    _State.fastload = True
+    module.FastLoader.__iter__ = _iterating(module.FastLoader.__iter__)
+
+
+def _on_fastload_iteration(module: Any) -> None:
+    module.Iteration.__next__ = _asking(module.Iteration.__next__)
+
+
+def _on_reduction(module: Any) -> None:
+    pickler = module.ForkingPickler
+    pickler.loads = staticmethod(_passing(pickler.loads, into=True))
+    pickler.dumps = _passing(pickler.dumps, into=False)  # bound to the class, as it was
+
+
+def _on_connection(module: Any) -> None:
+    base = module._ConnectionBase
+    base.recv_bytes = _passing(base.recv_bytes, into=True)
+    base.send_bytes = _passing(base.send_bytes, into=False)
+
+
+_HOOKS: Dict[str, Callable[[Any], None]] = {name: _on_calls for name in _CALLS}
+_HOOKS.update({
+    "torch.utils.data._utils.fetch": _on_fetch,
+    "torch.utils.data.dataloader": _on_dataloader,
+    "multiprocessing.reduction": _on_reduction,
+    "multiprocessing.connection": _on_connection,
+    "fastload.loader": _on_fastload,
+    "fastload.iteration": _on_fastload_iteration,
+})
+
+
+def _run_hook(module: Any) -> None:
+    try:
+        _HOOKS[module.__name__](module)
+    except Exception:  # noqa: BLE001  # another version of that package: not metered, and said
+        _fault("hook of " + module.__name__)
+
+
+class _Finder:
+    """Finds modules as the others on sys.meta_path do, and has those of `_HOOKS` changed right after they ran."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _HOOKS:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec = find(name, path, target)
+            if spec is None:
+                continue
+            loader = spec.loader
+            if hasattr(loader, "exec_module"):
+                execute = loader.exec_module
+
+                def run(module: Any, _execute: Callable[[Any], None] = execute) -> None:
+                    _execute(module)
+                    _run_hook(module)
+
+                try:
+                    loader.exec_module = run
+                except (AttributeError, TypeError):
+                    pass  # a loader of builtin modules
+            return spec
+        return None
+
+
+def _in_child() -> None:
+    """A forked process has no loop, no helpers and no locks of its parent's threads."""
+    _totals.reset()
+    _thread.__init__()  # type: ignore[misc]
+    _State.active = False
+    _State.current = None
+    _looker.since = 0.0
+
+
+def install() -> None:
+    """Wraps what is imported already, and has the rest wrapped when it comes."""
+    for name in list(_HOOKS):
+        if name in sys.modules:
+            _run_hook(sys.modules[name])
+    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_in_child)
+
+
+def _run_shadowed() -> None:
+    """Imports the sitecustomize that would have run without us, and leaves sys.path as it would have been."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    mine = sys.modules.pop("sitecustomize", None)
+    sys.modules["fastload_doctor_injected"] = mine  # type: ignore[assignment]
+    try:
+        __import__("sitecustomize")
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = mine  # type: ignore[assignment]
+
+
+if __name__ == "sitecustomize" and _FOLDER:
+    try:
+        install()
+        _write({"e": "begin", "t": _clock()})
+    except Exception:  # noqa: BLE001  # the script runs all the same
+        _fault("install")
+    _run_shadowed()

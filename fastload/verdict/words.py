@@ -1,0 +1,119 @@
+"""The words of a verdict: one cause is named in the sentence, and no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fastload.measured import Verdict
+from fastload.verdict.demands import Demands
+
+if TYPE_CHECKING:
+    from fastload.verdict.judge import Costs
+
+CAUSES = (
+    "reading",
+    "decoding",
+    "transform",
+    "collate",
+    "hand-over",
+    "copy to the device",
+    "too few workers",
+    "too many workers",
+    "worker start-up",
+    "a slow sample now and then",
+    "lock contention",
+    "compute",
+)
+"""What a verdict names, in plain words."""
+
+FASTLOAD_HELPS = frozenset(
+    {"reading", "decoding", "collate", "hand-over", "copy to the device", "worker start-up", "lock contention"}
+)
+"""Causes that go away when the data are packed and fed by FastLoader."""
+
+_CHANGES = {
+    "reading": "pack the files (fastload pack) and feed them with FastLoader, or put them on a faster disk",
+    "decoding": "decode once, with fastload pack, and feed the pixels with FastLoader",
+    "transform": "move this Python code to the device (fastload.transforms has crops, flips, colour, erasing), or make "
+    "it one call that frees the GIL",
+    "collate": "return tensors of one shape and let torch's default_collate stack them, or use FastLoader, which fills "
+    "batches in place",
+    "hand-over": "return a few tensors a batch, not arrays or Python objects that are pickled; FastLoader passes slot "
+    "numbers",
+    "copy to the device": "copy beside the step: pin_memory=True with .to(device, non_blocking=True), or "
+    "FastLoader(device=...)",
+    "worker start-up": "persistent_workers=True, so that workers live from epoch to epoch",
+    "a slow sample now and then": "find out what is special about those samples, and pack, shrink or leave them out",
+    "lock contention": "read without the lock: a file packed by fastload is read by any number of threads or processes",
+}
+
+
+def change_for(cause: str, demands: Demands, workers: int) -> str:
+    """What to do about a cause, as an imperative clause."""
+    if cause in ("too few workers", "too many workers"):
+        name = "workers" if demands.is_fastload else "num_workers"
+        return f"{name}={workers} instead of {demands.workers}"
+    if demands.is_fastload and cause in ("reading", "copy to the device"):
+        return {
+            "reading": "a faster disk, more memory for the page cache, or smaller images (fastload pack --size)",
+            "copy to the device": "keep the rows there: FastLoader(cache='device')",
+        }[cause]
+    return _CHANGES[cause]
+
+
+def compose(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> Verdict:
+    """The same verdict with its sentence and evidence."""
+    evidence = tuple(_evidence(verdict, demands, costs, best_s)) + demands.notes
+    return replace(verdict, sentence=_sentence(verdict), evidence=evidence)
+
+
+def _sentence(verdict: Verdict) -> str:
+    waited = f"{verdict.stall_share:.0%} of the time the step waits for data"
+    step = format_time(verdict.step_s)
+    if verdict.cause == "compute":
+        gain = verdict.cures[0].gain if verdict.cures else 1.0
+        return (
+            f"compute binds: only {waited} ({step} a step); the best change to the loading would bring "
+            f"{gain:.2f} times at most and is not worth making, and fastload would not help"
+        )
+    first = verdict.cures[0]
+    aid = "" if verdict.fastload_helps or verdict.cause == "transform" else "; fastload is not needed for that"
+    return (
+        f"{verdict.cause} binds: {waited} ({step} a step); first {first.change}: a step would take about "
+        f"{format_time(first.step_s)}, at most {first.gain:.1f} times as fast{aid}"
+    )
+
+
+def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> list[str]:
+    lines = [
+        f"a step takes {format_time(verdict.step_s)}: waits {format_time(verdict.stall_share * verdict.step_s)} for its "
+        f"batch, {format_time(costs.copy_s)} for the copy, works {format_time(costs.compute_s)}; with a loader that costs "
+        f"nothing it would take {format_time(best_s)}"
+    ]
+    parts = [
+        (stage, costs.running.get(stage, 0.0), costs.blocked.get(stage, 0.0))
+        for stage in dict.fromkeys((*costs.running, *costs.blocked))
+    ]
+    told = [
+        f"{stage} {format_time(running + blocked)}" + (f" ({format_time(blocked)} blocked)" if blocked > running else "")
+        for stage, running, blocked in parts
+        if running + blocked > 0.02 * costs.make_s
+    ]
+    if told:
+        who = f"each of {demands.workers} {'threads' if demands.by_threads else 'workers'}" if demands.workers else "the loop"
+        lines.append(f"making a batch costs {who} {format_time(costs.make_s)}: {', '.join(told)}")
+    if costs.startup_s > 0.02 * verdict.step_s:
+        count = len(demands.startups_s)
+        mean = sum(demands.startups_s) / count
+        lines.append(f"{count} epoch starts of {format_time(mean)} each, {format_time(costs.startup_s)} a step")
+    return lines
+
+
+def format_time(seconds: float) -> str:
+    """`1.42 s`, `38.0 ms` or `120 us`."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.0f} us"
