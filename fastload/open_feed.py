@@ -38,7 +38,9 @@ class FeedOptions:
 
     Attributes:
         data: what is fed.
-        batch_size, read, workers: as in `FastLoader`.
+        batch_size, read: as in `FastLoader`.
+        workers: asked for; None: by default.
+        auto: whether their number was chosen by what was measured.
         num_steps: batches of an epoch, more or less.
         shuffle: resolved.
         share: of this rank.
@@ -52,6 +54,7 @@ class FeedOptions:
     batch_size: int
     read: Read
     workers: int | None
+    auto: bool
     num_steps: int
     shuffle: ResolvedShuffle
     share: Share
@@ -94,6 +97,7 @@ def open_feed(options: FeedOptions) -> tuple[Feed, int]:
             on_layout=functools.partial(_check_samples, options.augmentation.transforms, data.name),
             backend=backend,
             announces=announces,
+            auto=options.auto,
         )
         return processes, 0
     threads = ThreadFeed(

@@ -41,6 +41,11 @@ class Workers(_MultiProcessingDataLoaderIter):
         """Whether a result has arrived."""
         return len(self._task_info.get(self._rcvd_idx, ())) == 2 or bool(self._reader.poll())
 
+    @property
+    def pids(self) -> list[int]:
+        """Numbers of the processes."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
     def dead(self) -> list[Any]:
         """Workers that have ended."""
         return [worker for worker in self._workers if not worker.is_alive()]
