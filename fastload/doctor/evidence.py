@@ -45,9 +45,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
         for fetch in fetches
     )
     make_s = statistics.fmean(_made_s(batch) for batch in batches) if batches else 0.0
-    starts = [
-        max(0.0, epoch.first_s - make_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None
-    ]
+    starts = [max(0.0, epoch.first_s - make_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None]
     workers = loader.facts["workers"]
     return Demands(
         batches=batches,
@@ -55,7 +53,8 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
         workers=workers,
         ahead=workers * loader.facts["prefetch"],
         cpus=cpus,
-        receive_s=statistics.fmean(record.receive_s for record in settled) if workers else 0.0,
+        receive_s=statistics.fmean(record.receive.running_s for record in settled) if workers else 0.0,
+        receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in settled) if workers else 0.0,
         startups_s=tuple(starts) if workers else (),
         ended_s=sum(epoch.end_s for epoch in loader.epochs),
         step_running_s=statistics.fmean(record.process_running_s for record in settled),

@@ -54,7 +54,7 @@ class KernelLooks:
         self._files.clear()
 
     def lock_share(self, fetches: Iterable[Fetch]) -> float:
-        """Of the looks in which a fetching thread waited for anything while it made a batch, the part at a lock; 0 to 1.
+        """Of the looks in which a fetching thread waited for anything, the part in which it waited for a lock; 0 to 1.
 
         0.0 also where the system does not tell, or too few looks fell into a fetch.
         """
@@ -106,5 +106,3 @@ def _another_works(pid: int) -> bool:
     except OSError:
         return False  # it has ended
     return False
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class StepRecord:
     running_s: float
     process_running_s: float
     runnable_s: float
-    receive_s: float
+    receive: Work
     gpu_s: float | None = None
 
 
@@ -135,11 +135,11 @@ class Records:
 def read_records(folder: Path) -> Records:
     """The records of a job that may still run. A line that is not whole, and what else cannot be read, is left out."""
     processes = [process for path in sorted(folder.glob("*.jsonl")) if (process := _read_process(path)) is not None]
-    loaders: dict[tuple[int, int], LoaderRecord] = {}
+    loaders: dict[tuple[int, int], LoaderRecord] = {}  # by pid and number; several where a loop makes loaders anew
     makers: dict[int, LoaderRecord] = {}  # by a worker's pid
     for process in processes:
-        for loader in _loaders_of(process, makers):
-            loaders[process.pid, loader.facts["id"]] = loader
+        for number, loader in _loaders_of(process, makers).items():
+            loaders[process.pid, number] = loader
     for process in processes:
         for event in process.events:
             record = loaders.get((process.pid, event.get("id", 0))) or makers.get(process.pid)
@@ -150,7 +150,8 @@ def read_records(folder: Path) -> Records:
             elif event["e"] == "line":
                 # Each such event counts all looks of its process so far.
                 record.lines.update(_newer(process, event))
-    return Records(tuple(processes), tuple(loader for loader in loaders.values() if loader.steps))
+    distinct = {id(loader): loader for loader in loaders.values()}
+    return Records(tuple(processes), tuple(loader for loader in distinct.values() if loader.steps))
 
 
 def _read_process(path: Path) -> Process | None:
@@ -179,14 +180,19 @@ def _read_process(path: Path) -> Process | None:
     )
 
 
-def _loaders_of(process: Process, makers: dict[int, LoaderRecord]) -> Iterator[LoaderRecord]:
-    """The loaders that a process iterated, with their epochs; notes whose workers are whose."""
+def _loaders_of(process: Process, makers: dict[int, LoaderRecord]) -> dict[int, LoaderRecord]:
+    """The loaders that a process iterated, by number, with their epochs; notes whose workers are whose.
+
+    A loop that makes its loader anew for each epoch has one record for all of them.
+    """
     found: dict[int, LoaderRecord] = {}
+    alike: dict[tuple[Any, ...], LoaderRecord] = {}
     waiting: dict[int, Event] = {}  # by loader, the batch whose step is under way
     for event in process.events:
         kind, number = event["e"], event.get("id", 0)
         if kind == "loader":
-            found[number] = LoaderRecord(process, event)
+            kinds = tuple(value for name, value in event.items() if name not in ("id", "t"))
+            found[number] = alike.setdefault(kinds, LoaderRecord(process, event))
         if number not in found:
             continue
         loader = found[number]
@@ -207,7 +213,7 @@ def _loaders_of(process: Process, makers: dict[int, LoaderRecord]) -> Iterator[L
                     epoch.first_s = event["t"] + event["wait"] - epoch.begin_s
                     event = {**event, "first": True}
                 waiting[number] = event
-    yield from found.values()
+    return found
 
 
 def _step(batch: Event, step: Mapping[str, float], epoch: Epoch) -> StepRecord:
@@ -227,7 +233,7 @@ def _step(batch: Event, step: Mapping[str, float], epoch: Epoch) -> StepRecord:
         running_s=step["cpu"],
         process_running_s=step["process_cpu"],
         runnable_s=step["delay"],
-        receive_s=max(batch["into"][0], batch["cpu"]),
+        receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
         gpu_s=step.get("gpu"),
     )
 
@@ -242,10 +248,7 @@ def _fetch(pid: int, event: Event) -> Fetch:
     for name, (part_wall, part_running) in parts.items():
         # Who wants a CPU waits for one now and then, so the delay is shared out by the time on a CPU.
         blocked = max(0.0, part_wall - part_running - delay * part_running / total_running)
-        if name == "decoding":
-            works["decoding"] += Work(part_running)
-            works["reading"] += Work(blocked_s=blocked)
-        elif name == "h5py-filtered":
+        if name == "decoding" or name == "h5py-filtered":
             works["decoding"] += Work(part_running)
             works["reading"] += Work(blocked_s=blocked)
         elif name in ("reading", "h5py"):
@@ -278,9 +281,7 @@ def _fetch(pid: int, event: Event) -> Fetch:
     )
 
 
-def _helpers(
-    event: Event, wall: float, unknown: float, lock_s: float, works: dict[str, Work]
-) -> tuple[float, float]:
+def _helpers(event: Event, wall: float, unknown: float, lock_s: float, works: dict[str, Work]) -> tuple[float, float]:
     """Shares out the time that a fetch waited for threads of its own; returns what stays unknown, and lock time.
 
     While the fetching thread waits, other threads of the process may read or decode for it. They wait for one another
@@ -304,7 +305,9 @@ def _helpers(
         for name, (other_wall, other_running) in others.items():
             given = unknown * share * other_wall / total
             part = min(1.0, other_running / other_wall) if other_wall else 0.0
-            stage = "decoding" if name in ("decoding", "h5py-filtered") else "reading" if name != "rest" else "transform"
+            stage = (
+                "decoding" if name in ("decoding", "h5py-filtered") else "reading" if name != "rest" else "transform"
+            )
             works[stage] += Work(given * part if stage != "reading" else 0.0)
             works["reading"] += Work(blocked_s=given * (1 - part) if stage != "reading" else given)
         unknown *= 1 - share

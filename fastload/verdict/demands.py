@@ -34,10 +34,12 @@ class Demands:
         ahead: batches that may be under way or ready at once.
         cpus: that the job may use.
         receive_s: mean seconds on a CPU that taking over a batch costs the loop, inside its wait.
+        receive_blocked_s: mean seconds that taking it over waits for the worker which made it: threads of that process
+            pass on the memory, and get its GIL late while it runs Python.
         startups_s: for each epoch, from asking for its iterator to its first batch, beyond what a batch takes; and what
             the loop waited at its end.
         ended_s: of that, all waits at the end of epochs, which are part of no step.
-        step_running_s: mean seconds of a step, outside the wait, that the loop's process was on a CPU (all its threads).
+        step_running_s: mean seconds of a step, outside the wait, that the loop's process was on a CPU, all threads.
         step_runnable_s: mean seconds of a step, outside the wait, that the loop's thread had no CPU although it wanted.
         by_threads: whether workers are threads of the loop's process.
         is_fastload: whether the loader is a FastLoader.
@@ -50,6 +52,7 @@ class Demands:
     ahead: int
     cpus: int
     receive_s: float = 0.0
+    receive_blocked_s: float = 0.0
     startups_s: tuple[float, ...] = ()
     ended_s: float = 0.0
     step_running_s: float = 0.0

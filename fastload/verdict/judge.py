@@ -1,4 +1,4 @@
-"""Chooses the cause that binds, and the change to make first: by what each change would bring, predicted from the costs.
+"""Chooses the cause that binds, and the change to make first: by what each change would bring, as the costs predict.
 
 The model is two lines long. Workers make a batch every `prod` seconds, which is the larger of what W workers need for
 their running and blocked time, and of what the job's running time needs on its CPUs. A step takes the larger of that
@@ -8,6 +8,7 @@ model does not know (a disk that others use, say) stays in. Nothing here knows w
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable
@@ -35,7 +36,7 @@ class Costs:
         running, blocked: of making a batch, by stage; `lock contention` and `a slow sample now and then` are carved out
             of the stage that they happen in.
         workers, cpus: see `Demands`.
-        receive_s: of the wait, what taking a batch over costs the loop.
+        receive_s, receive_blocked_s: of the wait, what taking a batch over costs the loop.
         copy_s: of the loop's time, to bring a batch to the device.
         compute_s: of the loop's time, the rest of the step.
         loop_running_s: on a CPU, in the loop's process.
@@ -47,6 +48,7 @@ class Costs:
     workers: int
     cpus: int
     receive_s: float
+    receive_blocked_s: float
     copy_s: float
     compute_s: float
     loop_running_s: float
@@ -66,7 +68,7 @@ class Costs:
     @property
     def loop_s(self) -> float:
         """Between two steps, if the loop never waits for a batch."""
-        return self.receive_s + self.copy_s + self.compute_s
+        return self.receive_s + self.receive_blocked_s + self.copy_s + self.compute_s
 
     @property
     def step_s(self) -> float:
@@ -81,11 +83,15 @@ class Costs:
             return replace(self, copy_s=0.0)
         if cause == "worker start-up":
             return replace(self, startup_s=0.0)
-        receive_s = 0.0 if cause == "hand-over" else self.receive_s
         running, blocked = dict(self.running), dict(self.blocked)
+        before_s = sum(running.values())
         running.pop(cause, None)
         blocked.pop(cause, None)
-        return replace(self, running=running, blocked=blocked, receive_s=receive_s)
+        if cause == "hand-over":
+            return replace(self, running=running, blocked=blocked, receive_s=0.0, receive_blocked_s=0.0)
+        # A worker that runs less gives up its GIL sooner to the thread that passes the memory on.
+        late_s = self.receive_blocked_s * sum(running.values()) / before_s if before_s > 0 else 0.0
+        return replace(self, running=running, blocked=blocked, receive_blocked_s=late_s)
 
     def with_workers(self, workers: int) -> Costs:
         """The same with another number of workers, which a loop that did it all itself then has to take over from."""
@@ -154,6 +160,7 @@ def costs_of(demands: Demands) -> Costs:
         workers=demands.workers,
         cpus=max(1, demands.cpus),
         receive_s=demands.receive_s,
+        receive_blocked_s=demands.receive_blocked_s,
         copy_s=copy_s,
         compute_s=max(own_s, _back_to_back(demands)),
         loop_running_s=demands.step_running_s + demands.receive_s,
@@ -161,7 +168,9 @@ def costs_of(demands: Demands) -> Costs:
     )
 
 
-def _carve(running: dict[str, float], blocked: dict[str, float], cause: str, cost_s: float, *, from_blocked: bool) -> None:
+def _carve(
+    running: dict[str, float], blocked: dict[str, float], cause: str, cost_s: float, *, from_blocked: bool
+) -> None:
     """Moves seconds from the stages, in proportion, to a cause of their own."""
     running[cause] = blocked[cause] = 0.0
     stages = [stage for stage in ("reading", "decoding", "transform") if running[stage] + blocked[stage] > 0]
@@ -178,7 +187,7 @@ def _carve(running: dict[str, float], blocked: dict[str, float], cause: str, cos
 
 
 def _back_to_back(demands: Demands) -> float:
-    """What a step takes on the device, where the loop only launches it: seen when batches come one right after the other.
+    """What a step takes on the device, where the loop only launches it: seen when batches come back to back.
 
     A device that works by itself lets the loop go on at once, as long as it is idle. When several batches lie ready,
     the loop waits for the device instead, inside the step. 0.0 when that was not seen.
@@ -187,7 +196,7 @@ def _back_to_back(demands: Demands) -> float:
     mean_s = statistics.fmean(step.duration_s for step in steps)
     ready = [
         second.compute_s
-        for first, second in zip(steps, steps[1:], strict=False)
+        for first, second in itertools.pairwise(steps)
         if max(first.wait_s, second.wait_s) < 0.1 * mean_s
     ]
     if len(ready) < 4:
@@ -231,7 +240,7 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
 
 
 def _enough_workers(costs: Costs) -> int:
-    """The fewest workers that keep the loop fed, up to the number of CPUs, or more where they wait rather than compute."""
+    """The fewest workers that keep the loop fed, up to the number of CPUs, or more where they wait more than compute."""
     blocked_s, running_s = sum(costs.blocked.values()), sum(costs.running.values())
     most = costs.cpus if running_s >= blocked_s else 4 * costs.cpus
     wanted = math.ceil(costs.make_s / max(costs.loop_s, 1e-9) * 1.1)

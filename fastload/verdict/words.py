@@ -87,22 +87,32 @@ def _sentence(verdict: Verdict) -> str:
 
 def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> list[str]:
     lines = [
-        f"a step takes {format_time(verdict.step_s)}: waits {format_time(verdict.stall_share * verdict.step_s)} for its "
-        f"batch, {format_time(costs.copy_s)} for the copy, works {format_time(costs.compute_s)}; with a loader that costs "
-        f"nothing it would take {format_time(best_s)}"
+        f"a step takes {format_time(verdict.step_s)}: waits {format_time(verdict.stall_share * verdict.step_s)} for "
+        f"its batch, {format_time(costs.copy_s)} for the copy, works {format_time(costs.compute_s)}; with a loader that "
+        f"costs nothing it would take {format_time(best_s)}"
     ]
     parts = [
         (stage, costs.running.get(stage, 0.0), costs.blocked.get(stage, 0.0))
         for stage in dict.fromkeys((*costs.running, *costs.blocked))
     ]
     told = [
-        f"{stage} {format_time(running + blocked)}" + (f" ({format_time(blocked)} blocked)" if blocked > running else "")
+        f"{stage} {format_time(running + blocked)}"
+        + (f" ({format_time(blocked)} blocked)" if blocked > running else "")
         for stage, running, blocked in parts
         if running + blocked > 0.02 * costs.make_s
     ]
     if told:
-        who = f"each of {demands.workers} {'threads' if demands.by_threads else 'workers'}" if demands.workers else "the loop"
+        who = (
+            f"each of {demands.workers} {'threads' if demands.by_threads else 'workers'}"
+            if demands.workers
+            else "the loop"
+        )
         lines.append(f"making a batch costs {who} {format_time(costs.make_s)}: {', '.join(told)}")
+    if demands.workers and costs.receive_s + costs.receive_blocked_s > 0.02 * verdict.step_s:
+        lines.append(
+            f"taking a batch over costs the loop {format_time(costs.receive_s)}, and "
+            f"{format_time(costs.receive_blocked_s)} of waiting for the worker to pass it on"
+        )
     if costs.startup_s > 0.02 * verdict.step_s:
         count = len(demands.startups_s)
         mean = sum(demands.startups_s) / count

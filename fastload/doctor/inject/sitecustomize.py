@@ -1,8 +1,8 @@
-"""Runs inside the user's Python, before their script: times its DataLoaders and writes what it sees to a file.
+"""Runs inside the user's Python, before their script: times its DataLoaders and writes down what it sees.
 
-`fastload doctor` puts this folder on PYTHONPATH, so that every Python of the job (ranks, workers, whatever a shell script
-starts) imports this module as its sitecustomize. It needs the standard library only and works from Python 3.8 and torch
-2.0 on. It changes nothing that a script can see but the clock: functions of torch, Pillow, h5py and a few decoders are
+`fastload doctor` puts this folder on PYTHONPATH, so that every Python of the job (ranks, workers, whatever a shell
+script starts) imports this module as its sitecustomize. It needs the standard library only and works from Python 3.9
+and torch 2.0 on. It changes nothing that a script can see but the clock: functions of torch, Pillow, h5py and a few decoders are
 wrapped when they are imported, each call goes through, and any failure of ours is swallowed and recorded.
 
 Each process appends lines of JSON to a file of its own as things happen, so a kill loses nothing. All times are seconds
@@ -14,7 +14,7 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     iter     id, t, s, pids                                      an epoch's iterator was made in s seconds; its workers
     next     id, t, wait, ...                                    a batch was handed over; what the step before it took
     end      id, t, wait                                         the loader had no more
-    fetch    id, worker, t, wall, cpu, delay, parts, ...         a batch was made; id: in the loop itself, for that loader
+    fetch    id, worker, t, wall, cpu, delay, parts, ...         a batch was made; id: by the loop itself, for a loader
     line     places, count                                       where workers were when looked at, by line of code
     fault    what                                                something of ours failed; the script went on
 """
@@ -28,9 +28,9 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple  # noqa: UP035  # Python 3.8
+from collections.abc import Callable
+from typing import Any
 
-_FOLDER = os.environ.get("FASTLOAD_DOCTOR", "")
 _clock = time.perf_counter
 _cpu_clock = time.thread_time
 _MAX_TOP = 16  # slowest samples of a batch that are written down one by one
@@ -39,7 +39,7 @@ _LOOK_EVERY_S = 0.05
 READING, DECODING, LOCK, H5, COLLATE, REST = "reading", "decoding", "lock", "h5py", "collate", "rest"
 
 # What is timed by name when its module is imported: module -> (attribute, as what).
-_CALLS: Dict[str, List[Tuple[str, str]]] = {
+_CALLS: dict[str, list[tuple[str, str]]] = {
     "PIL.Image": [("open", DECODING)],
     "PIL.ImageFile": [("ImageFile.load", DECODING)],
     "cv2": [("imread", DECODING), ("imdecode", DECODING)],
@@ -59,19 +59,20 @@ _CALLS: Dict[str, List[Tuple[str, str]]] = {
 
 
 class _Out:
-    """The file of this process; a forked child opens one of its own."""
+    """The file of this process; a forked child opens one of its own. Without a folder nothing is metered."""
 
     def __init__(self) -> None:
+        self.folder = os.environ.get("FASTLOAD_DOCTOR", "")
         self.fd = -1
         self.pid = 0
 
-    def write(self, event: Dict[str, Any]) -> None:
+    def write(self, event: dict[str, Any]) -> None:
         pid = os.getpid()
         if pid != self.pid:
             self.pid = pid
-            name = "%d-%d.jsonl" % (pid, time.monotonic_ns())
+            name = f"{pid}-{time.monotonic_ns()}.jsonl"
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-            self.fd = os.open(os.path.join(_FOLDER, name), flags, 0o600)
+            self.fd = os.open(os.path.join(self.folder, name), flags, 0o600)
             self.write(_process())
         # One write, so that a line is there as a whole or not at all.
         os.write(self.fd, (json.dumps(event, separators=(",", ":")) + "\n").encode("utf-8", "backslashreplace"))
@@ -80,14 +81,14 @@ class _Out:
 _out = _Out()
 
 
-def _write(event: Dict[str, Any]) -> None:
+def _write(event: dict[str, Any]) -> None:
     try:
         _out.write(event)
     except (OSError, ValueError, TypeError):
         pass  # the folder is gone, the disk is full: the script goes on
 
 
-def _process() -> Dict[str, Any]:
+def _process() -> dict[str, Any]:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environ = os.environ
     return {
@@ -98,14 +99,14 @@ def _process() -> Dict[str, Any]:
         "rank": environ.get("RANK", ""),
         "local_world": environ.get("LOCAL_WORLD_SIZE", ""),
         "cpus": affinity,
-        "python": "%d.%d.%d" % sys.version_info[:3],
+        "python": ".".join(map(str, sys.version_info[:3])),
         "t": _clock(),
     }
 
 
 def _fault(where: str) -> None:
     kind, error, _ = sys.exc_info()
-    _write({"e": "fault", "what": "%s: %s: %s" % (where, getattr(kind, "__name__", ""), str(error)[:300])})
+    _write({"e": "fault", "what": f"{where}: {getattr(kind, '__name__', '')}: {str(error)[:300]}"})
 
 
 class _Scheduled:
@@ -119,7 +120,7 @@ class _Scheduled:
         try:
             if getattr(local, "pid", 0) != os.getpid():
                 local.pid = os.getpid()
-                task = "/proc/self/task/%d/schedstat" % threading.get_native_id()
+                task = f"/proc/self/task/{threading.get_native_id()}/schedstat"
                 local.fd = _Descriptor(os.open(task, os.O_RDONLY | os.O_CLOEXEC))
             return int(os.pread(local.fd.number, 96, 0).split()[1]) * 1e-9
         except (OSError, AttributeError, IndexError, ValueError):
@@ -147,9 +148,9 @@ class _Thread(threading.local):
     """What this thread is in the middle of."""
 
     def __init__(self) -> None:
-        self.stack: List[List[float]] = []  # [seconds, CPU seconds] of the calls inside each open call
-        self.fetch: Optional[_Fetch] = None
-        self.asked: Optional[_Loader] = None  # whose batch this thread waits for
+        self.stack: list[list[float]] = []  # [seconds, CPU seconds] of the calls inside each open call
+        self.fetch: _Fetch | None = None
+        self.asked: _Loader | None = None  # whose batch this thread waits for
 
 
 _thread = _Thread()
@@ -164,12 +165,12 @@ class _Totals:
 
     def reset(self) -> None:
         self.guard = threading.Lock()  # whoever held it is not in a forked child
-        self.parts: Dict[str, List[float]] = {}
+        self.parts: dict[str, list[float]] = {}
         self.h5_in = 0
         self.h5_since = 0.0
         self.h5_busy = 0.0  # seconds in which at least one thread was in h5py
         self.h5_waits = 0.0  # thread-seconds beyond the first
-        self.h5_threads: Dict[int, float] = {}
+        self.h5_threads: dict[int, float] = {}
         self.out = [0.0, 0.0]  # pickling and sending batches: seconds, CPU seconds
         self.into = [0.0, 0.0]  # receiving and unpickling
         self.copy_s = 0.0
@@ -198,8 +199,8 @@ class _Fetch:
     """One batch while it is made."""
 
     def __init__(self) -> None:
-        self.parts: Dict[str, List[float]] = {}
-        self.samples: List[float] = []
+        self.parts: dict[str, list[float]] = {}
+        self.samples: list[float] = []
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         total = self.parts.setdefault(part, [0.0, 0.0])
@@ -238,7 +239,7 @@ def _timed(call: Callable[..., Any], part: str) -> Callable[..., Any]:
     return timed
 
 
-def _packed(args: Tuple[Any, ...]) -> str:
+def _packed(args: tuple[Any, ...]) -> str:
     """What a read through h5py is: of a dataset with filters it also decodes."""
     try:
         return H5 + "-filtered" if args[0].compression is not None else H5
@@ -248,9 +249,12 @@ def _packed(args: Tuple[Any, ...]) -> str:
 
 class _State:
     active = False  # a loader is at work in this process
-    loaders: Any = weakref.WeakKeyDictionary()
+    loaders: Any
     current: Any = None  # the loader state that the loop's thread works for
     last_loop_ident = 0
+
+
+_State.loaders = weakref.WeakKeyDictionary()
 
 
 class _Dataset:
@@ -273,7 +277,7 @@ class _Dataset:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)  # __getitems__ is there if the dataset has it
 
-    def looked_at(self, samples: List[float]) -> None:
+    def looked_at(self, samples: list[float]) -> None:
         self._cheap = self._cheap + 1 if samples and sum(samples) < 3e-5 * len(samples) else 0
 
 
@@ -281,7 +285,7 @@ def _fetching(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetch(self: Any, possibly_batched_index: Any) -> Any:
         outer = _thread.fetch
-        if outer is not None:
+        if outer is not None or not _out.folder:
             return original(self, possibly_batched_index)
         _State.active = True
         dataset = getattr(self, "dataset", None)
@@ -316,7 +320,7 @@ def _fetching(original: Callable[..., Any]) -> Callable[..., Any]:
     return fetch
 
 
-def _snapshot() -> Dict[str, Any]:
+def _snapshot() -> dict[str, Any]:
     with _totals.guard:
         _totals.h5_threads.clear()
         return {
@@ -328,8 +332,8 @@ def _snapshot() -> Dict[str, Any]:
 
 
 def _fetched(
-    fetch: _Fetch, before: Dict[str, Any], begin: float, wall: float, cpu: float, delay: float, samples: int
-) -> Dict[str, Any]:
+    fetch: _Fetch, before: dict[str, Any], begin: float, wall: float, cpu: float, delay: float, samples: int
+) -> dict[str, Any]:
     durations = sorted(fetch.samples)
     with _totals.guard:
         others = {
@@ -351,7 +355,11 @@ def _fetched(
             "sent": list(_totals.out),
         }
         if _totals.h5_threads:
-            event["h5"] = [_totals.h5_busy - before["busy"], _totals.h5_waits - before["waits"], len(_totals.h5_threads)]
+            event["h5"] = [
+                _totals.h5_busy - before["busy"],
+                _totals.h5_waits - before["waits"],
+                len(_totals.h5_threads),
+            ]
     if durations:
         middle = durations[len(durations) // 2]
         event["samples"] = [len(durations), sum(durations), middle]
@@ -391,10 +399,19 @@ class _Loader:
             "pin": bool(getattr(loader, "pin_memory", False)),
             "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
             "dataset": _place(type(dataset)),
+            "length": _length(dataset),
+            "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": _place(getattr(loader, "collate_fn", None)),
             "method": _start_method(loader),
             "t": _clock(),
         })  # fmt: skip
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
+        return -1
 
 
 def _start_method(loader: Any) -> str:
@@ -411,7 +428,7 @@ def _place(thing: Any) -> str:
     code = getattr(thing, "__code__", None)
     if code is None and hasattr(thing, "__getitem__"):
         code = getattr(getattr(thing, "__getitem__", None), "__code__", None)
-    return "%s (%s:%d)" % (name, os.path.basename(code.co_filename), code.co_firstlineno) if code else str(name)
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
 
 
 def _known(loader: Any) -> _Loader:
@@ -427,7 +444,7 @@ def _iterating(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def begin_epoch(self: Any) -> Any:
-        if _thread.asked is not None:
+        if _thread.asked is not None or not _out.folder:
             return original(self)  # a loader within a loader: the outer one is what the loop waits for
         _State.active = True
         begin = _clock()
@@ -451,7 +468,7 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def ask(self: Any) -> Any:
         state = self.__dict__.get("_fastload_doctor")
-        if state is None or _thread.asked is not None:
+        if state is None or _thread.asked is not None or not _out.folder:
             return original(self)
         event = _step_over(state)
         _thread.asked = state
@@ -490,7 +507,7 @@ def _step_begins(state: _Loader) -> None:
     state.returned = _clock()
 
 
-def _step_over(state: _Loader) -> Optional[Dict[str, float]]:
+def _step_over(state: _Loader) -> dict[str, float] | None:
     """What the step since the last batch took; None before the first."""
     if not state.returned or _State.current is not state:
         return None  # another loader was iterated meanwhile: no step of this one's
@@ -513,8 +530,8 @@ class _Gpu:
 
     def __init__(self) -> None:
         self.cuda: Any = None
-        self.open: List[Tuple[Any, Any]] = []
-        self.last: Optional[float] = None
+        self.open: list[tuple[Any, Any]] = []
+        self.last: float | None = None
 
     def mark(self) -> Any:
         if self.cuda is None or not self.cuda.is_initialized():
@@ -523,7 +540,7 @@ class _Gpu:
         event.record()
         return event
 
-    def step_s(self, begin: Any) -> Optional[float]:
+    def step_s(self, begin: Any) -> float | None:
         """Ends the step that began at a mark; seconds of the latest step that is known to be over."""
         if begin is None:
             return None
@@ -538,7 +555,7 @@ class _Gpu:
 _gpu = _Gpu()
 
 
-def _leaves(batch: Any, found: List[Any], depth: int = 0) -> List[Any]:
+def _leaves(batch: Any, found: list[Any], depth: int = 0) -> list[Any]:
     if len(found) < 32 and depth < 4:
         if isinstance(batch, dict):
             for value in batch.values():
@@ -563,7 +580,7 @@ def _handed_over(batch: Any) -> int:
     return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
 
 
-def _time_copy(owner: Any, name: str, counts: Optional[Callable[..., bool]] = None) -> None:
+def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None) -> None:
     """Times a method that brings data to a device, while a step is under way in the loop's thread."""
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "__fastload__"):
@@ -590,7 +607,7 @@ def _time_copy(owner: Any, name: str, counts: Optional[Callable[..., bool]] = No
     setattr(owner, name, copy)
 
 
-def _moved(tensor: Any, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+def _moved(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of `Tensor.to` or `.cuda` made a copy for a device, and did not only cast."""
     if result is tensor:
         return False
@@ -600,17 +617,17 @@ def _moved(tensor: Any, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, An
     return bool(named)
 
 
-def _copied_in(tensor: Any, result: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+def _copied_in(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether `tensor.copy_(source)` crossed to another device."""
     source = args[0] if args else kwargs.get("src")
-    return getattr(source, "device", None) != tensor.device
+    return bool(getattr(source, "device", None) != tensor.device)
 
 
 # --- hand-over between processes -------------------------------------------------------------------------------------
 
 
 def _passing(original: Callable[..., Any], into: bool) -> Callable[..., Any]:
-    """A function of multiprocessing that carries a batch, timed in the loop's process or in a worker's other threads."""
+    """A function of multiprocessing that carries a batch, timed in the loop's process and beside a worker's fetch."""
 
     @functools.wraps(original)
     def passing(*args: Any, **kwargs: Any) -> Any:
@@ -640,7 +657,7 @@ class _Looker:
         self.pid = 0
         self.since = 0.0
         self.ident = 0
-        self.places: Dict[str, int] = {}
+        self.places: dict[str, int] = {}
 
     def run(self) -> None:
         looks = 0
@@ -665,7 +682,7 @@ def _user_line(frame: Any) -> str:
         if "site-packages" not in name and "dist-packages" not in name and not name.startswith(_STDLIB) and (
             name != __file__ and not name.startswith("<frozen")
         ):  # fmt: skip
-            return "%s (%s:%d)" % (frame.f_code.co_name, os.path.basename(name), frame.f_lineno)
+            return f"{frame.f_code.co_name} ({os.path.basename(name)}:{frame.f_lineno})"
         frame = frame.f_back
     return ""
 
@@ -731,7 +748,6 @@ def _on_dataloader(module: Any) -> None:
 
 
 def _on_fastload(module: Any) -> None:
-    _State.fastload = True
     module.FastLoader.__iter__ = _iterating(module.FastLoader.__iter__)
 
 
@@ -751,15 +767,17 @@ def _on_connection(module: Any) -> None:
     base.send_bytes = _passing(base.send_bytes, into=False)
 
 
-_HOOKS: Dict[str, Callable[[Any], None]] = {name: _on_calls for name in _CALLS}
-_HOOKS.update({
-    "torch.utils.data._utils.fetch": _on_fetch,
-    "torch.utils.data.dataloader": _on_dataloader,
-    "multiprocessing.reduction": _on_reduction,
-    "multiprocessing.connection": _on_connection,
-    "fastload.loader": _on_fastload,
-    "fastload.iteration": _on_fastload_iteration,
-})
+_HOOKS: dict[str, Callable[[Any], None]] = dict.fromkeys(_CALLS, _on_calls)
+_HOOKS.update(
+    {
+        "torch.utils.data._utils.fetch": _on_fetch,
+        "torch.utils.data.dataloader": _on_dataloader,
+        "multiprocessing.reduction": _on_reduction,
+        "multiprocessing.connection": _on_connection,
+        "fastload.loader": _on_fastload,
+        "fastload.iteration": _on_fastload_iteration,
+    }
+)
 
 
 def _run_hook(module: Any) -> None:
@@ -798,6 +816,13 @@ class _Finder:
         return None
 
 
+def meter_into(folder: str) -> None:
+    """Begins to meter in a process that runs already, or ends it with an empty name; `install` comes before."""
+    _out.folder, _out.pid = folder, 0
+    _State.active = False
+    _State.loaders.clear()
+
+
 def _in_child() -> None:
     """A forked process has no loop, no helpers and no locks of its parent's threads."""
     _totals.reset()
@@ -812,7 +837,7 @@ def install() -> None:
     for name in list(_HOOKS):
         if name in sys.modules:
             _run_hook(sys.modules[name])
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder())
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_in_child)
 
@@ -831,7 +856,7 @@ def _run_shadowed() -> None:
         sys.modules["sitecustomize"] = mine  # type: ignore[assignment]
 
 
-if __name__ == "sitecustomize" and _FOLDER:
+if __name__ == "sitecustomize" and _out.folder:
     try:
         install()
         _write({"e": "begin", "t": _clock()})

@@ -1,0 +1,176 @@
+"""From a command to what it measured and the verdict on it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fastload.cpus import available_cpus
+from fastload.doctor.evidence import demands_of, loader_that_binds
+from fastload.doctor.kernel import KernelLooks
+from fastload.doctor.records import LoaderRecord, Records, read_records
+from fastload.doctor.run import check_command, run_command
+from fastload.measured import Measured, Step, Work
+from fastload.meter.family import family_of
+from fastload.meter.machine import environment
+from fastload.meter.sampler import Sampler
+from fastload.verdict import Demands, judge
+
+Look = Callable[[float, Records], None]
+
+_FAMILY_EVERY_S = 1.0
+_SHOWN_STEPS = 4000
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What came of a command.
+
+    Attributes:
+        code: the command's exit code.
+        measured: with a verdict, or without one when `silence` says why there is none.
+        silence: why nothing can be said; empty: something can.
+        faults: what went wrong in the metering itself.
+    """
+
+    code: int
+    measured: Measured
+    silence: str
+    faults: tuple[str, ...] = ()
+
+
+def examine(command: Sequence[str], *, seconds: float | None = None, look: Look | None = None) -> Examined:
+    """Runs a command with every loader in it timed, and says what binds.
+
+    Args:
+        command: as typed after `fastload doctor --`.
+        seconds: after which it is interrupted; None: never.
+        look: called every second or so with the time so far and what was recorded.
+
+    Raises:
+        OptionError, MissingFileError: it cannot be run.
+    """
+    check_command(command)
+    folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
+    kernel, sampler = KernelLooks(), None
+    due_s = 0.0
+
+    def watch(elapsed_s: float, pid: int) -> None:
+        nonlocal due_s, sampler
+        if sampler is None:
+            sampler = Sampler(pid).start()
+        if elapsed_s < due_s:
+            return
+        due_s = elapsed_s + _FAMILY_EVERY_S
+        kernel.watch(family_of(pid))
+        if look is not None:
+            look(elapsed_s, read_records(folder))
+
+    try:
+        ended = run_command(command, folder, seconds=seconds, look=watch)
+    finally:
+        kernel.close()
+        if sampler is not None:
+            sampler.stop()
+        records = read_records(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    readings = sampler.readings if sampler is not None else ()
+    loader = loader_that_binds(records)
+    title = f"fastload doctor -- {shlex.join(command)}"
+    if loader is None:
+        bare = Measured(title, elapsed_s=ended.elapsed_s, readings=readings, environment=environment())
+        return Examined(ended.code, bare, _silence(records, command), tuple(records.faults))
+    measured = measured_of(
+        loader, records, readings=readings, lock_share=kernel.lock_share(loader.fetches), title=title
+    )
+    return Examined(ended.code, measured, "", tuple(records.faults))
+
+
+def measured_of(
+    loader: LoaderRecord,
+    records: Records,
+    *,
+    readings: Sequence[Mapping[str, float]] = (),
+    lock_share: float = 0.0,
+    title: str = "",
+) -> Measured:
+    """Everything known of one loader's loop, with the verdict."""
+    cpus = max(1, min(available_cpus(), loader.process.cpus) // loader.process.local_ranks)
+    demands = demands_of(loader, cpus=cpus, lock_share=lock_share)
+    verdict = judge(demands)
+    steps = [record.step for record in loader.steps]
+    begun_s = steps[0].begin_s
+    elapsed_s = loader.elapsed_s
+    num_samples = sum(step.samples for step in steps)
+    every = max(1, len(steps) // _SHOWN_STEPS)
+    own_s = elapsed_s - sum(step.wait_s for step in steps) - demands.ended_s
+    return Measured(
+        title=title,
+        command=title,
+        steps=tuple(_since(step, begun_s) for step in steps[::every]),
+        num_steps=len(steps),
+        elapsed_s=elapsed_s,
+        samples_per_s=num_samples / elapsed_s if elapsed_s else 0.0,
+        stages=_mean_work(demands),
+        headspace_samples_per_s=num_samples / own_s if own_s > 0 and num_samples else None,
+        headspace_how="the steps' own time, without their waits",
+        readings=tuple(readings),
+        verdict=verdict,
+        facts=tuple(_facts(loader, records)),
+        environment=environment() | {"the script's Python": loader.process.python},
+    )
+
+
+def _since(step: Step, begun_s: float) -> Step:
+    return replace(step, begin_s=step.begin_s - begun_s)
+
+
+def _mean_work(demands: Demands) -> dict[str, Work]:
+    count = max(1, len(demands.batches))
+    total: dict[str, Work] = {}
+    for batch in demands.batches:
+        for stage, work in batch.stages.items():
+            total[stage] = total.get(stage, Work()) + work
+    copy_s = sum(step.copy_s for step in demands.steps) / len(demands.steps)
+    means = {stage: Work(work.running_s / count, work.blocked_s / count) for stage, work in total.items()}
+    return means | {"copy to the device": Work(copy_s)}
+
+
+def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
+    facts = [("loader", f"{loader.facts['kind']} of {loader.facts['dataset']}")]
+    if loader.process.rank:
+        ranks = {other.process.rank for other in records.loaders}
+        facts.append(("rank", f"{loader.process.rank}, which waits longest of {len(ranks)}"))
+    facts.append(("epochs", f"{len(loader.epochs):,}"))
+    others = [other for other in records.loaders if other is not loader and other.process is loader.process]
+    if others:
+        shares = ", ".join(f"{other.facts['dataset']} {other.elapsed_s:.1f} s" for other in others)
+        facts.append(("other loaders", f"{shares}; this one {loader.elapsed_s:.1f} s"))
+    return facts
+
+
+def _silence(records: Records, command: Sequence[str]) -> str:
+    """Why there is nothing to judge."""
+    if not records.processes:
+        isolated = [
+            word for word in command if word.startswith("-") and not word.startswith("--") and set(word) & set("IES")
+        ]
+        why = (
+            f"Python was started with {isolated[0]}, which ignores PYTHONPATH or sitecustomize"
+            if isolated
+            else "it started no Python, or one with -I, -E or -S (which ignore PYTHONPATH or sitecustomize), or one "
+            "whose environment was emptied"
+        )
+        return (
+            f"the command said nothing to the doctor: {why}. Start it without, or use fastload.diagnose(loader) in it"
+        )
+    if not records.saw_torch:
+        return "the command's Python never used torch's DataLoader, so there is no wait to measure; use fastload.Meter"
+    return (
+        "no DataLoader was iterated for two batches or more, so there is no step to measure. Does the script load its "
+        "data otherwise? Use fastload.Meter in it"
+    )

@@ -1,0 +1,143 @@
+"""`diagnose`: the doctor for a loader in this process, as in a notebook."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fastload.doctor.examine import measured_of
+from fastload.doctor.kernel import KernelLooks
+from fastload.doctor.records import read_records
+from fastload.doctor.run import FOLDER_VARIABLE, INJECT, environment_for
+from fastload.errors import OptionError
+from fastload.measured import Measured, Verdict
+from fastload.meter.family import family_of
+from fastload.meter.headspace import HOW, measure_headspace
+from fastload.meter.sampler import Sampler
+
+_MODULE = "fastload_doctor_injected"
+_FAMILY_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What binds a loop over a loader; prints itself.
+
+    Attributes:
+        measured: everything that was measured.
+        verdict: what binds.
+    """
+
+    measured: Measured
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"  {line}" for line in self.verdict.evidence), f"verdict: {self.verdict.sentence}."])
+
+    __repr__ = __str__
+
+
+def diagnose(
+    loader: Iterable[Any], step: Callable[[Any], object] | None = None, *, seconds: float = 10.0
+) -> Diagnosis:
+    """What binds a loop over this loader, measured by running it.
+
+    The loader is iterated from its beginning, again and again until the time is over; `step` is called with each batch,
+    so it trains where it trains. With a step, the same step on one batch alone is measured too: the headspace.
+
+    Args:
+        loader: a `DataLoader` or a `FastLoader`.
+        step: one training step; None: the loader alone.
+        seconds: to measure.
+
+    Raises:
+        OptionError: not a loader, no time, or fewer than two batches in that time.
+    """
+    if not seconds > 0:
+        raise OptionError(f"seconds={seconds!r}: give a time above 0")
+    if isinstance(loader, Iterator) or not hasattr(loader, "dataset") and not hasattr(loader, "state_dict"):
+        raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, got {type(loader).__name__}")
+    folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
+    kernel, sampler = KernelLooks(), Sampler().start()
+    batch = None
+    try:
+        with _metering(folder):
+            batch = _loop(loader, step, seconds, kernel)
+    finally:
+        kernel.close()
+        sampler.stop()
+        records = read_records(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    mine = [found for found in records.loaders if found.process.pid == os.getpid()]
+    if not mine:
+        raise OptionError(
+            f"diagnose(): {type(loader).__name__} gave fewer than two batches in {seconds:g} s; give more seconds, or "
+            f"a loader that torch's DataLoader or FastLoader serves"
+        )
+    found = max(mine, key=lambda record: record.elapsed_s)
+    looked = kernel.lock_share(found.fetches)
+    title = "fastload.diagnose()"
+    measured = measured_of(found, records, readings=sampler.readings, lock_share=looked, title=title)
+    if step is not None and batch is not None:
+        rate = measure_headspace(step, batch, min(2.0, seconds / 4))
+        measured = replace(measured, headspace_samples_per_s=rate, headspace_how=HOW)
+    assert measured.verdict is not None, "a loader with steps has one"
+    return Diagnosis(measured, measured.verdict)
+
+
+def _loop(loader: Iterable[Any], step: Callable[[Any], object] | None, seconds: float, kernel: KernelLooks) -> Any:
+    """Runs it for so long; returns the last batch."""
+    batch, begun_s, due_s = None, time.monotonic(), 0.0
+    while True:
+        count = 0
+        for count, batch in enumerate(loader, 1):  # noqa: B007  # the last batch is wanted
+            if step is not None:
+                step(batch)
+            now_s = time.monotonic() - begun_s
+            if now_s > due_s:
+                due_s = now_s + _FAMILY_EVERY_S
+                kernel.watch(family_of(os.getpid()))
+            if now_s > seconds:
+                return batch
+        if count == 0:
+            raise OptionError("diagnose(): the loader has no batch")
+
+
+@contextmanager
+def _metering(folder: Path) -> Iterator[None]:
+    """Loaders of this process, and of the workers started meanwhile, are timed into the folder."""
+    module = _injected()
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", FOLDER_VARIABLE)}
+    os.environ.update(environment_for(folder, os.environ))
+    module.meter_into(str(folder))
+    try:
+        yield
+    finally:
+        module.meter_into("")
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _injected() -> ModuleType:
+    """The injected module in this process, which wraps what is imported already the first time."""
+    if _MODULE not in sys.modules:
+        spec = importlib.util.spec_from_file_location(_MODULE, INJECT / "sitecustomize.py")
+        assert spec is not None and spec.loader is not None, "it is part of this package"
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[_MODULE] = module
+        spec.loader.exec_module(module)
+        module.install()
+    return sys.modules[_MODULE]
