@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fastload.meter import Meter
     from fastload.pack import pack_images
     from fastload.plan import ChunkWindow, EpochPlan, MixedEcho
+    from fastload.report import write_report
     from fastload.samplers import ChunkBatchSampler, ChunkSampler, DistributedChunkSampler
     from fastload.verify import verify_file
 
@@ -67,6 +68,7 @@ __all__ = [
     "pack_images",
     "transforms",
     "verify_file",
+    "write_report",
 ]
 
 _HOMES = {
@@ -98,6 +100,7 @@ _HOMES = {
     "inspect_file": "fastload.info",
     "pack_images": "fastload.pack",
     "verify_file": "fastload.verify",
+    "write_report": "fastload.report",
 }
 
 

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import fields_on_cpu
 from fastload.plan import PlannedBatch
+from fastload.ranges import span
 from fastload.read import RowReader, image_axes
+from fastload.stopwatch import current
 from fastload.transforms import Draws, apply_transforms
 from fastload.transforms.coordinates import Coordinates
 from fastload.transforms.rows import ImageRows
@@ -109,15 +111,21 @@ class Augmenter:
             if name != "images" or self._source is None
         }
         num_bytes = self._reader.gather(planned.rows, read)
+        stopwatch = current()
+        if stopwatch is not None:
+            stopwatch.lap("reading")
         fields: dict[str, torch.Tensor | ImageRows] = dict(fields_on_cpu(as_handed_over(self._file, read)))
         if self._source is not None:
             fields["images"] = ImageRows(self._source, torch.from_numpy(planned.rows))
             num_bytes += count * self._file.fields["images"].row_bytes
         targets = fields_on_cpu(slot, self.views)
-        result = self._augmentation.apply(fields, planned, epoch=epoch, output=targets["images"])
+        with span("transform"):
+            result = self._augmentation.apply(fields, planned, epoch=epoch, output=targets["images"])
         for name, target in targets.items():
             if result[name].data_ptr() != target.data_ptr():
                 target.copy_(result[name])
+        if stopwatch is not None:
+            stopwatch.lap("transform")
         return num_bytes
 
     def _mapped_images(self) -> torch.Tensor | None:

@@ -20,6 +20,7 @@ from fastload.backend import Backend
 from fastload.dataset import PackedDataset
 from fastload.device import CHANNELS_FIRST, DeviceBatch
 from fastload.feed import SLOTS_IN_COPY, Stream
+from fastload.meter import Crew
 from fastload.plan import PlannedBatch
 from fastload.ring import FilledBatch, Ring, SlotField
 from fastload.transforms.rows import ImageRows
@@ -178,13 +179,16 @@ class StoreFeed:
     """
 
     usable = True
+    crew = Crew(0, 0, by_threads=False)
 
     def __init__(self, store: RowStore, batch_size: int, backend: Backend) -> None:
         self.views: Mapping[str, torch.dtype] = {}
         self._store: RowStore | None = store
         self._ring = Ring([SlotField("facts", (17 * batch_size,), np.dtype(np.uint8))], SLOTS_IN_COPY, backend.allocate)
 
-    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int) -> Stream:
+    def stream(
+        self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False
+    ) -> Stream:
         """See `Feed.stream`."""
         assert self._store is not None, "the feed was closed"
         return _Places(planned, self._store, self._ring)
@@ -236,6 +240,9 @@ class _Places:
     def ready(self) -> bool:
         """Whether next() would give a batch without waiting."""
         return self._coming is not None
+
+    def depth(self) -> None:
+        """See `Stream.depth`: none is made before it is asked for."""
 
     def close(self) -> None:
         """Ends the pass, and lets go of the store."""

@@ -28,6 +28,8 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.backend import Backend
+from fastload.meter import Probe
+from fastload.ranges import span
 
 CHANNELS_FIRST = (0, 3, 1, 2)
 
@@ -121,6 +123,7 @@ def to_device(
     slots_in_copy: int = 2,
     views: Mapping[str, torch.dtype] | None = None,
     begin_copy: BeginCopy[Host] = copy_fields,
+    probe: Probe | None = None,
 ) -> Iterator[DeviceBatch[Host]]:
     """The batches on the device, in order; closing the iterator gives back every slot it holds.
 
@@ -130,12 +133,13 @@ def to_device(
         slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least as many, and two more so that
             it can fill one and hold one ready meanwhile.
         begin_copy: what is done with a slot; not called on the CPU.
+        probe: told when a batch is there and when its copy is waited for; not on the CPU.
         views: on the CPU, fields that lie in their arrays as another dtype than they are, with what they are.
     """
     if backend is None:
         # No generator: its frame would keep the last batch alive, and its slot busy, while the user works on it.
         return map(functools.partial(_on_cpu, views or {}), batches)
-    return _copied(batches, backend, slots_in_copy, begin_copy)
+    return _copied(batches, backend, slots_in_copy, begin_copy, probe)
 
 
 def fields_on_cpu(
@@ -160,7 +164,11 @@ def _on_cpu(views: Mapping[str, torch.dtype], batch: Host) -> DeviceBatch[Host]:
 
 
 def _copied(
-    batches: Iterable[Host], backend: Backend, slots_in_copy: int, begin_copy: BeginCopy[Host]
+    batches: Iterable[Host],
+    backend: Backend,
+    slots_in_copy: int,
+    begin_copy: BeginCopy[Host],
+    probe: Probe | None,
 ) -> Iterator[DeviceBatch[Host]]:
     assert slots_in_copy >= 1, "a batch in copy holds a slot"
     source = iter(batches)
@@ -175,7 +183,7 @@ def _copied(
         if batch is None:
             return
         try:
-            with backend.side_stream():
+            with span("copy"), backend.side_stream():
                 device_batch = begin_copy(batch, backend)
         finally:
             # Also when memory ran out half way: what was begun still reads the slot.
@@ -185,7 +193,11 @@ def _copied(
 
     def hand_over() -> DeviceBatch[Host]:
         batch = begun.popleft()
+        if probe is not None:
+            probe.note_ready()
         backend.hand_over(batch.event, batch.tensors)
+        if probe is not None:
+            probe.note_copied()
         return batch
 
     try:
@@ -201,6 +213,8 @@ def _copied(
                 return
             if len(copying) < slots_in_copy and isinstance(batches, Readiness) and batches.ready():
                 begin_next()
+            if probe is not None:
+                probe.in_copy = len(begun) - 1
             # No variable here holds the batch while the user works on it: its memory is free when they are done.
             yield hand_over()
     finally:

@@ -17,8 +17,9 @@ from fastload.backend import Backend
 from fastload.busy import BusyThreads
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import DeviceBatch, copy_fields
-from fastload.groups import Groups, group_size
+from fastload.groups import Apart, Groups, group_size
 from fastload.inputs import OtherInput, PackedInput
+from fastload.meter import Crew
 from fastload.plan import PlannedBatch
 from fastload.processes import PREFETCH, ProcessStream, WorkerPool
 from fastload.read import Read, RowReader
@@ -45,6 +46,10 @@ class Stream(Protocol):
 
     def __next__(self) -> FilledBatch: ...
 
+    def depth(self) -> int | None:
+        """Batches that lie ready; None: that is not known."""
+        ...
+
     def close(self) -> None:
         """Ends the pass; nothing is written any more when this returns."""
         ...
@@ -54,16 +59,24 @@ class Feed(Protocol):
     """Kept by a loader from one epoch to the next."""
 
     @property
+    def crew(self) -> Crew:
+        """Who makes its batches."""
+        ...
+
+    @property
     def views(self) -> Mapping[str, torch.dtype]:
         """Fields whose arrays hold another dtype than they are of, with what they are; see `to_device`."""
         ...
 
-    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int) -> Stream:
+    def stream(
+        self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False
+    ) -> Stream:
         """Begins a pass; one at a time.
 
         Args:
             planned: batches of an epoch, with rows of the file or indices of the dataset.
             seed: of a batch, for what Python draws at random.
+            timed: whether batches say what they cost those who make them.
         """
         ...
 
@@ -141,7 +154,9 @@ class ThreadFeed:
             facts.append(SlotField("valid", (batch_size,), np.dtype(np.bool_)))
             self._ring = Ring(layout + facts, SLOTS_IN_COPY + 1 + workers, backend.allocate)
 
-    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int) -> Stream:
+    def stream(
+        self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False
+    ) -> Stream:
         """See `Feed.stream`."""
         read_ahead = self._dataset.read_ahead(chunk_rows=self._chunk_rows) if self._announces else None
         groups = Groups(planned, self._group) if self._group > 1 else None
@@ -157,9 +172,17 @@ class ThreadFeed:
             announce=read_ahead.announce if read_ahead else None,
             ahead=_batches_ahead(self._ring.slot_bytes),
             manual_release=self._backend is not None,
+            timed=timed,
         )
         self._watch = _Watch(lambda: busy.busy_s)
-        return _Announced(stream, groups.apart(stream) if groups else stream, read_ahead, self._watch)
+        apart = groups.apart(stream) if groups else None
+        return _Announced(stream, apart, self._group, read_ahead, self._watch)
+
+    @property
+    def crew(self) -> Crew:
+        """See `Feed.crew`."""
+        # The user holds one slot while the loop asks for the next batch.
+        return Crew(self._workers, self._group * (len(self._ring.slots) - 1), by_threads=True)
 
     def workforce(self) -> Workforce:
         """See `Feed.workforce`."""
@@ -230,7 +253,14 @@ class ProcessFeed:
         """See `Feed.usable`."""
         return self._pool.usable
 
-    def stream(self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int) -> Stream:
+    @property
+    def crew(self) -> Crew:
+        """See `Feed.crew`."""
+        return Crew(self._pool.workers, PREFETCH * self._pool.workers, by_threads=False)
+
+    def stream(
+        self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False
+    ) -> Stream:
         """See `Feed.stream`."""
         read_ahead, batch_bytes = None, 1
         if self._dataset is not None:
@@ -244,10 +274,11 @@ class ProcessFeed:
             announce=read_ahead.announce if read_ahead else None,
             ahead=_batches_ahead(batch_bytes),
             manual_release=self._backend is not None,
+            timed=timed,
         )
         self._passes += 1
         self._watch = _Watch(self._pool.busy_s)
-        return _Announced(stream, stream, read_ahead, self._watch)
+        return _Announced(stream, None, 1, read_ahead, self._watch)
 
     def workforce(self) -> Workforce:
         """See `Feed.workforce`."""
@@ -294,17 +325,20 @@ class _Watch:
 
 
 class _Announced:
-    """A stream with the announcer that ends with it, watched."""
+    """A stream, of groups taken apart if there are any, with the announcer that ends with it; watched."""
 
     def __init__(
         self,
         stream: BatchStream | ProcessStream,
-        batches: Iterator[FilledBatch],
+        apart: Apart | None,
+        group: int,
         read_ahead: ReadAhead | None,
         watch: _Watch,
     ) -> None:
         self._stream = stream
-        self._batches = batches
+        self._apart = apart
+        self._group = group
+        self._batches: Iterator[FilledBatch] = apart or stream
         self._read_ahead = read_ahead
         self._watch = watch
 
@@ -321,6 +355,13 @@ class _Announced:
     def ready(self) -> bool:
         """Whether next() would give a batch without waiting."""
         return self._stream.ready()
+
+    def depth(self) -> int | None:
+        """See `Stream.depth`."""
+        depth = self._stream.depth()
+        if self._apart is None or depth is None:
+            return depth
+        return self._apart.in_hand + self._group * depth
 
     def close(self) -> None:
         """Ends the pass."""

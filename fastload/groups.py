@@ -15,6 +15,7 @@ import numpy as np
 
 from fastload.plan import PlannedBatch
 from fastload.ring import FilledBatch
+from fastload.stopwatch import part_of
 
 GROUP_BYTES = 12 * 2**20
 
@@ -54,28 +55,34 @@ class Groups:
             step=members[0].step,
         )
 
-    def apart(self, filled: Iterable[FilledBatch]) -> Iterator[FilledBatch]:
+    def apart(self, filled: Iterable[FilledBatch]) -> Apart:
         """The planned batches, each with its part of a group's arrays, whose memory returns when all parts are gone."""
-        return _Apart(iter(filled), self._members)
+        return Apart(iter(filled), self._members)
 
 
-class _Apart:
-    """No generator: its frame would keep the last batch alive while the user works on it."""
+class Apart:
+    """The batches of groups. No generator: its frame would keep the last batch alive while the user works on it."""
 
     def __init__(self, filled: Iterator[FilledBatch], members: deque[list[PlannedBatch]]) -> None:
         self._filled = filled
         self._members = members
         self._ready: deque[FilledBatch] = deque()
 
-    def __iter__(self) -> _Apart:
+    def __iter__(self) -> Apart:
         return self
+
+    @property
+    def in_hand(self) -> int:
+        """Batches left of the group that was taken last."""
+        return len(self._ready)
 
     def __next__(self) -> FilledBatch:
         if not self._ready:
             group = next(self._filled)
             members = self._members.popleft()
-            size = len(members[0].rows)
+            size, count = len(members[0].rows), len(members)
+            work = part_of(group.work, count) if group.work is not None else None
             for at, planned in enumerate(members):
                 arrays = {name: array[at * size : (at + 1) * size] for name, array in group.arrays.items()}
-                self._ready.append(FilledBatch(arrays, planned, group.bytes_read // len(members)))
+                self._ready.append(FilledBatch(arrays, planned, group.bytes_read // count, work=work))
         return self._ready.popleft()

@@ -22,6 +22,7 @@ from fastload.plan import PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffl
 from fastload.read import RowReader, image_axes
 from fastload.read.chunked import CACHE_BYTES
 from fastload.read.identity import check_path
+from fastload.stopwatch import current
 from fastload.transforms.coordinates import COORDINATE_FIELDS, Coordinates, coordinates_of
 
 # What the attribute `coordinates` says of fields whose numbers are not pixels of the packed images.
@@ -155,7 +156,12 @@ class PackedInput:
 
     def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
         """See `Input.samples`."""
-        return map(self.transformed, self.dataset.samples(rows))
+        samples = self.dataset.samples(rows)
+        stopwatch = current()
+        if stopwatch is not None:
+            stopwatch.lap("reading")
+            stopwatch.sample_begins()
+        return map(self.transformed, samples)
 
     def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Of a slot's arrays, those that rows may be gathered into: their fields fit as they lie in the file."""

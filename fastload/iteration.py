@@ -22,9 +22,10 @@ from fastload.cache import StoredImages
 from fastload.device import DeviceBatch, to_device
 from fastload.errors import OptionError
 from fastload.feed import SLOTS_IN_COPY, Feed
-from fastload.meter import LoaderStats
+from fastload.meter import LoaderStats, Probe
 from fastload.plan import Pace, PlannedBatch, Use, batch_seed
 from fastload.position import Position
+from fastload.ranges import span
 from fastload.ring import FilledBatch
 from fastload.transforms.rows import ImageRows
 
@@ -100,6 +101,7 @@ class Iteration:
         position: moved on as batches are handed over; its schedule is decided.
         counter: counts them.
         ended: told the pace once, when the pass is over, in the process that began it; never waits.
+        probe: told of each batch; None: nobody measures.
     """
 
     def __init__(
@@ -109,10 +111,12 @@ class Iteration:
         position: Position,
         counter: Counter,
         ended: Callable[[Pace], None] = lambda _: None,
+        probe: Probe | None = None,
     ) -> None:
         self._stages = stages
         self._position = position
         self._counter = counter
+        self._probe = probe
         self._uses = position.uses.uses(position.steps)
         self._kept: dict[int, _Kept] = {}  # by number, batches that will be used again
         self._num_read = 0
@@ -127,7 +131,10 @@ class Iteration:
         self.running = True
         epoch = position.plan.epoch
         self._stream = stages.feed.stream(
-            planned, lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step), epoch
+            planned,
+            lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step),
+            epoch,
+            timed=probe is not None,
         )
         self._batches = to_device(
             self._stream,
@@ -135,7 +142,10 @@ class Iteration:
             slots_in_copy=SLOTS_IN_COPY,
             begin_copy=stages.feed.begin_copy,
             views=stages.feed.views,
+            probe=probe,
         )
+        if probe is not None:
+            probe.crew = stages.feed.crew
         counter.begun_s = counter.last_s = counter.clock()
 
     def __iter__(self) -> Iteration:
@@ -173,16 +183,22 @@ class Iteration:
             raise StopIteration
         counter = self._counter
         asked_s = counter.clock()
+        probe = self._probe
+        if probe is not None:
+            probe.note_depth(self._stream.depth())
         try:
             counter.asked += 1
             use = next(self._uses, None)
             # After the last use the stream is asked once more, ends by itself, and keeps its workers for the next pass.
-            while use is None or use.batch >= self._num_read:
-                if not self._read():
-                    counter.last_s = counter.clock()  # the last step was done too
-                    self.close()
-                    raise StopIteration
+            with span("wait"):
+                while use is None or use.batch >= self._num_read:
+                    if not self._read():
+                        counter.last_s = counter.clock()  # the last step was done too
+                        self.close()
+                        raise StopIteration
             counter.waited_s += counter.clock() - asked_s
+            if probe is not None:
+                probe.note_ready()
             try:
                 return self._hand_over(use)
             except StopIteration as error:
@@ -231,6 +247,8 @@ class Iteration:
         if batch is None:
             return False
         num_valid = self._count_valid(batch.source.planned)
+        if self._probe is not None:
+            self._probe.note_work(batch.source.work)
         counter = self._counter
         counter.batches += 1
         counter.fresh += num_valid
@@ -267,12 +285,15 @@ class Iteration:
             given |= {n: rows.in_place() for n, rows in device_batch.stored.items() if isinstance(rows, StoredImages)}
             if "images" in given:
                 epoch = position.plan.epoch
-                result = stages.augmentation.apply(given, planned, epoch=epoch, echo=use.echo, kept=not last)
+                with span("transform"):
+                    result = stages.augmentation.apply(given, planned, epoch=epoch, echo=use.echo, kept=not last)
         if not last:
             # The user may write to a batch, and the next echo must not see it.
             result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}
             facts |= {name: _copied(facts[name]) for name in ("rows", "valid")}
             beside = copy.deepcopy(beside)
+        if self._probe is not None:
+            self._probe.samples = num_valid
         position.steps += 1
         counter.consumed += num_valid
         counter.steps += 1

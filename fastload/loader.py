@@ -28,7 +28,7 @@ from fastload.errors import OptionError, StateError
 from fastload.feed import Feed
 from fastload.inputs import PackedInput, as_input
 from fastload.iteration import Counter, Iteration, Stages
-from fastload.meter import LoaderStats
+from fastload.meter import LoaderStats, Probe
 from fastload.open_feed import FeedOptions, open_feed
 from fastload.plan import (
     ChunkWindow,
@@ -164,6 +164,10 @@ class FastLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """A new iteration; the one before it, if any, ends."""
+        return self.iterate()
+
+    def iterate(self, probe: Probe | None = None) -> Iterator[Batch]:
+        """The same as `iter()`, for a `Meter`: tells a probe what each batch takes."""
         self._end_active()
         check_share(self._share_option, self._share)
         self._data.check()
@@ -182,7 +186,7 @@ class FastLoader:
             rank=self._share.rank,
         )
         ended = functools.partial(_pass_ended, self._echo, self._auto, feed, counter)
-        iteration = Iteration(stages, planned, position, self._stats, ended)
+        iteration = Iteration(stages, planned, position, self._stats, ended, probe)
         self._active = weakref.ref(iteration)
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
 

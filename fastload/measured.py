@@ -74,7 +74,7 @@ class Verdict:
     """What binds.
 
     Attributes:
-        cause: one of `fastload.verdict.CAUSES`.
+        cause: one of `fastload.verdict.CAUSES`; empty: the loop waits, and its loader does not tell what for.
         sentence: all of it in one sentence, without the word `verdict:`.
         evidence: the measurements that it rests on, a line each.
         step_s: mean seconds a step takes.

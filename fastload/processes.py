@@ -35,7 +35,7 @@ from fastload.samples import SampleLayout, as_array
 from fastload.shared_memory import SharedMemory
 from fastload.threads import Announce
 from fastload.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
-from fastload.worker import Beside, Failure, Filler, Loose, Order
+from fastload.worker import Beside, Failure, Filler, Loose, Order, Timed
 
 _log = logging.getLogger("fastload")
 
@@ -64,7 +64,7 @@ class _Orders(Sampler[Order]):
         return self.coming
 
 
-def _orders(desk: _Desk, planned: Iterator[PlannedBatch], seed: Seed) -> Iterator[Order]:
+def _orders(desk: _Desk, planned: Iterator[PlannedBatch], seed: Seed, timed: bool) -> Iterator[Order]:
     assert not desk.under_way, "an epoch that was left early ends its pool"
     asked = False
     for batch in planned:
@@ -75,7 +75,7 @@ def _orders(desk: _Desk, planned: Iterator[PlannedBatch], seed: Seed) -> Iterato
         slot = desk.ring.take()
         assert slot is not None, "there are more slots than batches under way or in the user's hands"
         desk.under_way.append((batch, slot))
-        yield Order(slot.number, batch.rows, seed(batch), desk.layout)
+        yield Order(slot.number, batch.rows, seed(batch), desk.layout, timed)
 
 
 class WorkerPool:
@@ -102,6 +102,7 @@ class WorkerPool:
         pin: Callable[[NDArray[np.uint8]], Callable[[], None] | None] | None = None,
         warns_of_many: bool = True,
     ) -> None:
+        self.workers = workers
         self._batch_size = batch_size
         self._num_slots = SLACK + PREFETCH * workers + 1
         self._on_layout = on_layout
@@ -130,7 +131,7 @@ class WorkerPool:
         self._closed = False
         self._pid = os.getpid()
 
-    def begin(self, planned: Iterator[PlannedBatch], seed: Seed) -> Workers:
+    def begin(self, planned: Iterator[PlannedBatch], seed: Seed, *, timed: bool = False) -> Workers:
         """Begins an epoch; starts the workers if they do not wait from the last one."""
         process = multiprocessing.process.current_process()
         if process.daemon:
@@ -143,7 +144,7 @@ class WorkerPool:
                 f"this process is importing the main script only to start a worker, and the script makes workers of "
                 f"its own. {GUARD}"
             )
-        self._orders.coming = _orders(self.desk, planned, seed)
+        self._orders.coming = _orders(self.desk, planned, seed, timed)
         try:
             with warnings.catch_warnings():
                 # The error below says it better.
@@ -228,6 +229,7 @@ class ProcessStream:
         announce: is told the rows of batches before they are read.
         ahead: batches announced beyond those that workers have to do.
         manual_release: slots return by `FilledBatch.release`, not by reference counts, and are never copied.
+        timed: whether batches say what they cost.
     """
 
     def __init__(
@@ -239,6 +241,7 @@ class ProcessStream:
         announce: Announce | None = None,
         ahead: int = 0,
         manual_release: bool = False,
+        timed: bool = False,
     ) -> None:
         self._pool = pool
         self._manual = manual_release
@@ -248,7 +251,7 @@ class ProcessStream:
         try:
             if announce is not None:
                 planned = announced_ahead(planned, lambda batch: announce(batch.rows), ahead)
-            self._results = pool.begin(planned, seed)
+            self._results = pool.begin(planned, seed, timed=timed)
         except BaseException:
             pool.close(kill=True)
             raise
@@ -262,13 +265,17 @@ class ProcessStream:
             raise StopIteration
         try:
             while True:
-                result = next(self._results)
+                result, work = next(self._results), None
+                if isinstance(result, Timed):
+                    result, work = result
                 if isinstance(result, Failure):
                     raise result.error
                 if isinstance(result, SampleLayout):
                     self._pool.prepare(result)
                 elif result is not None:
-                    return self._hand_over(result)
+                    batch = self._hand_over(result)
+                    batch.work = work
+                    return batch
         except StopIteration:
             self._exhausted = True
             self.close()
@@ -281,6 +288,10 @@ class ProcessStream:
     def ready(self) -> bool:
         """Whether next() would most likely give a batch without waiting."""
         return self._results is not None and self._results.waiting()
+
+    def depth(self) -> int | None:
+        """Batches that have arrived, or None where the system does not say."""
+        return self._results.num_waiting() if self._results is not None else 0
 
     def close(self) -> None:
         """Ends the epoch; the workers stay for the next one only if this one was finished."""

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.plan import PlannedBatch
+from fastload.verdict import BatchWork
 
 SLACK = 3
 """Slots that users may hold: the batch being handed over, the last one, which the loop variable still has, and one."""
@@ -211,6 +212,7 @@ class FilledBatch:
         bytes_read: copied from the file.
         form: of the batch; None: the fields the loader was asked for, in that order.
         beside: fields that no array holds, such as lists of text; as they are handed over.
+        work: what it cost the thread or process that made it; None: not measured.
     """
 
     arrays: dict[str, NDArray[Any]]
@@ -218,6 +220,7 @@ class FilledBatch:
     bytes_read: int
     form: SampleForm | None = None
     beside: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    work: BatchWork | None = None
     _ring: Ring | None = None
     _slot: Slot | None = None
 

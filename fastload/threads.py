@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.plan import PlannedBatch
+from fastload.ranges import span
 from fastload.ring import FilledBatch, Ring, Slot, SlotField
+from fastload.stopwatch import Stopwatch
+from fastload.verdict import BatchWork
 
 Fill = Callable[[PlannedBatch, Mapping[str, NDArray[Any]]], int]
 Announce = Callable[[NDArray[np.int64]], None]
@@ -30,11 +33,12 @@ class _Order(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """What a worker did: bytes copied, or why not."""
+    """What a worker did: bytes copied, or why not; and what it cost, if that is measured."""
 
     number: int
     bytes_read: int
     error: BaseException | None
+    work: BatchWork | None = None
 
 
 class BatchStream:
@@ -50,6 +54,7 @@ class BatchStream:
         announce: is told the rows of batches before they are read.
         ahead: batches announced beyond those that have a slot.
         manual_release: slots return by `FilledBatch.release`, not by reference counts, and are never copied.
+        timed: whether batches say what they cost.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class BatchStream:
         announce: Announce | None = None,
         ahead: int = 0,
         manual_release: bool = False,
+        timed: bool = False,
     ) -> None:
         self._planned: Iterator[PlannedBatch] | None = planned
         self._ring = ring
@@ -83,7 +89,7 @@ class BatchStream:
         # The threads know the queues and not this object, so that it can be collected, and end them.
         self._threads: list[threading.Thread] = []
         for i in reversed(range(workers)):
-            args = (self._orders, self._reports, fill, self._threads[0] if self._threads else None)
+            args = (self._orders, self._reports, fill, self._threads[0] if self._threads else None, timed)
             thread = threading.Thread(target=_work, args=args, name=f"fastload-worker-{i}", daemon=True)
             self._threads.insert(0, thread)
         self._begin()
@@ -115,6 +121,16 @@ class BatchStream:
             return False
         done = self._done.get(self._begun[0].number)
         return done is not None and done.error is None
+
+    def depth(self) -> int:
+        """Batches that next() would give without waiting, one after the other."""
+        self.ready()
+        count = 0
+        for order in self._begun:
+            if order.number not in self._done:
+                break
+            count += 1
+        return count
 
     def close(self) -> None:
         """Ends the threads and takes back every slot that is not lent. Returns when no thread writes any more."""
@@ -178,8 +194,9 @@ class BatchStream:
         ring, slot = self._ring, order.slot
         if self._manual:
             arrays = self._present(slot.arrays | order.loose)
-            return FilledBatch(arrays, order.planned, done.bytes_read, _ring=ring, _slot=slot)
-        return FilledBatch(self._present(ring.lend_or_copy(slot) | order.loose), order.planned, done.bytes_read)
+            return FilledBatch(arrays, order.planned, done.bytes_read, work=done.work, _ring=ring, _slot=slot)
+        arrays = self._present(ring.lend_or_copy(slot) | order.loose)
+        return FilledBatch(arrays, order.planned, done.bytes_read, work=done.work)
 
     def _stop_workers(self) -> None:
         if not self._stopped:
@@ -200,10 +217,16 @@ def _work(
     reports: queue.SimpleQueue[_Done],
     fill: Fill,
     following: threading.Thread | None,
+    timed: bool,
 ) -> None:
+    stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
     while (order := orders.get()) is not None:
         try:
-            done = _Done(order.number, fill(order.planned, order.slot.arrays | order.loose), None)
+            if stopwatch is not None:
+                stopwatch.begin()
+            with span("read"):
+                num_bytes = fill(order.planned, order.slot.arrays | order.loose)
+            done = _Done(order.number, num_bytes, None, stopwatch.end() if stopwatch is not None else None)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
             done = _Done(order.number, 0, error)
         reports.put(done)

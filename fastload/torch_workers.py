@@ -46,6 +46,14 @@ class Workers(_MultiProcessingDataLoaderIter):
         """Numbers of the processes."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
+    def num_waiting(self) -> int | None:
+        """Results that have arrived; None where queues have no length (macOS)."""
+        early = sum(len(info) == 2 for info in self._task_info.values())
+        try:
+            return early + int(self._worker_result_queue.qsize())
+        except NotImplementedError:
+            return None
+
     def dead(self) -> list[Any]:
         """Workers that have ended."""
         return [worker for worker in self._workers if not worker.is_alive()]

@@ -13,11 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate
 
+from fastload.decoder_laps import watch_decoders
 from fastload.errors import FastloadError, WorkerError
 from fastload.inputs import Input, PackedInput
 from fastload.ring import slot_arrays, slot_bytes
 from fastload.samples import SampleLayout, as_array, describe, fields_of, layout_of, write_sample
 from fastload.shared_memory import SharedMemory
+from fastload.stopwatch import Stopwatch, current
+from fastload.verdict import BatchWork
 
 # Samples asked for at once. So few are still in the cache when they are copied into the slot, and their memory, given
 # back at once, is used for the next ones.
@@ -32,12 +35,14 @@ class Order(NamedTuple):
         rows: int64 (B,).
         seed: for Python's, NumPy's and torch's random numbers, so that they do not depend on which worker draws them.
         layout: of the slot; None: find it out from the first sample, if there is one.
+        timed: whether the result says what it cost.
     """
 
     slot: int
     rows: NDArray[np.int64]
     seed: int
     layout: SampleLayout | None
+    timed: bool = False
 
 
 class Beside(NamedTuple):
@@ -63,6 +68,13 @@ class Loose(NamedTuple):
     kept: bool = False
 
 
+class Timed(NamedTuple):
+    """A result, and what it cost."""
+
+    result: int | Beside | Loose
+    work: BatchWork
+
+
 class Failure(NamedTuple):
     """Why there is no batch; raised in the training process."""
 
@@ -79,8 +91,9 @@ class Filler(Dataset[Any]):
         self._names = names
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
         self._in_place = True
+        self._stopwatch: Stopwatch | None = None  # while a batch is timed
 
-    def __getitem__(self, order: Order) -> int | Beside | Loose | Failure | SampleLayout | None:
+    def __getitem__(self, order: Order) -> int | Beside | Loose | Timed | Failure | SampleLayout | None:
         done: list[int] = []  # grows by one a sample, so that an error can name its sample
         try:
             if order.layout is None and not len(order.rows):
@@ -88,6 +101,8 @@ class Filler(Dataset[Any]):
             _seed(order.seed)
             if order.layout is None:
                 return layout_of(next(self._made(order.rows, done)), self._names)
+            if order.timed:
+                return self._fill_timed(order, order.layout, done)
             return self._fill(order, order.layout, done)
         except FastloadError as error:
             return Failure(type(error)(f"{error}\n\nIn a worker process:\n{traceback.format_exc()}"))
@@ -95,7 +110,7 @@ class Filler(Dataset[Any]):
             return Failure(self._named(error, order.rows, len(done)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_slots": {}}
+        return {**self.__dict__, "_slots": {}, "_stopwatch": None}
 
     def _made(self, rows: NDArray[np.int64], done: list[int]) -> Iterator[Any]:
         for first in range(0, len(rows), _BLOCK):
@@ -105,6 +120,16 @@ class Filler(Dataset[Any]):
                 yield sample
                 done.append(1)
 
+    def _fill_timed(self, order: Order, layout: SampleLayout, done: list[int]) -> Timed:
+        self._stopwatch = stopwatch = current() or Stopwatch("transform", by_threads=False).start()
+        watch_decoders()
+        try:
+            stopwatch.begin()
+            result = self._fill(order, layout, done)
+            return Timed(result, stopwatch.end())
+        finally:
+            self._stopwatch = None
+
     def _fill(self, order: Order, layout: SampleLayout, done: list[int]) -> int | Beside | Loose:
         arrays = self._arrays(order.slot, layout)
         if self._in_place and isinstance(self._source, PackedInput):
@@ -113,13 +138,19 @@ class Filler(Dataset[Any]):
                 return self._fill_in_place(self._source, order, layout, done, into)
         beside: list[list[Any]] = []
         samples = self._made(order.rows, done)
+        stopwatch = self._stopwatch
         for place, sample in enumerate(samples):
+            if stopwatch is not None:
+                stopwatch.lap("transform")
             values = fields_of(sample, layout.form)
             rest = write_sample(arrays, place, values) if values is not None else None
             if rest is None:
                 before = [_sample(layout, arrays, at, _New([], rest)) for at, rest in enumerate(beside)]
                 return self._loose([*before, sample, *samples], order.rows)
             beside.append(rest)
+            if stopwatch is not None:
+                stopwatch.lap("collate")
+                stopwatch.sample()
         return _filled(order.slot, layout, beside)
 
     def _fill_in_place(
@@ -128,6 +159,8 @@ class Filler(Dataset[Any]):
         """Gathers the rows into the slot and hands the transform its samples there: one copy of the pixels, not two."""
         arrays = self._arrays(order.slot, layout)
         columns = source.dataset.columns(order.rows, into)
+        if self._stopwatch is not None:
+            self._stopwatch.lap("reading")
         # One object a sample and field: how often it is referred to tells whether anybody still holds its memory.
         raw = [[column[place, ...] for place in range(len(column))] for column in columns]
         gathered = [column for name, column in zip(source.dataset.fields, raw, strict=True) if name in into]
@@ -156,6 +189,9 @@ class Filler(Dataset[Any]):
         """Writes the samples to their places as far as they lie there no more; returns one that must not be written."""
         all_gathered, transformed, from_numpy = len(gathered) == len(raw), source.transformed, torch.from_numpy
         num_written, num_places = 0, len(raw[0])
+        stopwatch = self._stopwatch
+        if stopwatch is not None:
+            stopwatch.sample_begins()
         for place in range(num_places):
             # Not by zip, which keeps the last tuple that it gave.
             given = tuple([from_numpy(column[place]) for column in raw])
@@ -171,6 +207,8 @@ class Filler(Dataset[Any]):
             if new is None:
                 return [sample]
             del sample
+            if stopwatch is not None:
+                stopwatch.lap("transform")
             written = [(array, value) for array, value in zip(arrays, new.arrays, strict=True) if value is not None]
             if written and _is_held(gathered, place):
                 return [_sample(layout, arrays, place, new)]
@@ -179,6 +217,9 @@ class Filler(Dataset[Any]):
             num_written += bool(written)
             beside.append(new.beside)
             done.append(1)
+            if stopwatch is not None:
+                stopwatch.lap("collate")
+                stopwatch.sample()
         # A transform that mostly makes new images is better off with samples that are still in the cache.
         self._in_place = 2 * num_written <= num_places
         return []

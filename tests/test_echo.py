@@ -62,7 +62,7 @@ class Source:
         self.clock, self.source_s, self.slots = clock, source_s, slots
         self.made = []
 
-    def stream(self, planned, seed, epoch):
+    def stream(self, planned, seed, epoch, *, timed=False):
         self.planned, self.taken = planned, [self.clock.now] * self.slots
         self.done = self.clock.now
         return self

@@ -27,17 +27,20 @@ TORCH_FREE = [
     "verify",
     "preview",
     "meter",
+    "report",
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory", "measured", "stopwatch"},
-    {"verdict"},
+    {"errors", "cpus", "memory", "measured"},
+    {"verdict", "report"},
+    {"ranges", "stopwatch"},
+    {"meter"},
+    {"doctor"},
     {"format", "sources", "decode", "image_header", "jpeg_scan", "plan"},
     {
         "layout",
         "pack",
         "read",
-        "meter",
         "chunks",
         "info",
         "order_measures",
@@ -53,7 +56,7 @@ LAYERS = [
     {"backend", "device", "transforms", "dataset", "share", "batch", "samples"},
     {"agreement"},
     {"echo", "auto_workers"},
-    {"augment", "inputs", "orders", "samplers", "worker", "torch_workers"},
+    {"augment", "decoder_laps", "inputs", "orders", "samplers", "worker", "torch_workers"},
     {"processes"},
     {"feed"},
     {"cache", "cache_choice", "cache_load"},
@@ -69,6 +72,7 @@ def test_the_export_list_is_this_and_each_name_is_there():
     assert set(fastload.__all__) == tree | {
         "ChunkBatchSampler", "ChunkSampler", "ChunkWindow", "DistributedChunkSampler", "EpochPlan", "FastLoader",
         "Meter", "MixedEcho", "PackedDataset", "inspect_file", "pack_images", "transforms", "verify_file",
+        "write_report",
     }  # fmt: skip
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None

@@ -13,7 +13,7 @@ source tools/environment.sh
 
 # The stages before the loader: these import and work without torch.
 torch_free=(
-    tests/plan tests/sources tests/pack tests/read tests/cli tests/test_chunks.py tests/test_compare.py
+    tests/plan tests/sources tests/pack tests/read tests/report tests/cli tests/test_chunks.py tests/test_compare.py
     tests/test_decode.py tests/test_format.py
     tests/test_image_header.py tests/test_info.py tests/test_jpeg_scan.py tests/test_order_measures.py
     tests/test_preview.py tests/test_quality.py tests/test_verify.py

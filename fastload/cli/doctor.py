@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastload.cli.files import check_output, write_json
 from fastload.cli.output import one_line, one_line_errors
 
 if TYPE_CHECKING:
     from fastload.doctor.examine import Examined
+    from fastload.doctor.records import Records
+    from fastload.measured import Measured
 
 
 def doctor(
@@ -32,22 +37,37 @@ def doctor(
     signals and exit code stay its own. The verdict comes on stderr when it ends; Ctrl-C gives the verdict so far.
     """
     with one_line_errors():
-        from fastload.cli.files import check_output, write_json
-
-        for path in (json_path, report):
-            if path is not None:
-                check_output(path, force=force)
+        from fastload.cli.live import live_panel
         from fastload.doctor.examine import examine
+        from fastload.report import check_report_path, write_report
 
-        examined = examine(command, seconds=seconds)
+        if json_path is not None:
+            check_output(json_path, force=force)
+        if report is not None:
+            check_report_path(report, force=force)
+        with live_panel("doctor", seconds, beside_script=True) as show:
+            examined = examine(command, seconds=seconds, look=lambda records: show(_figures(records)))
         _tell(examined)
         if json_path is not None:
             write_json(json_path, examined.measured.to_dict())
         if report is not None:
-            from fastload.report import write_report
-
             write_report(examined.measured, report, force=force)
     raise typer.Exit(examined.code)
+
+
+def _figures(records: Records) -> Mapping[str, str | float]:
+    """What the panel shows of the loader that takes the most time."""
+    loader = max(records.loaders, key=lambda found: found.elapsed_s, default=None)
+    if loader is None:
+        return {"steps": "none yet"}
+    steps = [record.step for record in loader.steps]
+    last = steps[-50:]
+    elapsed_s = sum(step.duration_s for step in last)
+    return {
+        "steps": float(len(steps)),
+        "steps/s, last 50": len(last) / elapsed_s if elapsed_s else 0.0,
+        "waiting, last 50": f"{sum(step.wait_s for step in last) / elapsed_s:.0%}" if elapsed_s else "",
+    }
 
 
 def _tell(examined: Examined) -> None:
@@ -58,13 +78,25 @@ def _tell(examined: Examined) -> None:
 
     for fault in examined.faults[:3]:
         say(f"warning: something could not be metered: {fault}")
-    verdict = examined.measured.verdict
+    measured, verdict = examined.measured, examined.measured.verdict
     if verdict is None:
         say(f"verdict: none: {examined.silence}.")
         return
-    say(f"fastload doctor: {examined.measured.num_steps:,} steps, {examined.measured.samples_per_s:,.0f} samples/s")
+    rate = f"{measured.num_steps:,} steps, {measured.samples_per_s:,.0f} samples/s"
+    say(f"fastload doctor: {rate}; {_headspace(measured)}")
     for line in verdict.evidence:
         say(f"  {line}")
     for cure in verdict.cures[1:4]:
         say(f"  also: {cure.change}: {cure.gain:.1f} times as fast at most")
     say(f"verdict: {verdict.sentence}.")
+
+
+def _headspace(measured: Measured) -> str:
+    """The rate without waits, and utilization beside it."""
+    rate = measured.headspace_samples_per_s
+    told = f"{rate:,.0f} without waits ({measured.headspace_how})" if rate else "headspace not known"
+    names = sorted({name for one in measured.readings for name in one if name.endswith(".utilization_percent")})
+    for name in names:
+        values = [one[name] for one in measured.readings if name in one]
+        told += f"; {name.partition('.')[0]} busy {fmean(values):.0f} % of the time (a duty cycle: some kernel ran)"
+    return told if names else f"{told}; GPU utilization: {dict(measured.facts).get('GPU', 'not read')}"

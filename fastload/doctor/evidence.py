@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import replace
 
-from fastload.doctor.records import LoaderRecord, Records, slow_samples
+from fastload.doctor.records import LoaderRecord, Records, StepRecord, slow_samples
 from fastload.verdict import BatchWork, Demands
 from fastload.verdict.words import format_time
 
@@ -38,6 +39,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
     """
     records = loader.steps
     settled = records[_WARM_UP:] if len(records) >= _MIN_STEPS else records
+    settled = _as_it_is(settled, loader) or settled
     fetches = loader.fetches
     slow_s, slow_mean_s, num_slow = slow_samples(fetches)
     batches = tuple(
@@ -59,6 +61,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
         ended_s=sum(epoch.end_s for epoch in loader.epochs),
         step_running_s=statistics.fmean(record.process_running_s for record in settled),
         step_runnable_s=statistics.fmean(record.runnable_s for record in settled),
+        fewer_workers=_trial(loader),
         is_fastload=loader.facts["kind"].startswith("fastload."),
         notes=tuple(_notes(loader, num_slow, slow_mean_s)),
     )
@@ -66,6 +69,26 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
 
 def _made_s(batch: BatchWork) -> float:
     return sum(work.running_s + work.blocked_s for work in batch.stages.values())
+
+
+def _as_it_is(records: list[StepRecord], loader: LoaderRecord) -> list[StepRecord]:
+    """The steps that were not taken while some workers were held back for a trial."""
+    held = [
+        (before["t"], after["t"])
+        for before, after in itertools.pairwise(loader.trials)
+        if after["limit"] and not before["limit"]
+    ]
+    return [record for record in records if not any(begin <= record.step.begin_s < end for begin, end in held)]
+
+
+def _trial(loader: LoaderRecord) -> tuple[int, float, float] | None:
+    """Workers let work at once, and seconds a step then and otherwise; of turns that were taken one after the other."""
+    few = [trial["s"] / trial["steps"] for trial in loader.trials if trial["limit"]]
+    full = [trial["s"] / trial["steps"] for trial in loader.trials if not trial["limit"]]
+    if not few or not full:
+        return None
+    limit = next(trial["limit"] for trial in loader.trials if trial["limit"])
+    return limit, statistics.median(few), statistics.median(full)
 
 
 def _notes(loader: LoaderRecord, num_slow: int, slow_mean_s: float) -> list[str]:
@@ -78,6 +101,13 @@ def _notes(loader: LoaderRecord, num_slow: int, slow_mean_s: float) -> list[str]
     if total:
         place, count = loader.lines.most_common(1)[0]
         notes.append(f"workers were at {place} in {count / total:.0%} of {total} looks")
+    trial = _trial(loader)
+    if trial is not None:
+        limit, few_s, full_s = trial
+        notes.append(
+            f"with {limit} of {facts['workers']} workers let work at once a step took {format_time(few_s)}, with all "
+            f"{format_time(full_s)} (in turns, tried out while the script ran)"
+        )
     if num_slow:
         usual = statistics.median(fetch.usual_s for fetch in loader.fetches if fetch.num_samples)
         notes.append(f"{num_slow} samples took {format_time(slow_mean_s)} each, where most take {format_time(usual)}")

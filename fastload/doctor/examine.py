@@ -20,7 +20,7 @@ from fastload.meter.machine import environment
 from fastload.meter.sampler import Sampler
 from fastload.verdict import Demands, judge
 
-Look = Callable[[float, Records], None]
+Look = Callable[[Records], None]
 
 _FAMILY_EVERY_S = 1.0
 _SHOWN_STEPS = 4000
@@ -49,7 +49,7 @@ def examine(command: Sequence[str], *, seconds: float | None = None, look: Look 
     Args:
         command: as typed after `fastload doctor --`.
         seconds: after which it is interrupted; None: never.
-        look: called every second or so with the time so far and what was recorded.
+        look: called every second or so with what was recorded so far.
 
     Raises:
         OptionError, MissingFileError: it cannot be run.
@@ -68,7 +68,7 @@ def examine(command: Sequence[str], *, seconds: float | None = None, look: Look 
         due_s = elapsed_s + _FAMILY_EVERY_S
         kernel.watch(family_of(pid))
         if look is not None:
-            look(elapsed_s, read_records(folder))
+            look(read_records(folder))
 
     try:
         ended = run_command(command, folder, seconds=seconds, look=watch)
@@ -79,14 +79,17 @@ def examine(command: Sequence[str], *, seconds: float | None = None, look: Look 
         records = read_records(folder)
         shutil.rmtree(folder, ignore_errors=True)
     readings = sampler.readings if sampler is not None else ()
+    absent = sampler.absent if sampler is not None else {}
+    unread = tuple((name if name != "gpu" else "GPU", f"not read: {why}") for name, why in absent.items())
     loader = loader_that_binds(records)
     title = f"fastload doctor -- {shlex.join(command)}"
     if loader is None:
-        bare = Measured(title, elapsed_s=ended.elapsed_s, readings=readings, environment=environment())
+        bare = Measured(title, elapsed_s=ended.elapsed_s, readings=readings, facts=unread, environment=environment())
         return Examined(ended.code, bare, _silence(records, command), tuple(records.faults))
     measured = measured_of(
         loader, records, readings=readings, lock_share=kernel.lock_share(loader.fetches), title=title
     )
+    measured = replace(measured, facts=measured.facts + unread)
     return Examined(ended.code, measured, "", tuple(records.faults))
 
 

@@ -47,9 +47,7 @@ class Diagnosis:
     __repr__ = __str__
 
 
-def diagnose(
-    loader: Iterable[Any], step: Callable[[Any], object] | None = None, *, seconds: float = 10.0
-) -> Diagnosis:
+def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None, *, seconds: float = 10.0) -> Diagnosis:
     """What binds a loop over this loader, measured by running it.
 
     The loader is iterated from its beginning, again and again until the time is over; `step` is called with each batch,
@@ -65,7 +63,7 @@ def diagnose(
     """
     if not seconds > 0:
         raise OptionError(f"seconds={seconds!r}: give a time above 0")
-    if isinstance(loader, Iterator) or not hasattr(loader, "dataset") and not hasattr(loader, "state_dict"):
+    if isinstance(loader, Iterator) or (not hasattr(loader, "dataset") and not hasattr(loader, "state_dict")):
         raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, got {type(loader).__name__}")
     folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
     kernel, sampler = KernelLooks(), Sampler().start()

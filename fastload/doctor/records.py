@@ -102,6 +102,7 @@ class LoaderRecord:
     epochs: list[Epoch] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     lines: Counter[str] = field(default_factory=Counter)
+    trials: list[Event] = field(default_factory=list)
 
     @property
     def steps(self) -> list[StepRecord]:
@@ -201,6 +202,8 @@ def _loaders_of(process: Process, makers: dict[int, LoaderRecord]) -> dict[int, 
             waiting.pop(number, None)
             for pid in event.get("pids", ()):
                 makers[pid] = loader
+        elif kind == "trial":
+            loader.trials.append(event)
         elif kind in ("next", "end") and loader.epochs:
             epoch = loader.epochs[-1]
             before = waiting.pop(number, None)

@@ -83,6 +83,7 @@ def run_command(
     waited = set(_FORWARDED) | {signal.SIGCHLD}
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     interrupted = False
+    process: subprocess.Popen[bytes] | None = None
     deadlines = [] if seconds is None else [(seconds, signal.SIGINT), (seconds + 20, signal.SIGTERM)]
     try:
         process = subprocess.Popen(
@@ -103,6 +104,8 @@ def run_command(
                 process.send_signal(deadlines.pop(0)[1])
             look(elapsed_s, process.pid)
     finally:
+        if process is not None and process.poll() is None:
+            process.wait()  # something of ours failed: the command still runs to its end
         while signal.sigtimedwait(waited, 0) is not None:
             pass  # a second Ctrl-C while the command ended is not for us
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
+from fastload import ranges as profiler_ranges
 from fastload.cpus import available_cpus
 from fastload.errors import OptionError
 from fastload.measured import Measured, Step, Table, Verdict
 from fastload.meter.clocks import Clock, open_clock
+from fastload.meter.exports import (
+    Record,
+    ScalarWriter,
+    end_line,
+    head_line,
+    reading_line,
+    step_line,
+    to_scalars,
+    write_csv,
+    write_jsonl,
+)
 from fastload.meter.headspace import HOW, measure_headspace
 from fastload.meter.machine import environment
 from fastload.meter.sampler import Sampler
 from fastload.meter.steps import Totals
-from fastload.meter.watching import Loop, Pass, Turns
+from fastload.meter.waits import judge_waits
+from fastload.meter.watching import Batches, Loop, Pass, Turns
 from fastload.verdict import Demands, judge
 
 
@@ -39,17 +55,23 @@ class Meter:
             taken as it is.
         nvml: the module pynvml, or an object like it; None: pynvml if it is installed (extra [gpu]).
         sample_every_s: between two readings of GPU, processes and disk; 0: none are taken.
+        ranges: whether profilers are told what the stages do, by `record_function` and NVTX; without, only while
+            `torch.profiler` records.
 
     Raises:
         OptionError: a device that cannot be timed, a time below 0.
     """
 
-    def __init__(self, *, device: Any = None, nvml: Any = None, sample_every_s: float = 0.1) -> None:
+    def __init__(
+        self, *, device: Any = None, nvml: Any = None, sample_every_s: float = 0.1, ranges: bool = False
+    ) -> None:
         if not sample_every_s >= 0:
             raise OptionError(f"sample_every_s={sample_every_s!r}: give seconds, 0 or more")
         self._device = device
         self._nvml = nvml
         self._every_s = sample_every_s
+        self._ranges = ranges
+        self._record: Record | None = None
         self._clock: Clock | None = None if device is None else open_clock(device)
         self._sampler: Sampler | None = None
         self._turns = Turns()
@@ -64,18 +86,25 @@ class Meter:
         self._entered = True
         self._begun_s = time.perf_counter()
         if self._every_s:
-            self._sampler = Sampler(nvml=self._nvml, every_s=self._every_s, begun_s=self._begun_s)
-            self._sampler.start()
+            self._sampler = Sampler(
+                nvml=self._nvml, every_s=self._every_s, begun_s=self._begun_s, told=self._note_reading
+            ).start()
+        profiler_ranges.ask(int(self._ranges))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         while self._turns.running:
-            self._turns.running[-1].close()
+            self._turns.running[-1].cut_short(self._not_running("go on with a loop", "after"))
         self._left = True
+        profiler_ranges.ask(-int(self._ranges))
         if self._sampler is not None:
             self._sampler.stop()
+        if self._record is not None:
+            for number, loop in enumerate(self._loops):
+                self._record.tell(end_line(loop.log.totals, number))
+            self._record.close()
 
     def watch(self, loader: Iterable[Any]) -> Watched:
         """The loader's batches, the same objects in the same order; each `iter()` of the result is a pass over it.
@@ -87,6 +116,50 @@ class Meter:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise OptionError(f"watch(): {type(loader).__name__} cannot be iterated; give the loader, not its batches")
         return Watched(loader, self._begin)
+
+    def record(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """From now on appends each step and each reading to a file of JSON lines, so that a killed job loses none.
+
+        The lines are those of `write_jsonl`, and of all loops.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, or it cannot be written.
+            OptionError: this Meter has a record already.
+        """
+        if self._record is not None:
+            raise OptionError(f"this Meter has a record already, {self._record.path}")
+        record = Record(path, force=force)
+        record.tell(head_line(environment()))
+        self._record = record
+
+    def write_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """The steps of the main loop as a table; times in seconds.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, or it cannot be written.
+        """
+        write_csv(path, self._loop(None).log.numbered, force=force)
+
+    def write_jsonl(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Everything as JSON lines: `kind` is `meter` (where it ran), `step`, `reading` or `totals`.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, or it cannot be written.
+        """
+        logs = [loop.log for loop in self._loops]
+        steps = [step_line(*pair, number) for number, log in enumerate(logs) for pair in log.numbered]
+        ends = [end_line(log.totals, number) for number, log in enumerate(logs)]
+        write_jsonl(path, [head_line(environment()), *steps, *map(reading_line, self.readings), *ends], force=force)
+
+    def to_tensorboard(self, writer: ScalarWriter, *, prefix: str = "fastload", first_step: int = 0) -> None:
+        """The steps of the main loop and the readings as curves.
+
+        Args:
+            writer: a `SummaryWriter`, or anything with its `add_scalar(tag, value, step)`.
+            prefix: of the curves' names.
+            first_step: number of the first step.
+        """
+        to_scalars(writer, self._loop(None).log.numbered, self.readings, prefix=prefix, first_step=first_step)
 
     def headspace(self, step: Callable[[Any], object], batch: Any, seconds: float = 1.0) -> float:
         """Samples a second of `step` on this batch alone, kept for `measured`; see `measure_headspace`."""
@@ -117,12 +190,14 @@ class Meter:
         loop = self._loop(loader)
         totals, probe = loop.log.totals, loop.probe
         source = loop.loader()
-        workers = probe.workers if probe is not None else int(getattr(source, "num_workers", 0) or 0)
-        ahead = probe.ahead if probe is not None else workers * int(getattr(source, "prefetch_factor", None) or 2)
-        by_threads = probe is not None and probe.by_threads
-        steps, waits = max(1, totals.steps), max(1, totals.steps - len(loop.startups_s))
+        workers = probe.crew.workers if probe is not None else int(getattr(source, "num_workers", 0) or 0)
+        ahead = probe.crew.ahead if probe is not None else workers * int(getattr(source, "prefetch_factor", None) or 2)
+        by_threads = probe is not None and probe.crew.by_threads
+        steps, waits = max(1, totals.steps), max(1, totals.steps - len(loop.first_s))
         working_s = sum(work.running_s for work in totals.stages.values()) if by_threads else 0.0
         in_wait_s = loop.receive_s + loop.transform_running_s
+        ends = loop.ends_s + [0.0] * (len(loop.first_s) - len(loop.ends_s))
+        usual_s = self._batch_s(loop)
         return Demands(
             batches=loop.log.works,
             steps=loop.log.steps,
@@ -130,7 +205,10 @@ class Meter:
             ahead=max(1, ahead) if workers else 0,
             cpus=available_cpus(),
             receive_s=loop.receive_s / waits,
-            startups_s=tuple(loop.startups_s),
+            startups_s=tuple(
+                max(0.0, first_s - usual_s) + end_s for first_s, end_s in zip(loop.first_s, ends, strict=True)
+            ),
+            ended_s=sum(loop.ends_s),
             step_running_s=max(0.0, loop.process_s - working_s - in_wait_s) / steps,
             step_runnable_s=loop.runnable_s / steps,
             by_threads=by_threads,
@@ -139,8 +217,18 @@ class Meter:
 
     @property
     def verdict(self) -> Verdict:
-        """What binds the main loop, by what was measured so far."""
-        return judge(self.demands())
+        """What binds the main loop, by what was measured so far.
+
+        A loader that tells nothing of its stages is not judged further than by its waits: where they bind, `cause` is
+        empty, and the sentence says how to find out.
+
+        Raises:
+            OptionError: there was no step.
+        """
+        demands = self.demands()
+        if not demands.steps:
+            raise OptionError("there is no step yet to judge: iterate over what watch() gives")
+        return judge(demands) if demands.is_fastload else judge_waits(demands)
 
     def measured(
         self,
@@ -156,7 +244,7 @@ class Meter:
 
         Args:
             loader: that was watched; None: that of the loop which took longest.
-            verdict: as `verdict` has it, or another; None: left out.
+            verdict: another than `verdict`.
             title, command, facts, tables: as in `Measured`.
         """
         loop = self._loop(loader)
@@ -173,23 +261,37 @@ class Meter:
             headspace_samples_per_s=self._headspace,
             headspace_how=HOW if self._headspace is not None else "",
             readings=self.readings,
-            verdict=verdict,
+            verdict=verdict or (self.verdict if loop.log.totals.steps else None),
             facts=tuple(facts),
             tables=tuple(tables),
             environment=environment(),
         )
 
-    def _begin(self, loader: Iterable[Any]) -> Pass:
+    def _batch_s(self, loop: Loop) -> float:
+        """What the first batch of a pass takes beside starting up: as much as another one."""
+        stages = loop.log.totals.mean_stages().values()
+        if stages:
+            return sum(work.running_s + work.blocked_s for work in stages)
+        return statistics.median(step.wait_s for step in loop.log.steps) if loop.log.totals.steps else 0.0
+
+    def _begin(self, loader: Iterable[Any]) -> Batches:
         self._require_running("iterate over what watch() gave")
         loop = next((one for one in self._loops if one.loader() is loader), None)
         if loop is None:
             loop = Loop.of(loader)
             self._loops.append(loop)
         clock = self._clock or open_clock(None)
-        return Pass(loader, loop, clock, self._turns, self._begun_s, self._told)
+        return Pass(
+            loader, loop, clock, self._turns, self._begun_s, partial(self._note_step, self._loops.index(loop))
+        ).batches()
 
-    def _told(self, step: Step) -> None:
-        pass
+    def _note_step(self, loop: int, number: int, step: Step) -> None:
+        if self._record is not None:
+            self._record.tell(step_line(number, step, loop))
+
+    def _note_reading(self, reading: Mapping[str, float]) -> None:
+        if self._record is not None:
+            self._record.tell(reading_line(reading))
 
     def _loop(self, loader: Iterable[Any] | None) -> Loop:
         if loader is None:
@@ -201,17 +303,20 @@ class Meter:
 
     def _require_running(self, what: str) -> None:
         if not self._entered or self._left:
-            when = "after its `with` block" if self._left else "outside a `with` block"
-            raise OptionError(
-                f"a Meter cannot {what} {when}: write `with fastload.Meter() as meter:` around the loop, so that its "
-                f"thread ends with it."
-            )
+            raise OptionError(self._not_running(what, "after" if self._left else "outside"))
+
+    @staticmethod
+    def _not_running(what: str, where: str) -> str:
+        return (
+            f"a Meter cannot {what} {where} its `with` block: write `with fastload.Meter() as meter:` around the loop, "
+            f"so that its thread ends with it."
+        )
 
 
 class Watched:
     """A loader whose passes are measured. Its length is the loader's."""
 
-    def __init__(self, loader: Any, begin: Callable[[Any], Pass]) -> None:
+    def __init__(self, loader: Any, begin: Callable[[Any], Batches]) -> None:
         self._loader = loader
         self._begin = begin
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from fastload.verdict import BatchWork
+
+
+class Crew(NamedTuple):
+    """Who makes batches: threads or processes, how many, and how many batches may be under way or ready at once."""
+
+    workers: int
+    ahead: int
+    by_threads: bool
 
 
 class Probe:
@@ -16,6 +24,8 @@ class Probe:
         mark: of a `Clock`.
 
     Attributes:
+        crew: of the loader; told once.
+        in_copy: batches handed to the device ahead of their use.
         ready: mark of the moment that the batch was there, read and, where workers do it, transformed.
         ready_running_s: `time.thread_time()` then.
         copied: mark of the moment that it was on the device.
@@ -26,9 +36,8 @@ class Probe:
 
     def __init__(self, mark: Callable[[], Any]) -> None:
         self._mark = mark
-        self.workers = 0
-        self.ahead = 0
-        self.by_threads = False
+        self.in_copy = 0
+        self.crew = Crew(0, 0, by_threads=False)
         self.clear()
 
     def clear(self) -> None:
@@ -39,6 +48,14 @@ class Probe:
         self.samples = 0
         self.queue_depth: int | None = None
         self.work: BatchWork | None = None
+
+    def note_depth(self, in_host_memory: int | None) -> None:
+        """So many batches lie ready, beside those on the device."""
+        self.queue_depth = None if in_host_memory is None else in_host_memory + self.in_copy
+
+    def note_work(self, work: BatchWork | None) -> None:
+        """A batch was taken from those that made it. With echoes kept apart several are taken at first."""
+        self.work = work if self.work is None or work is None else self.work + work
 
     def note_ready(self) -> None:
         """The batch is there; only the first time counts."""
@@ -57,3 +74,11 @@ class Probed(Protocol):
     def iterate(self, probe: Probe | None = None) -> Iterator[Any]:
         """The same as `iter()`, and tells the probe of each batch."""
         ...
+
+
+def tells(loader: object) -> TypeGuard[Probed]:
+    """Whether a loader tells probes: its `iter()` is that of the class that defines `iterate`, not another on top."""
+    for kind in type(loader).__mro__:
+        if "__iter__" in vars(kind) or "iterate" in vars(kind):
+            return isinstance(loader, Probed) and {"__iter__", "iterate"} <= vars(kind).keys()
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +31,7 @@ class Sampler:
         visible: CUDA_VISIBLE_DEVICES of the process; None: as it is here.
         every_s: between two readings. The driver renews its utilization every 1/6 to 1 s.
         begun_s: `time.perf_counter()` of the moment that `at_s` counts from; None: now.
+        told: called with each reading, in the sampler's thread.
 
     Attributes:
         absent: what cannot be read here, and why; `gpu`: nothing of it.
@@ -44,12 +45,14 @@ class Sampler:
         visible: str | None = None,
         every_s: float = 0.1,
         begun_s: float | None = None,
+        told: Callable[[Mapping[str, float]], None] | None = None,
     ) -> None:
         if not every_s > 0:
             raise OptionError(f"every_s={every_s!r}: give seconds above 0")
         self._pid = os.getpid() if pid is None else pid
         self._every_s = every_s
         self._begun_s = time.perf_counter() if begun_s is None else begun_s
+        self._told = told
         self._gpus = Gpus(nvml, visible)
         self.absent = self._gpus.absent
         self._used: set[int] = set()
@@ -117,6 +120,8 @@ class Sampler:
             del self._readings[1::2]
             self._every_s *= 2
         self._readings.append(reading)
+        if self._told is not None:
+            self._told(reading)
         return reading
 
     def _read_disk(self, reading: dict[str, float]) -> None:

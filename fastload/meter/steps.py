@@ -69,18 +69,24 @@ class StepLog:
         totals.copy_s += step.copy_s
         totals.transform_s += step.transform_s
         totals.compute_s += step.compute_s
-        if work is not None:
+        if work is not None and work.stages:
             totals.batches += 1
             stages = totals.stages
             for name, cost in work.stages.items():
                 stages[name] = stages[name] + cost if name in stages else cost
 
     @property
+    def numbered(self) -> list[tuple[int, Step]]:
+        """Those kept with their numbers, counted from 0."""
+        stride = self._stride
+        return [(stride * place, step) for place, (step, _) in enumerate(list(self._kept))]
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """Those kept, in order."""
-        return tuple(step for step, _ in self._kept)
+        return tuple(step for step, _ in list(self._kept))
 
     @property
     def works(self) -> tuple[BatchWork, ...]:
         """What their batches cost, as far as it is known, in the same order."""
-        return tuple(work for _, work in self._kept if work is not None)
+        return tuple(work for _, work in list(self._kept) if work is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections import deque
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple
 from fastload.errors import OptionError
 from fastload.measured import Step
 from fastload.meter.clocks import Clock
-from fastload.meter.probe import Probe, Probed
+from fastload.meter.probe import Probe, tells
 from fastload.meter.shapes import num_samples
 from fastload.meter.steps import StepLog
+from fastload.ranges import span
 from fastload.stopwatch import run_delay_reader
 from fastload.verdict import BatchWork
 
@@ -29,7 +31,8 @@ class Loop:
         loader: what is watched; gives None when it is gone.
         log: its steps.
         elapsed_s: of all passes, without what other watched loops inside took.
-        startups_s: of each pass, until the first batch.
+        first_s: of each pass, until its first batch.
+        ends_s: of each pass that reached its end, the wait that found no batch more.
         receive_s: on a CPU, in the waits, by the thread of the loop.
         runnable_s: outside the waits, that this thread had no CPU although it wanted one.
         process_s: that the process was on a CPU, all threads, during the passes.
@@ -40,7 +43,8 @@ class Loop:
     loader: Callable[[], Any]
     log: StepLog = field(default_factory=StepLog)
     elapsed_s: float = 0.0
-    startups_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    ends_s: list[float] = field(default_factory=list)
     receive_s: float = 0.0
     runnable_s: float = 0.0
     process_s: float = 0.0
@@ -85,8 +89,10 @@ class Turns:
     def ask(self, one: Pass) -> None:
         """A pass is asked for a batch; those inside it were left."""
         while self.running[-1] is not one:
-            self.running[-1].displaced = True
-            self.running[-1].close()
+            self.running[-1].cut_short(
+                "two loops take turns in one Meter, so that neither's steps can be told apart. Give each loop a Meter "
+                "of its own; a loop inside the body of another is fine."
+            )
 
     def end(self, one: Pass) -> None:
         """A pass is over."""
@@ -97,8 +103,25 @@ class Turns:
                 self.running[-1].resume()
 
 
+class Batches:
+    """What a loop iterates over: whoever leaves it ends the pass. An iterator for one thread."""
+
+    def __init__(self, one: Pass) -> None:
+        self._pass = one
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        return self._pass.ask()
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _is_finalizing():
+            self._pass.close()
+
+
 class Pass:
-    """The batches of one pass, and what its steps took. An iterator for one thread.
+    """One pass, and what its steps took. One thread uses it.
 
     Args:
         loader: any iterable.
@@ -106,12 +129,12 @@ class Pass:
         clock: of the device that computes.
         turns: of all passes of a meter.
         begun_s: of the meter, on the host's clock.
-        told: called with each step.
+        told: called with the number and the times of each step.
     """
 
     def __init__(
         self, loader: Iterable[Any], loop: Loop, clock: Clock, turns: Turns, begun_s: float,
-        told: Callable[[Step], None] | None = None,
+        told: Callable[[int, Step], None],
     ) -> None:  # fmt: skip
         self.loop = loop
         self._clock = clock
@@ -126,30 +149,34 @@ class Pass:
         self._paused_s = self._pause_began_s = 0.0
         self._asked = 0
         self._got_delay_s = 0.0
-        self.displaced = False
+        self._cut_short = ""
         self._closed = False
         turns.begin(self)
         self._process_s = time.process_time()
         self._first: Any = clock.mark()
         self._first_s = time.perf_counter()
         self._thread_s = time.thread_time()
-        loop.probe = self._probe if isinstance(loader, Probed) else None
+        self._batches: Iterator[Any] = iter(())
+        self._tells = tells(loader)
         try:
-            self._batches: Iterator[Any] = loader.iterate(self._probe) if isinstance(loader, Probed) else iter(loader)
+            if tells(loader):
+                loop.probe = self._probe
+                self._batches = loader.iterate(self._probe)
+            else:
+                self._batches = iter(loader)
         except BaseException:
             self.close()
             raise
 
-    def __iter__(self) -> Pass:
-        return self
+    def batches(self) -> Batches:
+        """The batches; the pass ends when nobody refers to these any more."""
+        return Batches(self)
 
-    def __next__(self) -> Any:
+    def ask(self) -> Any:
+        """The next batch. Raises StopIteration."""
         if self._closed:
-            if self.displaced:
-                raise OptionError(
-                    "two loops take turns in one Meter, so that neither's steps can be told apart. Give each loop a "
-                    "Meter of its own; a loop inside the body of another is fine."
-                )
+            if self._cut_short:
+                raise OptionError(self._cut_short)
             raise StopIteration
         if self._turns.running[-1] is not self:
             self._turns.ask(self)
@@ -162,8 +189,14 @@ class Pass:
         probe.clear()
         self._asked += 1
         try:
-            batch = next(self._batches)
-        except BaseException:
+            if self._tells:
+                batch = next(self._batches)
+            else:
+                with span("wait"):
+                    batch = next(self._batches)
+        except BaseException as error:
+            if isinstance(error, StopIteration) and self._asked > 1:
+                loop.ends_s.append(time.perf_counter() - self._asked_s)
             self._clock.drop(asked)
             self.close()
             raise
@@ -175,16 +208,14 @@ class Pass:
         if self._asked > 1:
             loop.receive_s += ready_thread_s - thread_s
         else:
-            loop.startups_s.append(time.perf_counter() - self._first_s)
+            loop.first_s.append(time.perf_counter() - self._first_s)
         loop.transform_running_s += got_thread_s - ready_thread_s
         begin_s = (self._first_s if self._asked == 1 else self._asked_s) - self._begun_s
         samples = probe.samples or num_samples(batch)
-        self._step = _Open(begin_s, asked, ready, copied, got, samples, probe.queue_depth, probe.work, [])
+        # What is used again cost nothing to make.
+        work = probe.work if probe.work is not None or not probe.crew.workers else BatchWork({})
+        self._step = _Open(begin_s, asked, ready, copied, got, samples, probe.queue_depth, work, [])
         return batch
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self.close()
 
     def running_s(self) -> float:
         """Seconds so far, without what other loops inside took."""
@@ -209,6 +240,11 @@ class Pass:
         self._paused_s += time.perf_counter() - self._pause_began_s
         self._pause_began_s = 0.0
         self._process_s += time.process_time() - self._pause_process_s
+
+    def cut_short(self, why: str) -> None:
+        """Ends the pass; asking it for more is an error from now on."""
+        self._cut_short = why
+        self.close()
 
     def close(self) -> None:
         """Ends the pass: the last step ends now."""
@@ -254,6 +290,5 @@ class Pass:
             for pair in step.pauses:
                 for mark in pair:
                     clock.drop(mark)
+            self._told(self.loop.log.totals.steps, done)
             self.loop.log.add(done, step.work)
-            if self._told is not None:
-                self._told(done)

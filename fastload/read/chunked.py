@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.format import PackedFile, open_hdf5
+from fastload.stopwatch import current
 
 from .identity import check_path
 
@@ -154,7 +155,12 @@ class ChunkedRows:
 
     def _chunk(self, name: str, number: int, unit: int) -> NDArray[Any]:
         key = (name, number)
+        stopwatch = current()
+        if stopwatch is not None:
+            stopwatch.lap("reading")
         with self._lock:
+            if stopwatch is not None:
+                stopwatch.lap_for_lock("reading")
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
@@ -163,6 +169,8 @@ class ChunkedRows:
             last = min(first + unit, self._file.num_rows)
             chunk = np.empty((last - first, *field.shape), field.dtype.newbyteorder("="))
             self._dataset(name).read_direct(chunk, np.s_[first:last])
+            if stopwatch is not None:
+                stopwatch.lap("decoding" if field.filters else "reading")
             self._cache[key] = chunk
             self._cached_bytes += chunk.nbytes
             of_field = [key for key in self._cache if key[0] == name]

@@ -22,6 +22,11 @@ class BatchWork:
     lock_s: float = 0.0
     slow_s: float = 0.0
 
+    def __add__(self, other: BatchWork) -> BatchWork:
+        names = {**self.stages, **other.stages}
+        stages = {name: self.stages.get(name, Work()) + other.stages.get(name, Work()) for name in names}
+        return BatchWork(stages, self.lock_s + other.lock_s, self.slow_s + other.slow_s)
+
 
 @dataclass(frozen=True)
 class Demands:
@@ -41,6 +46,8 @@ class Demands:
         ended_s: of that, all waits at the end of epochs, which are part of no step.
         step_running_s: mean seconds of a step, outside the wait, that the loop's process was on a CPU, all threads.
         step_runnable_s: mean seconds of a step, outside the wait, that the loop's thread had no CPU although it wanted.
+        fewer_workers: of a trial: how many were let work at once, and the mean seconds of a step then and with all of
+            them; None: there was none.
         by_threads: whether workers are threads of the loop's process.
         is_fastload: whether the loader is a FastLoader.
         notes: further evidence, a line each, such as the line of code that takes longest.
@@ -57,6 +64,7 @@ class Demands:
     ended_s: float = 0.0
     step_running_s: float = 0.0
     step_runnable_s: float = 0.0
+    fewer_workers: tuple[int, float, float] | None = None
     by_threads: bool = False
     is_fastload: bool = False
     notes: tuple[str, ...] = field(default=())

@@ -23,8 +23,11 @@ __all__ = ["CAUSES", "judge"]
 WORTH = 1.1
 """Changes that bring less are not worth making."""
 
-# A change that needs one number turned is made before one that needs work, if it brings nearly as much.
-_NEARLY = 1.15
+# A change that needs one number turned is made before one that needs work, if it brings this part of what that brings.
+_MOST_OF_IT = 0.75
+
+# A gain that was tried out, and is larger than what turns of a second differ by, comes first.
+_TRIED = 1.2
 _STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
 
 
@@ -112,7 +115,7 @@ def judge(demands: Demands) -> Verdict:
     stall_share = waited_s / (step_s * len(steps)) if step_s > 0 else 0.0
     best_s = costs.copy_s + costs.compute_s  # with a loader that costs nothing
     cures = sorted(_cures(demands, costs, step_s), key=lambda cure: cure.step_s)
-    first = _choose(demands, cures)
+    first = _choose(demands, cures, step_s)
     if first is None or first.gain < WORTH:
         verdict = Verdict(
             cause="compute",
@@ -231,32 +234,35 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
     if len(demands.startups_s) > 1:
         first_only = max(demands.startups_s[0], 0.0) / len(demands.steps)
         yield cure("worker start-up", predicted(replace(costs, startup_s=min(first_only, costs.startup_s))))
-    workers = _enough_workers(costs)
+    workers = _enough_workers(costs, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus)
     if workers > costs.workers:
         yield cure("too few workers", predicted(costs.with_workers(workers)), workers)
     if costs.workers > costs.cpus:
         fewer = costs.with_workers(costs.cpus)
-        yield cure("too many workers", predicted(fewer, factor=min(factor, 1.0)), costs.cpus)
+        after_s = predicted(fewer, factor=min(factor, 1.0))
+        if demands.fewer_workers is not None:
+            # It was tried out, so nothing has to be modelled but the starts.
+            _, few_s, full_s = demands.fewer_workers
+            after_s = min(step_s, steady_s * few_s / full_s + fewer.startup_s)
+        yield cure("too many workers", after_s, costs.cpus)
 
 
-def _enough_workers(costs: Costs) -> int:
-    """The fewest workers that keep the loop fed, up to the number of CPUs, or more where they wait more than compute."""
-    blocked_s, running_s = sum(costs.blocked.values()), sum(costs.running.values())
-    most = costs.cpus if running_s >= blocked_s else 4 * costs.cpus
+def _enough_workers(costs: Costs, most: int) -> int:
+    """The fewest workers that keep the loop fed, as the model has it."""
     wanted = math.ceil(costs.make_s / max(costs.loop_s, 1e-9) * 1.1)
     return max(1, min(most, wanted))
 
 
-def _choose(demands: Demands, cures: list[Cure]) -> Cure | None:
+def _choose(demands: Demands, cures: list[Cure], step_s: float) -> Cure | None:
     """The change to make first; cures come with the best first."""
-    if not cures:
-        return None
     best = cures[0]
-    by_cause = {cure.cause: cure for cure in cures}
-    few, many = by_cause.get("too few workers"), by_cause.get("too many workers")
-    if few and demands.workers < demands.cpus and few.step_s <= best.step_s * _NEARLY:
-        return few
-    if many and many.step_s <= best.step_s * _NEARLY:
-        return many
+    for cure in cures:
+        turned = cure.cause == "too many workers" or (
+            cure.cause == "too few workers" and demands.workers < demands.cpus
+        )
+        most_of_it = step_s - cure.step_s >= _MOST_OF_IT * (step_s - best.step_s)
+        tried = cure.cause == "too many workers" and demands.fewer_workers is not None and cure.gain >= _TRIED
+        if turned and (most_of_it or tried):
+            return cure
     # More workers than CPUs hide what they wait for; the wait itself is the cause.
-    return next((cure for cure in cures if cure.cause != "too few workers" or demands.workers < demands.cpus), None)
+    return next((cure for cure in cures if cure.cause != "too few workers"), None)

@@ -88,8 +88,8 @@ def _sentence(verdict: Verdict) -> str:
 def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> list[str]:
     lines = [
         f"a step takes {format_time(verdict.step_s)}: waits {format_time(verdict.stall_share * verdict.step_s)} for "
-        f"its batch, {format_time(costs.copy_s)} for the copy, works {format_time(costs.compute_s)}; with a loader that "
-        f"costs nothing it would take {format_time(best_s)}"
+        f"its batch, {format_time(costs.copy_s)} for the copy, works {format_time(costs.compute_s)}; with a loader "
+        f"that costs nothing it would take {format_time(best_s)}"
     ]
     parts = [
         (stage, costs.running.get(stage, 0.0), costs.blocked.get(stage, 0.0))

@@ -51,7 +51,7 @@ def verdict_of(done: subprocess.CompletedProcess[str]) -> str:
 def test_the_scripts_output_and_exit_code_are_its_own_and_the_verdict_names_one_cause(tmp_path):
     path = script(tmp_path, """
         if __name__ == "__main__":
-            print(sys.argv[1:], os.environ.get("PYTHONPATH", "").count("inject"), [p for p in sys.path if "inject" in p])
+            print(sys.argv[1:], os.environ["PYTHONPATH"].count("inject"), [p for p in sys.path if "inject" in p])
             for _ in range(2):
                 for images, numbers in DataLoader(Numbers(), batch_size=8, num_workers=2):
                     time.sleep(0.001)
@@ -108,7 +108,7 @@ def test_of_several_loaders_the_one_that_takes_the_time_is_judged_and_no_step_ho
                         for other in val:
                             time.sleep(0.5)
     """)  # fmt: skip
-    done = doctor("--json", "out.json", "--", sys.executable, path, cwd=tmp_path)
+    doctor("--json", "out.json", "--", sys.executable, path, cwd=tmp_path)
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["verdict"] is not None and any(name == "other loaders" for name, _ in found["facts"])
     longest = max(step["compute_s"] for step in found["steps"])

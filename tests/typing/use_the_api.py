@@ -17,6 +17,7 @@ from fastload import (
     inspect_file,
     pack_images,
     verify_file,
+    write_report,
 )
 from fastload.transforms import (
     CenterCrop,
@@ -72,6 +73,7 @@ kept = FastLoader(
     ),
 )
 stalled: float = loader.stats.stall_s
+write_report(fastload.Meter().measured(title="mine"), "report.html", force=True)
 
 everything: Sampler[int] = ChunkSampler(train, shuffle="full", seed=1)
 share: DistributedSampler[int] = DistributedChunkSampler(train, 2, 0, True, 1, drop_last=True)

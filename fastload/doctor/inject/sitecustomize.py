@@ -2,8 +2,8 @@
 
 `fastload doctor` puts this folder on PYTHONPATH, so that every Python of the job (ranks, workers, whatever a shell
 script starts) imports this module as its sitecustomize. It needs the standard library only and works from Python 3.9
-and torch 2.0 on. It changes nothing that a script can see but the clock: functions of torch, Pillow, h5py and a few decoders are
-wrapped when they are imported, each call goes through, and any failure of ours is swallowed and recorded.
+and torch 2.0 on. It changes nothing that a script can see but the clock: functions of torch, Pillow, h5py and a few
+decoders are wrapped when they are imported, each call goes through, and any failure of ours is swallowed and recorded.
 
 Each process appends lines of JSON to a file of its own as things happen, so a kill loses nothing. All times are seconds
 of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
@@ -16,6 +16,7 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     end      id, t, wait                                         the loader had no more
     fetch    id, worker, t, wall, cpu, delay, parts, ...         a batch was made; id: by the loop itself, for a loader
     line     places, count                                       where workers were when looked at, by line of code
+    trial    id, t, limit, steps, s                              steps taken while so many workers were let work; 0: all
     fault    what                                                something of ours failed; the script went on
 """
 
@@ -23,7 +24,9 @@ from __future__ import annotations
 
 import functools
 import json
+import mmap
 import os
+import struct
 import sys
 import threading
 import time
@@ -288,6 +291,7 @@ def _fetching(original: Callable[..., Any]) -> Callable[..., Any]:
         if outer is not None or not _out.folder:
             return original(self, possibly_batched_index)
         _State.active = True
+        turn = _turns.wait(self)
         dataset = getattr(self, "dataset", None)
         mine = _thread.fetch = _Fetch()
         stack, _thread.stack = _thread.stack, [[0.0, 0.0]]
@@ -307,6 +311,7 @@ def _fetching(original: Callable[..., Any]) -> Callable[..., Any]:
             wall, cpu = _clock() - begin, _cpu_clock() - cpu_begin
             delay = _scheduled.waited() - delay_begin
             _look(0.0)
+            _turns.done(turn)
             inner = _thread.stack[0]
             _thread.fetch, _thread.stack = None, stack
             mine.add(REST, wall - inner[0], cpu - inner[1])
@@ -387,6 +392,7 @@ class _Loader:
         self.returned = 0.0  # when the last batch was handed over; 0: no step is under way
         self.cpu = self.process_cpu = self.delay = self.copy = self.copy_delay = 0.0
         self.events: Any = None
+        self.trial: _Trial | None = None
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
         _write({
@@ -448,9 +454,10 @@ def _iterating(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self)  # a loader within a loader: the outer one is what the loop waits for
         _State.active = True
         begin = _clock()
+        state = _known(self)
+        state.trial = _Trial.of(self, state.trial)
         iterator = original(self)
         try:
-            state = _known(self)
             state.iter_begin, state.returned = begin, 0.0
             iterator.__dict__["_fastload_doctor"] = state
             workers = [worker.pid for worker in getattr(iterator, "_workers", None) or ()]
@@ -480,6 +487,8 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
         except StopIteration:
             _write({"e": "end", "id": state.id, "t": begin, "wait": _clock() - begin, "step": event})
             state.returned = 0.0
+            if state.trial is not None:
+                state.trial.epoch_ends()
             raise
         finally:
             _thread.asked = None
@@ -490,6 +499,8 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
                 "delay": _scheduled.waited() - delay_begin, "into": [_totals.into[i] - into[i] for i in (0, 1)],
                 "n": _handed_over(batch), "step": event,
             })  # fmt: skip
+            if state.trial is not None:
+                state.trial.step_begins(state.id, now, now - begin)
             _step_begins(state)
         except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
             _fault("next")
@@ -643,6 +654,136 @@ def _passing(original: Callable[..., Any], into: bool) -> Callable[..., Any]:
 
     passing.__fastload__ = original  # type: ignore[attr-defined]
     return passing
+
+
+# --- would fewer workers do better? ---------------------------------------------------------------------------------
+
+
+class _Turns:
+    """A worker's side of a trial: its batch waits until those before it are made, all but as many as are let work.
+
+    The file has 64-bit numbers: how many batches may be made at once (0: any), and for each worker how many of this
+    epoch's it has made. Batches are dealt out in turn: a worker's n-th is number `worker + n * workers` of the epoch.
+    """
+
+    longest_s = 0.5  # whoever was counted wrong goes on after that
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.file: Any = None
+
+    def numbers(self) -> Any:
+        name = os.environ.get("FASTLOAD_DOCTOR_TRIAL", "")
+        if name != self.name:
+            self.name, self.file = name, None
+            try:
+                number = os.open(name, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    self.file = memoryview(mmap.mmap(number, 0)).cast("q")
+                finally:
+                    os.close(number)
+            except (OSError, ValueError):
+                pass
+        return self.file
+
+    def wait(self, fetcher: Any) -> int:
+        """Waits for the turn of the batch that this worker makes next; returns its slot, 0: no trial."""
+        worker = _worker_id()
+        numbers = self.numbers() if worker >= 0 else None
+        if numbers is None or worker + 1 >= len(numbers):
+            return 0
+        made = getattr(fetcher, "_fastload_made", 0)
+        fetcher._fastload_made = made + 1
+        if made == 0:
+            numbers[worker + 1] = 0
+        number, until = worker + made * (len(numbers) - 1), _clock() + self.longest_s
+        while numbers[0] and number >= sum(numbers[1:]) + numbers[0] and _clock() < until:
+            time.sleep(0.0005)
+        return worker + 1
+
+    def done(self, slot: int) -> None:
+        if slot and self.file is not None:
+            self.file[slot] += 1
+
+
+class _Trial:
+    """The loop's side: while it waits for data with more workers than CPUs, it lets only some of them work, in turns.
+
+    Order and content of the batches stay. Each turn is as many steps as fill `turn_s`, after as many as there are
+    workers, which were made before it.
+    """
+
+    settle_s = 2.0
+    turn_s = 0.8
+    turns = 6
+
+    def __init__(self, path: str, workers: int, limit: int) -> None:
+        self.workers, self.limit = workers, limit
+        self.numbers = _map_new(path, workers + 1)
+        self.path = path
+        self.left = self.turns
+        self.epoch_ends()
+
+    @staticmethod
+    def of(loader: Any, before: _Trial | None) -> _Trial | None:
+        """The trial of a loader with more workers than CPUs, whose workers are started next."""
+        os.environ.pop("FASTLOAD_DOCTOR_TRIAL", None)
+        workers = getattr(loader, "num_workers", 0) or 0
+        affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        limit = affinity // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+        if not 0 < limit < workers:
+            return None
+        try:
+            name = f"{os.getpid()}-{time.monotonic_ns()}.trial"
+            trial = before or _Trial(os.path.join(_out.folder, name), workers, limit)
+        except (OSError, ValueError):
+            return None
+        os.environ["FASTLOAD_DOCTOR_TRIAL"] = trial.path
+        return trial
+
+    def epoch_ends(self) -> None:
+        self.numbers[0] = 0
+        self.begun = self.since = 0.0
+        self.waited = 0.0
+        self.skip = self.steps = 0
+
+    def step_begins(self, loader: int, now: float, waited: float) -> None:
+        """A batch was handed over, `waited` seconds after it was asked for."""
+        if not self.left:
+            return
+        if not self.begun:
+            self.begun = now
+            return
+        self.waited += waited
+        if not self.since:
+            # Until it is known that the loop waits for data, and at the beginning of each turn.
+            if now - self.begun > self.settle_s and self.waited > 0.2 * (now - self.begun):
+                self.since, self.skip, self.steps = now, self.workers, 0
+            return
+        if self.skip:
+            self.skip -= 1
+            self.since, self.steps = now, 0
+            return
+        self.steps += 1
+        if now - self.since >= self.turn_s and self.steps >= min(8, self.workers):
+            limit = self.numbers[0]
+            turn_s = now - self.since
+            _write({"e": "trial", "id": loader, "t": now, "limit": limit, "steps": self.steps, "s": turn_s})
+            self.left -= 1
+            self.numbers[0] = 0 if limit or not self.left else self.limit
+            self.since, self.skip, self.steps = now, self.workers, 0
+
+
+def _map_new(path: str, count: int) -> Any:
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(number, struct.pack(f"{count}q", *([0] * count)))
+        return memoryview(mmap.mmap(number, 0)).cast("q")
+    finally:
+        os.close(number)
+
+
+_turns = _Turns()
 
 
 # --- where workers are, by line --------------------------------------------------------------------------------------

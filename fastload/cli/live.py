@@ -1,0 +1,194 @@
+"""The live panel of bench, tune and doctor: a few figures that move while something runs, and vanish when it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+import typer
+
+from fastload.cli.output import LINE_EVERY_S, format_seconds, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+Show = Callable[[Mapping[str, str | float]], None]
+"""Called with the figures of now, by name, in the order to be shown."""
+
+HISTORY = 40
+WIDTH = 76
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@contextmanager
+def live_panel(title: str, total_s: float | None = None, *, beside_script: bool = False) -> Iterator[Show]:
+    """A function to call, from any thread, with the figures of now; what it showed is gone when the block ends.
+
+    On a terminal it is a panel that counts the time by itself; a figure given as a number also gets a small curve of
+    its last values. Elsewhere it is a line every few seconds, none for what takes less. Both go to stderr.
+
+    A script that runs meanwhile writes to the same stdout and stderr, and what it writes must stay as it is. So with
+    `beside_script` nothing is shown there; only where both of them are redirected, away from any terminal, is the panel
+    drawn on the terminal that the command was typed into, as long as it runs in the foreground of it.
+
+    Example:
+        with live_panel("bench photos.h5", total_s=20) as show:
+            show({"images/s": 61200.0, "wait": "3 %", "GPU": "no counters"})
+
+    Args:
+        title: what runs.
+        total_s: how long it will take; None: not known.
+        beside_script: whether a script of the user's runs meanwhile and inherits our stdout and stderr.
+    """
+    if beside_script:
+        with _free_terminal() as terminal:
+            if terminal is None:
+                yield lambda figures: None
+            else:
+                yield from _panel(title, total_s, terminal)
+    elif sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in (None, "dumb"):
+        yield from _panel(title, total_s, sys.stderr)
+    else:
+        yield _Lines(title, total_s)
+
+
+@contextmanager
+def _free_terminal() -> Iterator[TextIO | None]:
+    """The terminal of this session, if nothing else writes there; else None."""
+    if os.environ.get("TERM") in (None, "dumb") or any(stream is None or stream.isatty() for stream in _streams()):
+        yield None
+        return
+    try:
+        terminal = open("/dev/tty", "w", encoding="utf-8")  # noqa: SIM115 - may fail, so not in the with statement
+    except OSError:  # started by cron, CI or a daemon
+        yield None
+        return
+    with terminal:
+        try:
+            ours = os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+        except OSError:
+            ours = False
+        yield terminal if ours else None
+
+
+def _streams() -> tuple[TextIO | None, TextIO | None]:
+    return sys.stdout, sys.stderr
+
+
+def _panel(title: str, total_s: float | None, terminal: TextIO) -> Iterator[Show]:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=terminal)
+    panel = _Panel(title, total_s)
+    # Transient: cleared at the end, also after Ctrl-C. What we print on stderr meanwhile appears above the panel;
+    # stdout may be a file or a pipe, and stays where it goes.
+    with Live(
+        get_renderable=lambda: panel.draw(console),
+        console=console,
+        refresh_per_second=4,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=terminal is sys.stderr,
+    ):
+        yield panel.show
+
+
+class _Panel:
+    """What the panel shows now; `show` may be called from any thread."""
+
+    def __init__(self, title: str, total_s: float | None) -> None:
+        self._title, self._total_s = one_line(title), total_s
+        self._began = time.monotonic()
+        self._figures: dict[str, str | float] = {}
+        self._history: dict[str, deque[float]] = {}
+
+    def show(self, figures: Mapping[str, str | float]) -> None:
+        for name, value in figures.items():
+            if not isinstance(value, str):
+                self._history.setdefault(name, deque(maxlen=HISTORY)).append(float(value))
+        # Replaced as a whole, never changed: the thread that draws may be reading it.
+        self._figures = dict(figures)
+
+    def draw(self, console: Console) -> RenderableType:
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        elapsed = time.monotonic() - self._began
+        lines = Table.grid(padding=(0, 2))
+        lines.add_column(style="cyan", no_wrap=True)
+        lines.add_column(justify="right", no_wrap=True)
+        lines.add_column(style="blue", no_wrap=True)
+        width = min(console.width, WIDTH)
+        rows = [(one_line(name), figure_text(value), name) for name, value in self._figures.items()]
+        room = width - 8 - max((len(row[0]) for row in rows), default=0) - max((len(row[1]) for row in rows), default=0)
+        for shown, value, name in rows:
+            curve = sparkline(list(self._history.get(name, ()))[-room:]) if room > 1 else ""
+            lines.add_row(Text(shown), Text(value), curve)
+        whole = Table.grid()
+        whole.add_row(lines)
+        if self._total_s:
+            bar = ProgressBar(total=self._total_s, completed=min(elapsed, self._total_s), width=width - 4)
+            whole.add_row(bar)
+        return Panel(
+            whole,
+            title=Text(self._title, style="bold", overflow="ellipsis"),
+            subtitle=Text(times_text(elapsed, self._total_s)),
+            title_align="left",
+            subtitle_align="left",
+            border_style="dim",
+            width=width,
+        )
+
+
+class _Lines:
+    """The same figures for logs: a line every few seconds, none for what takes less."""
+
+    def __init__(self, title: str, total_s: float | None) -> None:
+        self._title, self._total_s = title, total_s
+        self._began = self._last = time.monotonic()
+
+    def __call__(self, figures: Mapping[str, str | float]) -> None:
+        now = time.monotonic()
+        if now - self._last < LINE_EVERY_S:
+            return
+        self._last = now
+        parts = [times_text(now - self._began, self._total_s)]
+        parts += [f"{name} {figure_text(value)}" for name, value in figures.items()]
+        typer.echo(one_line(f"{self._title}: {', '.join(parts)}"), err=True)
+
+
+def times_text(elapsed_s: float, total_s: float | None) -> str:
+    """`12 s`, or `12 s, about 8 s left`."""
+    if total_s is None:
+        return _coarse(elapsed_s)
+    left = total_s - elapsed_s
+    return f"{_coarse(elapsed_s)}, " + (f"about {_coarse(left)} left" if left >= 1 else "soon done")
+
+
+def _coarse(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 59.5 else format_seconds(seconds)
+
+
+def figure_text(value: str | float) -> str:
+    """A figure as it is shown: `61,200`, `61.2`, `0.61`; text in one line."""
+    if isinstance(value, str):
+        return one_line(value)
+    size = abs(value)
+    return f"{value:,.{0 if size >= 100 or size == 0 else 1 if size >= 10 else 2}f}"
+
+
+def sparkline(values: list[float]) -> str:
+    """The values as small bars above zero, the tallest for the largest; "" for fewer than two of them."""
+    values = [value if 0 <= value < float("inf") else 0.0 for value in values]
+    highest = max(values, default=0.0)
+    if len(values) < 2 or highest <= 0:
+        return ""
+    return "".join(_BARS[min(len(_BARS) - 1, int(value / highest * len(_BARS)))] for value in values)

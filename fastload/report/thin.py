@@ -1,0 +1,109 @@
+"""A long run in as many columns as a plot has room for, without losing what stands out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.measured import Step
+
+PARTS = ("wait", "copy", "transform", "compute")
+"""Of a step, in the order in which they are stacked; the fields of `Step` without their unit."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Successive steps, gathered into columns.
+
+    Attributes:
+        edges_s: (columns + 1,) where each begins, and where the last ends.
+        parts_s: (4, columns) mean seconds of each of `PARTS`.
+        slowest_s: (columns,) duration of the slowest step in each.
+        samples_per_s: (columns,) over the time that the steps in each took.
+        steps_each: steps in a column, at most.
+    """
+
+    edges_s: Floats
+    parts_s: Floats
+    slowest_s: Floats
+    samples_per_s: Floats
+    steps_each: int
+
+    @property
+    def mean_s(self) -> Floats:
+        """(columns,) mean duration of a step."""
+        return np.asarray(self.parts_s.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class Series:
+    """One reading over time, gathered into columns: (columns,) each."""
+
+    at_s: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+def parts_of(steps: Sequence[Step]) -> Floats:
+    """(4, steps) seconds of each of `PARTS`; what is not finite, or negative, counts as 0."""
+    values = np.array([[getattr(step, f"{part}_s") for step in steps] for part in PARTS], dtype=np.float64)
+    return np.maximum(np.nan_to_num(values, posinf=0.0), 0.0)
+
+
+def into_columns(steps: Sequence[Step], count: int) -> Columns:
+    """The steps in at most `count` columns of equally many successive steps; needs one step."""
+    steps = sorted(steps, key=lambda step: step.begin_s)
+    parts = parts_of(steps)
+    begins = np.array([step.begin_s for step in steps])
+    samples = np.array([step.samples for step in steps], dtype=np.float64)
+    steps_each = -(-len(steps) // count)
+    first = np.arange(0, len(steps), steps_each)
+    sizes = np.diff(np.append(first, len(steps)))
+    duration = parts.sum(axis=0)
+    taken = np.add.reduceat(duration, first)
+    rates = np.divide(np.add.reduceat(samples, first), taken, out=np.zeros_like(taken), where=taken > 0)
+    return Columns(
+        edges_s=np.append(begins[first], max(begins[-1], begins[-1] + duration[-1])),
+        parts_s=np.add.reduceat(parts, first, axis=1) / sizes,
+        slowest_s=np.maximum.reduceat(duration, first),
+        samples_per_s=rates,
+        steps_each=steps_each,
+    )
+
+
+def names_of(readings: Sequence[Mapping[str, float]]) -> list[str]:
+    """What was read, in alphabetical order, without the time itself and what never gave a number."""
+    return sorted({name for reading in readings for name, value in reading.items() if math.isfinite(value)} - {"at_s"})
+
+
+def into_series(readings: Sequence[Mapping[str, float]], name: str, count: int) -> Series | None:
+    """One reading in at most `count` columns; None where it is in none of them."""
+    found = np.array([(one["at_s"], one[name]) for one in readings if name in one and "at_s" in one], dtype=np.float64)
+    found = found.reshape(-1, 2)
+    found = found[np.isfinite(found).all(axis=1)]
+    if not len(found):
+        return None
+    each = -(-len(found) // count)
+    first = np.arange(0, len(found), each)
+    sizes = np.diff(np.append(first, len(found)))
+    at_s, values = found.T
+    return Series(
+        at_s=np.add.reduceat(at_s, first) / sizes,
+        mean=np.add.reduceat(values, first) / sizes,
+        low=np.minimum.reduceat(values, first),
+        high=np.maximum.reduceat(values, first),
+    )
+
+
+def ceiling(columns: Columns) -> float:
+    """Height of the plot of steps: all of them, unless a few tall ones would make the others flat."""
+    tallest = float(columns.slowest_s.max())
+    usual = float(np.percentile(columns.mean_s, 95))
+    return (tallest * 1.06 if tallest <= 5 * usual or usual <= 0 else 3 * usual) or 1.0
