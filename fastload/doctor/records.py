@@ -209,6 +209,8 @@ def _loaders_of(process: Process, makers: dict[int, LoaderRecord]) -> dict[int, 
             before = waiting.pop(number, None)
             if before is not None and event.get("step") is not None:
                 epoch.steps.append(_step(before, event["step"], epoch))
+            if "inside" in event:
+                _note_inside(loader, event)
             if kind == "end":
                 epoch.end_s = event["wait"]
             else:
@@ -219,18 +221,32 @@ def _loaders_of(process: Process, makers: dict[int, LoaderRecord]) -> dict[int, 
     return found
 
 
+def _note_inside(loader: LoaderRecord, event: Event) -> None:
+    """What a FastLoader told of a batch, in the place of what workers of other loaders are seen to do."""
+    inside = event["inside"]
+    workers, ahead, by_threads = inside["crew"]
+    loader.facts |= {"workers": workers, "ahead": ahead, "by_threads": by_threads}
+    work = BatchWork({name: Work(*value) for name, value in inside["work"].items()})
+    if work.stages:
+        running_s = sum(value.running_s for value in work.stages.values())
+        loader.fetches.append(Fetch(loader.process.pid, event["t"], 0.0, running_s, 0.0, work, 0.0))
+
+
 def _step(batch: Event, step: Mapping[str, float], epoch: Epoch) -> StepRecord:
     first = bool(batch.get("first"))
     # The first batch of an epoch is waited for from the moment that the iterator is made.
     begin_s = epoch.begin_s if first else batch["t"]
+    inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
+    own_s = inside["copy"] + inside["transform"]
     return StepRecord(
         step=Step(
             begin_s=begin_s,
-            wait_s=batch["t"] + batch["wait"] - begin_s,
-            copy_s=step["copy"],
-            transform_s=0.0,
+            wait_s=max(0.0, batch["t"] + batch["wait"] - begin_s - own_s),
+            copy_s=step["copy"] + inside["copy"],
+            transform_s=inside["transform"],
             compute_s=max(0.0, step["wall"] - step["copy"] - step["copy_delay"]),
             samples=batch["n"],
+            queue_depth=inside.get("depth"),
         ),
         first=first,
         running_s=step["cpu"],
@@ -276,7 +292,7 @@ def _fetch(pid: int, event: Event) -> Fetch:
         wall_s=wall,
         running_s=running,
         runnable_s=delay,
-        work=BatchWork(dict(works), lock_s=lock_s),
+        work=BatchWork(dict(works), lock_s=lock_s, runnable_s=delay),
         unknown_blocked_s=unknown,
         slow=tuple(event.get("slow") or ()),
         usual_s=timed[2],

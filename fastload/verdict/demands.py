@@ -16,11 +16,13 @@ class BatchWork:
         stages: by stage of `fastload.measured.STAGES` up to the hand-over, in the thread or process that makes batches.
         lock_s: of their blocked time, what was spent waiting for a lock that another thread or process held.
         slow_s: of their time, what the slow samples took beyond what a sample takes usually.
+        runnable_s: beside that, what its thread waited for a CPU.
     """
 
     stages: Mapping[str, Work]
     lock_s: float = 0.0
     slow_s: float = 0.0
+    runnable_s: float = 0.0
 
     def __add__(self, other: BatchWork) -> BatchWork:
         names = {**self.stages, **other.stages}

@@ -1,9 +1,10 @@
 """Chooses the cause that binds, and the change to make first: by what each change would bring, as the costs predict.
 
-The model is two lines long. Workers make a batch every `prod` seconds, which is the larger of what W workers need for
-their running and blocked time, and of what the job's running time needs on its CPUs. A step takes the larger of that
-and of the loop's own time. The prediction for a change scales the measured step by the model's ratio, so that what the
-model does not know (a disk that others use, say) stays in. Nothing here knows what was planted, or any time by heart.
+The model is small. W workers make a batch every `production_s`: the larger of what they need for its running and
+blocked time, stretched by what they waited for CPUs, and of what all the job's running time needs on its CPUs. A step
+takes the larger of that and of the loop's own time, and epochs' starts come on top. What a measured step takes beyond
+the model (a disk that others use, batches that come in bursts) stays in every prediction, in proportion to the work that
+is left. No time is known by heart.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Costs:
         compute_s: of the loop's time, the rest of the step.
         loop_running_s: on a CPU, in the loop's process.
         startup_s: all epochs' starts, over the number of steps.
+        stretch: how many times as long as they would alone its workers take, since they wait for CPUs.
     """
 
     running: dict[str, float]
@@ -56,6 +58,7 @@ class Costs:
     compute_s: float
     loop_running_s: float
     startup_s: float
+    stretch: float = 1.0
 
     @property
     def make_s(self) -> float:
@@ -66,7 +69,7 @@ class Costs:
     def production_s(self) -> float:
         """Between two batches, if nobody waits for the loop."""
         cpu_s = (sum(self.running.values()) + self.loop_running_s) / self.cpus
-        return max(self.make_s / max(1, self.workers), cpu_s if self.workers else 0.0)
+        return max(self.make_s * self.stretch / max(1, self.workers), cpu_s if self.workers else 0.0)
 
     @property
     def loop_s(self) -> float:
@@ -77,7 +80,7 @@ class Costs:
     def step_s(self) -> float:
         """By the model, without the epochs' starts."""
         if self.workers == 0:
-            return self.make_s + self.copy_s + self.compute_s
+            return self.production_s + self.copy_s + self.compute_s
         return max(self.production_s, self.loop_s)
 
     def without(self, cause: str) -> Costs:
@@ -86,10 +89,8 @@ class Costs:
             return replace(self, copy_s=0.0)
         if cause == "worker start-up":
             return replace(self, startup_s=0.0)
-        running, blocked = dict(self.running), dict(self.blocked)
-        before_s = sum(running.values())
-        running.pop(cause, None)
-        blocked.pop(cause, None)
+        before_s = sum(self.running.values())
+        running, blocked = self.running | {cause: 0.0}, self.blocked | {cause: 0.0}
         if cause == "hand-over":
             return replace(self, running=running, blocked=blocked, receive_s=0.0, receive_blocked_s=0.0)
         # A worker that runs less gives up its GIL sooner to the thread that passes the memory on.
@@ -98,8 +99,11 @@ class Costs:
 
     def with_workers(self, workers: int) -> Costs:
         """The same with another number of workers, which a loop that did it all itself then has to take over from."""
-        startup_s = self.startup_s * workers / self.workers if self.workers > workers else self.startup_s
-        return replace(self, workers=workers, startup_s=startup_s)
+        startup_s, stretch = self.startup_s, self.stretch
+        if self.workers > workers:
+            startup_s *= workers / self.workers
+            stretch = max(1.0, stretch * workers / self.workers)
+        return replace(self, workers=workers, startup_s=startup_s, stretch=stretch)
 
 
 def judge(demands: Demands) -> Verdict:
@@ -168,7 +172,13 @@ def costs_of(demands: Demands) -> Costs:
         compute_s=max(own_s, _back_to_back(demands)),
         loop_running_s=demands.step_running_s + demands.receive_s,
         startup_s=sum(demands.startups_s) / len(steps),
+        stretch=_stretch(demands),
     )
+
+
+def _stretch(demands: Demands) -> float:
+    made_s = sum(work.running_s + work.blocked_s for batch in demands.batches for work in batch.stages.values())
+    return 1.0 + sum(batch.runnable_s for batch in demands.batches) / made_s if made_s > 0 else 1.0
 
 
 def _carve(
@@ -208,43 +218,48 @@ def _back_to_back(demands: Demands) -> float:
 
 
 def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
-    """Every change, with what a step would take after it."""
-    now_s = costs.step_s
+    """Every change that takes away anything, with what a step would take after it."""
     steady_s = max(step_s - costs.startup_s, 1e-9)
-    # What the model leaves unexplained stays in; it is not trusted beyond a half.
-    data_bound = costs.workers > 0 and costs.production_s > costs.loop_s
-    factor = min(1.5, max(0.67, steady_s / now_s)) if data_bound or costs.workers == 0 else 1.0
+    # The model may be wrong by a third in what it knows.
+    factor = min(1.5, max(0.67, steady_s / costs.step_s)) if costs.production_s > costs.loop_s else 1.0
+    beyond_s = max(0.0, steady_s - _steady(costs, factor))
 
-    def predicted(after: Costs, *, factor: float = factor) -> float:
-        if after.workers == 0:
-            made_s = after.step_s * factor
-        else:
-            made_s = max(after.production_s * factor, after.loop_s)
-        return min(step_s, made_s + after.startup_s)
+    def predicted(after: Costs, factor: float = factor) -> float:
+        left = after.make_s / costs.make_s if costs.make_s > 0 else 1.0
+        return min(step_s, _steady(after, factor) + beyond_s * left + after.startup_s)
 
     def cure(cause: str, after_s: float, workers: int = 0) -> Cure:
         return Cure(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
 
     for cause in (*_STAGES, "lock contention", "copy to the device"):
-        yield cure(cause, predicted(costs.without(cause)))
-    # Workers wait for one slow sample's batch, since batches come in order: without it the model's mean holds.
+        after = costs.without(cause)
+        if after != costs:
+            yield cure(cause, predicted(after))
+    # Batches come in order, so that all wait for the one with a slow sample: without it the model's mean holds.
     slow = costs.without("a slow sample now and then")
     if slow.make_s < costs.make_s:
-        yield cure("a slow sample now and then", predicted(slow, factor=min(factor, 1.0)))
-    if len(demands.startups_s) > 1:
-        first_only = max(demands.startups_s[0], 0.0) / len(demands.steps)
+        yield cure("a slow sample now and then", predicted(slow, min(factor, 1.0)))
+    if len(demands.startups_s) > 1 and not demands.is_fastload:
+        first_only = demands.startups_s[0] / len(demands.steps)
         yield cure("worker start-up", predicted(replace(costs, startup_s=min(first_only, costs.startup_s))))
     workers = _enough_workers(costs, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus)
     if workers > costs.workers:
         yield cure("too few workers", predicted(costs.with_workers(workers)), workers)
     if costs.workers > costs.cpus:
         fewer = costs.with_workers(costs.cpus)
-        after_s = predicted(fewer, factor=min(factor, 1.0))
+        after_s = predicted(fewer, min(factor, 1.0))
         if demands.fewer_workers is not None:
             # It was tried out, so nothing has to be modelled but the starts.
             _, few_s, full_s = demands.fewer_workers
             after_s = min(step_s, steady_s * few_s / full_s + fewer.startup_s)
         yield cure("too many workers", after_s, costs.cpus)
+
+
+def _steady(costs: Costs, factor: float) -> float:
+    """A step without the epochs' starts, where production takes `factor` times what the model says."""
+    if costs.workers == 0:
+        return costs.step_s * factor
+    return max(costs.production_s * factor, costs.loop_s)
 
 
 def _enough_workers(costs: Costs, most: int) -> int:
@@ -255,6 +270,8 @@ def _enough_workers(costs: Costs, most: int) -> int:
 
 def _choose(demands: Demands, cures: list[Cure], step_s: float) -> Cure | None:
     """The change to make first; cures come with the best first."""
+    if not cures:
+        return None
     best = cures[0]
     for cure in cures:
         turned = cure.cause == "too many workers" or (

@@ -48,17 +48,21 @@ _CHANGES = {
     "lock contention": "read without the lock: a file packed by fastload is read by any number of threads or processes",
 }
 
+_FASTLOADER_CHANGES = {
+    "reading": "a faster disk, more memory for the page cache, or smaller images (fastload pack --size)",
+    "transform": "let the GPU do it (device='cuda'), give it more workers, or pack smaller images (--size)",
+    "copy to the device": "keep the rows there: FastLoader(cache='device')",
+    "hand-over": "return fewer or smaller fields, each of one shape",
+}
+
 
 def change_for(cause: str, demands: Demands, workers: int) -> str:
     """What to do about a cause, as an imperative clause."""
     if cause in ("too few workers", "too many workers"):
         name = "workers" if demands.is_fastload else "num_workers"
         return f"{name}={workers} instead of {demands.workers}"
-    if demands.is_fastload and cause in ("reading", "copy to the device"):
-        return {
-            "reading": "a faster disk, more memory for the page cache, or smaller images (fastload pack --size)",
-            "copy to the device": "keep the rows there: FastLoader(cache='device')",
-        }[cause]
+    if demands.is_fastload and cause in _FASTLOADER_CHANGES:
+        return _FASTLOADER_CHANGES[cause]
     return _CHANGES[cause]
 
 

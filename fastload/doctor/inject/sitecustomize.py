@@ -12,7 +12,8 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     torch    version, cuda                                       torch was imported
     loader   id, workers, prefetch, persistent, batch_size, ...  a DataLoader is iterated for the first time
     iter     id, t, s, pids                                      an epoch's iterator was made in s seconds; its workers
-    next     id, t, wait, ...                                    a batch was handed over; what the step before it took
+    next     id, t, wait, ...                                    a batch was handed over; what the step before it took;
+                                                                 of a FastLoader's, what it tells from inside
     end      id, t, wait                                         the loader had no more
     fetch    id, worker, t, wall, cpu, delay, parts, ...         a batch was made; id: by the loop itself, for a loader
     line     places, count                                       where workers were when looked at, by line of code
@@ -393,6 +394,7 @@ class _Loader:
         self.cpu = self.process_cpu = self.delay = self.copy = self.copy_delay = 0.0
         self.events: Any = None
         self.trial: _Trial | None = None
+        self.probe: Any = None  # what a FastLoader tells of its batches
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
         _write({
@@ -404,7 +406,7 @@ class _Loader:
             "persistent": bool(getattr(loader, "persistent_workers", False)),
             "pin": bool(getattr(loader, "pin_memory", False)),
             "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
-            "dataset": _place(type(dataset)),
+            "dataset": getattr(getattr(loader, "_data", None), "name", None) or _place(type(dataset)),
             "length": _length(dataset),
             "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": _place(getattr(loader, "collate_fn", None)),
@@ -449,14 +451,14 @@ def _iterating(original: Callable[..., Any]) -> Callable[..., Any]:
     """`DataLoader.__iter__`: the workers are started here."""
 
     @functools.wraps(original)
-    def begin_epoch(self: Any) -> Any:
+    def begin_epoch(self: Any, *args: Any) -> Any:
         if _thread.asked is not None or not _out.folder:
-            return original(self)  # a loader within a loader: the outer one is what the loop waits for
+            return original(self, *args)  # a loader within a loader: the outer one is what the loop waits for
         _State.active = True
         begin = _clock()
         state = _known(self)
         state.trial = _Trial.of(self, state.trial)
-        iterator = original(self)
+        iterator = original(self, *args)
         try:
             state.iter_begin, state.returned = begin, 0.0
             iterator.__dict__["_fastload_doctor"] = state
@@ -481,6 +483,8 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
         _thread.asked = state
         _State.current = None
         into = list(_totals.into)
+        if state.probe is not None:
+            state.probe.clear()
         begin, cpu_begin, delay_begin = _clock(), _cpu_clock(), _scheduled.waited()
         try:
             batch = original(self)
@@ -494,11 +498,14 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
             _thread.asked = None
         try:
             now = _clock()
-            _write({
+            said = {
                 "e": "next", "id": state.id, "t": begin, "wait": now - begin, "cpu": _cpu_clock() - cpu_begin,
                 "delay": _scheduled.waited() - delay_begin, "into": [_totals.into[i] - into[i] for i in (0, 1)],
                 "n": _handed_over(batch), "step": event,
-            })  # fmt: skip
+            }  # fmt: skip
+            if state.probe is not None:
+                said["inside"] = _told(state.probe, now)
+            _write(said)
             if state.trial is not None:
                 state.trial.step_begins(state.id, now, now - begin)
             _step_begins(state)
@@ -507,6 +514,20 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
         return batch
 
     return ask
+
+
+def _told(probe: Any, now: float) -> dict[str, Any]:
+    """What a FastLoader says of the batch that it handed over."""
+    ready = now if probe.ready is None else probe.ready
+    copied = ready if probe.copied is None else probe.copied
+    stages = probe.work.stages if probe.work is not None else {}
+    return {
+        "crew": list(probe.crew),
+        "copy": copied - ready,
+        "transform": now - copied,
+        "depth": probe.queue_depth,
+        "work": {name: [work.running_s, work.blocked_s] for name, work in stages.items()},
+    }
 
 
 def _step_begins(state: _Loader) -> None:
@@ -889,7 +910,22 @@ def _on_dataloader(module: Any) -> None:
 
 
 def _on_fastload(module: Any) -> None:
-    module.FastLoader.__iter__ = _iterating(module.FastLoader.__iter__)
+    original = module.FastLoader.iterate
+
+    @functools.wraps(original)
+    def iterate(self: Any, probe: Any = None) -> Any:
+        if probe is None and _out.folder and _thread.asked is None:
+            from fastload.meter.probe import Probe
+
+            probe = Probe(_clock)
+        iterator = begin_epoch(self, probe)
+        state = iterator.__dict__.get("_fastload_doctor")
+        if state is not None:
+            state.probe = probe
+        return iterator
+
+    begin_epoch = _iterating(original)
+    module.FastLoader.iterate = iterate
 
 
 def _on_fastload_iteration(module: Any) -> None:
