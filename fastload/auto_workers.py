@@ -29,8 +29,9 @@ _LEAST_S = 0.2
 _LEAST_GAIN = 1.05
 # What workers of a source need, and one more for the times when a sample takes longer.
 _MARGIN = 1.1
-# Starting processes takes time that has to be won back within so many epochs, since nobody knows how many will come.
-_EPOCHS_TO_PAY = 4
+EPOCHS_TO_PAY = 4
+"""Starting processes takes time that has to be won back within so many epochs: nobody knows how many will come."""
+
 _FIRST_REST, _LONGEST_REST = 4, 64
 # Of the memory that is free, what more workers may take.
 _MEMORY_SHARE = 0.25
@@ -99,7 +100,9 @@ class Choice(NamedTuple):
     history: History
 
 
-def choose_workers(epoch: Epoch, workers: int, limits: Limits, history: History) -> Choice:
+def choose_workers(
+    epoch: Epoch, workers: int, limits: Limits, history: History, *, epochs_to_pay: float = EPOCHS_TO_PAY
+) -> Choice:
     """What an epoch's waits make of the number of workers it ran with.
 
     A loop that waits a share w of its time asks for n / (1 - w) workers if n make what it gets. They help as long as
@@ -112,6 +115,7 @@ def choose_workers(epoch: Epoch, workers: int, limits: Limits, history: History)
         workers: that it ran with.
         limits: of the machine.
         history: of the choice before; the first time an empty one.
+        epochs_to_pay: within which the start of processes has to be won back.
     """
     if epoch.batches < max(_LEAST_BATCHES, 2 * workers) or epoch.elapsed_s < _LEAST_S:
         return Choice(workers, "the epoch was too short to tell", history)
@@ -137,7 +141,7 @@ def choose_workers(epoch: Epoch, workers: int, limits: Limits, history: History)
     if target <= workers:
         return Choice(workers, f"the workers want a CPU {busy_share:.0%} of the time, and more would not help", known)
     won_s = epoch.starved_s * (1 - workers / target)
-    if won_s * _EPOCHS_TO_PAY < start_s * target:
+    if won_s * epochs_to_pay < start_s * target:
         return Choice(workers, f"starting {target} would take longer than it saves", known)
     reason = f"the loop waited {wait_share:.0%} of the time, and the workers wanted a CPU {busy_share:.0%} of it"
     return Choice(target, reason, History(workers, rate, start_s, next_rest=known.next_rest))
@@ -165,12 +169,16 @@ class Workforce(NamedTuple):
 class AutoWorkers:
     """The number of workers of one loader; `ended` may change it.
 
+    Args:
+        epochs_to_pay: as in `choose_workers`.
+
     Attributes:
         number: for the coming epoch; None: as many as by default.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, epochs_to_pay: float = EPOCHS_TO_PAY) -> None:
         self.number: int | None = None
+        self._epochs_to_pay = epochs_to_pay
         self._history = History()
 
     def ended(self, force: Workforce, *, batches: int, elapsed_s: float, first_s: float) -> None:
@@ -185,6 +193,8 @@ class AutoWorkers:
         most = force.number if force.share_a_lock else max(MOST_WORKERS, cpus)
         limits = Limits(cpus, available_memory(), force.worker_bytes, most)
         epoch = Epoch(batches, elapsed_s, force.starved_s, force.busy_s, first_s if force.were_started else 0.0)
-        self.number, reason, self._history = choose_workers(epoch, force.number, limits, self._history)
+        self.number, reason, self._history = choose_workers(
+            epoch, force.number, limits, self._history, epochs_to_pay=self._epochs_to_pay
+        )
         if self.number != force.number:
             _log.info('workers="auto": %d from now on, not %d: %s', self.number, force.number, reason)

@@ -62,6 +62,9 @@ LAYERS = [
     {"cache", "cache_choice", "cache_load"},
     {"iteration", "open_feed"},
     {"loader"},
+    {"pairs", "page_cache"},
+    {"bench"},
+    {"tune"},
     {"cli"},
 ]
 

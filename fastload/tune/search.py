@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,12 +31,13 @@ from fastload.share import local_world_size
 from fastload.tune.candidates import STAGES, Candidate, Source
 from fastload.tune.choose import Chosen, Row, can_still_win, choose
 from fastload.tune.options import TuneOptions
-from fastload.tune.trials import Runner, Way, quiet
+from fastload.tune.trials import Runner, Way
 
 BATCH_SIZE = 256
 ROUNDS = 5
 _ROUNDS_OF_ALL = 2  # before any candidate is left out
 _STAGES_PART = 0.8  # of the seconds; what is left is for the race against the default
+_TRIALS_PART = 0.6  # opening and closing loaders takes time too
 _LEAST_TRIAL_S = 0.05
 # Where a sample takes milliseconds, batches so small tell as much, and large ones take seconds.
 _SOUNDING = 16
@@ -131,7 +133,9 @@ class Search:
         small = slow and (step is None or step.name == "sim")
         self._tried_size = min(self.batch_size, _SOUNDING) if small else self.batch_size
         # It looks at every option before anything is measured.
-        quiet(self._loader)(self.default).close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._loader(self.default).close()
         self._data = data
         self._step_choice = step
         self._step: TrainingStep | None = None
@@ -228,8 +232,7 @@ class Search:
 
     @property
     def _trial_s(self) -> float:
-        # A part of them is left out after two rounds, and opening takes its time too.
-        return max(_LEAST_TRIAL_S, self.options.seconds / self.num_trials)
+        return max(_LEAST_TRIAL_S, _TRIALS_PART * self.options.seconds / self.num_trials)
 
     @property
     def _over(self) -> bool:
@@ -263,11 +266,11 @@ class Search:
         if candidate not in self._log.runners:
             window = candidate.shuffle.chunks if isinstance(candidate.shuffle, ChunkWindow) else 0
             self._log.runners[candidate] = Runner(
-                quiet(self._loader),
+                self._loader,
                 candidate,
                 self._way,
                 cpus=self._cpus,
-                window_rows=window * self._data.chunk_rows,
+                least_rows=window * self._data.chunk_rows or _SOUNDING,
                 step=self._step,
             )
         return self._log.runners[candidate]
@@ -308,7 +311,7 @@ class Search:
     def _open_step(self, choice: StepChoice) -> TrainingStep:
         rate = None
         if choice.relative:
-            alone = Runner(quiet(self._loader), self.default, self._way, cpus=self._cpus)
+            alone = Runner(self._loader, self.default, self._way, cpus=self._cpus)
             rate = statistics.median(alone.run(self._trial_s).samples_per_s for _ in range(3))
             alone.close()
         channels, classes = 3, 10

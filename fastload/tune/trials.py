@@ -54,7 +54,7 @@ class Runner:
         candidate: tried.
         way: how.
         cpus: that this rank may use.
-        window_rows: of the candidate's windows; 0: it has none.
+        least_rows: of a trial, where passes are counted whole: those of a window, if there are windows.
         step: trained on; None: each page of a batch is looked at.
     """
 
@@ -65,13 +65,13 @@ class Runner:
         way: Way,
         *,
         cpus: int,
-        window_rows: int = 0,
+        least_rows: int = 0,
         step: TrainingStep | None = None,
     ) -> None:
         self._make = make
         self._way = way
         self._cpus = cpus
-        self._least_rows = window_rows if way.whole else 0
+        self._least_rows = least_rows if way.whole else 0
         self._step = step
         self._loader: FastLoader | None = None
         self._stack = ExitStack()
@@ -109,9 +109,12 @@ class Runner:
     def _open(self, seconds: float) -> None:
         held = _memory()
         begin = time.perf_counter()
-        loader = self._loader = self._make(self.candidate)
-        batches = iter(loader)
-        batch: Any = next(batches)
+        with warnings.catch_warnings():
+            # What is tried is not what is recommended: torch warns of more processes than CPUs.
+            warnings.simplefilter("ignore")
+            loader = self._loader = self._make(self.candidate)
+            batches = iter(loader)
+            batch: Any = next(batches)
         first_s = time.perf_counter() - begin
         self.first_batch_s = min(self.first_batch_s or first_s, first_s)
         if self._way.before is None and not self._way.whole:
@@ -186,17 +189,6 @@ class Runner:
         now = self._waited()
         waited_s, taken_s = now[0] - before[0], now[1] - before[1]
         return min(1.0, max(0.0, waited_s / max(1e-9, taken_s)))
-
-
-def quiet(make: MakeLoader) -> MakeLoader:
-    """The same without warnings: what is tried is not what is recommended."""
-
-    def made(candidate: Candidate) -> FastLoader:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return make(candidate)
-
-    return made
 
 
 def _memory() -> int:
