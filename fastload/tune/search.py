@@ -215,7 +215,9 @@ class Search:
             if others and not self._over:
                 if stage == "windows":
                     self._look_at_orders(others)
-                rows = self._race(stage, [best, *others])
+                raced = self._race(stage, [best, *others])
+                # A race that was not run once by all says nothing, unless nothing else is known.
+                rows = raced if len(raced) > len(others) or not rows else rows
                 best = choose(rows, cpu_budget=self.options.cpu_budget).row.candidate
         self._until_s = self._begun_s + self.options.seconds
         if not rows or (best != self.default and not self._over):
@@ -246,7 +248,7 @@ class Search:
         rows: list[Row] = []
         for turn in range(ROUNDS):
             for runner in racing if turn % 2 == 0 else racing[::-1]:
-                if not self._over or not any(runner.trials for runner in runners):
+                if not self._over or not self._log.done:
                     self._told(stage, self._log.done, self.num_trials)
                     runner.run(self._trial_s)
                 self._log.done += 1
@@ -255,7 +257,7 @@ class Search:
                 for runner, since in zip(runners, first, strict=True)
                 if len(runner.trials) > since
             ]
-            if turn + 1 >= _ROUNDS_OF_ALL and not all_rounds:
+            if turn + 1 >= _ROUNDS_OF_ALL and rows and not all_rounds:
                 left = {row.candidate for row in can_still_win(rows, cpu_budget=self.options.cpu_budget)}
                 racing = [runner for runner in racing if runner.candidate in left]
                 if len(racing) < 2:
