@@ -20,13 +20,16 @@ _log = logging.getLogger("fastload")
 MOST_WORKERS = 16
 """Of one loader, unless it has more CPUs; each holds a batch or two in memory."""
 
+# Workers that want a CPU for more of their time than this are not tried to be more: of threads in the page cache, what
+# they do not run they wait for the GIL, and neither these nor those that a disk feeds ever gained from a third one.
+_BUSY, _BUSY_THREADS = 0.5, 0.25
 # A loop that waits less than this share of its time is fed.
 _FED = 0.02
 # The first batches are made while nobody works; fewer, or a shorter time, say nothing.
 _LEAST_BATCHES = 8
-_LEAST_S = 0.2
+_LEAST_S = 1.0
 # More workers than the last time have to make the loop so much faster, or they go again.
-_LEAST_GAIN = 1.05
+_LEAST_GAIN = 1.1
 # What workers of a source need, and one more for the times when a sample takes longer.
 _MARGIN = 1.1
 EPOCHS_TO_PAY = 4
@@ -65,12 +68,14 @@ class Limits(NamedTuple):
         memory_bytes: that are free.
         worker_bytes: that one more worker takes.
         most: workers that can be of use whatever is measured.
+        by_threads: whether they are threads.
     """
 
     cpus: int
     memory_bytes: int
     worker_bytes: int
     most: int
+    by_threads: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def choose_workers(
         history: of the choice before; the first time an empty one.
         epochs_to_pay: within which the start of processes has to be won back.
     """
-    if epoch.batches < max(_LEAST_BATCHES, 2 * workers) or epoch.elapsed_s < _LEAST_S:
+    if not tells_enough(epoch, workers):
         return Choice(workers, "the epoch was too short to tell", history)
     rate = epoch.batches / epoch.elapsed_s
     start_s = max(history.start_s, epoch.start_s / workers)
@@ -134,17 +139,24 @@ def choose_workers(
     if known.rest or epoch.busy_s is None:
         return Choice(workers, "nothing is tried", known)
     busy_share = min(1.0, epoch.busy_s / epoch.elapsed_s / workers)
+    if busy_share > (_BUSY_THREADS if limits.by_threads else _BUSY):
+        return Choice(workers, f"the workers want a CPU {busy_share:.0%} of the time, and more would not help", known)
     room = int(limits.memory_bytes * _MEMORY_SHARE) // max(1, limits.worker_bytes)
     useful = min(limits.most, workers + room, math.floor(limits.cpus / max(busy_share, 0.01)))
     needed = math.ceil(_MARGIN * workers / max(1 - wait_share, 0.01))
     target = min(useful, needed)
     if target <= workers:
-        return Choice(workers, f"the workers want a CPU {busy_share:.0%} of the time, and more would not help", known)
+        return Choice(workers, "there is no room for more", known)
     won_s = epoch.starved_s * (1 - workers / target)
     if won_s * epochs_to_pay < start_s * target:
         return Choice(workers, f"starting {target} would take longer than it saves", known)
     reason = f"the loop waited {wait_share:.0%} of the time, and the workers wanted a CPU {busy_share:.0%} of it"
     return Choice(target, reason, History(workers, rate, start_s, next_rest=known.next_rest))
+
+
+def tells_enough(epoch: Epoch, workers: int) -> bool:
+    """Whether it was long enough to judge so many workers by."""
+    return epoch.batches >= max(_LEAST_BATCHES, 2 * workers) and epoch.elapsed_s >= _LEAST_S
 
 
 class Workforce(NamedTuple):
@@ -156,6 +168,7 @@ class Workforce(NamedTuple):
         were_started: whether they are processes that were started for this pass.
         worker_bytes: of memory that one more would take.
         share_a_lock: whether only one of them reads at a time, so that more are of no use.
+        by_threads: whether they are threads.
     """
 
     number: int
@@ -164,6 +177,7 @@ class Workforce(NamedTuple):
     were_started: bool
     worker_bytes: int
     share_a_lock: bool
+    by_threads: bool
 
 
 class AutoWorkers:
@@ -180,6 +194,7 @@ class AutoWorkers:
         self.number: int | None = None
         self._epochs_to_pay = epochs_to_pay
         self._history = History()
+        self._so_far = Epoch(0, 0.0, 0.0, 0.0)
 
     def ended(self, force: Workforce, *, batches: int, elapsed_s: float, first_s: float) -> None:
         """Takes note of the end of a pass; never waits.
@@ -191,8 +206,21 @@ class AutoWorkers:
         """
         cpus = max(1, available_cpus() // local_world_size())
         most = force.number if force.share_a_lock else max(MOST_WORKERS, cpus)
-        limits = Limits(cpus, available_memory(), force.worker_bytes, most)
-        epoch = Epoch(batches, elapsed_s, force.starved_s, force.busy_s, first_s if force.were_started else 0.0)
+        limits = Limits(cpus, available_memory(), force.worker_bytes, most, force.by_threads)
+        # Short epochs are seen together, until they are long enough to tell.
+        so_far = self._so_far
+        busy_s = None if force.busy_s is None or so_far.busy_s is None else so_far.busy_s + force.busy_s
+        epoch = Epoch(
+            so_far.batches + batches,
+            so_far.elapsed_s + elapsed_s,
+            so_far.starved_s + force.starved_s,
+            busy_s,
+            max(so_far.start_s, first_s if force.were_started else 0.0),
+        )
+        if tells_enough(epoch, force.number):
+            self._so_far = Epoch(0, 0.0, 0.0, 0.0)
+        else:
+            self._so_far = epoch
         self.number, reason, self._history = choose_workers(
             epoch, force.number, limits, self._history, epochs_to_pay=self._epochs_to_pay
         )

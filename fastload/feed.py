@@ -195,6 +195,7 @@ class ThreadFeed:
             worker_bytes=self._ring.slot_bytes,
             # HDF5 has one lock for the process.
             share_a_lock=any(fields[name].offset is None for name, _, _ in self._dataset.layout()),
+            by_threads=True,
         )
 
     def close(self) -> None:
@@ -290,6 +291,7 @@ class ProcessFeed:
             were_started=self._passes == 1,
             worker_bytes=_PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0),
             share_a_lock=False,
+            by_threads=False,
         )
 
     def close(self) -> None:

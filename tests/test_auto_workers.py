@@ -76,7 +76,10 @@ def test_workers_that_sleep_become_as_many_as_the_loop_needs_at_once():
 
 def test_workers_that_compute_do_not_become_more_than_the_cpus_can_run():
     assert choose_workers(epoch_of(starved=9.0, busy=19.0), 2, ROOM, History()).workers == 2
-    assert choose_workers(epoch_of(starved=9.0, busy=10.0), 2, ROOM, History()).workers == 4
+    assert choose_workers(epoch_of(starved=9.0, busy=9.0), 2, ROOM, History()).workers == 4
+    threads = ROOM._replace(by_threads=True)
+    assert choose_workers(epoch_of(starved=9.0, busy=9.0), 2, threads, History()).workers == 2
+    assert choose_workers(epoch_of(starved=9.0, busy=4.0), 2, threads, History()).workers == 10
 
 
 def test_memory_sets_a_limit():
@@ -85,7 +88,7 @@ def test_memory_sets_a_limit():
 
 
 def test_processes_are_not_started_for_less_than_that_takes():
-    short = epoch_of(elapsed=1.0, starved=0.3, busy=0.1, start=4.0)
+    short = epoch_of(elapsed=1.5, starved=0.5, busy=0.1, start=6.0)
     assert choose_workers(short, 2, ROOM, History()).workers == 2
     assert choose_workers(short._replace(start_s=0.1), 2, ROOM, History()).workers > 2
 
@@ -111,7 +114,7 @@ def test_a_number_that_helps_stays():
     assert kept.workers == tried.workers and not kept.history.before
 
 
-@pytest.mark.parametrize("epoch", [epoch_of(batches=7, starved=9.0), epoch_of(elapsed=0.1, starved=0.1)])
+@pytest.mark.parametrize("epoch", [epoch_of(batches=7, starved=9.0), epoch_of(elapsed=0.9, starved=0.9)])
 def test_a_short_epoch_changes_nothing(epoch):
     history = History(before=2, rate=1.0)
     assert choose_workers(epoch, 4, ROOM, history) == (4, "the epoch was too short to tell", history)
@@ -119,11 +122,21 @@ def test_a_short_epoch_changes_nothing(epoch):
 
 def test_readers_that_share_a_lock_stay_as_they_are():
     auto = AutoWorkers()
-    force = Workforce(2, 0.5, 9.0, were_started=False, worker_bytes=1, share_a_lock=True)
+    force = Workforce(2, 0.5, 9.0, were_started=False, worker_bytes=1, share_a_lock=True, by_threads=True)
     auto.ended(force, batches=200, elapsed_s=10.0, first_s=0.1)
     assert auto.number == 2
     auto.ended(force._replace(share_a_lock=False), batches=200, elapsed_s=10.0, first_s=0.1)
     assert auto.number > 2
+
+
+def test_short_epochs_are_seen_together():
+    auto = AutoWorkers()
+    force = Workforce(2, 0.05, 0.3, were_started=False, worker_bytes=1, share_a_lock=False, by_threads=False)
+    numbers = []
+    for _ in range(3):
+        auto.ended(force, batches=20, elapsed_s=0.4, first_s=0.1)
+        numbers.append(auto.number)
+    assert numbers[:2] == [2, 2] and numbers[2] > 2
 
 
 # What is measured
@@ -161,7 +174,7 @@ class Slow(torch.utils.data.Dataset):
     """Takes 5 ms a sample, while no processor is used."""
 
     def __len__(self):
-        return 400
+        return 640
 
     def __getitem__(self, index):
         time.sleep(0.005)
@@ -172,7 +185,7 @@ class Fast(torch.utils.data.Dataset):
     """Takes next to nothing."""
 
     def __len__(self):
-        return 400
+        return 640
 
     def __getitem__(self, index):
         return torch.tensor([index])

@@ -36,6 +36,7 @@ from fastload.tune.trials import Runner, Way
 BATCH_SIZE = 256
 ROUNDS = 5
 _ROUNDS_OF_ALL = 2  # before any candidate is left out
+_ROUNDS_OF_LAST = 15  # it decides, and what others do on the machine must not
 _STAGES_PART = 0.8  # of the seconds; what is left is for the race against the default
 _TRIALS_PART = 0.6  # opening and closing loaders takes time too
 _LEAST_TRIAL_S = 0.05
@@ -222,7 +223,7 @@ class Search:
         self._until_s = self._begun_s + self.options.seconds
         if not rows or (best != self.default and not self._over):
             finalists = list(dict.fromkeys([self.default, best]))
-            raced = self._race("default", finalists, all_rounds=True)
+            raced = self._race("the best and the default", finalists, rounds=_ROUNDS_OF_LAST)
             rows = raced if len(raced) == len(finalists) else rows
         return rows
 
@@ -230,7 +231,7 @@ class Search:
     def num_trials(self) -> int:
         """Most trials that there will be, if the default wins every stage."""
         stages = [candidates_of(self.default, self.source) for candidates_of in STAGES.values()]
-        return sum(1 + len(others) for others in stages if others) * ROUNDS + 2 * ROUNDS
+        return sum(1 + len(others) for others in stages if others) * ROUNDS + 2 * _ROUNDS_OF_LAST
 
     @property
     def _trial_s(self) -> float:
@@ -240,13 +241,13 @@ class Search:
     def _over(self) -> bool:
         return time.perf_counter() > self._until_s
 
-    def _race(self, stage: str, candidates: Sequence[Candidate], *, all_rounds: bool = False) -> list[Row]:
-        """Rounds of trials, in turn; what cannot win any more is left out after two, unless all rounds are wanted."""
+    def _race(self, stage: str, candidates: Sequence[Candidate], *, rounds: int | None = None) -> list[Row]:
+        """Rounds of trials, in turn, all of so many; None: what cannot win any more is left out after two."""
         racing = runners = [self._runner(candidate) for candidate in candidates]
         self._close(runners)
         first = [len(runner.trials) for runner in runners]
         rows: list[Row] = []
-        for turn in range(ROUNDS):
+        for turn in range(rounds or ROUNDS):
             for runner in racing if turn % 2 == 0 else racing[::-1]:
                 if not self._over or not self._log.done:
                     self._told(stage, self._log.done, self.num_trials)
@@ -257,7 +258,7 @@ class Search:
                 for runner, since in zip(runners, first, strict=True)
                 if len(runner.trials) > since
             ]
-            if turn + 1 >= _ROUNDS_OF_ALL and rows and not all_rounds:
+            if turn + 1 >= _ROUNDS_OF_ALL and rows and rounds is None:
                 left = {row.candidate for row in can_still_win(rows, cpu_budget=self.options.cpu_budget)}
                 racing = [runner for runner in racing if runner.candidate in left]
                 if len(racing) < 2:
