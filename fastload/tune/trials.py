@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from fastload.bench.passes import cpu_seconds, endless, touched
@@ -127,7 +128,7 @@ class Runner:
         if self._step is not None:
             self._meter = self._stack.enter_context(Meter(device=self._step.device, sample_every_s=0))
         if self._way.continues:
-            self._batches = batches if self._meter is None else None
+            self._batches = chain(batches, endless(loader)) if self._meter is None else None
         else:
             del batches, batch
 
@@ -147,10 +148,10 @@ class Runner:
 
     def _trial(self, seconds: float) -> Trial:
         step, batches = self._step, self._pass()
-        if not self._way.whole:
-            # What lay ready, or was read before the clock began, does not count.
-            for _ in range(2 * self.candidate.workers if self._way.continues else 1):
-                next(batches, None)
+        # What lay ready, or was read before the clock began, does not count. Cold, an epoch may have one batch.
+        ready = 2 * self.candidate.workers if self._way.continues else 0 if self._way.whole or self._way.before else 1
+        for _ in range(ready):
+            next(batches)
         if step is not None:
             step.begin()
         waited = self._waited()
@@ -171,7 +172,7 @@ class Runner:
             step.finish()
         taken_s, spent_s = time.perf_counter() - begin, cpu_seconds() - cpu_s
         stall_share = self._stall_share(waited) if step is not None else None
-        samples = max(1, samples)
+        assert samples, "a loader has one batch at least"
         return Trial(samples / taken_s, 1000 * spent_s / samples, spent_s / taken_s / self._cpus, stall_share)
 
     def _waited(self) -> tuple[float, float]:

@@ -15,9 +15,11 @@ from fastload.errors import OptionError
 from fastload.layout import write_packed
 from fastload.plan import ChunkWindow
 from fastload.sources.listing import Column
+from fastload.tune.candidates import Candidate
 from fastload.tune.options import TuneOptions
 from fastload.tune.search import Search
 from fastload.tune.tables import measured, table_of, to_dict
+from fastload.tune.trials import Runner, Way
 
 BRIEF = {"seconds": 1.0, "batch_size": 32}
 
@@ -82,11 +84,34 @@ class Slow(torch.utils.data.Dataset):
         return torch.zeros(3, 4, 4, dtype=torch.uint8), index
 
 
+class Fast(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.zeros(3, 4, 4, dtype=torch.uint8), index
+
+
 @pytest.mark.slow
 def test_processes_that_wait_become_more():
     result = Search(Slow(), TuneOptions(seconds=12.0, batch_size=64)).run()
     assert result.chosen.row.candidate.workers > result.default.workers
     assert result.call.startswith("FastLoader(dataset, batch_size=64, workers=")
+
+
+def test_trials_go_on_from_epoch_to_epoch():
+    made = []
+
+    def make(candidate):
+        made.append(FastLoader(Fast(), 16, workers=candidate.workers, shuffle=candidate.shuffle))
+        return made[-1]
+
+    runner = Runner(make, Candidate(1, "full"), Way(continues=True), cpus=1)
+    for _ in range(4):
+        runner.run(0.05)
+    assert len(made) == 1 and made[0].epoch >= 1
+    assert len(runner.row().trials) == 4 and len(runner.row(since=3).trials) == 1
+    runner.close()
 
 
 def test_interrupted_it_tells_what_it_knows(packed):
