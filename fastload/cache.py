@@ -193,6 +193,9 @@ class StoreFeed:
         assert self._store is not None, "the feed was closed"
         return _Places(planned, self._store, self._ring)
 
+    def workforce(self) -> None:
+        """See `Feed.workforce`."""
+
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch[FilledBatch]:
         """See `BeginCopy`."""
         assert self._store is not None, "the feed was closed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -11,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.augment import Augmentation, Augmenter
+from fastload.auto_workers import Workforce
 from fastload.backend import Backend
+from fastload.busy import BusyThreads
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import DeviceBatch, copy_fields
 from fastload.groups import Apart, Groups, group_size
@@ -31,6 +34,9 @@ SLOTS_IN_COPY = 2
 # Announced beyond the batches that have a slot: enough for a disk to work on, and not much of the memory.
 _AHEAD_BYTES = 64 * 2**20
 _MAX_AHEAD = 64
+
+# A worker process: Python, torch and the dataset; what one of ours takes by itself (180 MB), and some.
+_PROCESS_BYTES = 256 * 2**20
 
 
 class Stream(Protocol):
@@ -87,6 +93,10 @@ class Feed(Protocol):
         """Whether another pass can begin; else a new feed is needed."""
         ...
 
+    def workforce(self) -> Workforce | None:
+        """Its workers, and what they did in the current pass; None: their number does not matter."""
+        ...
+
 
 class ThreadFeed:
     """Threads gather rows of a packed file straight into the slots.
@@ -125,6 +135,7 @@ class ThreadFeed:
         self._backend = backend
         self._chunk_rows = chunk_rows
         self._announces = announces
+        self._watch = _Watch(lambda: None)
         self._reader = dataset.open_reader(read, cache_chunks=cache_chunks, windows=chunk_rows > 0)
         self._augmenter = Augmenter(dataset, self._reader, augmentation) if augmentation else None
         fields = self._augmenter.fields if self._augmenter else dataset.layout()
@@ -150,9 +161,10 @@ class ThreadFeed:
         read_ahead = self._dataset.read_ahead(chunk_rows=self._chunk_rows) if self._announces else None
         groups = Groups(planned, self._group) if self._group > 1 else None
         augment = functools.partial(self._augmenter.fill, epoch) if self._augmenter else None
+        busy = BusyThreads()
         stream = BatchStream(
             groups or planned,
-            augment or functools.partial(_fill, self._reader),
+            busy.counting(augment or functools.partial(_fill, self._reader)),
             self._ring,
             workers=self._workers,
             loose=self._loose,
@@ -162,12 +174,28 @@ class ThreadFeed:
             manual_release=self._backend is not None,
             timed=timed,
         )
-        return _Announced(stream, groups.apart(stream) if groups else None, self._group, read_ahead)
+        self._watch = _Watch(lambda: busy.busy_s)
+        apart = groups.apart(stream) if groups else None
+        return _Announced(stream, apart, self._group, read_ahead, self._watch)
 
     @property
     def crew(self) -> Crew:
         """See `Feed.crew`."""
         return Crew(self._workers, self._group * len(self._ring.slots), by_threads=True)
+
+    def workforce(self) -> Workforce:
+        """See `Feed.workforce`."""
+        fields = self._dataset.file.fields
+        return Workforce(
+            self._workers,
+            self._watch.busy_s,
+            self._watch.starved_s,
+            were_started=False,
+            worker_bytes=self._ring.slot_bytes,
+            # HDF5 has one lock for the process.
+            share_a_lock=any(fields[name].offset is None for name, _, _ in self._dataset.layout()),
+            by_threads=True,
+        )
 
     def close(self) -> None:
         """See `Feed.close`."""
@@ -185,6 +213,7 @@ class ProcessFeed:
         backend: of the device; None for the CPU.
         announces: whether the kernel is told ahead which rows of a packed file come.
         chunk_rows: as in `ThreadFeed`.
+        auto: whether the number of workers was chosen by what was measured.
     """
 
     begin_copy = staticmethod(copy_fields)
@@ -199,11 +228,15 @@ class ProcessFeed:
         backend: Backend | None,
         announces: bool,
         chunk_rows: int,
+        auto: bool,
     ) -> None:
         self.views: Mapping[str, torch.dtype] = {}
         self._chunk_rows = chunk_rows
         self._backend = backend
         self._batch_size = batch_size
+        self._workers = workers
+        self._passes = 0
+        self._watch = _Watch(lambda: None)
         self._dataset = data.dataset if announces and isinstance(data, PackedInput) else None
         self._pool = WorkerPool(
             data,
@@ -212,6 +245,7 @@ class ProcessFeed:
             names=data.fields,
             on_layout=on_layout,
             pin=backend.pin if backend is not None else None,
+            warns_of_many=not auto,
         )
 
     @property
@@ -242,30 +276,82 @@ class ProcessFeed:
             manual_release=self._backend is not None,
             timed=timed,
         )
-        return _Announced(stream, None, 1, read_ahead)
+        self._passes += 1
+        self._watch = _Watch(self._pool.busy_s)
+        return _Announced(stream, None, 1, read_ahead, self._watch)
+
+    def workforce(self) -> Workforce:
+        """See `Feed.workforce`."""
+        ring = self._pool.desk.ring
+        return Workforce(
+            self._workers,
+            self._watch.busy_s,
+            self._watch.starved_s,
+            were_started=self._passes == 1,
+            worker_bytes=_PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0),
+            share_a_lock=False,
+            by_threads=False,
+        )
 
     def close(self) -> None:
         """See `Feed.close`."""
         self._pool.close()
 
 
+class _Watch:
+    """What a pass asks of its workers, from its first batch on: what they did before, such as imports, is no batch.
+
+    Attributes:
+        starved_s: waited for batches that were not ready when they were asked for.
+    """
+
+    def __init__(self, busy_s: Callable[[], float | None]) -> None:
+        self.starved_s = 0.0
+        self._busy_s = busy_s
+        self._before_s: float | None = None
+        self._begun = False
+
+    def note(self, *, ready: bool, waited_s: float) -> None:
+        """A batch was handed over; the first one begins the pass."""
+        if not self._begun:
+            self._begun, self._before_s = True, self._busy_s()
+        elif not ready:
+            self.starved_s += waited_s
+
+    @property
+    def busy_s(self) -> float | None:
+        """Seconds that workers were on a CPU or wanted one; None: not known."""
+        now_s = self._busy_s()
+        return None if now_s is None or self._before_s is None else now_s - self._before_s
+
+
 class _Announced:
-    """A stream, of groups taken apart if there are any, with the announcer that ends with it."""
+    """A stream, of groups taken apart if there are any, with the announcer that ends with it; watched."""
 
     def __init__(
-        self, stream: BatchStream | ProcessStream, apart: Apart | None, group: int, read_ahead: ReadAhead | None
+        self,
+        stream: BatchStream | ProcessStream,
+        apart: Apart | None,
+        group: int,
+        read_ahead: ReadAhead | None,
+        watch: _Watch,
     ) -> None:
         self._stream = stream
         self._apart = apart
         self._group = group
         self._batches: Iterator[FilledBatch] = apart or stream
         self._read_ahead = read_ahead
+        self._watch = watch
 
     def __iter__(self) -> Iterator[FilledBatch]:
         return self
 
     def __next__(self) -> FilledBatch:
-        return next(self._batches)
+        ready = self._stream.ready()
+        asked_s = time.perf_counter()
+        batch = next(self._batches)
+        self._watch.note(ready=ready, waited_s=time.perf_counter() - asked_s)
+        return batch
 
     def ready(self) -> bool:
         """Whether next() would give a batch without waiting."""

@@ -10,19 +10,20 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from fastload.augment import Augmentation
+from fastload.auto_workers import AutoWorkers
 from fastload.backend import open_backend
 from fastload.batch import Batch
 from fastload.cache import StoreFeed
 from fastload.cache_choice import CacheOption, choose_cache, say_order_quality
 from fastload.dataset import PackedDataset
-from fastload.echo import open_echo
+from fastload.echo import EchoPolicy, open_echo
 from fastload.errors import OptionError, StateError
 from fastload.feed import Feed
 from fastload.inputs import PackedInput, as_input
@@ -34,6 +35,7 @@ from fastload.plan import (
     Echo,
     Ends,
     EpochPlan,
+    Pace,
     PlanState,
     Shuffle,
     check_state,
@@ -75,7 +77,9 @@ class FastLoader:
         shuffle, ends, seed: as in `EpochPlan`; shuffle=True chooses by how the file was packed.
         share: "auto", (rank, world_size), or None for all rows; see `resolve_share`.
         workers: threads that read, or processes that run Python; None: one for each CPU that this rank may use, at
-            most 16, or 2 where they only copy.
+            most 16, or 2 where they only copy; "auto" begins with that and gives an epoch more where the last one was
+            waited for and its workers wait themselves, for a disk, a network or a lock. What a batch holds does not
+            depend on it.
         device: None or "cpu" leaves batches where they were read; "cuda" copies them beside the computation.
         transform: list of transforms, run on the device, drawn anew for each sample, epoch and echo.
         echo: times each batch is used, augmented anew each time; `MixedEcho` keeps the uses of a batch apart; "auto"
@@ -104,7 +108,7 @@ class FastLoader:
         ends: Ends | None = None,
         seed: int = 0,
         share: ShareOption = "auto",
-        workers: int | None = None,
+        workers: int | Literal["auto"] | None = None,
         device: str | torch.device | None = None,
         transform: Sequence[Any] | None = (),
         echo: Echo = 1,
@@ -119,15 +123,16 @@ class FastLoader:
                 "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "
                 "in this process."
             )
-        if workers is not None:
-            _check_whole("workers", workers, least=1)
+        self._auto = AutoWorkers() if isinstance(workers, str) and workers == "auto" else None
+        if workers is not None and self._auto is None:
+            _check_whole("workers", workers, least=1, others=', "auto" or None')
         self.batch_size = batch_size
         self.echo = echo
         self._read: Read = read
         self._share_option = share
         self._share = resolve_share(share)
         self._echo = open_echo(echo, self._share)
-        self._workers = workers
+        self._workers = None if isinstance(workers, str) else workers
         self._backend = open_backend(device)
         self._cache = choose_cache(cache, data, self._backend, self._share)
         self._shuffle = data.resolve_shuffle(shuffle, kept=self._cache.place is not None)
@@ -180,7 +185,7 @@ class FastLoader:
             seed=self._seed,
             rank=self._share.rank,
         )
-        ended = functools.partial(self._echo.ended, factor=position.uses.factor)
+        ended = functools.partial(_pass_ended, self._echo, self._auto, feed, counter)
         iteration = Iteration(stages, planned, position, self._stats, ended, probe)
         self._active = weakref.ref(iteration)
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
@@ -359,7 +364,8 @@ class FastLoader:
             # Kept, though of no use: to free what lies on the device takes a device, which a forked child has not.
             self._feed_of_parent = self._feed if isinstance(self._feed, StoreFeed) else None
             self._feed, self._pid = None, os.getpid()
-        if self._feed is not None and not self._feed.usable:
+        workers = self._workers if self._auto is None else self._auto.number
+        if self._feed is not None and not (self._feed.usable and _has(self._feed, workers)):
             self._feed.close()
             self._feed = None
         if self._feed is None:
@@ -367,7 +373,8 @@ class FastLoader:
                 data=self._data,
                 batch_size=self.batch_size,
                 read=self._read,
-                workers=self._workers,
+                workers=workers,
+                auto=self._auto is not None,
                 num_steps=self._new_plan(0).num_steps,
                 shuffle=self._shuffle,
                 share=self._share,
@@ -380,6 +387,25 @@ class FastLoader:
         return self._feed
 
 
-def _check_whole(name: str, value: object, *, least: int) -> None:
+def _has(feed: Feed, workers: int | None) -> bool:
+    """Whether a feed has so many workers, where their number matters; None: as many as by default."""
+    force = feed.workforce() if workers is not None else None
+    return force is None or force.number == workers
+
+
+def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter: Counter, pace: Pace) -> None:
+    """Tells those who decide on the next epoch. No method: a pass must not keep its loader."""
+    echo.ended(pace, counter.echo)
+    force = feed.workforce() if auto is not None else None
+    if auto is not None and force is not None:
+        auto.ended(
+            force,
+            batches=pace.batches,
+            elapsed_s=pace.stall_s + pace.work_s,
+            first_s=counter.first_waited_s,
+        )
+
+
+def _check_whole(name: str, value: object, *, least: int, others: str = "") -> None:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise OptionError(f"{name}={value!r}: give a whole number, {least} or more")
+        raise OptionError(f"{name}={value!r}: give a whole number, {least} or more{others}")

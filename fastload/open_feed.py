@@ -38,7 +38,9 @@ class FeedOptions:
 
     Attributes:
         data: what is fed.
-        batch_size, read, workers: as in `FastLoader`.
+        batch_size, read: as in `FastLoader`.
+        workers: asked for; None: by default.
+        auto: whether their number was chosen by what was measured.
         num_steps: batches of an epoch, more or less.
         shuffle: resolved.
         share: of this rank.
@@ -52,6 +54,7 @@ class FeedOptions:
     batch_size: int
     read: Read
     workers: int | None
+    auto: bool
     num_steps: int
     shuffle: ResolvedShuffle
     share: Share
@@ -64,8 +67,18 @@ class FeedOptions:
     def num_workers(self) -> int:
         """Threads or processes: those asked for, else one for each CPU that this rank may use, up to a limit."""
         processes = not isinstance(self.data, PackedInput) or self.data.runs_python
-        most = _MAX_WORKERS if processes or self.in_threads else _MAX_COPYING
-        return self.workers or min(most, max(1, available_cpus() // local_world_size()))
+        return self.workers or default_workers(processes=processes, computing=self.in_threads)
+
+
+def default_workers(*, processes: bool, computing: bool) -> int:
+    """Threads or processes when nobody says how many.
+
+    Args:
+        processes: they are processes.
+        computing: they are threads that augment too, and do not only copy.
+    """
+    most = _MAX_WORKERS if processes or computing else _MAX_COPYING
+    return min(most, max(1, available_cpus() // local_world_size()))
 
 
 def open_feed(options: FeedOptions) -> tuple[Feed, int]:
@@ -94,6 +107,7 @@ def open_feed(options: FeedOptions) -> tuple[Feed, int]:
             on_layout=functools.partial(_check_samples, options.augmentation.transforms, data.name),
             backend=backend,
             announces=announces,
+            auto=options.auto,
         )
         return processes, 0
     threads = ThreadFeed(

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from fastload.busy import busy_processes_s
 from fastload.errors import OptionError, WorkerError
 from fastload.inputs import Input
 from fastload.plan import PlannedBatch
@@ -87,6 +88,7 @@ class WorkerPool:
         names: of the fields, when the dataset names them.
         on_layout: told what samples are like, before the first batch; may refuse.
         pin: makes memory readable for a device, when batches go to one, and returns what undoes that.
+        warns_of_many: whether torch may warn of more workers than CPUs, which are right where workers wait.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class WorkerPool:
         names: Sequence[str] | None,
         on_layout: Callable[[SampleLayout], None],
         pin: Callable[[NDArray[np.uint8]], Callable[[], None] | None] | None = None,
+        warns_of_many: bool = True,
     ) -> None:
         self.workers = workers
         self._batch_size = batch_size
@@ -108,18 +111,21 @@ class WorkerPool:
         self._memory = SharedMemory()
         self._orders = _Orders()
         self._workers: Workers | None = None
-        self._loader = WorkerLoader(
-            Filler(source, self._memory, batch_size, names),
-            batch_size=None,
-            sampler=self._orders,
-            num_workers=workers,
-            collate_fn=_as_it_is,
-            prefetch_factor=PREFETCH,
-            worker_init_fn=end_with_parent,
-            persistent_workers=True,
-            multiprocessing_context=worker_context(),
-            generator=torch.Generator(),  # the user's global one is not drawn from
-        )
+        with warnings.catch_warnings():
+            if not warns_of_many:
+                warnings.filterwarnings("ignore", "This DataLoader will create")
+            self._loader = WorkerLoader(
+                Filler(source, self._memory, batch_size, names),
+                batch_size=None,
+                sampler=self._orders,
+                num_workers=workers,
+                collate_fn=_as_it_is,
+                prefetch_factor=PREFETCH,
+                worker_init_fn=end_with_parent,
+                persistent_workers=True,
+                multiprocessing_context=worker_context(),
+                generator=torch.Generator(),  # the user's global one is not drawn from
+            )
         self.desk = _Desk()
         self.warned = False
         self._closed = False
@@ -189,6 +195,10 @@ class WorkerPool:
     def usable(self) -> bool:
         """Whether an epoch can begin: all workers are there, or none was started."""
         return not self._closed and (self._workers is None or not self._workers.dead())
+
+    def busy_s(self) -> float | None:
+        """Seconds that the workers were on a CPU or wanted one, since they began; None: there are none, or one died."""
+        return busy_processes_s(self._workers.pids) if self._workers is not None else None
 
     def close(self, *, kill: bool = False) -> None:
         """Ends the workers; they finish the sample they are at, unless killed. Batches handed over stay valid."""

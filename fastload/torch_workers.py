@@ -41,6 +41,11 @@ class Workers(_MultiProcessingDataLoaderIter):
         """Whether a result has arrived."""
         return len(self._task_info.get(self._rcvd_idx, ())) == 2 or bool(self._reader.poll())
 
+    @property
+    def pids(self) -> list[int]:
+        """Numbers of the processes."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
     def num_waiting(self) -> int | None:
         """Results that have arrived; None where queues have no length (macOS)."""
         early = sum(len(info) == 2 for info in self._task_info.values())

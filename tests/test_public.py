@@ -53,9 +53,10 @@ LAYERS = [
     },
     {"ring", "groups", "shared_memory"},
     {"threads"},
+    {"busy"},
     {"backend", "device", "transforms", "dataset", "share", "batch", "samples"},
     {"agreement"},
-    {"echo"},
+    {"echo", "auto_workers"},
     {"augment", "decoder_laps", "inputs", "orders", "samplers", "worker", "torch_workers"},
     {"processes"},
     {"feed"},
@@ -63,6 +64,7 @@ LAYERS = [
     {"iteration", "open_feed"},
     {"loader"},
     {"bench"},
+    {"tune"},
     {"cli"},
 ]
 

@@ -19,6 +19,7 @@ torch_free=(
     tests/test_page_cache.py tests/test_pairs.py
     tests/meter/test_gpus.py tests/meter/test_sampler.py tests/meter/test_stats.py tests/meter/test_steps.py
     tests/test_stopwatch.py tests/test_preview.py tests/test_quality.py tests/test_verify.py
+    tests/tune/test_choose.py
 )
 
 # An environment from outside must not decide what is imported.

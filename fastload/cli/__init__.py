@@ -16,6 +16,7 @@ from fastload.cli.info import info
 from fastload.cli.output import print_error, show_warnings_in_one_line
 from fastload.cli.pack import pack
 from fastload.cli.preview import preview
+from fastload.cli.tune import tune
 from fastload.cli.verify import verify
 
 __all__ = ["app", "main"]
@@ -33,6 +34,7 @@ app.command()(info)
 app.command()(verify)
 app.command()(preview)
 app.command()(bench)
+app.command()(tune)
 app.command(context_settings={"ignore_unknown_options": False})(doctor)
 
 

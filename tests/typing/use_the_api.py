@@ -85,6 +85,7 @@ for position in ChunkSampler(train):
 mixed = FastLoader(train, 32, echo=fastload.MixedEcho(2, distance=4))
 automatic = FastLoader(train, 32, echo="auto")
 factor: int = automatic.stats.echo
+adapting = FastLoader(train, 32, workers="auto")
 in_turns: Sampler[list[int]] = ChunkBatchSampler(train, 32, num_workers=4, shuffle=fastload.ChunkWindow(8))
 plain = DataLoader(train, batch_size=32, sampler=everything, num_workers=4)
 by_batches = DataLoader(train, batch_sampler=ChunkBatchSampler(train, 32, num_workers=4), num_workers=4)
