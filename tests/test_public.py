@@ -31,7 +31,7 @@ TORCH_FREE = [
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory", "measured", "pairs"},
+    {"errors", "cpus", "memory", "measured", "new_file", "pairs"},
     {"verdict", "report"},
     {"ranges", "stopwatch"},
     {"meter"},

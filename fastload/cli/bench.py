@@ -82,9 +82,9 @@ def bench(
     """
     with one_line_errors():
         if report is not None:
-            from fastload.cli.files import check_output
+            from fastload.report import check_report_path
 
-            check_output(report, force=force)  # before minutes of measuring
+            check_report_path(report, force=force)  # before minutes of measuring
         from fastload.bench.faults import parse_fault
         from fastload.bench.run import BenchOptions, run_bench
         from fastload.bench.steps import parse_step

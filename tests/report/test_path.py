@@ -12,8 +12,8 @@ import pytest
 
 from fastload.errors import OutputError
 from fastload.measured import Measured
+from fastload.new_file import save_text
 from fastload.report import check_report_path, write_report
-from fastload.report.path import save_text
 
 
 def test_a_new_name_in_a_folder_of_ours_is_accepted(tmp_path):
@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
         "from pathlib import Path; from fastload.errors import OutputError;"
-        "from fastload.report.path import save_text\n"
+        "from fastload.new_file import save_text\n"
         "try: save_text('x' * 100_000, Path(sys.argv[1]), force=True)\n"
         "except OutputError as exc: print(exc)"
     )
