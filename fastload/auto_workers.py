@@ -5,8 +5,9 @@ is measured is decided upon in `choose_workers`, a pure function. No torch here.
 
 Threads keep the default number, since no other was better: 1, 2, 3, 4 threads gave 19,400, 22,600, 24,100, 26,700
 images/s of 218x178x3 (each between 1,000 and 50,000: neighbours on the machine), augmented 1,520, 1,190, 1,560, 970, in
-gzip 690, 740, 660, and cold from the disk 1, 2 and 4 gave 7,800, 6,600, 6,800. Whether a thread waits for a disk or for
-the GIL, its clock does not tell, and three or more that wait for the GIL made 32x32x3 rows 0.65 times as fast.
+gzip 690, 740, 660, and cold from the disk 1, 2 and 4 gave 6,100, 6,600, 6,800. Whether a thread waits for a disk or for
+the GIL, its clock does not tell: raised to 4 for their waits, threads gave 0.65 times the images/s (0.24 to 1.22, 7
+pairs) of 2 on 32x32x3 rows.
 """
 
 from __future__ import annotations
