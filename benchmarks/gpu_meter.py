@@ -1,16 +1,17 @@
-"""What the driver says of the GPU while it works: utilization, power, clock."""
+"""What the driver says of the GPU while it works, summed up; and a driver for machines without one."""
 
 from __future__ import annotations
 
 import statistics
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fastload.meter import Sampler
+
 
 class PretendNvml:
-    """Answers what `Meter` asks pynvml, with readings that rise and fall; for the CPU and the tests."""
+    """Answers what a `Sampler` asks pynvml, with readings that rise and fall; for the CPU and the tests."""
 
     NVML_CLOCK_SM = 1
 
@@ -20,12 +21,24 @@ class PretendNvml:
     def nvmlInit(self) -> None:
         pass
 
+    def nvmlShutdown(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        return []
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
         self.asked += 1
         return type("Rates", (), {"gpu": 90 + self.asked % 3, "memory": 40})
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return type("Memory", (), {"used": 2**30, "total": 2**33})
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         return 500_000 + 1000 * (self.asked % 3)
@@ -34,63 +47,33 @@ class PretendNvml:
         return 1980
 
 
-class Meter:
-    """Reads utilization, power and clock of device 0 beside the work, in a thread.
+@contextmanager
+def counters(
+    nvml: Any = None, *, skip_s: float = 0.0, every_s: float = 0.1, visible: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Reads the counters of this job's GPU until the block ends; then gives mean, lowest, highest and count of each.
+
+    Where the driver says nothing, `error` is why.
 
     Args:
-        nvml: the module pynvml, or an object with the same functions.
-        period_s: between two readings. The driver renews its utilization every 1/6 to 1 s.
+        nvml, visible, every_s: as in `Sampler`; None: pynvml.
+        skip_s: the driver's utilization looks back up to a second: what came before is not counted.
     """
-
-    def __init__(self, nvml: Any, period_s: float = 0.1) -> None:
-        nvml.nvmlInit()
-        self._nvml, self._handle, self.period_s = nvml, nvml.nvmlDeviceGetHandleByIndex(0), period_s
-
-    def read(self) -> dict[str, float]:
-        """One reading; a counter that the driver does not have is left out."""
-        nvml, handle = self._nvml, self._handle
-        asked: dict[str, Callable[[], float]] = {
-            "utilization_percent": lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "sm_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        }
-        reading = {}
-        for name, ask in asked.items():
-            try:
-                reading[name] = ask()
-            except Exception:  # noqa: BLE001  # NVMLError by the module's own name: not supported here
-                continue
-        return reading
-
-    @contextmanager
-    def sampling(self, *, skip_s: float = 0.0) -> Iterator[dict[str, Any]]:
-        """Reads until the block ends; the dict then holds mean, lowest, highest and count of each counter.
-
-        Args:
-            skip_s: the driver's utilization looks back up to a second: what came before is not counted.
-        """
-        summary: dict[str, Any] = {}
-        readings: list[dict[str, float]] = []
-        stop = threading.Event()
-
-        def sample() -> None:
-            if stop.wait(skip_s):
-                return
-            readings.append(self.read())
-            while not stop.wait(self.period_s):
-                readings.append(self.read())
-
-        thread = threading.Thread(target=sample, daemon=True)
-        thread.start()
-        try:
-            yield summary
-        finally:
-            stop.set()
-            thread.join()
-            for name in ("utilization_percent", "power_w", "sm_mhz"):
-                values = [reading[name] for reading in readings if name in reading]
-                if values:
-                    summary[name] = {
-                        "mean": statistics.fmean(values), "lowest": min(values), "highest": max(values),
-                        "count": len(values),
-                    }  # fmt: skip
+    summary: dict[str, Any] = {}
+    with Sampler(nvml=nvml, visible=visible, every_s=every_s) as sampler:
+        yield summary
+    if "gpu" in sampler.absent:
+        summary["error"] = sampler.absent["gpu"]
+    values: dict[str, list[float]] = {}
+    first = min(
+        (name.partition(".")[0] for one in sampler.readings for name in one if name.startswith("gpu")), default=""
+    )
+    for reading in sampler.readings:
+        for name, value in reading.items():
+            device, _, counter = name.partition(".")
+            if device == first and reading["at_s"] >= skip_s:
+                values.setdefault(counter, []).append(value)
+    for counter, found in values.items():
+        summary[counter] = {
+            "mean": statistics.fmean(found), "lowest": min(found), "highest": max(found), "count": len(found),
+        }  # fmt: skip

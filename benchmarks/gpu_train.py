@@ -21,7 +21,7 @@ import harness
 from gpu_bench import Bench
 from gpu_device import Device
 from gpu_feed import open_loader, plain_loader
-from gpu_meter import Meter
+from gpu_meter import counters
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
@@ -191,14 +191,11 @@ def _watched(bench: Bench, trainer: Trainer, loader: Any, steps: int) -> dict[st
 def _metered(bench: Bench, trainer: Trainer, batches: Batches, steps: int) -> dict[str, Any]:
     device, sizes = bench.device, bench.sizes
     steps = max(4, round(steps * sizes.watch_s / sizes.segment_s))
-    try:
-        meter = Meter(device.nvml())
-    except Exception as exc:  # noqa: BLE001  # NVMLError by the module's own name, or no such module
+    with counters(
+        device.nvml(), skip_s=min(1.5, sizes.watch_s / 4), visible="0" if device.kind == "cpu" else None
+    ) as found:
         run = Segment(device, trainer, batches, steps, discard=0)
-        return {"counters": {"error": f"{type(exc).__name__}: {exc}"}, "watched_gap_share": run.gap_share}
-    with meter.sampling(skip_s=min(1.5, sizes.watch_s / 4)) as counters:
-        run = Segment(device, trainer, batches, steps, discard=0)
-    return {"counters": counters, "watched_gap_share": run.gap_share, "watched_step_s": run.step_s,
+    return {"counters": found, "watched_gap_share": run.gap_share, "watched_step_s": run.step_s,
             "watched_next_share": run.next_share}  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastload import transforms
     from fastload.dataset import PackedDataset
+    from fastload.doctor.in_process import diagnose
     from fastload.errors import (
         CacheError,
         FastloadError,
@@ -64,6 +65,7 @@ __all__ = [
     "SourceError",
     "StateError",
     "WorkerError",
+    "diagnose",
     "inspect_file",
     "pack_images",
     "transforms",
@@ -97,6 +99,7 @@ _HOMES = {
     "SourceError": "fastload.errors",
     "StateError": "fastload.errors",
     "WorkerError": "fastload.errors",
+    "diagnose": "fastload.doctor.in_process",
     "inspect_file": "fastload.info",
     "pack_images": "fastload.pack",
     "verify_file": "fastload.verify",

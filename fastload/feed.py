@@ -176,8 +176,7 @@ class ThreadFeed:
     @property
     def crew(self) -> Crew:
         """See `Feed.crew`."""
-        # The user holds one slot while the loop asks for the next batch.
-        return Crew(self._workers, self._group * (len(self._ring.slots) - 1), by_threads=True)
+        return Crew(self._workers, self._group * len(self._ring.slots), by_threads=True)
 
     def workforce(self) -> None:
         """See `Feed.workforce`."""

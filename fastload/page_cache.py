@@ -1,15 +1,22 @@
-"""A file's pages in the kernel's cache: dropped, and looked for."""
+"""A file's pages in the kernel's cache: dropped, and counted."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import platform
+import struct
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from fastload.read import held
 
-_PROBES = 1000
+_CACHESTAT = 451  # its number on x86-64 and aarch64, from Linux 6.5 on
+_RANGE, _COUNTS = struct.Struct("=QQ"), struct.Struct("=QQQQQ")
+_PROBES = 256
 
 
 def drop(path: Path) -> float | None:
@@ -26,12 +33,33 @@ def drop(path: Path) -> float | None:
 
 
 def resident_share(path: Path) -> float | None:
-    """Share of a file that is in memory, 0 to 1, by looking at a thousand places; None: the system does not say."""
+    """Share of a file that is in memory, 0 to 1; None where the system does not say, or the file is empty."""
     size = path.stat().st_size
     if not size:
         return None
     with open(path, "rb") as file:
-        offsets = np.unique(np.linspace(0, size - 1, min(size, _PROBES)).astype(np.int64)).tolist()
-        found = [held.is_resident(file.fileno(), offset) for offset in offsets]
+        share = _counted(file.fileno(), size)
+        return _probed(file.fileno(), size) if share is None else share
+
+
+def _counted(fd: int, size: int) -> float | None:
+    """By cachestat(2); None where the kernel has none, or does not tell this user."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        return None
+    counts = ctypes.create_string_buffer(_COUNTS.size)
+    whole = ctypes.create_string_buffer(_RANGE.pack(0, 0))
+    if ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(_CACHESTAT), fd, whole, counts, 0) != 0:
+        return None
+    pages = -(-size // mmap.PAGESIZE)
+    return min(1.0, float(_COUNTS.unpack(counts.raw)[0]) / pages)
+
+
+def _probed(fd: int, size: int) -> float | None:
+    """By looking at some places."""
+    if hasattr(os, "posix_fadvise"):
+        # Else a look at one page that is not there would have its neighbours read as well.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    offsets = np.unique(np.linspace(0, size - 1, min(size, _PROBES)).astype(np.int64)).tolist()
+    found = [held.is_resident(fd, offset) for offset in offsets]
     known = [resident for resident in found if resident is not None]
     return sum(known) / len(known) if known else None

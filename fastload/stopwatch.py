@@ -60,6 +60,7 @@ class Stopwatch:
         self._delays = _ProcFile.open("/proc/thread-self/schedstat")
         self._counters = _ProcFile.open("/proc/self/io")
         self._faults = getattr(resource, "RUSAGE_THREAD", None)
+        self._was_read = self._read_so_far()
         self.begin()
 
     def start(self) -> Stopwatch:
@@ -73,7 +74,8 @@ class Stopwatch:
         self._blocked: dict[str, float] = {}
         self._lock_s = 0.0
         self._samples: list[float] = []
-        self._was_read = self._read_so_far()
+        if not self._by_threads:  # the order itself was read, too
+            self._was_read = self._read_so_far()
         self._waited_s = self._delay_s()
         self._spent_s = self._sample_s = 0.0
         self._wall_s = time.perf_counter()
@@ -114,7 +116,9 @@ class Stopwatch:
         """What the batch cost."""
         self.lap(self._rest)
         blocked, lock_s = self._blocked, self._lock_s
-        if self._was_read != self._read_so_far():
+        # Of threads between batches too: what is announced is read while they wait for the next order.
+        was_read, self._was_read = self._was_read, self._read_so_far()
+        if was_read != self._was_read:
             apart = set() if self._by_threads or not {"reading", "decoding"} & set(self._running) else {"transform"}
             elsewhere = [stage for stage in blocked if stage not in {"reading", *apart}]
             blocked["reading"] = blocked.get("reading", 0.0) + sum(map(blocked.pop, elsewhere))
@@ -165,13 +169,16 @@ class _ProcFile:
     def open(cls, path: str) -> _ProcFile | None:
         """The file; None where there is none."""
         try:
-            return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) if _LINUX else None
+            file = cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) if _LINUX else None
         except OSError:
             return None
+        return file if file is not None and file.read() else None  # some sandboxes open it and then refuse
 
     def read(self) -> bytes:
         """All of it."""
         count: int = self._pread(self._fd, self._buffer, 512, 0)
+        if count <= 0:
+            return b""
         self.num_bytes += count
         content: bytes = self._buffer[:count]  # type: ignore[assignment]  # of c_char, typeshed says a list
         return content

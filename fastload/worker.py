@@ -117,6 +117,8 @@ class Filler(Dataset[Any]):
             for sample in self._source.samples(rows[first : first + _BLOCK]):
                 if sample is None:
                     raise TypeError("the sample is None")
+                if self._stopwatch is not None:
+                    self._stopwatch.lap("transform")
                 yield sample
                 done.append(1)
 
@@ -126,6 +128,7 @@ class Filler(Dataset[Any]):
         try:
             stopwatch.begin()
             result = self._fill(order, layout, done)
+            stopwatch.lap("collate")
             return Timed(result, stopwatch.end())
         finally:
             self._stopwatch = None
@@ -140,8 +143,6 @@ class Filler(Dataset[Any]):
         samples = self._made(order.rows, done)
         stopwatch = self._stopwatch
         for place, sample in enumerate(samples):
-            if stopwatch is not None:
-                stopwatch.lap("transform")
             values = fields_of(sample, layout.form)
             rest = write_sample(arrays, place, values) if values is not None else None
             if rest is None:
@@ -199,6 +200,9 @@ class Filler(Dataset[Any]):
             if sample is given and all_gathered:
                 beside.append([])
                 done.append(1)
+                if stopwatch is not None:
+                    stopwatch.lap("transform")
+                    stopwatch.sample()
                 continue
             del given
             if sample is None:

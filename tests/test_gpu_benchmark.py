@@ -137,18 +137,30 @@ def test_one_figure_that_fails_leaves_the_next(tmp_path, in_benchmarks):
     assert right == {"figure": "right", "value": 2.0, "target": ">= 1"}
 
 
-def test_meter_reads_what_the_driver_has(in_benchmarks):
-    from gpu_meter import Meter, PretendNvml
+def test_counters_are_what_the_driver_has(in_benchmarks):
+    from gpu_meter import PretendNvml, counters
 
     class OldDriver(PretendNvml):
         def nvmlDeviceGetPowerUsage(self, handle):
             raise RuntimeError("not supported")
 
-    with Meter(OldDriver(), period_s=0.001).sampling() as counters:
+    with counters(OldDriver(), every_s=0.001, visible="0") as found:
         time.sleep(0.05)
-    assert set(counters) == {"utilization_percent", "sm_mhz"}
-    assert counters["sm_mhz"]["mean"] == 1980
-    assert 90 <= counters["utilization_percent"]["lowest"] <= counters["utilization_percent"]["highest"] <= 92
+    assert set(found) == {"utilization_percent", "memory_bytes", "sm_mhz"}
+    assert found["sm_mhz"]["mean"] == 1980
+    assert 90 <= found["utilization_percent"]["lowest"] <= found["utilization_percent"]["highest"] <= 92
+
+
+def test_a_driver_that_is_not_there_is_an_error_among_the_counters(in_benchmarks):
+    from gpu_meter import PretendNvml, counters
+
+    class NoDriver(PretendNvml):
+        def nvmlInit(self):
+            raise RuntimeError("no driver")
+
+    with counters(NoDriver(), every_s=0.001) as found:
+        pass
+    assert found == {"error": "RuntimeError: no driver"}
 
 
 def test_bytes_to_move_are_those_of_the_windows_and_the_output(in_benchmarks):

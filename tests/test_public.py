@@ -31,7 +31,7 @@ TORCH_FREE = [
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory", "measured"},
+    {"errors", "cpus", "memory", "measured", "new_file", "pairs"},
     {"verdict", "report"},
     {"ranges", "stopwatch"},
     {"meter"},
@@ -49,6 +49,7 @@ LAYERS = [
         "compare",
         "verify",
         "preview",
+        "page_cache",
     },
     {"ring", "groups", "shared_memory"},
     {"threads"},
@@ -62,7 +63,6 @@ LAYERS = [
     {"cache", "cache_choice", "cache_load"},
     {"iteration", "open_feed"},
     {"loader"},
-    {"pairs", "page_cache"},
     {"bench"},
     {"tune"},
     {"cli"},
@@ -74,7 +74,7 @@ def test_the_export_list_is_this_and_each_name_is_there():
     assert "WorkerError" in tree and all(issubclass(getattr(errors, name), errors.FastloadError) for name in tree)
     assert set(fastload.__all__) == tree | {
         "ChunkBatchSampler", "ChunkSampler", "ChunkWindow", "DistributedChunkSampler", "EpochPlan", "FastLoader",
-        "Meter", "MixedEcho", "PackedDataset", "inspect_file", "pack_images", "transforms", "verify_file",
+        "Meter", "MixedEcho", "PackedDataset", "diagnose", "inspect_file", "pack_images", "transforms", "verify_file",
         "write_report",
     }  # fmt: skip
     for name in fastload.__all__:

@@ -112,7 +112,11 @@ def test_training_runs_on_two_ranks(packed_classes, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [f"bench_{what}.py" for what in ("loader", "pack", "shuffle", "workers", "augment", "echo")]
+    "name",
+    [
+        f"bench_{what}.py"
+        for what in ("loader", "pack", "shuffle", "workers", "augment", "echo", "accelerator", "meter")
+    ],
 )
 def test_benchmarks_run_and_write_records(tmp_path, name):
     out = tmp_path / "out.jsonl"

@@ -9,8 +9,8 @@ from itertools import cycle
 
 from fastload.bench.bare import BareTake, can_be_bare
 from fastload.bench.passes import run_for, touched
-from fastload.bench.subject import Subject
 from fastload.bench.peak import peak_memory
+from fastload.bench.subject import Subject
 from fastload.meter.family import process_memory
 from fastload.pairs import Spread, compare, spread
 
@@ -59,9 +59,9 @@ def measure_alone(subject: Subject, *, told: Callable[[int, int], None] = lambda
     pairs = 3 if cold else PAIRS
     total = 2 + pairs
     seconds = subject.options.seconds / (pairs * (2 if bare else 1) + 1)
+    before = process_memory(os.getpid())
     first = [subject.first_batch() for _ in range(1 + FIRST_BATCHES)][1:]  # the first one imports
     told(1, total)
-    before = process_memory(os.getpid())
     subject.make_cold()
     with peak_memory(os.getpid()) as peak:
         rows = subject.rows(_MOST_ROWS, seconds)

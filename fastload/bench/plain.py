@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,8 @@ def _plain(subject: Subject, data: Dataset[Any], positions: NDArray[np.int64], w
         subject.batch_size,
         sampler=positions.tolist(),
         num_workers=workers,
-        persistent_workers=True,
+        # Workers that live have the file mapped, and mapped pages cannot be dropped.
+        persistent_workers=not subject.options.cold,
         drop_last=len(positions) >= subject.batch_size,
         pin_memory=subject.device.type == "cuda",
         multiprocessing_context=worker_context(),
@@ -119,14 +119,14 @@ def _keys(file: PackedFile, rows: NDArray[np.int64]) -> NDArray[np.bytes_]:
     return keys
 
 
-def check_source(path: Path) -> None:
-    """Looks at the first image file of a folder or archive.
+def check_source(subject: Subject) -> None:
+    """Looks for the image file of the first sample.
 
     Raises:
-        MissingFileError, SourceError: there is none that can be read.
+        MissingFileError, SourceError: there is none that can be read, or the source is not that of the file.
     """
-    listing = list_source(path)
+    files, _ = _source_files(subject, np.array([subject.first_row]))
     try:
-        listing.files.read(0)
-    except ImageError as exc:
-        raise SourceError(f"{path}: {listing.keys[0]}: {exc}") from exc
+        files[0]
+    except (ImageError, OSError) as exc:
+        raise SourceError(f"{subject.options.source}: the image of the first sample cannot be read: {exc}") from exc

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from fastload.bench.loop import LoopFigures
 from fastload.bench.passes import Pass, endless, run_for, touched
 from fastload.bench.plain import plain_ways
 from fastload.bench.subject import Subject
@@ -28,7 +29,7 @@ class Rival:
         ours_samples_per_s: FastLoader's, in turn with it.
         ratio: FastLoader's over its, pair by pair.
         cpu_s_per_1000: seconds on a CPU, of all its processes, for 1,000 images.
-        steps: what it gave in a training loop, where there is one.
+        loop: what it gave in the training loop, where there is one.
     """
 
     name: str
@@ -36,23 +37,24 @@ class Rival:
     ours_samples_per_s: Spread
     ratio: Spread
     cpu_s_per_1000: float
-    steps: dict[str, Any] = field(default_factory=dict)
+    loop: LoopFigures | None = None
 
 
 def measure_rivals(
     subject: Subject,
+    found: list[Rival],
     *,
     told: Callable[[int, int], None] = lambda done, total: None,
-    beside: Callable[[str, DataLoader[Any]], dict[str, Any]] = lambda name, loader: {},
-) -> list[Rival]:
+    beside: Callable[[str, DataLoader[Any]], LoopFigures | None] = lambda name, loader: None,
+) -> None:
     """Each plain way in turn with the loader, `seconds` of the options in all.
 
     Args:
-        beside: what else to do with each of them while its workers run; its result becomes `Rival.steps`.
+        found: gets a `Rival` as soon as it is measured.
+        beside: what else to do with each of them while its workers run; its result becomes `Rival.loop`.
     """
     ways = plain_ways(subject, subject.rows(_MOST_ROWS, subject.options.seconds / 4))
     seconds = subject.options.seconds / (2 * PAIRS + 1) / len(ways)
-    rivals = []
     for number, (name, loader) in enumerate(ways.items()):
         passes: list[Pass] = []
 
@@ -69,9 +71,8 @@ def measure_rivals(
 
         result = compare(ours, plain, pairs=PAIRS, warm_up=0 if subject.options.cold else 1)
         costs = [one.cpu_s / one.samples * 1000 for one in passes[-PAIRS:] if one.samples]
-        rivals.append(
+        found.append(
             Rival(name, result["base"], result["way"], result["ratio"], spread(costs)["median"], beside(name, loader))
         )
         told(number + 1, len(ways))
         del loader, plain
-    return rivals

@@ -147,6 +147,8 @@ class NetworkStep:
             torch.manual_seed(0)
             net = network(name, channels=channels, num_classes=self._num_classes)
         self._net: nn.Module = net.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = True  # as training scripts do where shapes stay
         self._loss = nn.CrossEntropyLoss()
         self._optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 

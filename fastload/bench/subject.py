@@ -56,6 +56,13 @@ class BenchOptions:
     cold: bool = False
     faults: tuple[Fault, ...] = ()
 
+    @property
+    def total_s(self) -> float:
+        """How long all of it takes, more or less."""
+        ways = (1 + (self.source is not None)) * self.compare
+        loops = 2 + ways if self.step is not None else 0
+        return self.seconds * (1 + bool(ways) + loops + len(self.faults))
+
 
 class Subject:
     """The file under test and how it is to be loaded. `close` it.
@@ -102,8 +109,8 @@ class Subject:
         """As the labels name them; 10 where they do not."""
         return len(self.dataset.classes) or 10
 
-    def loader(self, dataset: PackedDataset | None = None) -> FastLoader:
-        """A new loader of the file, or of another dataset, with the options asked for."""
+    def loader(self, dataset: PackedDataset | None = None, *, workers: int | None = None) -> FastLoader:
+        """A new loader of the file, or of another dataset, with the options asked for, or so many workers."""
         options = self.options
         return FastLoader(
             dataset or self.dataset,
@@ -111,7 +118,7 @@ class Subject:
             shuffle=options.shuffle,
             seed=options.seed,
             share=None,
-            workers=options.workers,
+            workers=workers or options.workers,
             device=options.device,
         )
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from fastload.cli.bench import bench
 from fastload.cli.doctor import doctor
 from fastload.cli.info import info
 from fastload.cli.output import print_error, show_warnings_in_one_line
@@ -32,6 +33,7 @@ app.command()(pack)
 app.command()(info)
 app.command()(verify)
 app.command()(preview)
+app.command()(bench)
 app.command()(tune)
 app.command(context_settings={"ignore_unknown_options": False})(doctor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastload.cli.files import check_output, write_json
 from fastload.cli.output import one_line, one_line_errors
 
 if TYPE_CHECKING:
@@ -39,17 +39,18 @@ def doctor(
     with one_line_errors():
         from fastload.cli.live import live_panel
         from fastload.doctor.examine import examine
+        from fastload.new_file import check_new_file, save_text
         from fastload.report import check_report_path, write_report
 
         if json_path is not None:
-            check_output(json_path, force=force)
+            check_new_file(json_path, force=force)
         if report is not None:
             check_report_path(report, force=force)
         with live_panel("doctor", seconds, beside_script=True) as show:
             examined = examine(command, seconds=seconds, look=lambda records: show(_figures(records)))
         _tell(examined)
         if json_path is not None:
-            write_json(json_path, examined.measured.to_dict())
+            save_text(json.dumps(examined.measured.to_dict(), indent=1) + "\n", json_path, force=force)
         if report is not None:
             write_report(examined.measured, report, force=force)
     raise typer.Exit(examined.code)

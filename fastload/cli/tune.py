@@ -62,9 +62,9 @@ def tune(
     """
     with one_line_errors():
         if report is not None:
-            from fastload.cli.files import check_output
+            from fastload.report import check_report_path
 
-            check_output(report, force=force)
+            check_report_path(report, force=force)
         from fastload.tune.options import TuneOptions, parse_share
 
         options = TuneOptions(

@@ -7,6 +7,7 @@ import statistics
 from dataclasses import replace
 
 from fastload.doctor.records import LoaderRecord, Records, StepRecord, slow_samples
+from fastload.measured import Step
 from fastload.verdict import BatchWork, Demands
 from fastload.verdict.words import format_time
 
@@ -37,9 +38,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
         lock_share: of the blocked time that nothing explains, the part in which the kernel saw the fetching thread wait
             for a lock, 0 to 1.
     """
-    records = loader.steps
-    settled = records[_WARM_UP:] if len(records) >= _MIN_STEPS else records
-    settled = _as_it_is(settled, loader) or settled
+    settled = _as_it_is(loader) or loader.steps
     fetches = loader.fetches
     slow_s, slow_mean_s, num_slow = slow_samples(fetches)
     batches = tuple(
@@ -51,7 +50,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
     workers = loader.facts["workers"]
     return Demands(
         batches=batches,
-        steps=tuple(record.step for record in settled),
+        steps=tuple(_warm([record.step for record in settled])),
         workers=workers,
         ahead=loader.facts.get("ahead", workers * loader.facts["prefetch"]),
         cpus=cpus,
@@ -68,18 +67,27 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
     )
 
 
+def _warm(steps: list[Step]) -> list[Step]:
+    """The same steps; those that compiled, allocated and warmed up take no longer than the others usually do."""
+    if len(steps) < _MIN_STEPS:
+        return steps
+    usual_s = statistics.median(step.compute_s for step in steps[_WARM_UP:])
+    warm = [replace(step, compute_s=min(step.compute_s, 3 * usual_s)) for step in steps[:_WARM_UP]]
+    return [*warm, *steps[_WARM_UP:]]
+
+
 def _made_s(batch: BatchWork) -> float:
     return sum(work.running_s + work.blocked_s for work in batch.stages.values())
 
 
-def _as_it_is(records: list[StepRecord], loader: LoaderRecord) -> list[StepRecord]:
+def _as_it_is(loader: LoaderRecord) -> list[StepRecord]:
     """The steps that were not taken while some workers were held back for a trial."""
     held = [
         (before["t"], after["t"])
         for before, after in itertools.pairwise(loader.trials)
         if after["limit"] and not before["limit"]
     ]
-    return [record for record in records if not any(begin <= record.step.begin_s < end for begin, end in held)]
+    return [record for record in loader.steps if not any(begin <= record.step.begin_s < end for begin, end in held)]
 
 
 def _trial(loader: LoaderRecord) -> tuple[int, float, float] | None:

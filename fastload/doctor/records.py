@@ -65,7 +65,6 @@ class StepRecord:
     process_running_s: float
     runnable_s: float
     receive: Work
-    gpu_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -238,13 +237,19 @@ def _step(batch: Event, step: Mapping[str, float], epoch: Epoch) -> StepRecord:
     begin_s = epoch.begin_s if first else batch["t"]
     inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
     own_s = inside["copy"] + inside["transform"]
+    wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)
+    compute_s = max(0.0, step["wall"] - step["copy"] - step["copy_delay"])
+    if step.get("gpu") is not None:
+        # The loop only launches what the GPU does: while that works, the loop's wait is no stall.
+        hidden_s = min(wait_s, max(0.0, step["gpu"] - compute_s))
+        wait_s, compute_s = wait_s - hidden_s, compute_s + hidden_s
     return StepRecord(
         step=Step(
             begin_s=begin_s,
-            wait_s=max(0.0, batch["t"] + batch["wait"] - begin_s - own_s),
+            wait_s=wait_s,
             copy_s=step["copy"] + inside["copy"],
             transform_s=inside["transform"],
-            compute_s=max(0.0, step["wall"] - step["copy"] - step["copy_delay"]),
+            compute_s=compute_s,
             samples=batch["n"],
             queue_depth=inside.get("depth"),
         ),
@@ -253,7 +258,6 @@ def _step(batch: Event, step: Mapping[str, float], epoch: Epoch) -> StepRecord:
         process_running_s=step["process_cpu"],
         runnable_s=step["delay"],
         receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
-        gpu_s=step.get("gpu"),
     )
 
 
@@ -317,8 +321,10 @@ def _helpers(event: Event, wall: float, unknown: float, lock_s: float, works: di
             own_running = sum(event["parts"].get(name, (0.0, 0.0))[1] for name in ("h5py", "h5py-filtered"))
             lock_s += min(max(0.0, own_h5 - own_running), waits)
         else:
-            together = max((busy + waits) / busy, 1.0)
-            lock_s += min(busy, wall) * (1 - 1 / max(together, 1.0)) if together > 1.1 else 0.0
+            together = (busy + waits) / busy
+            if together < 1.05 and busy > 0.5 * wall:
+                together = float(threads)  # never at once, though busy all the time: a lock of the script's own
+            lock_s += min(busy, wall) * (1 - 1 / together) if together > 1.1 else 0.0
     if total > 0 and unknown > 0:
         share = min(1.0, total / unknown)
         for name, (other_wall, other_running) in others.items():

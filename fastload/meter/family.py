@@ -42,6 +42,20 @@ def process_memory(pid: int) -> int:
     return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
 
 
+def family_memory(pids: list[int]) -> int:
+    """The memory of processes that share pages with each other and with nobody else; see `process_memory`."""
+    if len(pids) > 1:
+        return sum(map(process_memory, pids))
+    try:  # one alone shares none, and these counts cost 15 us where shares cost 10 ms
+        lines = Path(f"/proc/{pids[0]}/status").read_text().splitlines()
+    except (OSError, IndexError):
+        return 0
+    sizes = {
+        line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem"))
+    }
+    return sum(sizes.values())
+
+
 def disk_bytes_read(pid: int) -> int | None:
     """Bytes that the process fetched from a disk so far, not from the page cache; None: not to be known."""
     try:

@@ -51,18 +51,21 @@ class Gpus:
             word = word.strip()
             if word.isdigit() and int(word) < count:
                 self._devices[int(word)] = nvml.nvmlDeviceGetHandleByIndex(int(word))
-            elif word.startswith(("GPU-", "MIG-")):
+            elif word.startswith("MIG-"):
                 handle = nvml.nvmlDeviceGetHandleByUUID(word)
-                self._devices[self._index_of(handle, word)] = handle
+                parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+                self._devices[int(nvml.nvmlDeviceGetIndex(parent))] = handle
+            elif word.startswith("GPU-"):  # its beginning is enough for CUDA
+                every = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)}
+                self._devices |= {index: one for index, one in every.items() if self._uuid(one).startswith(word)}
             elif word:
                 break  # as CUDA does: the first that is none ends the list
         if not self._devices:
             self.absent["gpu"] = "CUDA_VISIBLE_DEVICES names no GPU" if count else "there is no GPU"
 
-    def _index_of(self, handle: Any, word: str) -> int:
-        nvml = self._nvml
-        parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if word.startswith("MIG-") else handle
-        return int(nvml.nvmlDeviceGetIndex(parent))
+    def _uuid(self, handle: Any) -> str:
+        uuid = self._nvml.nvmlDeviceGetUUID(handle)
+        return uuid.decode() if isinstance(uuid, bytes) else str(uuid)  # older releases of pynvml give bytes
 
     @property
     def indices(self) -> list[int]:

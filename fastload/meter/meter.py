@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -11,7 +10,6 @@ from types import TracebackType
 from typing import Any
 
 from fastload import ranges as profiler_ranges
-from fastload.cpus import available_cpus
 from fastload.errors import OptionError
 from fastload.measured import Measured, Step, Table, Verdict
 from fastload.meter.clocks import Clock, open_clock
@@ -27,11 +25,12 @@ from fastload.meter.exports import (
     write_jsonl,
 )
 from fastload.meter.headspace import HOW, measure_headspace
+from fastload.meter.loops import Loop, demands_of
 from fastload.meter.machine import environment
 from fastload.meter.sampler import Sampler
 from fastload.meter.steps import Totals
 from fastload.meter.waits import judge_waits
-from fastload.meter.watching import Batches, Loop, Pass, Turns
+from fastload.meter.watching import Batches, Pass, Turns
 from fastload.verdict import Demands, judge
 
 
@@ -146,6 +145,7 @@ class Meter:
         Raises:
             OutputError: the file exists and `force` is not given, or it cannot be written.
         """
+        self._loop(None)
         logs = [loop.log for loop in self._loops]
         steps = [step_line(*pair, number) for number, log in enumerate(logs) for pair in log.numbered]
         ends = [end_line(log.totals, number) for number, log in enumerate(logs)]
@@ -187,33 +187,7 @@ class Meter:
         Args:
             loader: that was watched; None: that of the loop which took longest.
         """
-        loop = self._loop(loader)
-        totals, probe = loop.log.totals, loop.probe
-        source = loop.loader()
-        workers = probe.crew.workers if probe is not None else int(getattr(source, "num_workers", 0) or 0)
-        ahead = probe.crew.ahead if probe is not None else workers * int(getattr(source, "prefetch_factor", None) or 2)
-        by_threads = probe is not None and probe.crew.by_threads
-        steps, waits = max(1, totals.steps), max(1, totals.steps - len(loop.first_s))
-        working_s = sum(work.running_s for work in totals.stages.values()) if by_threads else 0.0
-        in_wait_s = loop.receive_s + loop.transform_running_s
-        ends = loop.ends_s + [0.0] * (len(loop.first_s) - len(loop.ends_s))
-        usual_s = self._batch_s(loop)
-        return Demands(
-            batches=loop.log.works,
-            steps=loop.log.steps,
-            workers=workers,
-            ahead=max(1, ahead) if workers else 0,
-            cpus=available_cpus(),
-            receive_s=loop.receive_s / waits,
-            startups_s=tuple(
-                max(0.0, first_s - usual_s) + end_s for first_s, end_s in zip(loop.first_s, ends, strict=True)
-            ),
-            ended_s=sum(loop.ends_s),
-            step_running_s=max(0.0, loop.process_s - working_s - in_wait_s) / steps,
-            step_runnable_s=loop.runnable_s / steps,
-            by_threads=by_threads,
-            is_fastload=probe is not None,
-        )
+        return demands_of(self._loop(loader))
 
     @property
     def verdict(self) -> Verdict:
@@ -267,13 +241,6 @@ class Meter:
             environment=environment(),
         )
 
-    def _batch_s(self, loop: Loop) -> float:
-        """What the first batch of a pass takes beside starting up: as much as another one."""
-        stages = loop.log.totals.mean_stages().values()
-        if stages:
-            return sum(work.running_s + work.blocked_s for work in stages)
-        return statistics.median(step.wait_s for step in loop.log.steps) if loop.log.totals.steps else 0.0
-
     def _begin(self, loader: Iterable[Any]) -> Batches:
         self._require_running("iterate over what watch() gave")
         loop = next((one for one in self._loops if one.loader() is loader), None)
@@ -281,9 +248,8 @@ class Meter:
             loop = Loop.of(loader)
             self._loops.append(loop)
         clock = self._clock or open_clock(None)
-        return Pass(
-            loader, loop, clock, self._turns, self._begun_s, partial(self._note_step, self._loops.index(loop))
-        ).batches()
+        told = partial(self._note_step, self._loops.index(loop)) if self._record is not None else None
+        return Pass(loader, loop, clock, self._turns, self._begun_s, told).batches()
 
     def _note_step(self, loop: int, number: int, step: Step) -> None:
         if self._record is not None:
@@ -294,6 +260,8 @@ class Meter:
             self._record.tell(reading_line(reading))
 
     def _loop(self, loader: Iterable[Any] | None) -> Loop:
+        for one in self._turns.running:
+            one.settle()
         if loader is None:
             return max(self._loops, key=lambda loop: loop.log.totals.duration_s, default=Loop.of(()))
         for loop in self._loops:

@@ -27,7 +27,8 @@ class Probe:
         crew: of the loader; told once.
         in_copy: batches handed to the device ahead of their use.
         ready: mark of the moment that the batch was there, read and, where workers do it, transformed.
-        ready_running_s: `time.thread_time()` then.
+        looked_at: whether times on a CPU are wanted too.
+        ready_running_s: `time.thread_time()` when it was ready, if they are.
         copied: mark of the moment that it was on the device.
         samples: in it.
         queue_depth: batches that lay ready when it was asked for.
@@ -40,8 +41,9 @@ class Probe:
         self.crew = Crew(0, 0, by_threads=False)
         self.clear()
 
-    def clear(self) -> None:
+    def clear(self, *, looked_at: bool = False) -> None:
         """The next batch is asked for."""
+        self.looked_at = looked_at
         self.ready: Any = None
         self.ready_running_s: float | None = None
         self.copied: Any = None
@@ -60,7 +62,9 @@ class Probe:
     def note_ready(self) -> None:
         """The batch is there; only the first time counts."""
         if self.ready is None:
-            self.ready, self.ready_running_s = self._mark(), time.thread_time()
+            self.ready = self._mark()
+            if self.looked_at:
+                self.ready_running_s = time.thread_time()
 
     def note_copied(self) -> None:
         """The batch is on the device."""

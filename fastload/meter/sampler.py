@@ -12,14 +12,14 @@ from typing import Any
 import psutil
 
 from fastload.errors import OptionError
-from fastload.meter.family import Rates, cpu_seconds, disk_bytes_read, family_of, process_memory
+from fastload.meter.family import Rates, cpu_seconds, disk_bytes_read, family_memory, family_of
 from fastload.meter.gpus import Gpus
 
 MOST_READINGS = 4096
 """Kept. Beyond, every second one is dropped, and readings are taken half as often."""
 
 _FAMILY_EVERY_S = 1.0
-_MEMORY_COST = 200  # memory is read again after so many times as long as reading it took
+_MEMORY_COST = 1000  # memory is read again after so many times as long as reading it took
 
 
 class Sampler:
@@ -111,10 +111,10 @@ class Sampler:
             reading |= {f"cpu_percent.{pid}": 100 * rate for pid, rate in cpu.items()}
         if now_s >= self._memory_due_s:
             begin_s = time.perf_counter()
-            memory = sum(map(process_memory, self._family))
+            memory = family_memory(self._family)
             if memory:
                 reading["memory_bytes"] = float(memory)
-            # It walks the tables of all mapped pages, 20 ms for a file of 40 GB.
+            # Of several processes: it walks the tables of all mapped pages, 10 ms each and more.
             self._memory_due_s = now_s + max(_FAMILY_EVERY_S, _MEMORY_COST * (time.perf_counter() - begin_s))
         if len(self._readings) >= MOST_READINGS:
             del self._readings[1::2]

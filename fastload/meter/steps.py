@@ -12,6 +12,10 @@ MOST_STEPS = 8192
 """Steps kept. Beyond, every second one is dropped, and from then on every second, fourth, ... one is kept."""
 
 
+Times = tuple[float, float, float, float, float, int, int | None]
+"""The fields of a `Step`, which takes longer to make."""
+
+
 @dataclass
 class Totals:
     """Sums over every step so far; seconds."""
@@ -52,10 +56,11 @@ class StepLog:
         self.totals = Totals()
         self._most = most
         self._stride = 1
-        self._kept: list[tuple[Step, BatchWork | None]] = []
+        self._kept: list[tuple[Times, BatchWork | None]] = []
 
-    def add(self, step: Step, work: BatchWork | None) -> None:
+    def add(self, step: Times, work: BatchWork | None) -> None:
         """One more step, and what its batch cost if that is known."""
+        _, wait_s, copy_s, transform_s, compute_s, samples, _ = step
         totals = self.totals
         if totals.steps % self._stride == 0:
             if len(self._kept) == self._most:
@@ -64,11 +69,11 @@ class StepLog:
             if totals.steps % self._stride == 0:
                 self._kept.append((step, work))
         totals.steps += 1
-        totals.samples += step.samples
-        totals.wait_s += step.wait_s
-        totals.copy_s += step.copy_s
-        totals.transform_s += step.transform_s
-        totals.compute_s += step.compute_s
+        totals.samples += samples
+        totals.wait_s += wait_s
+        totals.copy_s += copy_s
+        totals.transform_s += transform_s
+        totals.compute_s += compute_s
         if work is not None and work.stages:
             totals.batches += 1
             stages = totals.stages
@@ -79,12 +84,12 @@ class StepLog:
     def numbered(self) -> list[tuple[int, Step]]:
         """Those kept with their numbers, counted from 0."""
         stride = self._stride
-        return [(stride * place, step) for place, (step, _) in enumerate(list(self._kept))]
+        return [(stride * place, Step(*times)) for place, (times, _) in enumerate(list(self._kept))]
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """Those kept, in order."""
-        return tuple(step for step, _ in list(self._kept))
+        return tuple(Step(*times) for times, _ in list(self._kept))
 
     @property
     def works(self) -> tuple[BatchWork, ...]:

@@ -3,61 +3,28 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastload.errors import OptionError
 from fastload.measured import Step
 from fastload.meter.clocks import Clock
+from fastload.meter.loops import Loop
 from fastload.meter.probe import Probe, tells
 from fastload.meter.shapes import num_samples
-from fastload.meter.steps import StepLog
 from fastload.ranges import span
 from fastload.stopwatch import run_delay_reader
 from fastload.verdict import BatchWork
 
 _MOST_PENDING = 256  # steps that the device may be behind before it is waited for
-
-
-@dataclass
-class Loop:
-    """What is known of one loader's loop; times in seconds.
-
-    Attributes:
-        loader: what is watched; gives None when it is gone.
-        log: its steps.
-        elapsed_s: of all passes, without what other watched loops inside took.
-        first_s: of each pass, until its first batch.
-        ends_s: of each pass that reached its end, the wait that found no batch more.
-        receive_s: on a CPU, in the waits, by the thread of the loop.
-        runnable_s: outside the waits, that this thread had no CPU although it wanted one.
-        process_s: that the process was on a CPU, all threads, during the passes.
-        transform_running_s: on a CPU, by the thread of the loop, for what is done at the hand-over.
-        probe: of the last pass; None: the loader tells nothing.
-    """
-
-    loader: Callable[[], Any]
-    log: StepLog = field(default_factory=StepLog)
-    elapsed_s: float = 0.0
-    first_s: list[float] = field(default_factory=list)
-    ends_s: list[float] = field(default_factory=list)
-    receive_s: float = 0.0
-    runnable_s: float = 0.0
-    process_s: float = 0.0
-    transform_running_s: float = 0.0
-    probe: Probe | None = None
-
-    @classmethod
-    def of(cls, loader: Any) -> Loop:
-        """A loop that does not keep its loader alive, if that can be."""
-        try:
-            return cls(weakref.ref(loader))
-        except TypeError:
-            return cls(lambda: loader)
+# A step pushes out of the caches what metering takes, which then costs ten times as much as in an empty loop. So steps
+# are added up several at a time, and times on a CPU, 50 us of the system's, are taken of some only.
+_SETTLE_EVERY = 16
+_LOOK_AT_FIRST = 4
+_LOOK_EVERY = 8
 
 
 class _Open(NamedTuple):
@@ -129,12 +96,12 @@ class Pass:
         clock: of the device that computes.
         turns: of all passes of a meter.
         begun_s: of the meter, on the host's clock.
-        told: called with the number and the times of each step.
+        told: called with the number and the times of each step, if anybody wants to know.
     """
 
     def __init__(
         self, loader: Iterable[Any], loop: Loop, clock: Clock, turns: Turns, begun_s: float,
-        told: Callable[[int, Step], None],
+        told: Callable[[int, Step], None] | None,
     ) -> None:  # fmt: skip
         self.loop = loop
         self._clock = clock
@@ -148,8 +115,9 @@ class Pass:
         self._paused: Any = None
         self._paused_s = self._pause_began_s = 0.0
         self._asked = 0
-        self._got_delay_s = 0.0
+        self._got_delay_s: float | None = None  # while a step is looked at
         self._cut_short = ""
+        self._thread = threading.get_ident()
         self._closed = False
         turns.begin(self)
         self._process_s = time.process_time()
@@ -181,13 +149,14 @@ class Pass:
         if self._turns.running[-1] is not self:
             self._turns.ask(self)
         if self._asked:
-            asked, thread_s = self._clock.mark(), time.thread_time()
+            asked = self._clock.mark()
             self._end_step(asked)
         else:
-            asked, thread_s = self._first, self._thread_s
-        probe, loop = self._probe, self.loop
-        probe.clear()
+            asked = self._first
         self._asked += 1
+        probe, loop = self._probe, self.loop
+        probe.clear(looked_at=self._asked <= _LOOK_AT_FIRST or self._asked % _LOOK_EVERY == 0)
+        thread_s = self._thread_s if self._asked == 1 else time.thread_time() if probe.looked_at else 0.0
         try:
             if self._tells:
                 batch = next(self._batches)
@@ -200,22 +169,31 @@ class Pass:
             self._clock.drop(asked)
             self.close()
             raise
-        got, got_thread_s = self._clock.mark(), time.thread_time()
-        self._got_delay_s = self._delay_s()
+        got = self._clock.mark()
         ready = got if probe.ready is None else probe.ready
         copied = ready if probe.copied is None else probe.copied
-        ready_thread_s = got_thread_s if probe.ready_running_s is None else probe.ready_running_s
-        if self._asked > 1:
-            loop.receive_s += ready_thread_s - thread_s
-        else:
+        if self._asked == 1:
             loop.first_s.append(time.perf_counter() - self._first_s)
-        loop.transform_running_s += got_thread_s - ready_thread_s
+        if probe.looked_at:
+            got_thread_s = time.thread_time()
+            ready_thread_s = got_thread_s if probe.ready_running_s is None else probe.ready_running_s
+            if self._asked == 1:
+                loop.first_running_s += ready_thread_s - thread_s
+            else:
+                loop.receive_s.add(ready_thread_s - thread_s)
+            loop.transform_running_s.add(got_thread_s - ready_thread_s)
+            self._got_delay_s = self._delay_s()
         begin_s = (self._first_s if self._asked == 1 else self._asked_s) - self._begun_s
         samples = probe.samples or num_samples(batch)
         # What is used again cost nothing to make.
         work = probe.work if probe.work is not None or not probe.crew.workers else BatchWork({})
         self._step = _Open(begin_s, asked, ready, copied, got, samples, probe.queue_depth, work, [])
         return batch
+
+    def settle(self) -> None:
+        """Adds up the steps that are over; other threads than the loop's see them later."""
+        if threading.get_ident() == self._thread:
+            self._settle()
 
     def running_s(self) -> float:
         """Seconds so far, without what other loops inside took."""
@@ -227,7 +205,7 @@ class Pass:
         """Another loop begins in the body of this one: what it takes is not this one's."""
         if self._step is not None:
             self._paused = self._clock.mark()
-            self.loop.runnable_s += self._delay_s() - self._got_delay_s
+            self._got_delay_s = None  # this step is not looked at after all
         self._pause_began_s = time.perf_counter()
         self._pause_process_s = time.process_time()
 
@@ -235,7 +213,6 @@ class Pass:
         """The other loop is over."""
         if self._step is not None and self._paused is not None:
             self._step.pauses.append((self._paused, self._clock.mark()))
-            self._got_delay_s = self._delay_s()
         self._paused = None
         self._paused_s += time.perf_counter() - self._pause_began_s
         self._pause_began_s = 0.0
@@ -265,30 +242,36 @@ class Pass:
         self._asked_s = time.perf_counter()
         if step is None:
             return
-        self.loop.runnable_s += self._delay_s() - self._got_delay_s
+        if self._got_delay_s is not None:
+            self.loop.runnable_s.add(self._delay_s() - self._got_delay_s)
+            self._got_delay_s = None
         self._pending.append((step, end))
-        self._settle()
+        if self._told is not None or len(self._pending) >= _SETTLE_EVERY:
+            self._settle()
 
     def _settle(self, *, wait: bool = False) -> None:
         clock, pending = self._clock, self._pending
         while pending and (wait or len(pending) > _MOST_PENDING or clock.settled(pending[0][1])):
             step, end = pending.popleft()
             clock.settle(end)
-            between = clock.between_s
-            paused_s = sum(between(begin, resumed) for begin, resumed in step.pauses)
-            done = Step(
+            between, log = clock.between_s, self.loop.log
+            asked, ready, copied, got = step.asked, step.ready, step.copied, step.got
+            paused_s = sum(between(begin, resumed) for begin, resumed in step.pauses) if step.pauses else 0.0
+            times = (
                 step.begin_s,
-                between(step.asked, step.ready),
-                between(step.ready, step.copied) if step.copied is not step.ready else 0.0,
-                between(step.copied, step.got) if step.got is not step.copied else 0.0,
-                max(0.0, between(step.got, end) - paused_s),
+                between(asked, ready),
+                between(ready, copied) if copied is not ready else 0.0,
+                between(copied, got) if got is not copied else 0.0,
+                max(0.0, between(got, end) - paused_s),
                 step.samples,
                 step.depth,
             )
-            for mark in {id(mark): mark for mark in (step.asked, step.ready, step.copied, step.got)}.values():
-                clock.drop(mark)
-            for pair in step.pauses:
-                for mark in pair:
+            clock.drop(asked)
+            for mark, earlier in ((ready, asked), (copied, ready), (got, copied)):
+                if mark is not earlier:
                     clock.drop(mark)
-            self._told(self.loop.log.totals.steps, done)
-            self.loop.log.add(done, step.work)
+            for mark in (mark for pair in step.pauses for mark in pair):
+                clock.drop(mark)
+            if self._told is not None:
+                self._told(log.totals.steps, Step(*times))
+            log.add(times, step.work)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastload.measured import Measured
-from fastload.report.path import check_report_path, save_text
+from fastload.new_file import save_text
+from fastload.report.path import check_report_path
 
 __all__ = ["check_report_path", "write_report"]
 

@@ -18,6 +18,9 @@ from fastload.measured import Measured, Table
 from fastload.report.sections import Section, key_figures, sections, shares
 from fastload.report.words import number_text, seconds_text, share_text
 
+LONG = 110
+"""Letters of a sentence from which on it is set smaller."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -29,7 +32,6 @@ class Run:
     change: str
     figures: Sequence[tuple[str, str, str]]
     shares: Mapping[str, float]
-    others: Table | None
     sections: Sequence[Section]
 
 
@@ -39,10 +41,16 @@ def make_page(runs: Sequence[Measured]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"share": share_text, "numeric": _is_number, "code": _with_code, "capital": _capital}
+    environment.filters |= {
+        "share": share_text,
+        "numeric": _is_number,
+        "code": _with_code,
+        "capital": _capital,
+    }
     data = runs[0].to_dict() if len(runs) == 1 else {"version": 1, "runs": [run.to_dict() for run in runs]}
     return environment.from_string(_resource("page.html")).render(
         title=" · ".join(run.title for run in runs[:3]) or "nothing measured",
+        long=LONG,
         css=Markup(_resource("page.css")),
         script=Markup(script),
         # Only this very script may run, whatever a string in the page might smuggle in.
@@ -54,9 +62,6 @@ def make_page(runs: Sequence[Measured]) -> str:
 
 
 def _run(run: Measured, prefix: str) -> Run:
-    cures = run.verdict.cures[1:] if run.verdict else ()
-    rows = tuple((cure.change, cure.cause, seconds_text(cure.step_s), number_text(cure.gain)) for cure in cures)
-    head = ("Other changes considered", "takes away", "a step then", "times as fast, at most")
     return Run(
         prefix,
         run,
@@ -64,7 +69,6 @@ def _run(run: Measured, prefix: str) -> Run:
         _change(run),
         key_figures(run),
         shares(run) if run.steps else {},
-        Table("", head, rows) if rows else None,
         sections(run, prefix),
     )
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fastload.measured import Measured
+from fastload.measured import STAGES, Measured, Work
 from fastload.report.draw import COLOURS, NARROW, Plot, draw
 from fastload.report.thin import PARTS, Columns, ceiling, into_columns, into_series
 from fastload.report.words import number_text, seconds_text
@@ -116,13 +116,14 @@ def plot_rate(name: str, run: Measured) -> Plot:
     def paint(axes: list[Axes], columns: int) -> None:
         (at,) = axes
         unit_s = time_axis(at, run)
-        thin = into_columns(run.steps, columns // 2)
+        # The rate of a single step says little: one that found a batch ready took hardly any time.
+        thin = into_columns(run.steps, max(1, min(columns // 2, len(run.steps) // 4)))
         at.stairs(thin.samples_per_s, thin.edges_s / unit_s, baseline=None, color=COLOURS["rate"], linewidth=1.8)
-        top = float(np.percentile(thin.samples_per_s, 99))
+        usual = max(float(np.percentile(thin.samples_per_s, 95)), headspace or 0.0)
         if headspace:
             at.axhline(headspace, color=COLOURS["headspace"], linewidth=2, dashes=(5, 3))
-            top = max(top, headspace)
-        at.set_ylim(0, top * 1.12 or 1)
+        # A few batches that lay ready, taken at once, must not make all else flat.
+        at.set_ylim(0, min(max(float(thin.samples_per_s.max()), usual), 1.5 * usual) * 1.1 or 1)
         at.set_title("samples/s")
 
     label = f"Samples a second over the run: {number_text(run.samples_per_s)} on average"
@@ -163,7 +164,7 @@ def plot_readings(name: str, run: Measured, panels: Sequence[Panel], label: str)
 
 def plot_stages(name: str, run: Measured) -> Plot:
     """A bar for each stage: what a batch cost on a CPU, and blocked."""
-    stages = list(run.stages.items())
+    stages = in_order(run.stages)
 
     def paint(axes: list[Axes], columns: int) -> None:
         (at,) = axes
@@ -194,6 +195,11 @@ def plot_stages(name: str, run: Measured) -> Plot:
     legend = (("running", "on a CPU"), ("blocked", "blocked: waiting for a disk, a lock or a queue"))
     label = f"Mean cost of a batch by stage. {parts}."
     return draw(name, paint, label, panel_heights=(34 * len(stages),), legend=legend, left=142)
+
+
+def in_order(stages: Mapping[str, Work]) -> list[tuple[str, Work]]:
+    """The stages in the order in which a batch goes through them; those of other names last."""
+    return sorted(stages.items(), key=lambda stage: STAGES.index(stage[0]) if stage[0] in STAGES else len(STAGES))
 
 
 def time_axis(at: Axes, run: Measured, *, named: bool = True) -> float:

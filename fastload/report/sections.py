@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fastload.measured import Measured, Table, Work
 from fastload.report.draw import Plot
-from fastload.report.plots import Line, Panel, plot_rate, plot_readings, plot_stages, plot_steps
-from fastload.report.thin import PARTS, into_series, names_of, parts_of
-from fastload.report.words import bytes_text, number_text, seconds_text, share_text
-
-PROCESSES = 8
-"""The busiest of a job, each in a line of its own."""
+from fastload.report.plots import Line, Panel, in_order, plot_rate, plot_readings, plot_stages, plot_steps
+from fastload.report.readings import gpu_name, mean_of, means_text, table_of_gpus, table_of_readings
+from fastload.report.thin import PARTS, names_of, parts_of
+from fastload.report.words import number_text, seconds_text, share_text
 
 DUTY_CYCLE = (
     "NVML's utilization is a duty cycle: the share of the time in which at least one kernel ran, however few of the "
@@ -40,6 +35,7 @@ class Section:
         plot: what is drawn; None: nothing.
         missing: why there is nothing to draw; empty: there is, or it was never meant.
         note: what to know when reading it.
+        items: a list below the plot.
         tables: below the plot; a title may be empty.
     """
 
@@ -48,6 +44,7 @@ class Section:
     plot: Plot | None = None
     missing: str = ""
     note: str = ""
+    items: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
 
 
@@ -65,7 +62,7 @@ def key_figures(run: Measured) -> list[tuple[str, str, str]]:
         durations = parts_of(run.steps).sum(axis=0)
         figures.append(("a step, mean", seconds_text(float(durations.mean())), f"{run.num_steps:,} steps"))
         figures.append(("waiting for data", share_text(shares(run)["wait"]), "of the time of all steps"))
-    utilization = [_mean(run, name) / 100 for name in names_of(run.readings) if name.endswith(".utilization_percent")]
+    utilization = [mean_of(run, name) / 100 for name in names_of(run.readings) if name.endswith(".utilization_percent")]
     if utilization:
         of = f"a duty cycle; {share_text(min(utilization))} to {share_text(max(utilization))}"
         remark = f"{of} on {len(utilization)} GPUs" if len(utilization) > 1 else "a duty cycle"
@@ -88,6 +85,7 @@ def sections(run: Measured, prefix: str) -> list[Section]:
         _gpus(run, f"{prefix}gpu"),
         _machine(run, f"{prefix}cpu"),
         _stages(run, f"{prefix}stages"),
+        *_others(run, f"{prefix}others"),
         *_further(run, prefix),
         _environment(run, f"{prefix}environment"),
     ]
@@ -121,7 +119,9 @@ def _rate(run: Measured, anchor: str) -> Section:
         return Section(heading, anchor, missing=NO_STEPS)
     if run.headspace_samples_per_s:
         how = f" ({run.headspace_how})" if run.headspace_how else ""
-        note = f"Dashed: the headspace, the rate of the same step without a loader{how}. No loader wins more."
+        note = (
+            f"Dashed: the headspace, the rate of the same step without a loader{how}. No loader wins more on average."
+        )
     else:
         note = "The headspace, the rate of the same step without a loader, was not measured in this run."
     return Section(heading, anchor, plot_rate(anchor, run), note=note)
@@ -130,14 +130,14 @@ def _rate(run: Measured, anchor: str) -> Section:
 def _gpus(run: Measured, anchor: str) -> Section:
     heading = "GPU utilization"
     names = [name for name in names_of(run.readings) if name.startswith("gpu")]
-    lines = tuple(Line(name, _gpu(name)) for name in names if name.endswith(".utilization_percent"))
+    lines = tuple(Line(name, gpu_name(name)) for name in names if name.endswith(".utilization_percent"))
     if not names:
         return Section(heading, anchor, missing=NO_GPU)
-    tables = (_table_of_gpus(run, names),)
+    tables = (table_of_gpus(run, names),)
     if not lines:
         missing = "The driver gave no utilization; a slice of a GPU (MIG) has none."
         return Section(heading, anchor, missing=missing, tables=tables)
-    label = f"GPU utilization over the run. {_means(run, lines, ' %')}"
+    label = f"GPU utilization over the run. {means_text(run, lines, ' %')}"
     plot = plot_readings(anchor, run, [Panel("GPU utilization, %", lines, 100)], label)
     return Section(heading, anchor, plot, note=DUTY_CYCLE, tables=tables)
 
@@ -154,10 +154,10 @@ def _machine(run: Measured, anchor: str) -> Section:
         panels.append(Panel("read from disk, MB/s", (Line("disk_read_bytes_per_s", "disk", 1e-6),)))
     if "disk_busy_percent" in names:
         panels.append(Panel("disk busy, %", (Line("disk_busy_percent", "disk"),), 100))
-    label = " ".join(f"{panel.title}: {_means(run, panel.lines, '')}" for panel in panels)
+    label = " ".join(f"{panel.title}: {means_text(run, panel.lines, '')}" for panel in panels)
     plot = plot_readings(anchor, run, panels, label) if panels else None
     note = "The line is the mean of neighbouring readings, the band reaches from the lowest to the highest of them."
-    return Section(heading, anchor, plot, note=note if panels else "", tables=(_readings_table(run, names),))
+    return Section(heading, anchor, plot, note=note if panels else "", tables=(table_of_readings(run, names),))
 
 
 def _stages(run: Measured, anchor: str) -> Section:
@@ -174,7 +174,7 @@ def _stages(run: Measured, anchor: str) -> Section:
             seconds_text(work.running_s + work.blocked_s),
             share_text((work.running_s + work.blocked_s) / total if total else 0.0),
         )
-        for stage, work in [*run.stages.items(), ("all stages", whole)]
+        for stage, work in [*in_order(run.stages), ("all stages", whole)]
     ]
     note = (
         "Time of the threads or processes that did it. Several work at once, so the sum may be longer than a step; it "
@@ -182,6 +182,16 @@ def _stages(run: Measured, anchor: str) -> Section:
     )
     table = Table("", ("Stage", "on a CPU", "blocked", "together", "share"), tuple(rows))
     return Section(heading, anchor, plot_stages(anchor, run), note=note, tables=(table,))
+
+
+def _others(run: Measured, anchor: str) -> list[Section]:
+    cures = run.verdict.cures[1:] if run.verdict else ()
+    items = tuple(
+        f"{cure.change}: at most {number_text(cure.gain)} times as fast, {seconds_text(cure.step_s)} a step "
+        f"(takes away: {cure.cause})"
+        for cure in cures
+    )
+    return [Section("Other changes considered", anchor, items=items)] if items else []
 
 
 def _further(run: Measured, prefix: str) -> list[Section]:
@@ -195,79 +205,3 @@ def _environment(run: Measured, anchor: str) -> Section:
     if not run.environment:
         return Section("Environment", anchor, missing="Machine and versions were not recorded.")
     return Section("Environment", anchor, tables=(Table("", ("", ""), tuple(run.environment.items())),))
-
-
-def _table_of_gpus(run: Measured, names: Sequence[str]) -> Table:
-    """Lowest, mean and highest of one GPU; of several, a line for each with its means."""
-    gpus = sorted({name.partition(".")[0] for name in names}, key=lambda gpu: (len(gpu), gpu))
-    if len(gpus) == 1:
-        return _readings_table(run, names)
-    kinds = sorted({name.partition(".")[2] for name in names}, reverse=True)
-    rows = [
-        (_gpu(gpu), *(_reading_text(f"{gpu}.{kind}", _mean(run, f"{gpu}.{kind}")) for kind in kinds)) for gpu in gpus
-    ]
-    return Table("", ("Means", *(_SPOKEN.get(kind, kind) for kind in kinds)), tuple(rows))
-
-
-def _readings_table(run: Measured, names: Sequence[str]) -> Table:
-    found = [(name, into_series(run.readings, name, len(run.readings) or 1)) for name in names]
-    known = [(name, series.mean) for name, series in found if series is not None]
-    busiest = sorted((one for one in known if "cpu_percent." in one[0]), key=lambda one: -float(one[1].mean()))
-    left_out = {name for name, _ in busiest[PROCESSES:]}
-    rows = [
-        (_spoken(name), *(_reading_text(name, float(value)) for value in (values.min(), values.mean(), values.max())))
-        for name, values in known
-        if name not in left_out
-    ]
-    if left_out:
-        rows.append((f"and {len(left_out):,} less busy processes", "", "", ""))
-    return Table("", ("Reading", "lowest", "mean", "highest"), tuple(rows))
-
-
-def _means(run: Measured, lines: Sequence[Line], unit: str) -> str:
-    means = (f"{line.name} {number_text(_mean(run, line.key) * line.factor)}{unit} on average" for line in lines)
-    return f"{', '.join(means)}."
-
-
-def _mean(run: Measured, name: str) -> float:
-    series = into_series(run.readings, name, 1)
-    return math.nan if series is None else float(series.mean[0])
-
-
-_SPOKEN = {
-    "utilization_percent": "utilization",
-    "memory_bytes": "memory",
-    "power_w": "power",
-    "sm_mhz": "clock",
-    "cpu_percent": "CPU",
-    "disk_read_bytes_per_s": "read from disk",
-    "disk_busy_percent": "disk busy",
-}
-
-
-def _spoken(name: str) -> str:
-    """`gpu0.power_w` as `GPU 0 power`, `cpu_percent.71` as `CPU, process 71`; a name unknown here as it is."""
-    first, _, rest = name.partition(".")
-    if rest in _SPOKEN:
-        return f"{_gpu(name)} {_SPOKEN[rest]}"
-    if first in _SPOKEN:
-        return f"{_SPOKEN[first]}, process {rest}" if rest else _SPOKEN[first]
-    return name
-
-
-def _gpu(name: str) -> str:
-    return re.sub(r"^gpu", "GPU ", name.partition(".")[0])
-
-
-def _reading_text(name: str, value: float) -> str:
-    what = name.partition(".")[2] if name.startswith("gpu") else name.partition(".")[0]
-    if what == "cpu_percent":
-        return f"{number_text(value / 100)} cores"
-    if what.endswith("_bytes_per_s"):
-        return f"{number_text(value / 1e6)} MB/s"
-    if what.endswith("_bytes"):
-        return bytes_text(value)
-    for ending, unit in (("_percent", " %"), ("_w", " W"), ("_mhz", " MHz")):
-        if what.endswith(ending):
-            return number_text(value) + unit
-    return number_text(value)

@@ -58,13 +58,12 @@ def parts_of(steps: Sequence[Step]) -> Floats:
 
 
 def into_columns(steps: Sequence[Step], count: int) -> Columns:
-    """The steps in at most `count` columns of equally many successive steps; needs one step."""
+    """The steps in at most `count` columns of about equally many successive steps; needs one step."""
     steps = sorted(steps, key=lambda step: step.begin_s)
     parts = parts_of(steps)
     begins = np.array([step.begin_s for step in steps])
     samples = np.array([step.samples for step in steps], dtype=np.float64)
-    steps_each = -(-len(steps) // count)
-    first = np.arange(0, len(steps), steps_each)
+    first = _firsts(len(steps), count)
     sizes = np.diff(np.append(first, len(steps)))
     duration = parts.sum(axis=0)
     taken = np.add.reduceat(duration, first)
@@ -74,8 +73,14 @@ def into_columns(steps: Sequence[Step], count: int) -> Columns:
         parts_s=np.add.reduceat(parts, first, axis=1) / sizes,
         slowest_s=np.maximum.reduceat(duration, first),
         samples_per_s=rates,
-        steps_each=steps_each,
+        steps_each=int(sizes.max()),
     )
+
+
+def _firsts(length: int, count: int) -> NDArray[np.intp]:
+    """Where each of at most `count` columns begins; their sizes differ by at most one, so none is a mere rest."""
+    columns = min(count, length)
+    return np.arange(columns) * length // columns
 
 
 def names_of(readings: Sequence[Mapping[str, float]]) -> list[str]:
@@ -90,8 +95,7 @@ def into_series(readings: Sequence[Mapping[str, float]], name: str, count: int) 
     found = found[np.isfinite(found).all(axis=1)]
     if not len(found):
         return None
-    each = -(-len(found) // count)
-    first = np.arange(0, len(found), each)
+    first = _firsts(len(found), count)
     sizes = np.diff(np.append(first, len(found)))
     at_s, values = found.T
     return Series(

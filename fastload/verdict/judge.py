@@ -3,8 +3,8 @@
 The model is small. W workers make a batch every `production_s`: the larger of what they need for its running and
 blocked time, stretched by what they waited for CPUs, and of what all the job's running time needs on its CPUs. A step
 takes the larger of that and of the loop's own time, and epochs' starts come on top. What a measured step takes beyond
-the model (a disk that others use, batches that come in bursts) stays in every prediction, in proportion to the work that
-is left. No time is known by heart.
+the model (a disk that others use, batches that come in bursts) stays in every prediction, in proportion to the work
+that is left. No time is known by heart.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ WORTH = 1.1
 # A change that needs one number turned is made before one that needs work, if it brings this part of what that brings.
 _MOST_OF_IT = 0.75
 
+# Costs that well-kept loaders hardly have: where one is so much of a batch, more workers would only hide it.
+_UNUSUAL = ("collate", "hand-over", "lock contention", "a slow sample now and then")
+_MUCH = 0.4
+
 # A gain that was tried out, and is larger than what turns of a second differ by, comes first.
 _TRIED = 1.2
+
+# If all changes together bring so much, something other than compute binds, although none alone is worth making.
+_SHARED = 1.25
 _STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
 
 
@@ -118,29 +125,24 @@ def judge(demands: Demands) -> Verdict:
     waited_s = sum(step.wait_s for step in steps) + demands.ended_s
     stall_share = waited_s / (step_s * len(steps)) if step_s > 0 else 0.0
     best_s = costs.copy_s + costs.compute_s  # with a loader that costs nothing
+    once_s = _once(demands)
     cures = sorted(_cures(demands, costs, step_s), key=lambda cure: cure.step_s)
-    first = _choose(demands, cures, step_s)
-    if first is None or first.gain < WORTH:
-        verdict = Verdict(
-            cause="compute",
-            sentence="",
-            evidence=(),
-            step_s=step_s,
-            stall_share=stall_share,
-            cures=tuple(cures[:1]),
-        )
-    else:
-        others = [cure for cure in cures if cure is not first and cure.gain >= WORTH]
-        verdict = Verdict(
-            cause=first.cause,
-            sentence="",
-            evidence=(),
-            step_s=step_s,
-            stall_share=stall_share,
-            cures=(first, *others),
-            worth_making=True,
-            fastload_helps=first.cause in FASTLOAD_HELPS and not demands.is_fastload,
-        )
+    first = _choose(demands, costs, cures, step_s)
+    worth_making = first is not None and first.gain >= WORTH
+    # Several causes may share what no change alone would bring.
+    all_of_it = (step_s - once_s) / max(best_s, 1e-9)
+    cause = first.cause if first is not None and (worth_making or all_of_it > _SHARED) else "compute"
+    others = [cure for cure in cures if cure is not first and cure.gain >= WORTH]
+    verdict = Verdict(
+        cause=cause,
+        sentence="",
+        evidence=(),
+        step_s=step_s,
+        stall_share=stall_share,
+        cures=() if first is None else (first, *others),
+        worth_making=worth_making,
+        fastload_helps=cause in FASTLOAD_HELPS and not demands.is_fastload,
+    )
     return compose(verdict, demands, costs, best_s)
 
 
@@ -223,13 +225,15 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
     # The model may be wrong by a third in what it knows.
     factor = min(1.5, max(0.67, steady_s / costs.step_s)) if costs.production_s > costs.loop_s else 1.0
     beyond_s = max(0.0, steady_s - _steady(costs, factor))
+    once_s = _once(demands)
 
     def predicted(after: Costs, factor: float = factor) -> float:
         left = after.make_s / costs.make_s if costs.make_s > 0 else 1.0
         return min(step_s, _steady(after, factor) + beyond_s * left + after.startup_s)
 
     def cure(cause: str, after_s: float, workers: int = 0) -> Cure:
-        return Cure(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
+        gain = (step_s - once_s) / max(after_s - once_s, 1e-9) if step_s > after_s else 1.0
+        return Cure(cause, change_for(cause, demands, workers), after_s, gain)
 
     for cause in (*_STAGES, "lock contention", "copy to the device"):
         after = costs.without(cause)
@@ -240,8 +244,7 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
     if slow.make_s < costs.make_s:
         yield cure("a slow sample now and then", predicted(slow, min(factor, 1.0)))
     if len(demands.startups_s) > 1 and not demands.is_fastload:
-        first_only = demands.startups_s[0] / len(demands.steps)
-        yield cure("worker start-up", predicted(replace(costs, startup_s=min(first_only, costs.startup_s))))
+        yield cure("worker start-up", predicted(replace(costs, startup_s=once_s)))
     workers = _enough_workers(costs, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus)
     if workers > costs.workers:
         yield cure("too few workers", predicted(costs.with_workers(workers)), workers)
@@ -253,6 +256,11 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
             _, few_s, full_s = demands.fewer_workers
             after_s = min(step_s, steady_s * few_s / full_s + fewer.startup_s)
         yield cure("too many workers", after_s, costs.cpus)
+
+
+def _once(demands: Demands) -> float:
+    """The first epoch's start, over the steps: nothing takes it away, and a longer run makes it small."""
+    return demands.startups_s[0] / len(demands.steps) if demands.startups_s else 0.0
 
 
 def _steady(costs: Costs, factor: float) -> float:
@@ -268,15 +276,15 @@ def _enough_workers(costs: Costs, most: int) -> int:
     return max(1, min(most, wanted))
 
 
-def _choose(demands: Demands, cures: list[Cure], step_s: float) -> Cure | None:
+def _choose(demands: Demands, costs: Costs, cures: list[Cure], step_s: float) -> Cure | None:
     """The change to make first; cures come with the best first."""
     if not cures:
         return None
     best = cures[0]
+    unusual_s = max(costs.running[cause] + costs.blocked[cause] for cause in _UNUSUAL)
+    few_do = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for cure in cures:
-        turned = cure.cause == "too many workers" or (
-            cure.cause == "too few workers" and demands.workers < demands.cpus
-        )
+        turned = few_do if cure.cause == "too few workers" else cure.cause == "too many workers"
         most_of_it = step_s - cure.step_s >= _MOST_OF_IT * (step_s - best.step_s)
         tried = cure.cause == "too many workers" and demands.fewer_workers is not None and cure.gain >= _TRIED
         if turned and (most_of_it or tried):

@@ -75,13 +75,18 @@ def compose(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> 
 def _sentence(verdict: Verdict) -> str:
     waited = f"{verdict.stall_share:.0%} of the time the step waits for data"
     step = format_time(verdict.step_s)
+    gain = verdict.cures[0].gain if verdict.cures else 1.0
     if verdict.cause == "compute":
-        gain = verdict.cures[0].gain if verdict.cures else 1.0
         return (
             f"compute binds: only {waited} ({step} a step); the best change to the loading would bring "
             f"{gain:.2f} times at most and is not worth making, and fastload would not help"
         )
     first = verdict.cures[0]
+    if not verdict.worth_making:
+        return (
+            f"{verdict.cause} binds, among others: {waited} ({step} a step); first {first.change}: at most {gain:.2f} "
+            f"times as fast, so by itself it is not worth making"
+        )
     aid = "" if verdict.fastload_helps or verdict.cause == "transform" else "; fastload is not needed for that"
     return (
         f"{verdict.cause} binds: {waited} ({step} a step); first {first.change}: a step would take about "
@@ -118,9 +123,13 @@ def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -
             f"{format_time(costs.receive_blocked_s)} of waiting for the worker to pass it on"
         )
     if costs.startup_s > 0.02 * verdict.step_s:
-        count = len(demands.startups_s)
-        mean = sum(demands.startups_s) / count
-        lines.append(f"{count} epoch starts of {format_time(mean)} each, {format_time(costs.startup_s)} a step")
+        first_s, *later_s = demands.startups_s
+        later = (
+            f", those of {len(later_s)} later ones {format_time(sum(later_s) / len(later_s))} each" if later_s else ""
+        )
+        lines.append(
+            f"the first epoch's start took {format_time(first_s)}{later}: {format_time(costs.startup_s)} a step"
+        )
     return lines
 
 

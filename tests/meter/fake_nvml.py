@@ -54,6 +54,9 @@ class FakeNvml:
             raise NVMLError("Not Found")
         return (kind.lower(), int(number))
 
+    def nvmlDeviceGetUUID(self, handle):
+        return (b"GPU-%d-abcdef" if handle[1] else "GPU-%d-abcdef") % handle[1]
+
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
         return ("gpu", handle[1])
 

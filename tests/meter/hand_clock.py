@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+BATCH = np.zeros(2)
+
 
 class HandClock:
     """See `fastload.meter.clocks.Clock`; `behind` marks settle only when waited for, like a device at work."""
@@ -33,7 +37,7 @@ class HandClock:
 class SlowLoader:
     """Batches that take `wait_s` each on the clock."""
 
-    def __init__(self, clock, count=4, wait_s=1.0, batch=(1, 2)):
+    def __init__(self, clock, count=4, wait_s=1.0, batch=BATCH):
         self.clock, self.count, self.wait_s, self.batch = clock, count, wait_s, batch
 
     def __iter__(self):

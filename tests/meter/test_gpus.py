@@ -21,6 +21,7 @@ ALL = {"utilization_percent", "memory_bytes", "power_w", "sm_mhz"}
         ("2,0", [2, 0]),
         ("GPU-1", [1]),
         ("GPU-2,GPU-0", [2, 0]),
+        ("GPU-2-abcdef", [2]),
         ("0,-1,1", [0]),  # CUDA's rule: what comes after the first that is none does not count
         ("", []),
         ("7", []),
@@ -72,7 +73,8 @@ def test_a_driver_that_does_not_answer_is_one_reason_and_no_warning(call):
 
 
 def test_an_unknown_uuid_is_a_reason():
-    assert Gpus(FakeNvml(1), "GPU-5").absent == {"gpu": "NVMLError: Not Found"}
+    assert Gpus(FakeNvml(1), "MIG-5").absent == {"gpu": "NVMLError: Not Found"}
+    assert Gpus(FakeNvml(1), "GPU-5").absent == {"gpu": "CUDA_VISIBLE_DEVICES names no GPU"}
 
 
 def test_without_pynvml_the_extra_is_named(monkeypatch):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.measured import Step, Work
+from fastload.measured import Work
 from fastload.meter.steps import StepLog
 from fastload.verdict import BatchWork
 
 
 def step(number):
-    return Step(float(number), 1.0, 2.0, 3.0, 4.0, 10)
+    return float(number), 1.0, 2.0, 3.0, 4.0, 10, None
 
 
 @given(count=st.integers(0, 700), most=st.integers(1, 40))
@@ -21,7 +23,7 @@ def test_kept_steps_are_evenly_spaced_and_sums_are_exact(count, most):
         log.add(step(number), BatchWork({"reading": Work(0.5, 0.25)}) if number % 2 else None)
     begins = [int(one.begin_s) for one in log.steps]
     assert len(begins) <= 2 * most and begins[:1] == [0][:count]
-    assert len({later - earlier for earlier, later in zip(begins, begins[1:], strict=False)}) <= 1
+    assert len({later - earlier for earlier, later in itertools.pairwise(begins)}) <= 1
     assert [number for number, _ in log.numbered] == begins
     # The last one kept is no further from the end than the others from each other.
     assert count <= 2 * most or begins[-1] + 2 * (begins[1] - begins[0]) > count - 1

@@ -168,7 +168,7 @@ def test_loops_of_several_threads_each_with_a_meter():
 
 def test_without_a_with_block_it_says_how(clock):
     meter = Meter(sample_every_s=0)
-    with pytest.raises(OptionError, match="with fastload.Meter"):
+    with pytest.raises(OptionError, match=r"with fastload\.Meter"):
         meter.watch([1])
     with meter:
         watched = meter.watch([1, 2, 3])

@@ -14,6 +14,8 @@ from PIL import Image
 from fastload.measured import Measured
 from fastload.report import write_report
 
+pytestmark = pytest.mark.slow  # a browser says the same on every Python
+
 RUNS = {
     "usual": usual(300, gpus=2, spike_at=150),
     "hostile": hostile(),

@@ -29,7 +29,9 @@ def test_columns_keep_the_slowest_step_and_the_sum(waits, count):
     thin = into_columns(steps, count)
     assert len(thin.slowest_s) <= count and len(thin.edges_s) == len(thin.slowest_s) + 1
     assert thin.slowest_s.max() == pytest.approx(max(step.duration_s for step in steps))
-    sizes = np.minimum(thin.steps_each, len(steps) - thin.steps_each * np.arange(len(thin.slowest_s)))
+    firsts = np.searchsorted([step.begin_s for step in steps], thin.edges_s[:-1])
+    sizes = np.diff(np.append(firsts, len(steps)))
+    assert sizes.max() == thin.steps_each and sizes.min() >= thin.steps_each - 1
     assert (thin.mean_s * sizes).sum() == pytest.approx(sum(step.duration_s for step in steps))
     assert (np.diff(thin.edges_s) >= 0).all()
     assert (thin.slowest_s >= thin.mean_s - 1e-9).all()

@@ -73,6 +73,8 @@ kept = FastLoader(
     ),
 )
 stalled: float = loader.stats.stall_s
+diagnosis = fastload.diagnose(loader, lambda batch: None, seconds=1.0)
+print(diagnosis.verdict.cause, diagnosis.measured.samples_per_s, diagnosis)
 write_report(fastload.Meter().measured(title="mine"), "report.html", force=True)
 
 everything: Sampler[int] = ChunkSampler(train, shuffle="full", seed=1)
@@ -87,5 +89,13 @@ adapting = FastLoader(train, 32, workers="auto")
 in_turns: Sampler[list[int]] = ChunkBatchSampler(train, 32, num_workers=4, shuffle=fastload.ChunkWindow(8))
 plain = DataLoader(train, batch_size=32, sampler=everything, num_workers=4)
 by_batches = DataLoader(train, batch_sampler=ChunkBatchSampler(train, 32, num_workers=4), num_workers=4)
+with fastload.Meter(device="cpu", sample_every_s=0.5, ranges=True) as meter:
+    meter.record("run.jsonl")
+    for one in meter.watch(loader):
+        rate: float = meter.headspace(lambda batch: None, one)
+waited: float = meter.totals.wait_s
+sentence: str = meter.verdict.sentence
+meter.write_csv(Path("steps.csv"), force=True)
+found: dict[str, object] = meter.measured("training").to_dict()
 resumed = ChunkBatchSampler(train, 32, num_workers=4)
 resumed.load_state_dict(resumed.state_dict(batches_done=0))

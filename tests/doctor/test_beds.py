@@ -1,0 +1,67 @@
+"""The examiner of the doctor, with a few of its beds; `benchmarks/bench_doctor.py` runs all of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def beds(monkeypatch):
+    """The modules that draw the beds and that know what they hide."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "beds"))
+    import bench_doctor
+    import drawn
+
+    return drawn, bench_doctor
+
+
+def test_each_bed_is_drawn_from_its_seed_and_its_cure_changes_what_it_should(beds):
+    drawn, bench_doctor = beds
+    assert set(drawn.plants()) == set(bench_doctor.PLANTS)
+    for plant in drawn.plants():
+        for seed in range(5):
+            assert drawn.draw(plant, seed) == drawn.draw(plant, seed)
+            with_it, without = drawn.draw(plant, seed)
+            assert (with_it.steps, with_it.step_s, with_it.batch) == (without.steps, without.step_s, without.batch)
+            causes = bench_doctor.PLANTS[plant].causes
+            assert (with_it != without) or causes[0] == "compute"
+        assert len({drawn.draw(plant, seed) for seed in range(5)}) == 5
+
+
+def test_every_documented_cause_is_planted(beds):
+    from fastload.verdict import CAUSES
+
+    _, bench_doctor = beds
+    counted = {plant.causes[0] for plant in bench_doctor.PLANTS.values() if plant.causes and plant.counts}
+    assert bench_doctor.CAUSES == CAUSES
+    assert counted == set(CAUSES)
+
+
+def test_no_name_in_a_bed_tells_a_cause(beds):
+    _, bench_doctor = beds
+    code = (BENCHMARKS / "beds" / "bed.py").read_text()
+    words = {word for cause in bench_doctor.CAUSES for word in cause.split() if len(word) > 5}
+    # A worker is what the DataLoader's own option is called.
+    assert not [word for word in words - {"workers", "worker", "device", "sample"} if f"def {word}" in code]
+
+
+@pytest.mark.slow
+def test_the_doctor_names_a_slow_file_a_slow_transform_and_a_busy_accelerator(tmp_path):
+    out = tmp_path / "doctor.jsonl"
+    words = ["--quick", "--data", str(tmp_path), "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "bench_doctor.py"), *words], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(record["planted"][0], record["cause"]) for record in records] == [
+        ("reading", "reading"), ("transform", "transform"), ("compute", "compute")
+    ], done.stdout  # fmt: skip
+    assert all(record["line"].startswith("verdict: ") for record in records)
+    assert records[-1]["worth_making"] is False
