@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from fastload.augment import Augmentation, Augmenter
 from fastload.auto_workers import Workforce
 from fastload.backend import Backend
-from fastload.busy import BusyThreads
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import DeviceBatch, copy_fields
 from fastload.groups import Apart, Groups, group_size
@@ -94,7 +93,7 @@ class Feed(Protocol):
         ...
 
     def workforce(self) -> Workforce | None:
-        """Its workers, and what they did in the current pass; None: their number does not matter."""
+        """Its processes, and what they did in the current pass; None: it has none."""
         ...
 
 
@@ -135,7 +134,6 @@ class ThreadFeed:
         self._backend = backend
         self._chunk_rows = chunk_rows
         self._announces = announces
-        self._watch = _Watch(lambda: None)
         self._reader = dataset.open_reader(read, cache_chunks=cache_chunks, windows=chunk_rows > 0)
         self._augmenter = Augmenter(dataset, self._reader, augmentation) if augmentation else None
         fields = self._augmenter.fields if self._augmenter else dataset.layout()
@@ -161,10 +159,9 @@ class ThreadFeed:
         read_ahead = self._dataset.read_ahead(chunk_rows=self._chunk_rows) if self._announces else None
         groups = Groups(planned, self._group) if self._group > 1 else None
         augment = functools.partial(self._augmenter.fill, epoch) if self._augmenter else None
-        busy = BusyThreads()
         stream = BatchStream(
             groups or planned,
-            busy.counting(augment or functools.partial(_fill, self._reader)),
+            augment or functools.partial(_fill, self._reader),
             self._ring,
             workers=self._workers,
             loose=self._loose,
@@ -174,28 +171,15 @@ class ThreadFeed:
             manual_release=self._backend is not None,
             timed=timed,
         )
-        self._watch = _Watch(lambda: busy.busy_s)
-        apart = groups.apart(stream) if groups else None
-        return _Announced(stream, apart, self._group, read_ahead, self._watch)
+        return _Announced(stream, groups.apart(stream) if groups else None, self._group, read_ahead)
 
     @property
     def crew(self) -> Crew:
         """See `Feed.crew`."""
         return Crew(self._workers, self._group * len(self._ring.slots), by_threads=True)
 
-    def workforce(self) -> Workforce:
+    def workforce(self) -> None:
         """See `Feed.workforce`."""
-        fields = self._dataset.file.fields
-        return Workforce(
-            self._workers,
-            self._watch.busy_s,
-            self._watch.starved_s,
-            were_started=False,
-            worker_bytes=self._ring.slot_bytes,
-            # HDF5 has one lock for the process.
-            share_a_lock=any(fields[name].offset is None for name, _, _ in self._dataset.layout()),
-            by_threads=True,
-        )
 
     def close(self) -> None:
         """See `Feed.close`."""
@@ -289,8 +273,6 @@ class ProcessFeed:
             self._watch.starved_s,
             were_started=self._passes == 1,
             worker_bytes=_PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0),
-            share_a_lock=False,
-            by_threads=False,
         )
 
     def close(self) -> None:
@@ -326,7 +308,7 @@ class _Watch:
 
 
 class _Announced:
-    """A stream, of groups taken apart if there are any, with the announcer that ends with it; watched."""
+    """A stream, of groups taken apart if there are any, with the announcer that ends with it."""
 
     def __init__(
         self,
@@ -334,7 +316,7 @@ class _Announced:
         apart: Apart | None,
         group: int,
         read_ahead: ReadAhead | None,
-        watch: _Watch,
+        watch: _Watch | None = None,
     ) -> None:
         self._stream = stream
         self._apart = apart
@@ -347,6 +329,8 @@ class _Announced:
         return self
 
     def __next__(self) -> FilledBatch:
+        if self._watch is None:
+            return next(self._batches)
         ready = self._stream.ready()
         asked_s = time.perf_counter()
         batch = next(self._batches)

@@ -77,8 +77,8 @@ class FastLoader:
         shuffle, ends, seed: as in `EpochPlan`; shuffle=True chooses by how the file was packed.
         share: "auto", (rank, world_size), or None for all rows; see `resolve_share`.
         workers: threads that read, or processes that run Python; None: one for each CPU that this rank may use, at
-            most 16, or 2 where they only copy; "auto" begins with that and gives an epoch more where the last one was
-            waited for and its workers wait themselves, for a disk, a network or a lock. What a batch holds does not
+            most 16, or 2 where they only copy; "auto" begins with that, and starts more processes for an epoch where
+            the last one was waited for and they wait themselves, for a disk or a network. What a batch holds does not
             depend on it.
         device: None or "cpu" leaves batches where they were read; "cuda" copies them beside the computation.
         transform: list of transforms, run on the device, drawn anew for each sample, epoch and echo.
@@ -388,7 +388,7 @@ class FastLoader:
 
 
 def _has(feed: Feed, workers: int | None) -> bool:
-    """Whether a feed has so many workers, where their number matters; None: as many as by default."""
+    """Whether a feed has so many processes, if it has any; None: as many as by default."""
     force = feed.workforce() if workers is not None else None
     return force is None or force.number == workers
 

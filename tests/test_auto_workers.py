@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from fastload import FastLoader, OptionError
 from fastload.auto_workers import MOST_WORKERS, AutoWorkers, Epoch, History, Limits, Workforce, choose_workers
-from fastload.busy import BusyThreads, busy_processes_s
+from fastload.busy import busy_processes_s
 from fastload.layout import write_packed
 from fastload.open_feed import default_workers
-from fastload.plan import PlannedBatch
 
 ROOM = Limits(cpus=2, memory_bytes=2**40, worker_bytes=2**20, most=MOST_WORKERS)
 N = 2000
@@ -77,9 +76,6 @@ def test_workers_that_sleep_become_as_many_as_the_loop_needs_at_once():
 def test_workers_that_compute_do_not_become_more_than_the_cpus_can_run():
     assert choose_workers(epoch_of(starved=9.0, busy=19.0), 2, ROOM, History()).workers == 2
     assert choose_workers(epoch_of(starved=9.0, busy=9.0), 2, ROOM, History()).workers == 4
-    threads = ROOM._replace(by_threads=True)
-    assert choose_workers(epoch_of(starved=9.0, busy=9.0), 2, threads, History()).workers == 2
-    assert choose_workers(epoch_of(starved=9.0, busy=4.0), 2, threads, History()).workers == 10
 
 
 def test_memory_sets_a_limit():
@@ -120,18 +116,9 @@ def test_a_short_epoch_changes_nothing(epoch):
     assert choose_workers(epoch, 4, ROOM, history) == (4, "the epoch was too short to tell", history)
 
 
-def test_readers_that_share_a_lock_stay_as_they_are():
-    auto = AutoWorkers()
-    force = Workforce(2, 0.5, 9.0, were_started=False, worker_bytes=1, share_a_lock=True, by_threads=True)
-    auto.ended(force, batches=200, elapsed_s=10.0, first_s=0.1)
-    assert auto.number == 2
-    auto.ended(force._replace(share_a_lock=False), batches=200, elapsed_s=10.0, first_s=0.1)
-    assert auto.number > 2
-
-
 def test_short_epochs_are_seen_together():
     auto = AutoWorkers()
-    force = Workforce(2, 0.05, 0.3, were_started=False, worker_bytes=1, share_a_lock=False, by_threads=False)
+    force = Workforce(2, 0.05, 0.3, were_started=False, worker_bytes=1)
     numbers = []
     for _ in range(3):
         auto.ended(force, batches=20, elapsed_s=0.4, first_s=0.1)
@@ -140,26 +127,6 @@ def test_short_epochs_are_seen_together():
 
 
 # What is measured
-
-
-def test_a_thread_that_sleeps_is_not_busy_and_one_that_computes_is():
-    busy = BusyThreads()
-    batch = PlannedBatch(np.arange(1), np.ones(1, bool), 1, 0)
-
-    def sleep(planned, arrays):
-        time.sleep(0.05)
-        return 7
-
-    def compute(planned, arrays):
-        until = time.thread_time() + 0.05
-        while time.thread_time() < until:
-            pass
-        return 0
-
-    assert busy.counting(sleep)(batch, {}) == 7
-    slept_s = busy.busy_s
-    busy.counting(compute)(batch, {})
-    assert busy.busy_s - slept_s >= 0.05 > slept_s
 
 
 def test_a_process_that_is_gone_is_not_known():
@@ -228,20 +195,18 @@ def test_a_fast_source_keeps_the_default_number(caplog):
     auto.close()
 
 
-def test_threads_may_change_between_epochs_and_resume_has_the_same_rows(tmp_path):
+def test_threads_stay_as_many_as_they_are(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (N, 8, 8, 3), dtype=np.uint8)
     path = write_packed(tmp_path / "file.h5", images)
     auto, given = FastLoader(path, 16, workers="auto"), FastLoader(path, 16, workers=1)
-    for number in (None, 3, 1, 5):
-        auto._auto.number = number
-        pairs = zip(auto, given, strict=True)
-        for step, (one, other) in enumerate(pairs):
+    feeds = set()
+    for _ in range(3):
+        for step, (one, other) in enumerate(zip(auto, given, strict=True)):
             assert torch.equal(one.rows, other.rows) and torch.equal(one[0], other[0])
             if step == 7:
                 assert auto.state_dict() == given.state_dict()
-        if number is not None:
-            assert auto._feed.workforce().number in (number, auto._auto.number)
-    auto.load_state_dict(given.state_dict())
+        feeds.add(id(auto._feed))
+    assert len(feeds) == 1 and auto._auto.number is None
     auto.close()
     given.close()
 

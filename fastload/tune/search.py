@@ -216,7 +216,8 @@ class Search:
             if others and not self._over:
                 if stage == "windows":
                     self._look_at_orders(others)
-                raced = self._race(stage, [best, *others])
+                # The default last: of a compressed file it may take all the time.
+                raced = self._race(stage, [*others, best])
                 # A race that was not run once by all says nothing, unless nothing else is known.
                 rows = raced if len(raced) > len(others) or not rows else rows
                 best = choose(rows, cpu_budget=self.options.cpu_budget).row.candidate

@@ -92,13 +92,6 @@ class Fast(torch.utils.data.Dataset):
         return torch.zeros(3, 4, 4, dtype=torch.uint8), index
 
 
-@pytest.mark.slow
-def test_processes_that_wait_become_more():
-    result = Search(Slow(), TuneOptions(seconds=12.0, batch_size=64)).run()
-    assert result.chosen.row.candidate.workers > result.default.workers
-    assert result.call.startswith("FastLoader(dataset, batch_size=64, workers=")
-
-
 def test_trials_go_on_from_epoch_to_epoch():
     made = []
 
@@ -119,7 +112,7 @@ def test_interrupted_it_tells_what_it_knows(packed):
         if done == 3:
             raise KeyboardInterrupt
 
-    result = Search(packed, TuneOptions(**BRIEF)).run(interrupting)
+    result = Search(packed, TuneOptions(seconds=60.0, batch_size=32)).run(interrupting)
     assert result.interrupted and result.chosen is not None and 1 <= len(result.rows) <= 3
 
 
