@@ -243,6 +243,10 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
             self.open()
         return self.sample(index)
 
+
+class Together(Samples):
+    """The same, a batch at a time."""
+
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
         if not self.opened:
             self.open()
@@ -395,7 +399,8 @@ class Turned:
 
 def plain_loader(setting: Setting, work: Path, address: str, steps: int) -> DataLoader[Any]:
     """A DataLoader over the pictures."""
-    dataset = Samples(dataclasses.replace(setting, steps=steps), work, address)
+    kind = Together if setting.together else Samples
+    dataset = kind(dataclasses.replace(setting, steps=steps), work, address)
     return DataLoader(
         dataset, setting.batch, shuffle=False, num_workers=setting.workers, collate_fn=Gather(setting),
         persistent_workers=setting.persistent and setting.workers > 0, worker_init_fn=Begin(setting),

@@ -59,6 +59,7 @@ class Setting:
     beside: float = 0.0
     guard: str = ""  # lock, flock, pool, writer
     guard_size: int = 0
+    together: bool = False  # samples of a batch asked for at once
     second: bool = False
     fast: bool = False  # a FastLoader
     # the way to the device
@@ -335,6 +336,12 @@ def _(rng: random.Random) -> Pair:
     return _held(base, gain, every=every, every_s=every_s)
 
 
+@_plant(51)
+def _(rng: random.Random) -> Pair:
+    with_it, without = _PLANTS[14](rng)
+    return dataclasses.replace(with_it, together=True), dataclasses.replace(without, together=True)
+
+
 @_plant(30)
 def _(rng: random.Random) -> Pair:
     base, gain = _base(rng)
@@ -370,6 +377,7 @@ def _(rng: random.Random) -> Pair:
     with_it, _ = _guarded(rng, "pool")
     # Two processes with some threads each, which wait for one another in h5py; without: the same chunks, read by pread.
     with_it = dataclasses.replace(with_it, workers=2, way_s=2 * with_it.way_s, guard_size=rng.choice([4, 6, 8]))
+    with_it = dataclasses.replace(with_it, together=True)
     return with_it, dataclasses.replace(with_it, kind="chunks")
 
 
