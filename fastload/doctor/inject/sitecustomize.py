@@ -87,6 +87,8 @@ _out = _Out()
 
 
 def _write(event: dict[str, Any] | str) -> None:
+    if not _out.folder:
+        return
     try:
         _out.write(event)
     except (OSError, ValueError, TypeError):
