@@ -71,10 +71,10 @@ def test_afterwards_nothing_is_metered_and_the_environment_is_as_before(tmp_path
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     loader = DataLoader(Waits(40, wait_s=0.0), 10)
-    fastload.diagnose(loader, seconds=0.2)
+    fastload.diagnose(loader, seconds=0.5)
     assert dict(os.environ) == before
     iterator = iter(loader)
     assert "_fastload_doctor" not in vars(iterator) and len(list(iterator)) == 4
     kept = DataLoader(Waits(40, wait_s=0.0), 10, num_workers=1, persistent_workers=True)
-    fastload.diagnose(kept, seconds=0.2)
+    fastload.diagnose(kept, seconds=3.0)
     assert len(list(kept)) == 4 and list(tmp_path.iterdir()) == []
