@@ -237,7 +237,7 @@ def _step(batch: Event, step: Mapping[str, float], epoch: Epoch) -> StepRecord:
     inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
     own_s = inside["copy"] + inside["transform"]
     wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)
-    compute_s = max(0.0, step["wall"] - step["copy"] - step["copy_delay"])
+    compute_s = max(0.0, step["wall"] - step["copy"])
     if step.get("gpu") is not None:
         # The loop only launches what the GPU does: while that works, the loop's wait is no stall.
         hidden_s = min(wait_s, max(0.0, step["gpu"] - compute_s))
@@ -254,7 +254,7 @@ def _step(batch: Event, step: Mapping[str, float], epoch: Epoch) -> StepRecord:
         ),
         running_s=step["cpu"],
         process_running_s=step["process_cpu"],
-        runnable_s=step["delay"],
+        runnable_s=step["delay"] + step["copy_delay"],
         receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
     )
 

@@ -49,6 +49,7 @@ class Costs:
         workers, cpus: see `Demands`.
         receive_s, receive_blocked_s: of the wait, what taking a batch over costs the loop.
         copy_s: of the loop's time, to bring a batch to the device.
+        augment_s: of the loop's time, what it transforms itself when a batch is handed over.
         compute_s: of the loop's time, the rest of the step.
         loop_running_s: on a CPU, in the loop's process.
         startup_s: all epochs' starts, over the number of steps.
@@ -62,6 +63,7 @@ class Costs:
     receive_s: float
     receive_blocked_s: float
     copy_s: float
+    augment_s: float
     compute_s: float
     loop_running_s: float
     startup_s: float
@@ -81,13 +83,13 @@ class Costs:
     @property
     def loop_s(self) -> float:
         """Between two steps, if the loop never waits for a batch."""
-        return self.receive_s + self.receive_blocked_s + self.copy_s + self.compute_s
+        return self.receive_s + self.receive_blocked_s + self.copy_s + self.augment_s + self.compute_s
 
     @property
     def step_s(self) -> float:
         """By the model, without the epochs' starts."""
         if self.workers == 0:
-            return self.production_s + self.copy_s + self.compute_s
+            return self.production_s + self.copy_s + self.augment_s + self.compute_s
         return max(self.production_s, self.loop_s)
 
     def without(self, cause: str) -> Costs:
@@ -102,7 +104,8 @@ class Costs:
             return replace(self, running=running, blocked=blocked, receive_s=0.0, receive_blocked_s=0.0)
         # A worker that runs less gives up its GIL sooner to the thread that passes the memory on.
         late_s = self.receive_blocked_s * sum(running.values()) / before_s if before_s > 0 else 0.0
-        return replace(self, running=running, blocked=blocked, receive_blocked_s=late_s)
+        augment_s = 0.0 if cause == "transform" else self.augment_s
+        return replace(self, running=running, blocked=blocked, receive_blocked_s=late_s, augment_s=augment_s)
 
     def with_workers(self, workers: int) -> Costs:
         """The same with another number of workers, which a loop that did it all itself then has to take over from."""
@@ -160,7 +163,7 @@ def costs_of(demands: Demands) -> Costs:
     _carve(running, blocked, "a slow sample now and then", slow_s, from_blocked=False)
     steps = demands.steps
     copy_s = statistics.fmean(step.copy_s for step in steps)
-    own_s = statistics.fmean(step.compute_s + step.transform_s for step in steps)
+    own_s = statistics.fmean(step.compute_s for step in steps)
     # Without rivals for its CPU the loop's thread would not have waited for one.
     own_s = max(0.0, own_s - demands.step_runnable_s)
     return Costs(
@@ -171,6 +174,7 @@ def costs_of(demands: Demands) -> Costs:
         receive_s=demands.receive_s,
         receive_blocked_s=demands.receive_blocked_s,
         copy_s=copy_s,
+        augment_s=statistics.fmean(step.transform_s for step in steps),
         compute_s=max(own_s, _back_to_back(demands)),
         loop_running_s=demands.step_running_s + demands.receive_s,
         startup_s=sum(demands.startups_s) / len(steps),
@@ -237,7 +241,8 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
 
     for cause in (*_STAGES, "lock contention", "copy to the device"):
         after = costs.without(cause)
-        if after != costs:
+        # Threads hand over nothing: the batch is where it was made.
+        if after != costs and not (cause == "hand-over" and demands.by_threads):
             yield cure(cause, predicted(after))
     # Batches come in order, so that all wait for the one with a slow sample: without it the model's mean holds.
     slow = costs.without("a slow sample now and then")
