@@ -7,7 +7,7 @@
     python benchmarks/bench_doctor.py --summary          no runs: the table of what results/doctor.jsonl holds
 
 Each bed (benchmarks/beds/bed.py PLANT SEED) runs three times: under the doctor, plain, and cured, which is the same
-run with its hold-up taken away; which of the first two comes first changes from bed to bed. A record holds the
+run with its hold-up taken away; the plain run comes first or last in turn. A record holds the
 doctor's verdict line, the cause and the step time after the first cure from its JSON, and the step times that the bed
 itself measured in the three runs. `named`: the cause is the planted one. `ratio`: predicted over measured step time
 of the cured run; it counts where the cure makes steps at least 1.2 times as fast. Where it brings under 1.1, the doctor
@@ -87,6 +87,7 @@ PLANTS = {
     27: Plant("spawned workers import torch, short epochs", ("worker start-up",)),
     38: Plant("the first sample of each worker opens much, short epochs", ("worker start-up",)),
     14: Plant("one of some 50 samples waits", ("a slow sample now and then",)),
+    51: Plant("the same, samples of a batch asked for at once", ("a slow sample now and then",), counts=False),
     30: Plant("one of some 50 pictures is huge", ("a slow sample now and then",)),
     23: Plant("a lock of the workers round h5py", ("lock contention",)),
     32: Plant("flock round h5py", ("lock contention",)),
@@ -159,12 +160,8 @@ class Examiner:
 
     def examine(self, plant: int, seed: int, turn: int) -> dict[str, Any]:
         """One bed with one seed: all runs, compared, and noted."""
-        if turn % 2:
-            uncured = self.plain(plant, seed)
-            doctor = self.examined(plant, seed)
-        else:
-            doctor = self.examined(plant, seed)
-            uncured = self.plain(plant, seed)
+        uncured = self.plain(plant, seed) if turn % 2 else None
+        doctor = self.examined(plant, seed)
         # Where the doctor's change is a number of workers, that number is tried; else the bed without its hold-up.
         truth, verdict = PLANTS[plant], doctor["verdict"]
         cures = verdict.get("cures") or [{}]
@@ -172,7 +169,9 @@ class Examiner:
         words = [] if truth.causes == () and number else ["--cured"]
         if number and (truth.causes == () or truth.causes[0] in ("too few workers", "too many workers")):
             words += ["--workers", number[1]]
+        # Right after the doctor's run, for the machine's other load to be as alike as may be.
         cured = self.plain(plant, seed, *words)
+        uncured = uncured or self.plain(plant, seed)
         record = compared(plant, doctor, uncured["step_s"], cured["step_s"])
         self.journal.note(f"bed-{plant}-seed-{seed}", plant=plant, seed=seed, about=truth.about, **record,
                           cured_words=words)  # fmt: skip

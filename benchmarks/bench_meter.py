@@ -11,7 +11,8 @@ which neighbours on the machine move less; 1.01 and less is the aim. The Meter b
 
 `the loop's own thread, us a step` is what a step costs it beyond an empty loop, in microseconds on a CPU; `recorded`:
 with every step appended to a file. `us a step of 5 ms`: what `next` takes more under a Meter when each step has filled
-the caches with something else; 50 is 1 %. `the sampler's thread` is its share of one core, in percent, at ten readings a second.
+the caches with something else; 50 is 1 %. `the sampler's thread` is its share of one core, in percent, at ten readings
+a second.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Left: step time that the doctor predicts after the cure against the measured one, one point a bed (median of its runs,
 lines to the lowest and highest), with a band of 20 %. Right: how many runs of each bed had the planted cause named.
+Void runs are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 
 import plots
-from bench_doctor import PLANTS, latest
+from bench_doctor import PLANTS, is_void, latest
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -25,6 +26,7 @@ def main() -> None:
     records = latest(source)
     if not records:
         sys.exit(f"{source}: no figures of bench_doctor.py in it")
+    records = [record for record in records if not is_void(PLANTS[record["plant"]], record["worth"])]
     by_plant = {plant: [r for r in records if r["plant"] == plant] for plant in PLANTS}
     by_plant = {plant: runs for plant, runs in by_plant.items() if runs}
     plots.style()
@@ -56,10 +58,11 @@ def main() -> None:
     left.plot([], [], "o", color=plots.BASE, label="others")
     left.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured after the cure, ms a step",
              ylabel="predicted by the doctor, ms a step")  # fmt: skip
+    ticks = [tick for tick in (10, 20, 30, 50, 70, 100, 200, 300, 500, 1000) if ends[0] < tick < ends[1]]
     for axis in (left.xaxis, left.yaxis):
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("")
-    left.legend(loc="upper left")
+        axis.set_ticks(ticks, [str(tick) for tick in ticks])
+        axis.set_ticks([], minor=True)
+    left.legend(loc="lower right")
     left.set_title("Step time after the cure")
     for place, (plant, runs) in enumerate(by_plant.items()):
         truth = PLANTS[plant]

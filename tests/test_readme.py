@@ -49,7 +49,9 @@ def run_command(line: str) -> None:
     script = Path(sys.executable).with_name("fastload")
     start = [str(script)] if script.exists() else [sys.executable, "-c", "from fastload.cli import main; main()"]
     # The very package under test, also when it comes from a checkout by a relative PYTHONPATH.
+    here = str(Path(sys.executable).parent)  # the `python` of the examples is this one
     env = os.environ | {"PYTHONPATH": str(Path(fastload.__file__).parents[1])}
+    env["PATH"] = os.pathsep.join([here, os.environ.get("PATH", "")])
     done = subprocess.run([*start, *words[1:]], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 

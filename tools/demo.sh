@@ -25,7 +25,7 @@ python=$(find_python "${PYTHON:-}")
 # Built anew only when something that goes into the wheel changed.
 stamp=$(inputs_hash pyproject.toml README.md LICENSE tools/constraints.txt fastload)
 if [[ "$(cat .venv/fastload.stamp 2>/dev/null || true)" != "$stamp" ]]; then
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c tools/constraints.txt .
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c tools/constraints.txt '.[report]'
     printf '%s\n' "$stamp" >.venv/fastload.stamp
 fi
 # Run what was installed, not the checkout's folder.
@@ -63,9 +63,11 @@ else
     echo "$src is an archive: the plain way would need its files unpacked, so it is not timed"
 fi
 
-say "train $epochs epochs"
+say "train $epochs epochs, under fastload doctor"
+rm -f .demo/doctor.json
 if "$py" -c 'import sys, fastload; sys.exit("labels" not in fastload.inspect_file(sys.argv[1]).fields)' "$packed"; then
-    "$py" tools/train.py "$packed" --epochs "$epochs" --batch-size 32 | tee .demo/train.txt
+    .venv/bin/fastload doctor --json .demo/doctor.json --report .demo/report.html --force -- \
+        "$py" tools/train.py "$packed" --epochs "$epochs" --batch-size 32 | tee .demo/train.txt
 else
     echo "the images have no labels: nothing to train" | tee .demo/train.txt
 fi
@@ -92,6 +94,10 @@ if compare.exists():
     table.add_row("files + Pillow + DataLoader(num_workers=2)", f"{rates['plain']:,.0f} images/s")
     table.add_row("FastLoader", f"{rates['fastload']:,.0f} images/s, {rates['ratio']:.1f} times as fast")
 table.add_row("training", Path(".demo/train.txt").read_text().splitlines()[-1])
+doctor = Path(".demo/doctor.json")
+if doctor.exists():
+    table.add_row("what binds it", json.loads(doctor.read_text())["verdict"]["sentence"])
+    table.add_row("report", ".demo/report.html")
 table.add_row("preview", preview)
 table.add_row("whole demo", f"{total_s} s")
 print()

@@ -232,16 +232,20 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         return picture
 
     def sample(self, index: int) -> tuple[torch.Tensor, int]:
-        """Picture (3, H, W) and label."""
+        """Picture (H, W, 3) and label."""
         picture = self.changed(self.array_of(index))
         if self.setting.every_s and not self.setting.every_size and index % self.setting.every == 7:
             time.sleep(self.setting.every_s)
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1), index % 10
+        return torch.from_numpy(np.array(picture)), index % 10
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         if not self.opened:
             self.open()
         return self.sample(index)
+
+
+class Together(Samples):
+    """The same, a batch at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
         if not self.opened:
@@ -342,7 +346,7 @@ class Accelerator:
         """Trains on a batch."""
         if self.setting.trains:
             self.optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(self.net(images.float() / 255), labels).backward()
+            torch.nn.functional.cross_entropy(self.net(images.permute(0, 3, 1, 2).float() / 255), labels).backward()
             self.optimizer.step()
             return
         self.count += 1
@@ -356,7 +360,8 @@ def arrived(batch: Any, setting: Setting, device: torch.device) -> tuple[torch.T
     if setting.move == "bus":
         return batch.to(device)
     if setting.move == "cast":
-        return batch[0].to(device, torch.float32), batch[1].to(device)
+        images = batch[0].permute(0, 3, 1, 2)
+        return images.to(device, torch.float32, memory_format=torch.contiguous_format), batch[1].to(device)
     return batch[0].to(device), batch[1].to(device)
 
 
@@ -395,7 +400,8 @@ class Turned:
 
 def plain_loader(setting: Setting, work: Path, address: str, steps: int) -> DataLoader[Any]:
     """A DataLoader over the pictures."""
-    dataset = Samples(dataclasses.replace(setting, steps=steps), work, address)
+    kind = Together if setting.together else Samples
+    dataset = kind(dataclasses.replace(setting, steps=steps), work, address)
     return DataLoader(
         dataset, setting.batch, shuffle=False, num_workers=setting.workers, collate_fn=Gather(setting),
         persistent_workers=setting.persistent and setting.workers > 0, worker_init_fn=Begin(setting),

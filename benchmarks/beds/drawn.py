@@ -59,6 +59,7 @@ class Setting:
     beside: float = 0.0
     guard: str = ""  # lock, flock, pool, writer
     guard_size: int = 0
+    together: bool = False  # samples of a batch asked for at once
     second: bool = False
     fast: bool = False  # a FastLoader
     # the way to the device
@@ -228,9 +229,9 @@ def _(rng: random.Random) -> Pair:
 @_plant(39)
 def _(rng: random.Random) -> Pair:
     base, gain = _base(rng)
-    # uint8 to float32 in new memory: some 2.5 ns a value.
+    # uint8 to float32 in new memory: some 1.5 ns a value.
     gain = rng.uniform(1.5, 2.5)
-    side = round(((gain - 1) * base.step_s / base.batch / 3 / 2.5e-9) ** 0.5)
+    side = round(((gain - 1) * base.step_s / base.batch / 3 / 1.5e-9) ** 0.5)
     return _held(dataclasses.replace(base, height=side, width=side), gain, move="cast")
 
 
@@ -335,6 +336,12 @@ def _(rng: random.Random) -> Pair:
     return _held(base, gain, every=every, every_s=every_s)
 
 
+@_plant(51)
+def _(rng: random.Random) -> Pair:
+    with_it, without = _PLANTS[14](rng)
+    return dataclasses.replace(with_it, together=True), dataclasses.replace(without, together=True)
+
+
 @_plant(30)
 def _(rng: random.Random) -> Pair:
     base, gain = _base(rng)
@@ -370,6 +377,7 @@ def _(rng: random.Random) -> Pair:
     with_it, _ = _guarded(rng, "pool")
     # Two processes with some threads each, which wait for one another in h5py; without: the same chunks, read by pread.
     with_it = dataclasses.replace(with_it, workers=2, way_s=2 * with_it.way_s, guard_size=rng.choice([4, 6, 8]))
+    with_it = dataclasses.replace(with_it, together=True)
     return with_it, dataclasses.replace(with_it, kind="chunks")
 
 
@@ -385,7 +393,8 @@ def _(rng: random.Random) -> Pair:
 @_plant(20)
 def _(rng: random.Random) -> Pair:
     base, _ = _base(rng)
-    base = _mixed(rng, base, rng.uniform(0.1, 0.3) * base.step_s / base.batch)
+    base = dataclasses.replace(base, step_s=3 * base.step_s)
+    base = _mixed(rng, base, rng.uniform(0.05, 0.2) * base.step_s / base.batch)
     with_it = _sized(base, base.step_s)
     return with_it, dataclasses.replace(with_it, kind="mapped", loops=0, passes=0)
 
@@ -401,8 +410,9 @@ def _(rng: random.Random) -> Pair:
 @_plant(42)
 def _(rng: random.Random) -> Pair:
     base, _ = _base(rng)
-    base = dataclasses.replace(base, late=rng.randint(4, 10))
-    base = _mixed(rng, base, rng.uniform(0.1, 0.3) * base.step_s / base.batch)
+    base = dataclasses.replace(base, step_s=3 * base.step_s)
+    base = dataclasses.replace(base, late=rng.randint(3, 5))
+    base = _mixed(rng, base, rng.uniform(0.05, 0.2) * base.step_s / base.batch)
     with_it = _sized(base, base.step_s)
     return with_it, dataclasses.replace(with_it, kind="mapped", loops=0, passes=0)
 
@@ -410,7 +420,7 @@ def _(rng: random.Random) -> Pair:
 @_plant(43)
 def _(rng: random.Random) -> Pair:
     base, _ = _base(rng)
-    base = dataclasses.replace(base, workers=3, step_s=2 * base.step_s)
+    base = dataclasses.replace(base, workers=3, step_s=3 * base.step_s)
     part = rng.uniform(1.02, 1.05)
     return _held(base, part, way="lane", way_s=part * base.step_s / base.batch)
 
@@ -418,7 +428,7 @@ def _(rng: random.Random) -> Pair:
 @_plant(44)
 def _(rng: random.Random) -> Pair:
     base, _ = _base(rng)
-    base = dataclasses.replace(base, step_s=2 * base.step_s)
+    base = dataclasses.replace(base, step_s=3 * base.step_s)
     base = _mixed(rng, base, rng.uniform(0.4, 0.7) * base.step_s / base.batch, waits=0.85)
     with_it = _sized(dataclasses.replace(base, workers=1), base.step_s)
     return with_it, dataclasses.replace(with_it, kind="mapped", loops=0, passes=0, way="file", way_s=0.0)
@@ -427,7 +437,7 @@ def _(rng: random.Random) -> Pair:
 @_plant(45)
 def _(rng: random.Random) -> Pair:
     base, _ = _base(rng)
-    base = dataclasses.replace(base, workers=0, persistent=False, step_s=2 * base.step_s, batch=8)
+    base = dataclasses.replace(base, workers=0, persistent=False, step_s=3 * base.step_s, batch=8)
     return _held(base, 1.05, loops=round(rng.uniform(0.01, 0.03) * base.step_s / base.batch * LOOPS_PER_S))
 
 

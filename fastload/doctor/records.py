@@ -57,10 +57,9 @@ class Epoch:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step, and what its process did meanwhile; seconds. `first`: its batch was the first of an epoch."""
+    """One step, and what its process did meanwhile; seconds."""
 
     step: Step
-    first: bool
     running_s: float
     process_running_s: float
     runnable_s: float
@@ -253,7 +252,6 @@ def _step(batch: Event, step: Mapping[str, float], epoch: Epoch) -> StepRecord:
             samples=batch["n"],
             queue_depth=inside.get("depth"),
         ),
-        first=first,
         running_s=step["cpu"],
         process_running_s=step["process_cpu"],
         runnable_s=step["delay"],

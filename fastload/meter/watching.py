@@ -24,7 +24,7 @@ _MOST_PENDING = 256  # steps that the device may be behind before it is waited f
 # are added up several at a time, and times on a CPU, 50 us of the system's, are taken of some only.
 _SETTLE_EVERY = 16
 _LOOK_AT_FIRST = 4
-_LOOK_EVERY = 8
+_LOOK_EVERY = 16
 
 
 class _Open(NamedTuple):

@@ -67,10 +67,14 @@ def test_a_fastloader_is_told_from_inside(tmp_path, image_folder):
     assert "fastload.FastLoader" in " ".join(found.verdict.evidence)
 
 
-def test_afterwards_nothing_is_metered_and_the_environment_is_as_before():
+def test_afterwards_nothing_is_metered_and_the_environment_is_as_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     loader = DataLoader(Waits(40, wait_s=0.0), 10)
-    fastload.diagnose(loader, seconds=0.2)
+    fastload.diagnose(loader, seconds=0.5)
     assert dict(os.environ) == before
     iterator = iter(loader)
     assert "_fastload_doctor" not in vars(iterator) and len(list(iterator)) == 4
+    kept = DataLoader(Waits(40, wait_s=0.0), 10, num_workers=1, persistent_workers=True)
+    fastload.diagnose(kept, seconds=3.0)
+    assert len(list(kept)) == 4 and list(tmp_path.iterdir()) == []

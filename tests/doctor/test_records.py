@@ -31,7 +31,7 @@ def step(wall: float, **others: float) -> dict:
 
 def fetch(worker: int = 0, **others: object) -> dict:
     made = {"e": "fetch", "id": 0, "worker": worker, "t": 0.0, "wall": 0.1, "cpu": 0.02, "delay": 0.01, "n": 8}
-    made |= {"parts": {"rest": [0.1, 0.02]}, "others": {}, "out": [0.0, 0.0], "sent": [0.0, 0.0]}
+    made |= {"parts": {"rest": [0.1, 0.02]}, "others": {}, "out": [0.0, 0.0]}
     return made | others
 
 

@@ -87,6 +87,8 @@ _out = _Out()
 
 
 def _write(event: dict[str, Any] | str) -> None:
+    if not _out.folder:
+        return
     try:
         _out.write(event)
     except (OSError, ValueError, TypeError):
@@ -178,7 +180,6 @@ class _Totals:
         self.h5_threads: dict[int, float] = {}
         self.out = [0.0, 0.0]  # pickling and sending batches: seconds, CPU seconds
         self.into = [0.0, 0.0]  # receiving and unpickling
-        self.copy_s = 0.0
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         with self.guard:
@@ -359,7 +360,6 @@ def _fetched(
             "parts": fetch.parts,
             "others": {part: value for part, value in others.items() if value[0] > 0},
             "out": [_totals.out[i] - before["out"][i] for i in (0, 1)],
-            "sent": list(_totals.out),
         }
         if _totals.h5_threads:
             event["h5"] = [
