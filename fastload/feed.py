@@ -140,7 +140,9 @@ class ThreadFeed:
         self.views = self._augmenter.views if self._augmenter else {}
         batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
         # On the device each batch is copied by itself, and its slot returns by itself; mixed samples are of one batch.
-        alone = backend is not None or (augmentation is not None and augmentation.mixes)
+        # Where HDF5 decodes chunks, that takes the time, and a group would only make its first batch wait for the last.
+        linear = all(dataset.file.fields[name].offset is not None for name, _, _ in dataset.layout())
+        alone = backend is not None or (augmentation is not None and augmentation.mixes) or not linear
         self._group = 1 if alone else group_size(batch_bytes, num_steps)
         layout = [SlotField(name, (self._group * batch_size, *shape), dtype) for name, shape, dtype in fields]
         self._loose: list[SlotField] = []

@@ -56,7 +56,7 @@ def tune(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a report that exists.")] = False,
 ) -> None:
-    """Search for the arguments that load FILE fastest here, or feed a step with the least CPU.
+    """Search for the arguments that load FILE fastest here.
 
     Prints what was measured and the call to paste. Ctrl-C ends it with what is known by then.
     """

@@ -144,9 +144,6 @@ class Search:
         self._log = _Log()
         if self._tried_size < self.batch_size:
             self._log.notes.append(f"Tried in batches of {self._tried_size}, since a sample takes long here.")
-        if self._way.whole:
-            # Small batches are read in groups, and what lies in the ring at a trial's end is not counted.
-            self._log.notes.append("Short trials show slow orders of a compressed file slower than they are.")
         self._begun_s = self._until_s = 0.0
 
     def run(self, told: Told = lambda stage, done, total: None) -> Tuned:
