@@ -46,7 +46,9 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
         for fetch in fetches
     )
     make_s = statistics.fmean(_made_s(batch) for batch in batches) if batches else 0.0
-    starts = [max(0.0, epoch.first_s - make_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None]
+    taken_over_s = statistics.fmean(record.receive.running_s + record.receive.blocked_s for record in settled)
+    usual_s = make_s + taken_over_s
+    starts = [max(0.0, epoch.first_s - usual_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None]
     workers = loader.facts["workers"]
     return Demands(
         batches=batches,

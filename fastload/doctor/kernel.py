@@ -14,7 +14,7 @@ from fastload.doctor.records import Fetch
 
 _LOOK_EVERY_S = 0.01
 _MOST = 400_000
-_LOCK = b"futex"
+_LOCKS = (b"futex", b"lock_inode_wait")  # of threads and processes; of files
 # What a thread does that is at work although it sleeps: waits for a disk, a network, a clock.
 _AT_WORK = (b"nanosleep", b"io_schedule", b"folio", b"wait_data", b"nfs", b"fuse", b"filemap")
 
@@ -83,7 +83,7 @@ class KernelLooks:
                 times, in_lock = self._seen[pid]
                 times.append(time.perf_counter())
                 # A thread that waits for another one of its own process waits for what that one does.
-                in_lock.append(_LOCK in where and not _another_works(pid))
+                in_lock.append(any(kind in where for kind in _LOCKS) and not _another_works(pid))
                 self._count += 1
             if self._count > _MOST:
                 self._every_s *= 2

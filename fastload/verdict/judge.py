@@ -51,7 +51,7 @@ class Costs:
         copy_s: of the loop's time, to bring a batch to the device.
         augment_s: of the loop's time, what it transforms itself when a batch is handed over.
         compute_s: of the loop's time, the rest of the step.
-        loop_running_s: on a CPU, in the loop's process.
+        loop_running_s: on a CPU, in the loop's process, outside the wait.
         startup_s: all epochs' starts, over the number of steps.
         stretch: how many times as long as they would alone its workers take, since they wait for CPUs.
     """
@@ -77,7 +77,7 @@ class Costs:
     @property
     def production_s(self) -> float:
         """Between two batches, if nobody waits for the loop."""
-        cpu_s = (sum(self.running.values()) + self.loop_running_s) / self.cpus
+        cpu_s = (sum(self.running.values()) + self.receive_s + self.loop_running_s) / self.cpus
         return max(self.make_s * self.stretch / max(1, self.workers), cpu_s if self.workers else 0.0)
 
     @property
@@ -95,7 +95,7 @@ class Costs:
     def without(self, cause: str) -> Costs:
         """The same without what one cause costs."""
         if cause == "copy to the device":
-            return replace(self, copy_s=0.0)
+            return replace(self, copy_s=0.0, loop_running_s=max(0.0, self.loop_running_s - self.copy_s))
         if cause == "worker start-up":
             return replace(self, startup_s=0.0)
         before_s = sum(self.running.values())
@@ -176,7 +176,7 @@ def costs_of(demands: Demands) -> Costs:
         copy_s=copy_s,
         augment_s=statistics.fmean(step.transform_s for step in steps),
         compute_s=max(own_s, _back_to_back(demands)),
-        loop_running_s=demands.step_running_s + demands.receive_s,
+        loop_running_s=demands.step_running_s,
         startup_s=sum(demands.startups_s) / len(steps),
         stretch=_stretch(demands),
     )
@@ -236,8 +236,7 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
         return min(step_s, _steady(after, factor) + beyond_s * left + after.startup_s)
 
     def cure(cause: str, after_s: float, workers: int = 0) -> Cure:
-        gain = (step_s - once_s) / max(after_s - once_s, 1e-9) if step_s > after_s else 1.0
-        return Cure(cause, change_for(cause, demands, workers), after_s, gain)
+        return Cure(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
 
     for cause in (*_STAGES, "lock contention", "copy to the device"):
         after = costs.without(cause)

@@ -44,7 +44,7 @@ READING, DECODING, LOCK, H5, COLLATE, REST = "reading", "decoding", "lock", "h5p
 
 # What is timed by name when its module is imported: module -> (attribute, as what).
 _CALLS: dict[str, list[tuple[str, str]]] = {
-    "PIL.Image": [("open", DECODING)],
+    "PIL.Image": [("open", DECODING), ("Image.convert", DECODING), ("Image.tobytes", DECODING)],
     "PIL.ImageFile": [("ImageFile.load", DECODING)],
     "cv2": [("imread", DECODING), ("imdecode", DECODING)],
     "simplejpeg": [("decode_jpeg", DECODING)],
@@ -59,6 +59,7 @@ _CALLS: dict[str, list[tuple[str, str]]] = {
     "numpy": [("load", READING), ("fromfile", READING)],
     "h5py._hl.dataset": [("Dataset.__getitem__", H5), ("Dataset.read_direct", H5)],
     "multiprocessing.synchronize": [("SemLock.__enter__", LOCK)],
+    "fcntl": [("flock", LOCK), ("lockf", LOCK)],
 }
 
 
