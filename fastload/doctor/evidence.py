@@ -64,6 +64,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> D
         step_runnable_s=statistics.fmean(record.runnable_s for record in settled),
         by_threads=loader.facts.get("by_threads", False),
         fewer_workers=_trial(loader),
+        persistent=bool(loader.facts["persistent"]),
         is_fastload=loader.facts["kind"].startswith("fastload."),
         notes=tuple(_notes(loader, num_slow, slow_mean_s)),
     )

@@ -115,13 +115,18 @@ def _loop(loader: Iterable[Any], step: Callable[[Any], object] | None, seconds: 
 def _metering(folder: Path) -> Iterator[None]:
     """Loaders of this process, and of the workers started meanwhile, are timed into the folder."""
     module = _injected()
+    installed = bool(module._changed)  # under `fastload doctor` it is
+    if not installed:
+        module.install()
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", FOLDER_VARIABLE)}
     os.environ.update(environment_for(folder, os.environ))
-    module.meter_into(str(folder))
+    folder_before = module.meter_into(str(folder))
     try:
         yield
     finally:
-        module.meter_into("")
+        module.meter_into(folder_before)
+        if not installed:
+            module.uninstall()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -130,12 +135,11 @@ def _metering(folder: Path) -> Iterator[None]:
 
 
 def _injected() -> ModuleType:
-    """The injected module in this process, which wraps what is imported already the first time."""
+    """The injected module in this process."""
     if _MODULE not in sys.modules:
         spec = importlib.util.spec_from_file_location(_MODULE, INJECT / "sitecustomize.py")
         assert spec is not None and spec.loader is not None, "it is part of this package"
         module = importlib.util.module_from_spec(spec)
         sys.modules[_MODULE] = module
         spec.loader.exec_module(module)
-        module.install()
     return sys.modules[_MODULE]

@@ -27,7 +27,8 @@ class BatchWork:
     def __add__(self, other: BatchWork) -> BatchWork:
         names = {**self.stages, **other.stages}
         stages = {name: self.stages.get(name, Work()) + other.stages.get(name, Work()) for name in names}
-        return BatchWork(stages, self.lock_s + other.lock_s, self.slow_s + other.slow_s)
+        sums = self.lock_s + other.lock_s, self.slow_s + other.slow_s, self.runnable_s + other.runnable_s
+        return BatchWork(stages, *sums)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Demands:
         fewer_workers: of a trial: how many were let work at once, and the mean seconds of a step then and with all of
             them; None: there was none.
         by_threads: whether workers are threads of the loop's process.
+        persistent: whether workers live from epoch to epoch.
         is_fastload: whether the loader is a FastLoader.
         notes: further evidence, a line each, such as the line of code that takes longest.
     """
@@ -68,5 +70,6 @@ class Demands:
     step_runnable_s: float = 0.0
     fewer_workers: tuple[int, float, float] | None = None
     by_threads: bool = False
+    persistent: bool = False
     is_fastload: bool = False
     notes: tuple[str, ...] = field(default=())

@@ -135,6 +135,8 @@ def judge(demands: Demands) -> Verdict:
     # Several causes may share what no change alone would bring.
     all_of_it = (step_s - once_s) / max(best_s, 1e-9)
     cause = first.cause if first is not None and (worth_making or all_of_it > _SHARED) else "compute"
+    if not demands.batches and not worth_making and all_of_it >= WORTH:
+        cause = ""  # nobody saw what the batches cost
     others = [cure for cure in cures if cure is not first and cure.gain >= WORTH]
     verdict = Verdict(
         cause=cause,
@@ -247,7 +249,7 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
     slow = costs.without("a slow sample now and then")
     if slow.make_s < costs.make_s:
         yield cure("a slow sample now and then", predicted(slow, min(factor, 1.0)))
-    if len(demands.startups_s) > 1 and not demands.is_fastload:
+    if len(demands.startups_s) > 1 and not demands.is_fastload and not demands.persistent:
         yield cure("worker start-up", predicted(replace(costs, startup_s=once_s)))
     workers = _enough_workers(costs, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus)
     if workers > costs.workers:

@@ -76,6 +76,11 @@ def _sentence(verdict: Verdict) -> str:
     waited = f"{verdict.stall_share:.0%} of the time the step waits for data"
     step = format_time(verdict.step_s)
     gain = verdict.cures[0].gain if verdict.cures else 1.0
+    if not verdict.cause:
+        return (
+            f"the data binds: {waited} ({step} a step); what making a batch costs was not seen, because its workers "
+            f"were started too early to be looked at, or by a class of their own"
+        )
     if verdict.cause == "compute":
         return (
             f"compute binds: only {waited} ({step} a step); the best change to the loading would bring "
@@ -116,7 +121,8 @@ def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -
             if demands.workers
             else "the loop"
         )
-        lines.append(f"making a batch costs {who} {format_time(costs.make_s)}: {', '.join(told)}")
+        ahead = f" (up to {demands.ahead} batches ahead)" if demands.workers else ""
+        lines.append(f"making a batch costs {who}{ahead} {format_time(costs.make_s)}: {', '.join(told)}")
     if demands.workers and costs.receive_s + costs.receive_blocked_s > 0.02 * verdict.step_s:
         lines.append(
             f"taking a batch over costs the loop {format_time(costs.receive_s)}, and "

@@ -88,6 +88,20 @@ def test_a_device_that_works_by_itself_is_known_from_batches_that_come_back_to_b
     assert verdict.cures[0].step_s >= 0.029
 
 
+def test_where_nobody_saw_what_batches_cost_no_cause_is_made_up():
+    base = demands(wait=45)
+    verdict = judge(Demands((), base.steps, workers=2, ahead=4, cpus=2))
+    assert verdict.cause == "" and "was not seen" in verdict.sentence and not verdict.worth_making
+    busy = demands(wait=1, compute=50)
+    assert judge(Demands((), busy.steps, workers=2, ahead=4, cpus=2)).cause == "compute"
+
+
+def test_workers_that_live_on_are_not_told_to():
+    base = demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600))
+    kept = Demands(base.batches, base.steps, workers=2, ahead=4, cpus=2, startups_s=base.startups_s, persistent=True)
+    assert "worker start-up" not in [cure.cause for cure in judge(kept).cures]
+
+
 def test_a_fastloader_is_not_told_to_use_fastload():
     base = demands(wait=45, reading=(1, 90))
     verdict = judge(Demands(base.batches, base.steps, workers=2, ahead=4, cpus=2, by_threads=True, is_fastload=True))

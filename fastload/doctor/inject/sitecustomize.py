@@ -70,18 +70,38 @@ class _Out:
         self.folder = os.environ.get("FASTLOAD_DOCTOR", "")
         self.fd = -1
         self.pid = 0
+        self.file = (0, 0)  # device and inode
 
     def write(self, event: dict[str, Any] | str) -> None:
         pid = os.getpid()
-        if pid != self.pid:
+        if pid != self.pid or not self.is_ours():
             self.pid = pid
             name = f"{pid}-{time.monotonic_ns()}.jsonl"
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
             self.fd = os.open(os.path.join(self.folder, name), flags, 0o600)
+            self.file = _identity(self.fd)
             self.write(_process())
         # One write, so that a line is there as a whole or not at all.
         line = event if isinstance(event, str) else json.dumps(event, separators=(",", ":"))
         os.write(self.fd, (line + "\n").encode("utf-8", "backslashreplace"))
+
+    def is_ours(self) -> bool:
+        """Whether the descriptor is the one we opened: who turns into a daemon closes all, and opens others."""
+        try:
+            return _identity(self.fd) == self.file
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Closes the file; the next event opens another one."""
+        if self.pid == os.getpid() and self.is_ours():
+            os.close(self.fd)
+        self.pid = 0
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 _out = _Out()
@@ -137,14 +157,16 @@ class _Scheduled:
 
 
 class _Descriptor:
-    """Closes with the thread that it belongs to."""
+    """Closes with the thread that it belongs to, if the number is still that of the file."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.file = _identity(number)
 
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+    def __del__(self, _close: Callable[[int], None] = os.close, _identity: Any = _identity) -> None:
         try:
-            _close(self.number)
+            if _identity(self.number) == self.file:
+                _close(self.number)
         except OSError:
             pass
 
@@ -256,12 +278,12 @@ def _packed(args: tuple[Any, ...]) -> str:
 
 class _State:
     active = False  # a loader is at work in this process
-    loaders: Any
+    loaders: dict[int, Any]
     current: Any = None  # the loader state that the loop's thread works for
     last_loop_ident = 0
 
 
-_State.loaders = weakref.WeakKeyDictionary()
+_State.loaders = {}
 
 
 class _Dataset:
@@ -433,11 +455,12 @@ def _place(thing: Any) -> str:
 
 
 def _known(loader: Any) -> _Loader:
-    state = _State.loaders.get(loader)
-    if state is None or state[0] != os.getpid():
-        state = (os.getpid(), _Loader(loader))
-        _State.loaders[loader] = state
-    return state[1]  # type: ignore[no-any-return]
+    # By identity: a loader may compare by value, or have no hash.
+    pid, same, state = _State.loaders.get(id(loader), (0, None, None))
+    if pid != os.getpid() or same is None or same() is not loader:
+        state = _Loader(loader)
+        _State.loaders[id(loader)] = (os.getpid(), weakref.ref(loader), state)
+    return state  # type: ignore[no-any-return]
 
 
 def _iterating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -449,9 +472,16 @@ def _iterating(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args)  # a loader within a loader: the outer one is what the loop waits for
         _State.active = True
         begin = _clock()
-        state = _known(self)
-        state.trial = _Trial.of(self, state.trial)
+        state = None
+        try:
+            _wrap_tensors()
+            state = _known(self)
+            state.trial = _Trial.of(self, state.trial)
+        except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
+            _fault("loader")
         iterator = original(self, *args)
+        if state is None:
+            return iterator
         try:
             state.iter_begin, state.returned = begin, 0.0
             iterator.__dict__["_fastload_doctor"] = state
@@ -539,7 +569,15 @@ _STEP = '{"wall":%.7f,"cpu":%.7f,"process_cpu":%.7f,"delay":%.7f,"copy":%.7f,"co
 
 
 def _step_over(state: _Loader) -> str:
-    """What the step since the last batch took, as JSON; null before the first."""
+    """What the step since the last batch took, as JSON; null before the first, and where it cannot be told."""
+    try:
+        return _step_taken(state)
+    except Exception:  # noqa: BLE001  # another device meanwhile, a CUDA error that is the script's to see
+        _fault("step")
+        return "null"
+
+
+def _step_taken(state: _Loader) -> str:
     if not state.returned or _State.current is not state:
         return "null"  # another loader was iterated meanwhile: no step of this one's
     gpu_s = _gpu.step_s(state.events)
@@ -602,8 +640,8 @@ def _handed_over(batch: Any) -> int:
     most = 0
     for leaf in _leaves(batch, []):
         shape = getattr(leaf, "shape", None)
-        if shape is not None and len(shape):
-            most = max(most, int(shape[0]))
+        if isinstance(shape, tuple):  # torch.Size is one
+            most = max([most, *map(int, shape[:1])])
         elif "to" in vars(type(leaf)) and callable(vars(type(leaf))["to"]):
             _time_copy(type(leaf), "to")
     return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
@@ -617,6 +655,8 @@ def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None)
 
     @functools.wraps(original)
     def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if counts is not None and type(self) is not owner:
+            return _as_before(owner, name, original, self, args, kwargs)
         state = _State.current
         if state is None or _State.last_loop_ident != threading.get_ident():
             return original(self, *args, **kwargs)
@@ -633,7 +673,23 @@ def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None)
             _State.current = state
 
     copy.__fastload__ = original  # type: ignore[attr-defined]
-    setattr(owner, name, copy)
+    _replace(owner, name, copy)
+
+
+def _as_before(owner: Any, name: str, original: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+    """The call of a subclass of Tensor: its `__torch_function__` is told what Tensor has under that name meanwhile."""
+    with _torch_functions:
+        wrapped = vars(owner).get(name)
+        if wrapped is not None:
+            delattr(owner, name)
+        try:
+            return original(tensor, *args, **kwargs)
+        finally:
+            if wrapped is not None:
+                setattr(owner, name, wrapped)
+
+
+_torch_functions = threading.RLock()
 
 
 def _moved(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -724,6 +780,17 @@ class _Turns:
             self.file[slot] += 1
 
 
+def _start_method(loader: Any) -> str:
+    """How its workers are started; asking multiprocessing must not settle it."""
+    context = getattr(loader, "multiprocessing_context", None)
+    if context is not None:
+        return str(context.get_start_method())
+    settled = sys.modules["multiprocessing"].get_start_method(allow_none=True)
+    if settled is not None:
+        return str(settled)
+    return "spawn" if sys.platform == "darwin" else "forkserver" if sys.version_info >= (3, 14) else "fork"
+
+
 class _Trial:
     """The loop's side: while it waits for data with more workers than CPUs, it lets only some of them work, in turns.
 
@@ -746,9 +813,14 @@ class _Trial:
     def of(loader: Any, before: _Trial | None) -> _Trial | None:
         """The trial of a loader with more workers than CPUs, whose workers are started next."""
         os.environ.pop("FASTLOAD_DOCTOR_TRIAL", None)
+        if before is not None:
+            before.epoch_ends()  # it may have been left by break
         workers = getattr(loader, "num_workers", 0) or 0
+        if _start_method(loader) == "forkserver":
+            return None  # its environment is that of the first loader
         affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-        limit = affinity // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+        limit = affinity // (int(ranks) if ranks.isdigit() and int(ranks) else 1)
         if not 0 < limit < workers:
             return None
         try:
@@ -861,6 +933,16 @@ def _look(since: float) -> None:
 # --- putting it in ---------------------------------------------------------------------------------------------------
 
 
+_changed: list[tuple[Any, str, Any]] = []  # owner, attribute, what was there (_NOTHING: it was inherited)
+_NOTHING = object()
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    """Sets an attribute of a module or class, and remembers what was there."""
+    _changed.append((owner, name, vars(owner).get(name, _NOTHING)))
+    setattr(owner, name, new)
+
+
 def _wrap_attribute(module: Any, path: str, part: str) -> None:
     owner = module
     *parents, name = path.split(".")
@@ -868,7 +950,7 @@ def _wrap_attribute(module: Any, path: str, part: str) -> None:
         owner = getattr(owner, parent, None)
     original = getattr(owner, name, None)
     if original is not None and not hasattr(original, "__fastload__"):
-        setattr(owner, name, _timed(original, part))
+        _replace(owner, name, _timed(original, part))
 
 
 def _on_calls(module: Any) -> None:
@@ -886,24 +968,30 @@ def _time_acquire(module: Any) -> None:
         original(self)
         self.acquire = _timed(self._semlock.acquire, LOCK)
 
-    module.SemLock._make_methods = make_methods
+    _replace(module.SemLock, "_make_methods", make_methods)
 
 
 def _on_fetch(module: Any) -> None:
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         fetcher = getattr(module, name)
-        fetcher.fetch = _fetching(fetcher.fetch)
+        _replace(fetcher, "fetch", _fetching(fetcher.fetch))
 
 
 def _on_dataloader(module: Any) -> None:
-    module.DataLoader.__iter__ = _iterating(module.DataLoader.__iter__)
-    module._BaseDataLoaderIter.__next__ = _asking(module._BaseDataLoaderIter.__next__)
+    _replace(module.DataLoader, "__iter__", _iterating(module.DataLoader.__iter__))
+    _replace(module._BaseDataLoaderIter, "__next__", _asking(module._BaseDataLoaderIter.__next__))
     torch = sys.modules["torch"]
     _gpu.cuda = getattr(torch, "cuda", None) if getattr(torch.version, "cuda", None) else None
-    _time_copy(torch.Tensor, "to", _moved)
-    _time_copy(torch.Tensor, "cuda", _moved)
-    _time_copy(torch.Tensor, "copy_", _copied_in)
     _write({"e": "torch", "version": str(torch.__version__), "cuda": str(getattr(torch.version, "cuda", None) or "")})
+
+
+def _wrap_tensors() -> None:
+    """From the first loader on: modules imported until then have seen torch as it is."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        _time_copy(torch.Tensor, "to", _moved)
+        _time_copy(torch.Tensor, "cuda", _moved)
+        _time_copy(torch.Tensor, "copy_", _copied_in)
 
 
 def _on_fastload(module: Any) -> None:
@@ -922,23 +1010,23 @@ def _on_fastload(module: Any) -> None:
         return iterator
 
     begin_epoch = _iterating(original)
-    module.FastLoader.iterate = iterate
+    _replace(module.FastLoader, "iterate", iterate)
 
 
 def _on_fastload_iteration(module: Any) -> None:
-    module.Iteration.__next__ = _asking(module.Iteration.__next__)
+    _replace(module.Iteration, "__next__", _asking(module.Iteration.__next__))
 
 
 def _on_reduction(module: Any) -> None:
     pickler = module.ForkingPickler
-    pickler.loads = staticmethod(_passing(pickler.loads, into=True))
-    pickler.dumps = _passing(pickler.dumps, into=False)  # bound to the class, as it was
+    _replace(pickler, "loads", staticmethod(_passing(pickler.loads, into=True)))
+    _replace(pickler, "dumps", classmethod(_passing(vars(pickler)["dumps"].__func__, into=False)))
 
 
 def _on_connection(module: Any) -> None:
     base = module._ConnectionBase
-    base.recv_bytes = _passing(base.recv_bytes, into=True)
-    base.send_bytes = _passing(base.send_bytes, into=False)
+    _replace(base, "recv_bytes", _passing(base.recv_bytes, into=True))
+    _replace(base, "send_bytes", _passing(base.send_bytes, into=False))
 
 
 _HOOKS: dict[str, Callable[[Any], None]] = dict.fromkeys(_CALLS, _on_calls)
@@ -975,7 +1063,8 @@ class _Finder:
             if spec is None:
                 continue
             loader = spec.loader
-            if hasattr(loader, "exec_module"):
+            # A class loads all modules that are built in; those are wrapped by `install`.
+            if hasattr(loader, "exec_module") and not isinstance(loader, type):
                 execute = loader.exec_module
 
                 def run(module: Any, _execute: Callable[[Any], None] = execute) -> None:
@@ -990,11 +1079,28 @@ class _Finder:
         return None
 
 
-def meter_into(folder: str) -> None:
-    """Begins to meter in a process that runs already, or ends it with an empty name; `install` comes before."""
-    _out.folder, _out.pid = folder, 0
+def uninstall() -> None:
+    """Puts everything back as it was before `install`."""
+    while _changed:
+        owner, name, before = _changed.pop()
+        if before is _NOTHING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+
+
+def meter_into(folder: str) -> str:
+    """Meters into this folder from now on, or no more with an empty name; returns the folder until now."""
+    _out.close()
+    before, _out.folder = _out.folder, folder
     _State.active = False
     _State.loaders.clear()
+    return before
+
+
+_finder: Any = _Finder()
 
 
 def _in_child() -> None:
@@ -1009,9 +1115,11 @@ def _in_child() -> None:
 def install() -> None:
     """Wraps what is imported already, and has the rest wrapped when it comes."""
     for name in list(_HOOKS):
+        if name in sys.builtin_module_names:
+            __import__(name)
         if name in sys.modules:
             _run_hook(sys.modules[name])
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _finder)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_in_child)
 
