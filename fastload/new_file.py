@@ -25,7 +25,7 @@ def check_new_file(path: str | Path, *, force: bool = False) -> None:
         raise OutputError(f"{path}: is a folder. Give a file name, such as {path / 'report.html'}.")
     # A link that leads nowhere is something that exists, too.
     if os.path.lexists(path) and not force:
-        raise OutputError(f"{path}: exists. Choose another name, or replace it with `--force`.")
+        raise OutputError(f"{path}: exists. Choose another name, or replace it with `--force` (`force=True`).")
     if not folder.is_dir():
         raise OutputError(f"{path}: its folder {folder} does not exist. Make it first.")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -9,6 +9,7 @@ copies from then on, so that nobody ever waits for the user. No torch here.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import weakref
@@ -129,7 +130,8 @@ class Ring:
         """Arrays over a slot that was taken; it returns by itself when no reference to any of them is left."""
         loan = _Loan(slot.memory)
         put, number = self._returned.put, slot.number
-        slot.loan = weakref.ref(loan, lambda _: put(number))
+        # No Python code runs in the callback (put takes the reference for `block`): Ctrl-C cannot get lost in it.
+        slot.loan = weakref.ref(loan, functools.partial(put, number))
         self.num_lent += 1
         return slot_arrays(self.fields, np.asarray(loan))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from fastload.errors import MissingExtraError
+from fastload.errors import MissingExtraError, OptionError
 from fastload.new_file import check_new_file
 
 NEEDED = {"matplotlib": "matplotlib", "jinja2": "Jinja2"}
@@ -20,9 +20,12 @@ def check_report_path(path: str | Path, *, force: bool = False) -> None:
         force: whether a file that exists may be replaced.
 
     Raises:
+        OptionError: the name is none of a page.
         OutputError: as `check_new_file`.
         MissingExtraError: what draws the report is not installed.
     """
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise OptionError(f"{path}: a report is a page; give it a name that ends in .html.")
     check_new_file(path, force=force)
     missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:

@@ -160,14 +160,14 @@ def costs_of(demands: Demands) -> Costs:
         for stage, work in batch.stages.items():
             running[stage] = running.get(stage, 0.0) + work.running_s / count
             blocked[stage] = blocked.get(stage, 0.0) + work.blocked_s / count
-    _carve(running, blocked, "lock contention", sum(batch.lock_s for batch in batches) / count, from_blocked=True)
+    # A FastLoader reads without a lock; its threads may wait for the GIL, or for a disk that does not show.
+    lock_s = 0.0 if demands.is_fastload else sum(batch.lock_s for batch in batches) / count
+    _carve(running, blocked, "lock contention", lock_s, from_blocked=True)
     slow_s = sum(batch.slow_s for batch in batches) / count
     _carve(running, blocked, "a slow sample now and then", slow_s, from_blocked=False)
     steps = demands.steps
     copy_s = statistics.fmean(step.copy_s for step in steps)
     own_s = statistics.fmean(step.compute_s for step in steps)
-    # Without rivals for its CPU the loop's thread would not have waited for one.
-    own_s = max(0.0, own_s - demands.step_runnable_s)
     return Costs(
         running=running,
         blocked=blocked,
@@ -233,9 +233,14 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
     beyond_s = max(0.0, steady_s - _steady(costs, factor))
     once_s = _once(demands)
 
+    waited_s = step_s - statistics.fmean(step.duration_s - step.wait_s for step in demands.steps)
+
     def predicted(after: Costs, factor: float = factor) -> float:
         left = after.make_s / costs.make_s if costs.make_s > 0 else 1.0
-        return min(step_s, _steady(after, factor) + beyond_s * left + after.startup_s)
+        # No change to the loading wins more than the loop waits for it.
+        own_s = costs.copy_s + costs.augment_s + costs.compute_s
+        least_s = step_s - waited_s - (own_s - after.copy_s - after.augment_s - after.compute_s)
+        return min(step_s, max(least_s, _steady(after, factor) + beyond_s * left + after.startup_s))
 
     def cure(cause: str, after_s: float, workers: int = 0) -> Cure:
         return Cure(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
@@ -248,14 +253,19 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
     # Batches come in order, so that all wait for the one with a slow sample: without it the model's mean holds.
     slow = costs.without("a slow sample now and then")
     if slow.make_s < costs.make_s:
-        yield cure("a slow sample now and then", predicted(slow, min(factor, 1.0)))
-    if len(demands.startups_s) > 1 and not demands.is_fastload and not demands.persistent:
-        yield cure("worker start-up", predicted(replace(costs, startup_s=once_s)))
+        share = 1 - slow.make_s / costs.make_s
+        yield cure("a slow sample now and then", predicted(slow, min(factor, 1 + (factor - 1) * (1 - share))))
+    if demands.startups_s and not demands.is_fastload and not (demands.persistent and len(demands.startups_s) > 1):
+        # Workers that live on start once; in a run of one epoch it is that start which is long.
+        startup_s = once_s if len(demands.startups_s) > 1 else 0.0
+        yield cure("worker start-up", predicted(replace(costs, startup_s=startup_s)))
     workers = _enough_workers(costs, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus)
     if workers > costs.workers:
         yield cure("too few workers", predicted(costs.with_workers(workers)), workers)
     if costs.workers > costs.cpus:
-        fewer = costs.with_workers(costs.cpus)
+        # Without so many rivals the loop's thread would have a CPU when it wants one.
+        alone_s = max(0.0, costs.compute_s - demands.step_runnable_s)
+        fewer = replace(costs.with_workers(costs.cpus), compute_s=alone_s)
         after_s = predicted(fewer, min(factor, 1.0))
         if demands.fewer_workers is not None:
             # It was tried out, so nothing has to be modelled but the starts.

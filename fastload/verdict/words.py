@@ -56,11 +56,17 @@ _FASTLOADER_CHANGES = {
 }
 
 
+_FEW = 20
+_SHORT_S = 1e-3
+
+
 def change_for(cause: str, demands: Demands, workers: int) -> str:
     """What to do about a cause, as an imperative clause."""
     if cause in ("too few workers", "too many workers"):
         name = "workers" if demands.is_fastload else "num_workers"
         return f"{name}={workers} instead of {demands.workers}"
+    if cause == "worker start-up" and len(demands.startups_s) == 1:
+        return "make it cheaper: import less in the script that workers import again, or judge a longer run"
     if demands.is_fastload and cause in _FASTLOADER_CHANGES:
         return _FASTLOADER_CHANGES[cause]
     return _CHANGES[cause]
@@ -128,6 +134,14 @@ def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -
             f"taking a batch over costs the loop {format_time(costs.receive_s)}, and "
             f"{format_time(costs.receive_blocked_s)} of waiting for the worker to pass it on"
         )
+    if demands.step_runnable_s > 0.05 * verdict.step_s:
+        lines.append(
+            f"in its own work the loop's thread waited {format_time(demands.step_runnable_s)} a step for a CPU"
+        )
+    if len(demands.steps) < _FEW:
+        lines.append(f"only {len(demands.steps)} steps were seen: a longer run gives firmer figures")
+    if verdict.step_s < _SHORT_S:
+        lines.append("steps so short are largely the doctor's own cost, some tens of microseconds a batch")
     if costs.startup_s > 0.02 * verdict.step_s:
         first_s, *later_s = demands.startups_s
         later = (

@@ -37,6 +37,7 @@ from typing import Any
 
 _clock = time.perf_counter
 _cpu_clock = time.thread_time
+_MOST_BETWEEN = 3  # batches of other loaders within one step
 _MAX_TOP = 16  # slowest samples of a batch that are written down one by one
 _LOOK_EVERY_S = 0.05
 
@@ -280,6 +281,9 @@ class _State:
     active = False  # a loader is at work in this process
     loaders: dict[int, Any]
     current: Any = None  # the loader state that the loop's thread works for
+    next_s = 0.0  # spent in all loaders' next()
+    nexts = 0
+    epochs = 0  # begun or ended, of all loaders
     last_loop_ident = 0
 
 
@@ -291,12 +295,17 @@ class _Dataset:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._cheap = 0  # batches of samples too short to be timed one by one
+        self._cheap = 0  # batches in a row whose samples are too short for more than one clock
 
     def __getitem__(self, index: Any) -> Any:
         fetch = _thread.fetch
-        if fetch is None or self._cheap > 3:
+        if fetch is None:
             return self._dataset[index]
+        if self._cheap > 3:
+            begin = _clock()
+            sample = self._dataset[index]
+            fetch.samples.append(_clock() - begin)
+            return sample
         begin, delay = _clock(), _scheduled.waited()
         try:
             return self._dataset[index]
@@ -366,6 +375,9 @@ def _fetched(
     fetch: _Fetch, before: dict[str, Any], begin: float, wall: float, cpu: float, delay: float, samples: int
 ) -> dict[str, Any]:
     durations = sorted(fetch.samples)
+    if durations:
+        # Samples timed by one clock: a wait for a CPU falls into one of them, most of the time.
+        durations[-1] = max(durations[len(durations) // 2], durations[-1] - _unseen(durations, wall, delay))
     with _totals.guard:
         others = {
             part: [value[i] - before["others"].get(part, (0.0, 0.0))[i] for i in (0, 1)]
@@ -397,6 +409,11 @@ def _fetched(
     return event
 
 
+def _unseen(durations: list[float], wall: float, delay: float) -> float:
+    """Of a fetch's waits for a CPU, what its samples' times hold."""
+    return max(0.0, min(delay, sum(durations) - (wall - delay)))
+
+
 def _worker_id() -> int:
     info = getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
     return info.id if info is not None else -1
@@ -417,6 +434,7 @@ class _Loader:
         self.returned = 0.0  # when the last batch was handed over; 0: no step is under way
         self.cpu = self.process_cpu = self.delay = self.copy = self.copy_delay = 0.0
         self.events: Any = None
+        self.seen = (0, 0, 0.0)
         self.trial: _Trial | None = None
         self.probe: Any = None  # what a FastLoader tells of its batches
         sampler = getattr(loader, "batch_sampler", None)
@@ -471,6 +489,7 @@ def _iterating(original: Callable[..., Any]) -> Callable[..., Any]:
         if _thread.asked is not None or not _out.folder:
             return original(self, *args)  # a loader within a loader: the outer one is what the loop waits for
         _State.active = True
+        _State.epochs += 1
         begin = _clock()
         state = None
         try:
@@ -513,6 +532,7 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
             batch = original(self)
         except StopIteration:
             wait = _clock() - begin
+            _State.epochs += 1
             _write(f'{{"e":"end","id":{state.id},"t":{begin:.6f},"wait":{wait:.7f},"step":{event}}}')
             state.returned = 0.0
             if state.trial is not None:
@@ -520,6 +540,8 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             _thread.asked = None
+            _State.next_s += _clock() - begin
+            _State.nexts += 1
         try:
             now = _clock()
             times = (
@@ -558,6 +580,7 @@ def _step_begins(state: _Loader) -> None:
     state.copy = state.copy_delay = 0.0
     state.events = _gpu.mark()
     state.cpu, state.process_cpu, state.delay = _cpu_clock(), time.process_time(), _scheduled.waited()
+    state.seen = (_State.epochs, _State.nexts, _State.next_s)
     state.returned = _clock()
 
 
@@ -578,11 +601,14 @@ def _step_over(state: _Loader) -> str:
 
 
 def _step_taken(state: _Loader) -> str:
-    if not state.returned or _State.current is not state:
+    epochs, nexts, next_s = state.seen
+    if not state.returned or _State.epochs != epochs or _State.nexts > nexts + _MOST_BETWEEN:
         return "null"  # another loader was iterated meanwhile: no step of this one's
+    # Loaders that take turns, as in zip(a, b): each has its own waits only.
+    others_s = _State.next_s - next_s
     gpu_s = _gpu.step_s(state.events)
     return _STEP % (
-        _clock() - state.returned,
+        _clock() - state.returned - others_s,
         _cpu_clock() - state.cpu,
         time.process_time() - state.process_cpu,
         _scheduled.waited() - state.delay - state.copy_delay,
