@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from fastload.doctor.examine import Examined
     from fastload.doctor.records import Records
     from fastload.measured import Measured
+
+_FAULTS = 3
 
 
 def doctor(
@@ -37,23 +40,38 @@ def doctor(
     signals and exit code stay its own. The verdict comes on stderr when it ends; Ctrl-C gives the verdict so far.
     """
     with one_line_errors():
-        from fastload.cli.live import live_panel
+        from fastload.cli.live import live_panel, show_nothing
         from fastload.doctor.examine import examine
-        from fastload.new_file import check_new_file, save_text
-        from fastload.report import check_report_path, write_report
+        from fastload.doctor.run import check_command
+        from fastload.doctor.signals import Signals
+        from fastload.new_file import check_new_file
+        from fastload.report import check_report_path
 
+        check_command(command)
         if json_path is not None:
             check_new_file(json_path, force=force)
         if report is not None:
             check_report_path(report, force=force)
-        with live_panel("doctor", seconds, beside_script=True) as show:
-            examined = examine(command, seconds=seconds, look=lambda records: show(_figures(records)))
-        _tell(examined)
-        if json_path is not None:
-            save_text(json.dumps(examined.measured.to_dict(), indent=1) + "\n", json_path, force=force)
-        if report is not None:
-            write_report(examined.measured, report, force=force)
+        with Signals() as signals:  # to the end: a second, impatient Ctrl-C does not lose the verdict
+            with live_panel("doctor", seconds, beside_script=True) as show:
+                look = None if show is show_nothing else lambda records: show(_figures(records))
+                examined = examine(command, signals, seconds=seconds, look=look)
+            _tell(examined)
+            with suppress(typer.Exit), one_line_errors():  # the exit code stays the command's
+                _write(examined.measured, json_path, report, force=force)
     raise typer.Exit(examined.code)
+
+
+def _write(measured: Measured, json_path: Path | None, report: Path | None, *, force: bool) -> None:
+    from fastload.new_file import save_text
+    from fastload.report import write_report
+
+    try:
+        if json_path is not None:
+            save_text(json.dumps(measured.to_dict(), indent=1) + "\n", json_path, force=force)
+    finally:
+        if report is not None:
+            write_report(measured, report, force=force)
 
 
 def _figures(records: Records) -> Mapping[str, str | float]:
@@ -61,11 +79,10 @@ def _figures(records: Records) -> Mapping[str, str | float]:
     loader = max(records.loaders, key=lambda found: found.elapsed_s, default=None)
     if loader is None:
         return {"steps": "none yet"}
-    steps = [record.step for record in loader.steps]
-    last = steps[-50:]
+    last = [record.step for record in loader.last_steps(50)]
     elapsed_s = sum(step.duration_s for step in last)
     return {
-        "steps": float(len(steps)),
+        "steps": float(loader.num_steps),
         "steps/s, last 50": len(last) / elapsed_s if elapsed_s else 0.0,
         "waiting, last 50": f"{sum(step.wait_s for step in last) / elapsed_s:.0%}" if elapsed_s else "",
     }
@@ -77,14 +94,16 @@ def _tell(examined: Examined) -> None:
     def say(text: str) -> None:
         typer.echo(one_line(text), err=True)
 
-    for fault in examined.faults[:3]:
+    for fault in examined.faults[:_FAULTS]:
         say(f"warning: something could not be metered: {fault}")
+    if len(examined.faults) > _FAULTS:
+        say(f"warning: and {len(examined.faults) - _FAULTS:,} more of these")
     measured, verdict = examined.measured, examined.measured.verdict
     if verdict is None:
         say(f"verdict: none: {examined.silence}.")
         return
     rate = f"{measured.num_steps:,} steps, {measured.samples_per_s:,.0f} samples/s"
-    say(f"fastload doctor: {rate}; {_headspace(measured)}")
+    say(f"fastload doctor: {'so far ' if examined.so_far else ''}{rate}; {_headspace(measured)}")
     for line in verdict.evidence:
         say(f"  {line}")
     for cure in verdict.cures[1:4]:

@@ -48,13 +48,17 @@ def live_panel(title: str, total_s: float | None = None, *, beside_script: bool 
     if beside_script:
         with _free_terminal() as terminal:
             if terminal is None:
-                yield lambda figures: None
+                yield show_nothing
             else:
                 yield from _panel(title, total_s, terminal)
     elif sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in (None, "dumb"):
         yield from _panel(title, total_s, sys.stderr)
     else:
         yield _Lines(title, total_s)
+
+
+def show_nothing(_figures: Mapping[str, str | float]) -> None:
+    """What `live_panel` gives where nothing is shown: whoever finds it there need not gather figures."""
 
 
 @contextmanager

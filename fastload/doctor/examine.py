@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 from fastload.cpus import available_cpus
 from fastload.doctor.evidence import demands_of, loader_that_binds
 from fastload.doctor.kernel import KernelLooks
-from fastload.doctor.records import LoaderRecord, Records, read_records
+from fastload.doctor.records import LoaderRecord, RecordReader, Records
 from fastload.doctor.run import check_command, run_command
+from fastload.doctor.signals import Signals
 from fastload.measured import Measured, Step, Work
 from fastload.meter.family import family_of
 from fastload.meter.machine import environment
@@ -35,48 +37,54 @@ class Examined:
         measured: with a verdict, or without one when `silence` says why there is none.
         silence: why nothing can be said; empty: something can.
         faults: what went wrong in the metering itself.
+        so_far: whether it was asked to stop, so that this is not all it would have done.
     """
 
     code: int
     measured: Measured
     silence: str
     faults: tuple[str, ...] = ()
+    so_far: bool = False
 
 
-def examine(command: Sequence[str], *, seconds: float | None = None, look: Look | None = None) -> Examined:
+def examine(
+    command: Sequence[str], signals: Signals, *, seconds: float | None = None, look: Look | None = None
+) -> Examined:
     """Runs a command with every loader in it timed, and says what binds.
 
     Args:
         command: as typed after `fastload doctor --`.
+        signals: entered; what comes while the records are read waits.
         seconds: after which it is interrupted; None: never.
-        look: called every second or so with what was recorded so far.
+        look: called every second or so with what was recorded so far. Without, nothing is read until the end.
 
     Raises:
         OptionError, MissingFileError: it cannot be run.
     """
     check_command(command)
     folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
-    kernel, sampler = KernelLooks(), None
+    reader, kernel, sampler = RecordReader(folder), KernelLooks(), None
+    begun_s = time.perf_counter()
     due_s = 0.0
 
     def watch(elapsed_s: float, pid: int) -> None:
         nonlocal due_s, sampler
         if sampler is None:
-            sampler = Sampler(pid).start()
+            sampler = Sampler(pid, begun_s=begun_s).start()
         if elapsed_s < due_s:
             return
         due_s = elapsed_s + _FAMILY_EVERY_S
         kernel.watch(family_of(pid))
         if look is not None:
-            look(read_records(folder))
+            look(reader.read())
 
     try:
-        ended = run_command(command, folder, seconds=seconds, look=watch)
+        ended = run_command(command, folder, signals, seconds=seconds, look=watch)
+        records = reader.read()
     finally:
         kernel.close()
         if sampler is not None:
             sampler.stop()
-        records = read_records(folder)
         shutil.rmtree(folder, ignore_errors=True)
     readings = sampler.readings if sampler is not None else ()
     absent = sampler.absent if sampler is not None else {}
@@ -84,13 +92,25 @@ def examine(command: Sequence[str], *, seconds: float | None = None, look: Look 
     loader = loader_that_binds(records)
     title = f"fastload doctor -- {shlex.join(command)}"
     if loader is None:
-        bare = Measured(title, elapsed_s=ended.elapsed_s, readings=readings, facts=unread, environment=environment())
-        return Examined(ended.code, bare, _silence(records, command), tuple(records.faults))
-    measured = measured_of(
-        loader, records, readings=readings, lock_share=kernel.lock_share(loader.fetches), title=title
-    )
+        silence = _silence(records, command)
+        measured = Measured(title, title, elapsed_s=ended.elapsed_s, readings=readings, environment=environment())
+    else:
+        silence = ""
+        measured = measured_of(
+            loader,
+            records,
+            readings=_from(readings, loader.steps[0].step.begin_s - begun_s),
+            lock_share=kernel.lock_share(loader.fetches),
+            title=title,
+            command=title,
+        )
     measured = replace(measured, facts=measured.facts + unread)
-    return Examined(ended.code, measured, "", tuple(records.faults))
+    return Examined(ended.code, measured, silence, records.faults, ended.interrupted)
+
+
+def _from(readings: Sequence[Mapping[str, float]], begin_s: float) -> tuple[Mapping[str, float], ...]:
+    """The readings from a moment on, and counted from there: a script's imports are no part of its loop."""
+    return tuple({**one, "at_s": one["at_s"] - begin_s} for one in readings if one["at_s"] >= begin_s)
 
 
 def measured_of(
@@ -100,8 +120,9 @@ def measured_of(
     readings: Sequence[Mapping[str, float]] = (),
     lock_share: float = 0.0,
     title: str = "",
+    command: str = "",
 ) -> Measured:
-    """Everything known of one loader's loop, with the verdict."""
+    """Everything known of one loader's loop, with the verdict; readings as they are to be."""
     cpus = max(1, min(available_cpus(), loader.process.cpus) // loader.process.local_ranks)
     demands = demands_of(loader, cpus=cpus, lock_share=lock_share)
     verdict = judge(demands)
@@ -113,7 +134,7 @@ def measured_of(
     own_s = elapsed_s - sum(step.wait_s for step in steps) - demands.ended_s
     return Measured(
         title=title,
-        command=title,
+        command=command,
         steps=tuple(_since(step, begun_s) for step in steps[::every]),
         num_steps=len(steps),
         elapsed_s=elapsed_s,

@@ -11,16 +11,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from fastload.doctor.signals import Signals
 from fastload.errors import MissingFileError, OptionError
+from fastload.meter.family import family_of
 
 INJECT = Path(__file__).parent / "inject"
 FOLDER_VARIABLE = "FASTLOAD_DOCTOR"
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _LOOK_EVERY_S = 0.25
+_GRACE_S = 20.0  # from asking a command to stop to telling it
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Ended:
 
     Attributes:
         code: its exit code, or 128 and the signal's number, as shells have it.
-        interrupted: whether it was asked to stop.
+        interrupted: whether it was asked to stop before it ended.
         elapsed_s: it ran.
     """
 
@@ -67,47 +72,84 @@ def check_command(command: Sequence[str]) -> None:
 def run_command(
     command: Sequence[str],
     folder: Path,
+    signals: Signals,
     *,
     seconds: float | None = None,
     look: Callable[[float, int], None] = lambda _elapsed_s, _pid: None,
 ) -> Ended:
-    """Runs the command to its end.
+    """Runs the command to its end, and passes on the signals that it does not get by itself.
 
     Args:
         command: program and arguments; see `check_command`.
         folder: where the records go.
-        seconds: after which the command is interrupted, as by Ctrl-C, and 20 s later terminated; None: never.
-        look: called every quarter of a second with the time so far and the command's pid.
+        signals: entered.
+        seconds: after which the command is interrupted, as by Ctrl-C, and 20 s later all of it terminated; None: never.
+        look: called every quarter of a second with the time so far and the command's pid. What it raises is raised
+            when the command has ended.
+
+    Raises:
+        KeyboardInterrupt: a signal came before the command had begun.
     """
+    if signals.wait(0)[0]:
+        raise KeyboardInterrupt
     began = time.monotonic()
-    waited = set(_FORWARDED) | {signal.SIGCHLD}
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    deadlines = [] if seconds is None else [(seconds, signal.SIGINT), (seconds + _GRACE_S, signal.SIGTERM)]
+    interrupting = {signal.SIGINT, signal.SIGTERM}
     interrupted = False
-    process: subprocess.Popen[bytes] | None = None
-    deadlines = [] if seconds is None else [(seconds, signal.SIGINT), (seconds + 20, signal.SIGTERM)]
-    try:
-        process = subprocess.Popen(
-            command,
-            env=environment_for(folder, os.environ),
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, old_mask),
-        )
-        while process.poll() is None:
-            caught = signal.sigtimedwait(waited, _LOOK_EVERY_S)
-            if caught is not None and caught.si_signo != signal.SIGCHLD:
-                interrupted = interrupted or caught.si_signo in (signal.SIGINT, signal.SIGTERM)
-                # What the terminal sends goes to the command as well, by itself; what a process sends, does not.
-                if caught.si_pid != 0:
-                    process.send_signal(caught.si_signo)
-            elapsed_s = time.monotonic() - began
-            while deadlines and elapsed_s >= deadlines[0][0]:
-                interrupted = True
-                process.send_signal(deadlines.pop(0)[1])
-            look(elapsed_s, process.pid)
-    finally:
-        if process is not None and process.poll() is None:
-            process.wait()  # something of ours failed: the command still runs to its end
-        while signal.sigtimedwait(waited, 0) is not None:
-            pass  # a second Ctrl-C while the command ended is not for us
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+    failed: Exception | None = None
+    process = subprocess.Popen(command, env=environment_for(folder, os.environ))
+    while process.poll() is None:
+        came, alone = signals.wait(_LOOK_EVERY_S)
+        interrupted = interrupted or bool(came & interrupting)
+        if process.poll() is not None:
+            break
+        for number in came:
+            _send(_receivers(process.pid, number), number, but_our_group=number not in alone)
+        elapsed_s = time.monotonic() - began
+        while deadlines and elapsed_s >= deadlines[0][0]:
+            interrupted = True
+            _, number = deadlines.pop(0)
+            _send(_receivers(process.pid, number) if deadlines else family_of(process.pid), number)
+        if failed is None:
+            try:
+                look(elapsed_s, process.pid)
+            except Exception as error:  # noqa: BLE001  # something of ours: the command runs to its end all the same
+                failed = error
+    interrupted = interrupted or bool(signals.wait(0)[0] & interrupting)  # while `look` ran, and ended it
+    if failed is not None:
+        raise failed
     code = process.returncode
     return Ended(128 - code if code < 0 else code, interrupted, time.monotonic() - began)
+
+
+def _receivers(pid: int, number: int) -> list[int]:
+    """Whom of a command a signal is for.
+
+    Ctrl-C is for all in the terminal's foreground group. Anything else is for whoever would have it without us: the
+    command, and where that is a shell or the like what it runs, down to the first Python of each branch. What that one
+    started, workers for instance, is its own to end: they would die under a script that saves a checkpoint on SIGTERM.
+    """
+    if number == signal.SIGINT:
+        return [member for member in family_of(pid) if member == pid or _group_of(member) == os.getpgrp()]
+    found = [pid]
+    for member in found:
+        with suppress(psutil.Error):
+            process = psutil.Process(member)
+            if not Path(process.exe()).name.startswith("python"):
+                found += [child.pid for child in process.children()]
+    return found
+
+
+def _send(pids: Sequence[int], number: int, *, but_our_group: bool = False) -> None:
+    """Sends it to each; `but_our_group`: to those of our process group it was sent already."""
+    for pid in pids:
+        if not (but_our_group and _group_of(pid) == os.getpgrp()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None  # it has ended

@@ -55,7 +55,7 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path):
     write(tmp_path, "2", [process(2), fetch(), fetch()])
     write(tmp_path, "3", [], tail="\x00\x00")
     records = read_records(tmp_path)
-    assert [one.complete for one in records.processes] == [False, True]
+    assert [one.pid for one in records.processes] == [1, 2]
     [found] = records.loaders
     assert len(found.steps) == 3 and len(found.fetches) == 2
 
