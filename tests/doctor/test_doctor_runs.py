@@ -131,7 +131,8 @@ def test_a_script_that_never_ends_is_interrupted_when_the_time_is_over(tmp_path)
     assert "none" not in verdict_of(done)
 
 
-def test_ctrl_c_reaches_the_script_once_and_gives_the_verdict_so_far(tmp_path):
+@pytest.mark.parametrize("end", ["send_signal", "killpg"])
+def test_ctrl_c_reaches_the_script_once_and_gives_the_verdict_so_far(tmp_path, end):
     path = script(tmp_path, """
         if __name__ == "__main__":
             seen = 0
@@ -145,17 +146,70 @@ def test_ctrl_c_reaches_the_script_once_and_gives_the_verdict_so_far(tmp_path):
                     seen += 1
             print(seen)
     """)  # fmt: skip
-    process = subprocess.Popen(
-        [*COMMAND, "doctor", "--", sys.executable, str(path)], cwd=tmp_path, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    while not (tmp_path / "running").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process = begin(tmp_path, path)
+    if end == "killpg":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and out == "1\n"
-    assert "verdict: " in err
+    assert "verdict: " in err and "fastload doctor: so far " in err
+
+
+def begin(folder: Path, path: Path) -> subprocess.Popen[str]:
+    """The doctor around a script that has its first batch, leading a process group of its own."""
+    process = subprocess.Popen(
+        [*COMMAND, "doctor", "--", sys.executable, str(path)], cwd=folder, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while not (folder / "running").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process
+
+
+def test_sigterm_and_more_and_more_of_ctrl_c_end_the_script_and_lose_no_verdict(tmp_path):
+    path = script(tmp_path, """
+        if __name__ == "__main__":
+            while True:
+                for step, batch in enumerate(DataLoader(Numbers(), batch_size=8)):
+                    if step == 4:
+                        open("running", "w").close()
+    """)  # fmt: skip
+    process = begin(tmp_path, path)
+    process.send_signal(signal.SIGTERM)
+    while process.poll() is None:  # also while it reads what was recorded, and judges
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.02)
+    _, err = process.communicate(timeout=60)
+    assert "verdict: " in err and "so far" in err
+
+
+def test_the_exit_code_stays_the_scripts_when_the_report_cannot_be_written_after_it(tmp_path):
+    path = script(tmp_path, """
+        if __name__ == "__main__":
+            for batch in DataLoader(Numbers(), batch_size=8):
+                pass
+            open("out.json", "w").close()
+            sys.exit(6)
+    """)  # fmt: skip
+    done = doctor("--json", "out.json", "--report", "out.html", "--", sys.executable, path, cwd=tmp_path)
+    assert done.returncode == 6 and "out.json: exists" in done.stderr and "none" not in verdict_of(done)
+    assert (tmp_path / "out.json").read_text() == "" and (tmp_path / "out.html").exists()
+
+
+def test_readings_and_steps_share_an_axis(tmp_path):
+    path = script(tmp_path, """
+        if __name__ == "__main__":
+            time.sleep(2)
+            for batch in DataLoader(Numbers(), batch_size=1):
+                time.sleep(0.01)
+    """)  # fmt: skip
+    assert doctor("--json", "out.json", "--", sys.executable, path, cwd=tmp_path).returncode == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    at_s = [one["at_s"] for one in found["readings"]]
+    assert at_s and min(at_s) >= 0 and found["steps"][0]["begin_s"] == 0
+    assert found["command"] == found["title"]
 
 
 def test_what_says_nothing_is_told_why(tmp_path):

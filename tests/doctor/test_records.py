@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastload.doctor.evidence import demands_of, loader_that_binds
-from fastload.doctor.records import read_records, slow_samples
+from fastload.doctor.records import RecordReader, read_records, slow_samples
 from fastload.doctor.run import INJECT
 from fastload.verdict import judge
 
@@ -58,6 +58,30 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path):
     assert [one.pid for one in records.processes] == [1, 2]
     [found] = records.loaders
     assert len(found.steps) == 3 and len(found.fetches) == 2
+
+
+def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastload.doctor.records.MOST_FETCHES", 8)
+    line = {"e": "line", "places": [["f (a.py:3)", 20]], "count": 20}
+    loop_lines = [process(1), LOADER | {"e": "loader", "id": 1, "workers": 1}, *loop(1, [step(0.01)] * 4)]
+    worker_lines = [process(2), fetch(t=0.0), line, *(fetch(t=float(number)) for number in range(1, 30)),
+                    line | {"places": [["f (a.py:3)", 40]]}]  # fmt: skip
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "a", "1", loop_lines)
+    write(tmp_path / "a", "0", worker_lines)
+    at_once = read_records(tmp_path / "a")
+    reader = RecordReader(tmp_path / "b")
+    whole = {"0": "".join(json.dumps(one) + "\n" for one in worker_lines), "1": "".join(
+        json.dumps(one) + "\n" for one in loop_lines)}  # fmt: skip
+    for name in ("0", "1"):
+        for end in range(0, len(whole[name]) + 70, 70):
+            (tmp_path / "b" / f"{name}.jsonl").write_text(whole[name][:end])
+            reader.read()
+    [found], [grown] = at_once.loaders, reader.read().loaders
+    assert grown.steps == found.steps and grown.elapsed_s == found.elapsed_s and found.last_steps(2) == found.steps[-2:]
+    assert grown.fetches == found.fetches and grown.lines == found.lines == {"f (a.py:3)": 40}
+    assert [made.begin_s for made in found.fetches] == [3.0, 7.0, 11.0, 15.0, 19.0, 23.0, 27.0]
 
 
 def test_blocked_time_is_reading_and_running_time_that_nothing_claims_is_the_transform(tmp_path):
