@@ -66,7 +66,8 @@ def test_a_compressed_file_has_its_orders_tried_and_judged(compressed):
 def test_with_a_step_its_stalls_are_measured(packed):
     result = Search(packed, TuneOptions(**BRIEF, step="sim:2000")).run()
     assert result.step.startswith("simulated accelerator")
-    assert all(row.stall_share is not None and row.samples_per_s < 2500 for row in result.rows)
+    # The accelerator's own arithmetic: what it was given cannot be done sooner.
+    assert all(row.stall_share is not None and row.samples_per_s < 2000 * 1.001 for row in result.rows)
     assert "stall" in table_of(result).head
 
 
