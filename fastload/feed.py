@@ -199,7 +199,7 @@ class ProcessFeed:
         backend: of the device; None for the CPU.
         announces: whether the kernel is told ahead which rows of a packed file come.
         chunk_rows: as in `ThreadFeed`.
-        auto: whether the number of workers was chosen by what was measured.
+        auto: whether the number of workers is chosen by what is measured; else nothing is.
     """
 
     begin_copy = staticmethod(copy_fields)
@@ -222,7 +222,8 @@ class ProcessFeed:
         self._batch_size = batch_size
         self._workers = workers
         self._passes = 0
-        self._watch = _Watch(lambda: None)
+        self._auto = auto
+        self._watch = _Watch(lambda: None)  # of the last pass
         self._dataset = data.dataset if announces and isinstance(data, PackedInput) else None
         self._pool = WorkerPool(
             data,
@@ -263,6 +264,8 @@ class ProcessFeed:
             timed=timed,
         )
         self._passes += 1
+        if not self._auto:
+            return _Announced(stream, None, 1, read_ahead)
         self._watch = _Watch(self._pool.busy_s)
         return _Announced(stream, None, 1, read_ahead, self._watch)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from fastload.errors import OutputError
 
 
-def check_new_file(path: str | Path, *, force: bool = False) -> None:
+def check_new_file(path: str | os.PathLike[str], *, force: bool = False, option: str = "--force") -> None:
     """Fail now, not after minutes of work, if no file could be written to `path`.
 
     Args:
         path: file to be written.
         force: whether a file that exists may be replaced.
+        option: that says so.
 
     Raises:
         OutputError: it exists, is a folder, its folder does not exist or does not let a file be made in it.
@@ -22,10 +23,10 @@ def check_new_file(path: str | Path, *, force: bool = False) -> None:
     path = Path(path)
     folder = path.absolute().parent
     if path.is_dir():
-        raise OutputError(f"{path}: is a folder. Give a file name, such as {path / 'report.html'}.")
+        raise OutputError(f"{path}: is a folder. Give the name of a file in it.")
     # A link that leads nowhere is something that exists, too.
     if os.path.lexists(path) and not force:
-        raise OutputError(f"{path}: exists. Choose another name, or replace it with `--force` (`force=True`).")
+        raise OutputError(f"{path}: exists. Choose another name, or replace it with `{option}` (`force=True`).")
     if not folder.is_dir():
         raise OutputError(f"{path}: its folder {folder} does not exist. Make it first.")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -44,7 +45,7 @@ def save_text(text: str, path: Path, *, force: bool) -> None:
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".part", dir=path.parent)
         unfinished = Path(name)
         # Surrogates stand for bytes of a file name that are not UTF-8; they are written out.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

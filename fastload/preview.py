@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fastload.errors import OptionError, OutputError
 from fastload.format import PackedFile, open_hdf5, read_header
+from fastload.new_file import check_new_file
 
 COLUMNS = 8
 LARGEST_SIDE = 224
@@ -94,10 +95,7 @@ def make_preview(
 def _check_output(output: Path, overwrite: bool) -> None:
     if output.suffix.lower() != ".png":
         raise OptionError(f"{output}: a preview is a PNG; give it a name that ends in .png.")
-    if output.is_dir() or (output.exists() and not overwrite):
-        raise OutputError(f"{output}: exists. Choose another name, or replace it with `--overwrite`.")
-    if not output.absolute().parent.is_dir():
-        raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first.")
+    check_new_file(output, force=overwrite, option="--overwrite")
 
 
 def _save(sheet: Image.Image, output: Path) -> None:

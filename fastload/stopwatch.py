@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -76,7 +76,7 @@ class Stopwatch:
         self._samples: list[float] = []
         if not self._by_threads:  # the order itself was read, too
             self._was_read = self._read_so_far()
-        self._waited_s = self._delay_s()
+        self._begun_waited_s = self._waited_s = self._delay_s()
         self._spent_s = self._sample_s = 0.0
         self._wall_s = time.perf_counter()
         self._thread_s = time.thread_time()
@@ -128,11 +128,8 @@ class Stopwatch:
             blocked["reading"] = blocked.get("reading", 0.0) + self._lock_s
         names = {**self._running, **blocked}
         stages = {name: Work(self._running.get(name, 0.0), blocked.get(name, 0.0)) for name in names}
-        slow_s = 0.0
-        if len(self._samples) > 2:
-            usual_s = statistics.median(self._samples)
-            slow_s = sum(taken_s - usual_s for taken_s in self._samples if taken_s > _SLOW * usual_s)
-        return BatchWork(stages, lock_s=lock_s, slow_s=slow_s)
+        runnable_s = max(0.0, self._delay_s() - self._begun_waited_s)
+        return BatchWork(stages, lock_s, beyond_usual_s(self._samples), runnable_s)
 
     def _delay_s(self) -> float:
         return int(self._delays.read().split()[1]) / 1e9 if self._delays is not None else 0.0
@@ -192,10 +189,18 @@ def current() -> Stopwatch | None:
     return getattr(_local, "stopwatch", None)
 
 
+def beyond_usual_s(samples_s: Sequence[float]) -> float:
+    """What the slow ones of a batch's samples took beyond the median; 0 of two, which tell nothing."""
+    if len(samples_s) < 3:
+        return 0.0
+    usual_s = statistics.median(samples_s)
+    return sum(taken_s - usual_s for taken_s in samples_s if taken_s > _SLOW * usual_s)
+
+
 def part_of(work: BatchWork, parts: int) -> BatchWork:
     """The mean of so many equal parts."""
     stages = {name: Work(one.running_s / parts, one.blocked_s / parts) for name, one in work.stages.items()}
-    return BatchWork(stages, work.lock_s / parts, work.slow_s / parts)
+    return BatchWork(stages, work.lock_s / parts, work.slow_s / parts, work.runnable_s / parts)
 
 
 def process_cpu_s(pid: int) -> float | None:

@@ -183,6 +183,8 @@ def test_a_slow_source_gets_more_processes_and_nothing_else_changes(caplog):
     said = [record.getMessage() for record in caplog.records if "workers=" in record.getMessage()]
     assert said[0].startswith('workers="auto": ') and "the loop waited" in said[0]
     assert auto._feed.workforce().number > default_workers(processes=True, computing=False)
+    assert auto._feed.workforce().busy_s is not None, "a choice that is made is made by what was measured"
+    assert given._feed.workforce().busy_s is None, "a number that was given is not watched"
     auto.close()
     given.close()
 

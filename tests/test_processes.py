@@ -705,7 +705,7 @@ def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(pack
     backend = PinningBackend()
     feed = ProcessFeed(
         PackedInput(PackedDataset(packed, transform=as_it_is)), 16, workers=1, chunk_rows=0,
-        on_layout=lambda layout: None, backend=backend, announces=True,
+        on_layout=lambda layout: None, backend=backend, announces=True, auto=False,
     )  # fmt: skip
     stream = feed.stream(EpochPlan(range(N), batch_size=16).batches(0), lambda batch: batch.step, 0)
     count = 0

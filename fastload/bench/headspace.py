@@ -13,10 +13,10 @@ from fastload.bench.subject import Subject
 from fastload.pairs import Spread, compare
 
 PAIRS = 3
-HOW = "measured on one cached batch, in turn with the loop"
+HOW_IN_TURN = "measured on one cached batch, in turn with the loop"
 
 
-def measure_headspace(
+def headspace_in_turn(
     subject: Subject, step: TrainingStep, *, told: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Spread]:
     """The loop's rate and the cached batch's, for `seconds` of the options.

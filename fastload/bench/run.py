@@ -11,7 +11,7 @@ from typing import Any
 from fastload.bench.alone import AloneFigures, measure_alone
 from fastload.bench.fault_runs import FaultFigures, KillFigures, measure_fault, measure_kill
 from fastload.bench.faults import KILL_WORKER
-from fastload.bench.headspace import HOW, measure_headspace
+from fastload.bench.headspace import HOW_IN_TURN, headspace_in_turn
 from fastload.bench.loop import LoopFigures, run_loop
 from fastload.bench.plain import check_source
 from fastload.bench.rivals import Rival, measure_rivals
@@ -43,7 +43,7 @@ class BenchResult:
         num_samples, image_shape: of the data; (C, H, W).
         alone: the loader by itself.
         loop: the training loop.
-        headspace: see `measure_headspace`.
+        headspace: see `headspace_in_turn`.
         rivals: the plain ways.
         faults: what was injected.
         left_in_cache: of each cold pass, the share of the file that could not be dropped.
@@ -183,8 +183,10 @@ def _parts(subject: Subject, result: BenchResult, show: Show) -> Iterator[Callab
 
     def headspace() -> None:
         assert result.loop is not None, "the loop was run"
-        found = result.headspace = measure_headspace(subject, step, told=told("headspace"))
-        measured = replace(result.loop.measured, headspace_samples_per_s=found["base"]["median"], headspace_how=HOW)
+        found = result.headspace = headspace_in_turn(subject, step, told=told("headspace"))
+        measured = replace(
+            result.loop.measured, headspace_samples_per_s=found["base"]["median"], headspace_how=HOW_IN_TURN
+        )
         result.loop = replace(result.loop, measured=measured)
 
     if options.step is not None:

@@ -40,7 +40,7 @@ def tune(
         typer.Option(
             metavar="SHARE",
             help="Share of this job's CPUs that loading may take, such as 40%: above that the launches of kernels "
-            "begin to wait.",
+            "begin to wait. A network that trains on the CPU counts too.",
         ),
     ] = "100%",
     batch_size: Annotated[

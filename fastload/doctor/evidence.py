@@ -6,8 +6,9 @@ import itertools
 import statistics
 from dataclasses import replace
 
-from fastload.doctor.records import LoaderRecord, Records, StepRecord, slow_samples
-from fastload.measured import Step
+from fastload.doctor.kernel import WaitShares
+from fastload.doctor.records import Fetch, LoaderRecord, Records, StepRecord, slow_samples
+from fastload.measured import Step, Work
 from fastload.verdict import BatchWork, Demands
 from fastload.verdict.words import format_time
 
@@ -29,25 +30,22 @@ def _alike(loader: LoaderRecord, other: LoaderRecord) -> bool:
     return all(loader.facts[name] == other.facts[name] for name in ("kind", "workers", "dataset"))
 
 
-def demands_of(loader: LoaderRecord, *, cpus: int, lock_share: float = 0.0) -> Demands:
+def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = None) -> Demands:
     """What one loader's loop asks of the machine.
 
     Args:
         loader: with at least one step.
         cpus: that its process may use, workers included.
-        lock_share: of the blocked time that nothing explains, the part in which the kernel saw the fetching thread wait
-            for a lock, 0 to 1.
+        waits: what the kernel saw the fetching threads wait for, of the time that nothing else explains.
     """
     settled = _as_it_is(loader) or loader.steps
     fetches = loader.fetches
     slow_s, slow_mean_s, num_slow = slow_samples(fetches)
-    batches = tuple(
-        replace(fetch.work, lock_s=fetch.work.lock_s + lock_share * fetch.unknown_blocked_s, slow_s=slow_s)
-        for fetch in fetches
-    )
+    batches = tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in fetches)
     make_s = statistics.fmean(_made_s(batch) for batch in batches) if batches else 0.0
     taken_over_s = statistics.fmean(record.receive.running_s + record.receive.blocked_s for record in settled)
-    usual_s = make_s + taken_over_s
+    # A worker's first batch takes as long as any other, its waits for a CPU included.
+    usual_s = max([make_s, *([statistics.fmean(fetch.wall_s for fetch in fetches)] if fetches else [])]) + taken_over_s
     starts = [max(0.0, epoch.first_s - usual_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None]
     workers = loader.facts["workers"]
     return Demands(
@@ -81,6 +79,17 @@ def _warm(steps: list[Step]) -> list[Step]:
 
 def _made_s(batch: BatchWork) -> float:
     return sum(work.running_s + work.blocked_s for work in batch.stages.values())
+
+
+def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
+    """The cost of a batch, its blocked time that no call explains put where the kernel saw it."""
+    work = fetch.work
+    reading = work.stages.get("reading", Work())
+    # Whoever waits for the GIL would run: another thread of the process holds it.
+    gil_s = min(reading.blocked_s, waits.gil * fetch.unknown_blocked_s)
+    stages = {**work.stages, "reading": Work(reading.running_s, reading.blocked_s - gil_s)}
+    lock_s = work.lock_s + waits.lock * fetch.unknown_blocked_s
+    return replace(work, stages=stages, lock_s=lock_s, runnable_s=work.runnable_s + gil_s)
 
 
 def _as_it_is(loader: LoaderRecord) -> list[StepRecord]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastload.cpus import available_cpus
 from fastload.doctor.evidence import demands_of, loader_that_binds
-from fastload.doctor.kernel import KernelLooks
+from fastload.doctor.kernel import KernelLooks, WaitShares
 from fastload.doctor.records import LoaderRecord, RecordReader, Records
 from fastload.doctor.run import check_command, run_command
 from fastload.doctor.signals import Signals
@@ -100,7 +100,7 @@ def examine(
             loader,
             records,
             readings=_from(readings, loader.steps[0].step.begin_s - begun_s),
-            lock_share=kernel.lock_share(loader.fetches),
+            waits=kernel.shares(loader.fetches),
             title=title,
             command=title,
         )
@@ -118,13 +118,13 @@ def measured_of(
     records: Records,
     *,
     readings: Sequence[Mapping[str, float]] = (),
-    lock_share: float = 0.0,
+    waits: WaitShares | None = None,
     title: str = "",
     command: str = "",
 ) -> Measured:
     """Everything known of one loader's loop, with the verdict; readings as they are to be."""
     cpus = max(1, min(available_cpus(), loader.process.cpus) // loader.process.local_ranks)
-    demands = demands_of(loader, cpus=cpus, lock_share=lock_share)
+    demands = demands_of(loader, cpus=cpus, waits=waits or WaitShares())
     verdict = judge(demands)
     steps = [record.step for record in loader.steps]
     begun_s = steps[0].begin_s

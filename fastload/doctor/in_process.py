@@ -83,9 +83,9 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
             f"a loader that torch's DataLoader or FastLoader serves"
         )
     found = max(mine, key=lambda record: record.elapsed_s)
-    looked = kernel.lock_share(found.fetches)
+    waits = kernel.shares(found.fetches)
     title = "fastload.diagnose()"
-    measured = measured_of(found, records, readings=sampler.readings, lock_share=looked, title=title)
+    measured = measured_of(found, records, readings=sampler.readings, waits=waits, title=title)
     if step is not None and batch is not None:
         rate = measure_headspace(step, batch, min(2.0, seconds / 4))
         measured = replace(measured, headspace_samples_per_s=rate, headspace_how=HOW)

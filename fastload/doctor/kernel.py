@@ -6,9 +6,11 @@ import bisect
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fastload.doctor.records import Fetch
 
@@ -19,6 +21,19 @@ _LOCKS = (b"futex", b"lock_inode_wait")  # of threads and processes; of files
 _AT_WORK = (b"nanosleep", b"io_schedule", b"folio", b"wait_data", b"nfs", b"fuse", b"filemap")
 
 
+Wait = Literal["lock", "gil", "other"]
+
+_LEAST = 10  # looks that say anything
+
+
+@dataclass(frozen=True)
+class WaitShares:
+    """Parts of a time, 0 to 1, that a thread waited for a lock that another process holds, or for the GIL."""
+
+    lock: float = 0.0
+    gil: float = 0.0
+
+
 class KernelLooks:
     """Looks, again and again, in what kernel function the fetching threads of some processes wait. A thread of its own.
 
@@ -27,7 +42,7 @@ class KernelLooks:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[list[float], list[bool]]] = defaultdict(lambda: ([], []))  # times; in a lock?
+        self._seen: dict[int, tuple[list[float], list[Wait]]] = defaultdict(lambda: ([], []))  # times; for what
         self._files: dict[int, int] = {}
         self._count = 0
         self._every_s = _LOOK_EVERY_S
@@ -53,19 +68,19 @@ class KernelLooks:
                 os.close(number)
         self._files.clear()
 
-    def lock_share(self, fetches: Iterable[Fetch]) -> float:
-        """Of the looks in which a fetching thread waited for anything, the part in which it waited for a lock; 0 to 1.
+    def shares(self, fetches: Iterable[Fetch]) -> WaitShares:
+        """Of the looks in which a fetching thread waited for anything, the parts in which it waited for what.
 
-        0.0 also where the system does not tell, or too few looks fell into a fetch.
+        Zeros also where the system does not tell, or too few looks fell into a fetch.
         """
-        waiting = locked = 0
+        waits: Counter[Wait] = Counter()
         for fetch in fetches:
-            times, in_lock = self._seen.get(fetch.pid, ((), ()))
+            times, seen = self._seen.get(fetch.pid, ((), ()))
             first = bisect.bisect_left(times, fetch.begin_s)
             last = bisect.bisect_right(times, fetch.begin_s + fetch.wall_s)
-            waiting += last - first
-            locked += sum(in_lock[first:last])
-        return locked / waiting if waiting >= 10 else 0.0
+            waits.update(seen[first:last])
+        count = waits.total()
+        return WaitShares(waits["lock"] / count, waits["gil"] / count) if count >= _LEAST else WaitShares()
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
@@ -80,29 +95,33 @@ class KernelLooks:
                     continue
                 if where in (b"0", b""):
                     continue  # it runs, or the system does not tell
-                times, in_lock = self._seen[pid]
+                times, seen = self._seen[pid]
                 times.append(time.perf_counter())
-                # A thread that waits for another one of its own process waits for what that one does.
-                in_lock.append(any(kind in where for kind in _LOCKS) and not _another_works(pid))
+                seen.append(_others(pid) if any(kind in where for kind in _LOCKS) else "other")
                 self._count += 1
             if self._count > _MOST:
                 self._every_s *= 2
                 self._count //= 2
 
 
-def _another_works(pid: int) -> bool:
-    """Whether any thread but the first is on a CPU, wants one, or waits for something outside the process."""
+def _others(pid: int) -> Wait:
+    """What the first thread of a process waits for, which stands at a lock: by what the other threads do.
+
+    One that waits for a thread of its own process waits for what that one does: with the GIL, or for something outside
+    the process.
+    """
     try:
         threads = os.listdir(f"/proc/{pid}/task")
         for thread in threads[:64]:
             if int(thread) == pid:
                 continue
             stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
-            if stat.rpartition(")")[2].split()[0] in "RD":
-                return True
+            state = stat.rpartition(")")[2].split()[0]
+            if state in "RD":
+                return "gil" if state == "R" else "other"
             where = Path(f"/proc/{pid}/task/{thread}/wchan").read_bytes()
             if any(kind in where for kind in _AT_WORK):
-                return True
+                return "other"
     except OSError:
-        return False  # it has ended
-    return False
+        return "other"  # it has ended
+    return "lock"

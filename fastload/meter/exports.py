@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from bisect import bisect_left
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 from fastload.errors import OutputError
 from fastload.measured import Step
+from fastload.new_file import check_new_file, save_text
 
 _COLUMNS = tuple(field.name for field in fields(Step))
 
@@ -27,36 +29,24 @@ class ScalarWriter(Protocol):
         ...
 
 
-def open_new(path: StrPath, *, force: bool, flags: int = 0) -> int:
-    """A descriptor of a new file to write to.
-
-    Raises:
-        OutputError: it exists and is not to be replaced, or cannot be written.
-    """
-    flags |= os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
-    try:
-        return os.open(path, flags, 0o666)
-    except FileExistsError as error:
-        raise OutputError(
-            f"{os.fspath(path)}: exists. Choose another name, or give force=True (`--force`) to replace it."
-        ) from error
-    except OSError as error:
-        raise OutputError(f"{os.fspath(path)}: cannot be written ({error.strerror}). Choose another folder.") from error
-
-
 def write_csv(path: StrPath, steps: Iterable[tuple[int, Step]], *, force: bool) -> None:
     """Numbered steps as a table: `step` and the fields of `Step`; what is not known is empty."""
-    with os.fdopen(open_new(path, force=force), "w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(("step", *_COLUMNS))
-        for number, step in steps:
-            table.writerow((number, *(getattr(step, name) for name in _COLUMNS)))
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(("step", *_COLUMNS))
+    for number, step in steps:
+        table.writerow((number, *(getattr(step, name) for name in _COLUMNS)))
+    _save(text.getvalue(), path, force)
 
 
 def write_jsonl(path: StrPath, lines: Iterable[str], *, force: bool) -> None:
     """The lines in a file of their own."""
-    with os.fdopen(open_new(path, force=force), "w") as file:
-        file.writelines(lines)
+    _save("".join(lines), path, force)
+
+
+def _save(text: str, path: StrPath, force: bool) -> None:
+    check_new_file(path, force=force)
+    save_text(text, Path(path), force=force)
 
 
 def head_line(environment: Mapping[str, str]) -> str:
@@ -98,7 +88,7 @@ class Record:
     """
 
     def __init__(self, path: StrPath, *, force: bool) -> None:
-        self._fd = open_new(path, force=force, flags=os.O_APPEND)
+        self._fd = _open_to_append(path, force=force)
         self.path = Path(path)
         self.failure = ""
 
@@ -116,6 +106,15 @@ class Record:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _open_to_append(path: StrPath, *, force: bool) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        check_new_file(path, force=force)  # says what to do, where that is known
+        raise OutputError(f"{os.fspath(path)}: cannot be written ({error.strerror}).") from error
 
 
 def to_scalars(

@@ -22,7 +22,7 @@ class Gpus:
             CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
     Attributes:
-        absent: by counter, or `gpu` for all, why it cannot be read.
+        absent: by counter, or `gpu` for all, why it cannot be read; by name, slices that are not read.
     """
 
     def __init__(self, nvml: Any = None, visible: str | None = None) -> None:
@@ -40,7 +40,7 @@ class Gpus:
         except ImportError:
             self.absent["gpu"] = GPU_EXTRA
         except Exception as error:  # noqa: BLE001  # NVMLError by the module's own name: no driver, no device
-            self.absent["gpu"] = _said(error)
+            self.absent["gpu"] = said(error)
 
     def _find(self, visible: str | None) -> None:
         nvml = self._nvml
@@ -50,18 +50,27 @@ class Gpus:
         for word in (visible or "").split(","):
             word = word.strip()
             if word.isdigit() and int(word) < count:
-                self._devices[int(word)] = nvml.nvmlDeviceGetHandleByIndex(int(word))
+                self._add(int(word), nvml.nvmlDeviceGetHandleByIndex(int(word)), word)
             elif word.startswith("MIG-"):
                 handle = nvml.nvmlDeviceGetHandleByUUID(word)
                 parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-                self._devices[int(nvml.nvmlDeviceGetIndex(parent))] = handle
+                self._add(int(nvml.nvmlDeviceGetIndex(parent)), handle, word)
             elif word.startswith("GPU-"):  # its beginning is enough for CUDA
                 every = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)}
-                self._devices |= {index: one for index, one in every.items() if self._uuid(one).startswith(word)}
+                for index, one in every.items():
+                    if self._uuid(one).startswith(word):
+                        self._add(index, one, word)
             elif word:
                 break  # as CUDA does: the first that is none ends the list
         if not self._devices:
             self.absent["gpu"] = "CUDA_VISIBLE_DEVICES names no GPU" if count else "there is no GPU"
+
+    def _add(self, index: int, handle: Any, word: str) -> None:
+        # Of several slices CUDA uses one (MIG user guide, "CUDA Device Enumeration"): the first.
+        if index not in self._devices:
+            self._devices[index] = handle
+        elif word.startswith("MIG-"):
+            self.absent[word] = f"another slice of GPU {index} is read"
 
     def _uuid(self, handle: Any) -> str:
         uuid = self._nvml.nvmlDeviceGetUUID(handle)
@@ -92,7 +101,7 @@ class Gpus:
                     self._seen.add(name)
                 except Exception as error:  # noqa: BLE001  # NVMLError: not supported here, or lost
                     if name not in self._seen:
-                        self.absent[name] = _said(error)
+                        self.absent[name] = said(error)
         return reading
 
     def used_by(self, pids: Sequence[int]) -> set[int]:
@@ -116,5 +125,6 @@ class Gpus:
             pass
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """An error as a reason: its name and what it says."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

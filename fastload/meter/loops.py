@@ -32,7 +32,7 @@ class Mean:
         return self.total / self.count if self.count else 0.0
 
 
-@dataclass
+@dataclass(eq=False)  # one loop is no other, whatever it watches
 class Loop:
     """What is known of one loader's loop; times in seconds.
 

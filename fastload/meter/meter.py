@@ -202,7 +202,7 @@ class Meter:
         demands = self.demands()
         if not demands.steps:
             raise OptionError("there is no step yet to judge: iterate over what watch() gives")
-        return judge(demands) if demands.is_fastload else judge_waits(demands)
+        return _judged(demands)
 
     def measured(
         self,
@@ -218,7 +218,7 @@ class Meter:
 
         Args:
             loader: that was watched; None: that of the loop which took longest.
-            verdict: another than `verdict`.
+            verdict: another than that of this loop; see the property.
             title, command, facts, tables: as in `Measured`.
         """
         loop = self._loop(loader)
@@ -235,7 +235,7 @@ class Meter:
             headspace_samples_per_s=self._headspace,
             headspace_how=HOW if self._headspace is not None else "",
             readings=self.readings,
-            verdict=verdict or (self.verdict if loop.log.totals.steps else None),
+            verdict=verdict or (_judged(demands_of(loop)) if totals.steps else None),
             facts=tuple(facts),
             tables=tuple(tables),
             environment=environment(),
@@ -279,6 +279,10 @@ class Meter:
             f"a Meter cannot {what} {where} its `with` block: write `with fastload.Meter() as meter:` around the loop, "
             f"so that its thread ends with it."
         )
+
+
+def _judged(demands: Demands) -> Verdict:
+    return judge(demands) if demands.is_fastload else judge_waits(demands)
 
 
 class Watched:

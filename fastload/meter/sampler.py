@@ -13,13 +13,18 @@ import psutil
 
 from fastload.errors import OptionError
 from fastload.meter.family import Rates, cpu_seconds, disk_bytes_read, family_memory, family_of
-from fastload.meter.gpus import Gpus
+from fastload.meter.gpus import Gpus, said
 
 MOST_READINGS = 4096
 """Kept. Beyond, every second one is dropped, and readings are taken half as often."""
 
 _FAMILY_EVERY_S = 1.0
 _MEMORY_COST = 1000  # memory is read again after so many times as long as reading it took
+
+
+def _disks() -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = psutil.disk_io_counters(perdisk=True, nowrap=False)
+    return found
 
 
 class Sampler:
@@ -32,9 +37,10 @@ class Sampler:
         every_s: between two readings. The driver renews its utilization every 1/6 to 1 s.
         begun_s: `time.perf_counter()` of the moment that `at_s` counts from; None: now.
         told: called with each reading, in the sampler's thread.
+        disks: counters by disk, as psutil gives them.
 
     Attributes:
-        absent: what cannot be read here, and why; `gpu`: nothing of it.
+        absent: what cannot be read here, and why; `gpu`: nothing of it; `readings`: there are none from then on.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class Sampler:
         every_s: float = 0.1,
         begun_s: float | None = None,
         told: Callable[[Mapping[str, float]], None] | None = None,
+        disks: Callable[[], Mapping[str, Any] | None] = _disks,
     ) -> None:
         if not every_s > 0:
             raise OptionError(f"every_s={every_s!r}: give seconds above 0")
@@ -53,12 +60,14 @@ class Sampler:
         self._every_s = every_s
         self._begun_s = time.perf_counter() if begun_s is None else begun_s
         self._told = told
+        self._disks = disks
         self._gpus = Gpus(nvml, visible)
         self.absent = self._gpus.absent
         self._used: set[int] = set()
         self._family: list[int] = []
         self._family_due_s = self._memory_due_s = 0.0
         self._cpu, self._disk, self._busy = Rates(), Rates(), Rates()
+        self._seen: set[str] = set()
         self._readings: list[dict[str, float]] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -102,18 +111,13 @@ class Sampler:
         reading = {"at_s": now_s - self._begun_s, **self._gpus.read()}
         if now_s >= self._family_due_s:
             self._family_due_s = now_s + _FAMILY_EVERY_S
-            self._family = family_of(self._pid)
-            self._used |= self._gpus.used_by(self._family)
-            self._read_disk(reading)
-        cpu = self._cpu.of(cpu_seconds(self._family))
-        if cpu:
-            reading["cpu_percent"] = 100 * sum(cpu.values())
-            reading |= {f"cpu_percent.{pid}": 100 * rate for pid, rate in cpu.items()}
+            self._try("processes", self._read_family, reading)
+            self._try("disk_read_bytes_per_s", self._read_bytes, reading)
+            self._try("disk_busy_percent", self._read_busy, reading)
+        self._try("cpu_percent", self._read_cpu, reading)
         if now_s >= self._memory_due_s:
             begin_s = time.perf_counter()
-            memory = family_memory(self._family)
-            if memory:
-                reading["memory_bytes"] = float(memory)
+            self._try("memory_bytes", self._read_memory, reading)
             # Of several processes: it walks the tables of all mapped pages, 10 ms each and more.
             self._memory_due_s = now_s + max(_FAMILY_EVERY_S, _MEMORY_COST * (time.perf_counter() - begin_s))
         if len(self._readings) >= MOST_READINGS:
@@ -124,18 +128,49 @@ class Sampler:
             self._told(reading)
         return reading
 
-    def _read_disk(self, reading: dict[str, float]) -> None:
+    def _try(self, name: str, read: Callable[[dict[str, float]], None], reading: dict[str, float]) -> None:
+        """What cannot be read is left out, and named; what once could be is tried again."""
+        if name in self.absent:
+            return
+        try:
+            read(reading)
+            self._seen.add(name)
+        except Exception as error:  # noqa: BLE001  # psutil's, the system's: a reading is not worth a training
+            if name not in self._seen:
+                self.absent[name] = said(error)
+
+    def _read_family(self, reading: dict[str, float]) -> None:
+        self._family = family_of(self._pid)
+        self._used |= self._gpus.used_by(self._family)
+
+    def _read_cpu(self, reading: dict[str, float]) -> None:
+        cpu = self._cpu.of(cpu_seconds(self._family))
+        if cpu:
+            reading["cpu_percent"] = 100 * sum(cpu.values())
+            reading |= {f"cpu_percent.{pid}": 100 * rate for pid, rate in cpu.items()}
+
+    def _read_memory(self, reading: dict[str, float]) -> None:
+        memory = family_memory(self._family)
+        if memory:
+            reading["memory_bytes"] = float(memory)
+
+    def _read_bytes(self, reading: dict[str, float]) -> None:
         read = {pid: disk_bytes_read(pid) for pid in self._family}
         rates = self._disk.of({pid: float(value) for pid, value in read.items() if value is not None})
         if rates:
             reading["disk_read_bytes_per_s"] = sum(rates.values())
-        disks = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
+
+    def _read_busy(self, reading: dict[str, float]) -> None:
+        disks = self._disks() or {}
         busy = {number: getattr(one, "busy_time", None) for number, one in enumerate(disks.values())}
         shares = self._busy.of({number: value / 1e3 for number, value in busy.items() if value is not None})
         if shares:
             reading["disk_busy_percent"] = 100 * min(1.0, max(shares.values()))
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._every_s):
+        try:
+            while not self._stopping.wait(self._every_s):
+                self.read()
             self.read()
-        self.read()
+        except Exception as error:  # noqa: BLE001  # of whoever is told: nobody waits for this thread, so it is named
+            self.absent["readings"] = said(error)

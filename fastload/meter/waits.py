@@ -6,8 +6,8 @@ import statistics
 
 from fastload.measured import Cure, Verdict
 from fastload.verdict import Demands
-
-_WORTH = 1.1
+from fastload.verdict.judge import WORTH
+from fastload.verdict.words import format_time
 
 
 def judge_waits(demands: Demands) -> Verdict:
@@ -22,11 +22,11 @@ def judge_waits(demands: Demands) -> Verdict:
     share = max(0.0, 1 - fed_s / step_s) if step_s else 0.0
     gain = step_s / fed_s if fed_s else float("inf")
     evidence = (
-        f"a step takes {_ms(step_s)}, of which {_ms(step_s - fed_s)} are waiting for its batch",
-        f"with a loader that costs nothing it would take {_ms(fed_s)}",
+        f"a step takes {format_time(step_s)}, of which {format_time(step_s - fed_s)} are waiting for its batch",
+        f"with a loader that costs nothing it would take {format_time(fed_s)}",
     )
-    waits = f"{share:.0%} of the time the step waits for data ({_ms(step_s)} a step)"
-    if gain < _WORTH:
+    waits = f"{share:.0%} of the time the step waits for data ({format_time(step_s)} a step)"
+    if gain < WORTH:
         sentence = f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
         return Verdict("compute", sentence, evidence, step_s, share)
     cure = Cure("", "find out what the loader waits for", fed_s, gain)
@@ -35,7 +35,3 @@ def judge_waits(demands: Demands) -> Verdict:
         f"`fastload doctor` does; a step could be {gain:.1f} times as fast at most"
     )
     return Verdict("", sentence, evidence, step_s, share, (cure,), worth_making=True)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"

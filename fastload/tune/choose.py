@@ -27,7 +27,7 @@ class Trial:
     Attributes:
         samples_per_s: handed over.
         cpu_s_per_1000: seconds on a CPU, of all threads and processes, for 1,000 samples.
-        cpu_share: of the CPUs that this rank may use, 0 to 1.
+        cpu_share: of the CPUs that this rank may use, 0 to 1; a network that trains on the CPU is part of it.
         stall_share: part of the time that the step waited for data; None: there is no step.
     """
 
@@ -99,9 +99,9 @@ def choose(rows: Sequence[Row], *, cpu_budget: float) -> Chosen:
 
     Args:
         rows: at least one, in any order.
-        cpu_budget: share of the CPUs, 0 to 1.
+        cpu_budget: share of the CPUs, 0 to 1; 1: there is no limit.
     """
-    fitting = [row for row in rows if row.cpu_share <= cpu_budget]
+    fitting = [row for row in rows if fits(row, cpu_budget)]
     if not fitting:
         row = _cheapest(rows)
         least = min(row.cpu_share for row in rows)
@@ -117,6 +117,11 @@ def choose(rows: Sequence[Row], *, cpu_budget: float) -> Chosen:
     return Chosen(other.row, f"{other.reason}; its order mixes worse than full shuffle and is {gain:.3g} times as fast")
 
 
+def fits(row: Row, cpu_budget: float, *, slack: float = 1.0) -> bool:
+    """Whether a row is within the budget; all are within 100 %, which clocks read a moment apart make 102 % of."""
+    return cpu_budget >= 1 or row.cpu_share <= cpu_budget / slack
+
+
 def can_still_win(rows: Sequence[Row], *, cpu_budget: float, slack: float = 0.8) -> list[Row]:
     """The rows that further trials might show to be the one to choose."""
     chosen = choose(rows, cpu_budget=cpu_budget).row
@@ -127,7 +132,7 @@ def can_still_win(rows: Sequence[Row], *, cpu_budget: float, slack: float = 0.8)
         row
         for row in rows
         if row == chosen
-        or (row.samples_per_s >= enough and row.cpu_share <= cpu_budget / slack)
+        or (row.samples_per_s >= enough and fits(row, cpu_budget, slack=slack))
         # A better order wins over a faster one.
         or (chosen.mixes_worse and not row.mixes_worse and row.samples_per_s * WORSE_MIX >= enough)
     ]

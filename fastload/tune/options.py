@@ -17,10 +17,12 @@ class TuneOptions:
     Attributes:
         batch_size: samples in a batch; None: 256, or an eighth of the samples where that is less.
         step: to be kept fed, as `fastload.bench.steps.parse_step` takes it; None: as fast as it can be.
-        cpu_budget: share of the CPUs of this rank that loading may take, 0 to 1.
+        cpu_budget: share of the CPUs of this rank that loading may take, with a network that trains on the CPU both, 0
+            to 1; 1: there is no limit.
         seconds: for the whole search.
         split: of a file.
-        device, transform, shuffle, seed: as in `FastLoader`.
+        device: as in `FastLoader`.
+        transform, shuffle, seed: as in `FastLoader`; for benchmarks, the command has no option for them.
         cold: whether the file is dropped from the page cache before each trial.
 
     Raises:

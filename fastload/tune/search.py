@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from fastload.bench.steps import StepChoice, TrainingStep, make_step, parse_step
+from fastload.bench.steps import NetworkStep, StepChoice, TrainingStep, make_step, parse_step
 from fastload.cpus import available_cpus
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
@@ -66,6 +66,7 @@ class Tuned:
         notes: what was left out, and why.
         elapsed_s: that it took.
         interrupted: whether Ctrl-C ended it.
+        step_on_cpu: whether the step takes CPUs too, so that shares are of both.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Tuned:
     notes: tuple[str, ...]
     elapsed_s: float
     interrupted: bool = False
+    step_on_cpu: bool = False
 
 
 @dataclass
@@ -188,6 +190,7 @@ class Search:
             notes=tuple(self._log.notes),
             elapsed_s=time.perf_counter() - self._begun_s,
             interrupted=interrupted,
+            step_on_cpu=isinstance(self._step, NetworkStep) and self._step.device.type == "cpu",
         )
 
     def call(self, candidate: Candidate) -> str:
@@ -349,12 +352,6 @@ class Search:
         tried = [runner for runner in self._log.runners.values() if runner.trials]
         tried.sort(key=lambda runner: runner.candidate != self.default)
         return tuple(self._with_mixing(runner.row()) for runner in tried)
-
-    def _gain(self, candidate: Candidate) -> tuple[float, ...]:
-        """Of the rounds in which both ran, the last ones."""
-        runners = self._log.runners
-        ways, bases = runners[candidate].trials[-ROUNDS:], runners[self.default].trials[-ROUNDS:]
-        return tuple(way.samples_per_s / base.samples_per_s for way, base in zip(ways, bases, strict=False))
 
 
 def _source_of(data: PackedInput | OtherInput, cpus: int, *, cold: bool) -> Source:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastload.chunks import format_bytes
 from fastload.measured import Measured, Table
 from fastload.meter.machine import environment
-from fastload.tune.choose import Row
+from fastload.tune.choose import Row, fits
 
 if TYPE_CHECKING:
     from fastload.tune.search import Tuned
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def table_of(result: Tuned) -> Table:
     """A row for each candidate: an arrow marks the one chosen, `over` those beyond the budget."""
     step = f", {result.step}" if result.step else ""
-    budget = f"loading may take {result.cpu_budget:.0%} of {result.cpus} CPU{'s' if result.cpus > 1 else ''}"
-    title = f"batches of {result.batch_size:,}{step}; {budget}"
+    title = f"batches of {result.batch_size:,}{step}; {_budget_text(result)}"
     orders = len({row.candidate.order for row in result.rows}) > 1
     head = [
         "",
@@ -40,7 +39,7 @@ def table_of(result: Tuned) -> Table:
         cells = [" ".join(marks) or ("default" if one == result.default else ""), str(one.workers)]
         cells += [*([one.order] if orders else []), one.read, f"{row.samples_per_s:,.0f}"]
         cells += [f"{min(rates):,.0f} to {max(rates):,.0f}, {len(rates)}", f"{row.cpu_s_per_1000:.3g}"]
-        cells += [f"{row.cpu_share:.0%}{' over' if row.cpu_share > result.cpu_budget else ''}"]
+        cells += [f"{row.cpu_share:.0%}{'' if fits(row, result.cpu_budget) else ' over'}"]
         cells += [f"{1000 * row.first_batch_s:,.0f} ms", format_bytes(row.memory_bytes)]
         cells += [f"{row.stall_share or 0:.1%}"] if result.step else []
         cells += [_mixing(row)] if orders else []
@@ -84,15 +83,24 @@ def to_dict(result: Tuned) -> dict[str, Any]:
         "chosen": None if chosen is None else {**_row_dict(chosen.row), "reason": chosen.reason},
         "gain": list(result.gain),
         "default": asdict(result.default),
-        "rows": [_row_dict(row) | {"over_budget": row.cpu_share > result.cpu_budget} for row in result.rows],
+        "rows": [_row_dict(row) | {"over_budget": not fits(row, result.cpu_budget)} for row in result.rows],
         "batch_size": result.batch_size,
         "cpu_budget": result.cpu_budget,
         "cpus": result.cpus,
         "step": result.step,
+        "step_on_cpu": result.step_on_cpu,
         "notes": list(result.notes),
         "elapsed_s": result.elapsed_s,
         "interrupted": result.interrupted,
     }
+
+
+def _budget_text(result: Tuned) -> str:
+    cpus = f"{result.cpus} CPU{'s' if result.cpus > 1 else ''}"
+    who = "loading and this training together" if result.step_on_cpu else "loading"
+    if result.cpu_budget >= 1:
+        return f"{who} may take all of {cpus}"
+    return f"{who} may take {result.cpu_budget:.0%} of {cpus}"
 
 
 def _row_dict(row: Row) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
     waited_s = step_s - statistics.fmean(step.duration_s - step.wait_s for step in demands.steps)
 
     def predicted(after: Costs, factor: float = factor) -> float:
-        left = after.make_s / costs.make_s if costs.make_s > 0 else 1.0
+        left = _work(after) / _work(costs) if _work(costs) > 0 else 1.0
         # No change to the loading wins more than the loop waits for it.
         own_s = costs.copy_s + costs.augment_s + costs.compute_s
         least_s = step_s - waited_s - (own_s - after.copy_s - after.augment_s - after.compute_s)
@@ -277,6 +277,11 @@ def _cures(demands: Demands, costs: Costs, step_s: float) -> Iterable[Cure]:
 def _once(demands: Demands) -> float:
     """The first epoch's start, over the steps: nothing takes it away, and a longer run makes it small."""
     return demands.startups_s[0] / len(demands.steps) if demands.startups_s else 0.0
+
+
+def _work(costs: Costs) -> float:
+    """All that is done for a batch before its step, by whoever does it."""
+    return costs.make_s + costs.receive_s + costs.receive_blocked_s
 
 
 def _steady(costs: Costs, factor: float) -> float:

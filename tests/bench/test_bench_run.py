@@ -63,7 +63,10 @@ def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
     subject.close()
     assert step.accelerator.samples == 8 * loop.measured.num_steps  # type: ignore[attr-defined]
     assert loop.utilization is not None and 0 < loop.utilization <= 1
-    assert 0 <= loop.stall_share <= 1
+    steps = loop.measured.steps
+    waited_s = sum(one.wait_s for one in steps[1:])
+    all_s = sum(one.duration_s for one in steps) - steps[0].wait_s
+    assert loop.stall_share == pytest.approx(waited_s / all_s, abs=1e-6)
     assert loop.samples_per_s <= 4000 * 1.001
 
 

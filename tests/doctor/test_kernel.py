@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastload.doctor.kernel import KernelLooks
+from fastload.doctor.kernel import KernelLooks, WaitShares
 from fastload.doctor.records import Fetch
 from fastload.verdict import BatchWork
 
@@ -63,7 +63,7 @@ def test_locks_are_told_from_other_waits(tmp_path, what):
             time.sleep(0.01)
         looks.close()
         made = Fetch(process.pid, begin, time.perf_counter() - begin, 0.0, 0.0, BatchWork({}), 0.5)
-        assert looks.lock_share([made]) == (1.0 if locked else 0.0)
+        assert looks.shares([made]) == WaitShares(lock=1.0 if locked else 0.0)
     finally:
         os.killpg(process.pid, 9)
         process.wait()

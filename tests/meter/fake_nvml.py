@@ -49,10 +49,10 @@ class FakeNvml:
         return ("gpu", index)
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
-        kind, number = uuid.split("-")
+        kind, number, *part = uuid.split("-")  # slices of a GPU: MIG-1-a, MIG-1-b
         if int(number) >= self.gpus:
             raise NVMLError("Not Found")
-        return (kind.lower(), int(number))
+        return (kind.lower(), int(number), *part)
 
     def nvmlDeviceGetUUID(self, handle):
         return (b"GPU-%d-abcdef" if handle[1] else "GPU-%d-abcdef") % handle[1]

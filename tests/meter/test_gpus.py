@@ -52,6 +52,13 @@ def test_a_mig_slice_has_no_utilization_and_says_why():
     assert nvml.calls.count("nvmlDeviceGetUtilizationRates") == 1, "what is not there is asked for once"
 
 
+@pytest.mark.parametrize("visible", ["MIG-1-a,MIG-1-b", "1,MIG-1-b", "MIG-1-a,1,MIG-1-b"])
+def test_a_second_slice_of_a_gpu_is_named_and_replaces_nothing(visible):
+    gpus = Gpus(FakeNvml(2), visible)
+    assert gpus.indices == [1] and gpus.absent == {"MIG-1-b": "another slice of GPU 1 is read"}
+    assert ("gpu1.utilization_percent" in gpus.read()) == visible.startswith("1")
+
+
 def test_a_counter_that_fails_now_and_then_stays():
     nvml = FakeNvml()
     gpus = Gpus(nvml, "0")

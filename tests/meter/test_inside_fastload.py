@@ -89,7 +89,7 @@ def test_watching_changes_nothing_and_tells_the_stages(packed, name):
     assert demands.is_fastload and demands.by_threads and 0 < demands.workers < demands.ahead
     assert all(step.queue_depth is not None and 0 <= step.queue_depth <= demands.ahead for step in demands.steps)
     assert sum(step.samples for step in demands.steps) == (2 * N * (2 if "echo" in options else 1))
-    assert demands.receive_s >= 0 and demands.step_running_s >= 0 and len(demands.startups_s) == 2
+    assert demands.receive_s > 0 and len(demands.startups_s) == 2
     assert found.verdict is not None and found.verdict == meter.verdict
 
 

@@ -70,8 +70,20 @@ def test_nothing_is_overwritten_unasked(meter, tmp_path, write):
     assert path.read_text() == "mine"
     getattr(meter, write)(path, force=True)
     assert "mine" not in path.read_text()
-    with pytest.raises(OutputError, match="cannot be written"):
+    with pytest.raises(OutputError, match="does not exist"):
         getattr(Meter(), write)(tmp_path / "no" / "folder")
+    with pytest.raises(OutputError, match="is a folder"):
+        getattr(Meter(), write)(tmp_path, force=True)
+
+
+@pytest.mark.parametrize("write", ["write_csv", "write_jsonl"])
+def test_a_file_that_is_replaced_is_the_old_one_until_the_new_one_is_whole(meter, tmp_path, write):
+    path = tmp_path / "there"
+    path.write_text("mine")
+    with open(path) as old:
+        getattr(meter, write)(path, force=True)
+        assert old.read() == "mine"
+    assert [one.name for one in tmp_path.iterdir()] == ["there"]
 
 
 def test_a_record_grows_with_the_steps(tmp_path):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 import pytest
 from fake_nvml import FakeNvml
@@ -97,6 +98,47 @@ def test_only_the_gpus_of_the_job_are_told_where_the_driver_knows():
         nvml.pids = {1: [os.getpid()]}
         until(lambda: "gpu0.power_w" not in sampler.readings[0])
         assert "gpu1.power_w" in sampler.readings[0]
+
+
+def test_what_the_system_does_not_tell_is_named_and_the_rest_is_read():
+    def no_disks():
+        raise NotImplementedError("couldn't find /proc/diskstats")
+
+    with Sampler(nvml=FakeNvml(), visible="0", every_s=0.001, disks=no_disks) as sampler:
+        until(lambda: len(sampler.readings) > 5)
+    assert sampler.absent == {"disk_busy_percent": "NotImplementedError: couldn't find /proc/diskstats"}
+    assert all("gpu0.power_w" in one for one in sampler.readings) and "cpu_percent" in sampler.readings[-1]
+
+
+def test_what_could_be_read_once_is_tried_again():
+    busy = iter([{"sda": Disk(0)}, None, OSError("lost"), {"sda": Disk(10**6)}])
+
+    def disks():
+        found = next(busy)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    sampler = Sampler(nvml=FakeNvml(0), disks=disks)
+    for _ in range(4):
+        sampler._family_due_s = 0
+        sampler.read()
+    assert "disk_busy_percent" not in sampler.absent and next(busy, "all were asked for") == "all were asked for"
+
+
+class Disk(NamedTuple):
+    busy_time: float
+
+
+def test_readings_that_end_are_not_silent():
+    def told(reading):
+        if len(sampler.readings) > 2:
+            raise RuntimeError("no room")
+
+    sampler = Sampler(nvml=FakeNvml(0), every_s=0.001, told=told)
+    with sampler:
+        until(lambda: "readings" in sampler.absent)
+    assert sampler.absent["readings"] == "RuntimeError: no room"
 
 
 def test_long_runs_are_thinned(monkeypatch):

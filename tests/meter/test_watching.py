@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import weakref
 from collections import namedtuple
@@ -14,6 +15,7 @@ from hand_clock import HandClock, SlowLoader, times
 from torch.utils.data import DataLoader, TensorDataset
 
 from fastload import Meter, OptionError
+from fastload.meter.loops import Loop, demands_of
 from fastload.meter.shapes import num_samples
 
 
@@ -227,10 +229,42 @@ def test_a_dataloader_is_judged_by_its_waits(workers):
                 assert images.shape == (4, 3)
     demands = meter.demands()
     assert (demands.workers, demands.ahead, demands.is_fastload) == (workers, 2 * workers, False)
-    assert len(demands.startups_s) == 2 and all(one >= 0 for one in demands.startups_s)
-    assert demands.receive_s > 0 and demands.step_running_s >= 0
+    assert len(demands.startups_s) == 2 and demands.receive_s > 0
     assert [step.samples for step in demands.steps] == [4] * 6
     assert meter.verdict.cause in ("", "compute")
+
+
+def test_demands_are_made_of_what_a_loop_noted():
+    loop = Loop(lambda: None, first_s=[5.0, 3.0], ends_s=[0.25], process_s=11.0, first_running_s=1.0)
+    for wait_s in (5.0, 1.0, 3.0, 1.0, 1.0):
+        loop.log.add((0.0, wait_s, 0.0, 0.0, 2.0, 1, None), None)
+    loop.receive_s.add(0.5)
+    loop.receive_s.add(1.5)
+    loop.transform_running_s.add(0.2)
+    loop.runnable_s.add(0.125)
+    demands = demands_of(loop)
+    # A batch takes 1 s, the median wait; what a pass begins with beyond that, and waits at its end, is its start.
+    assert demands.startups_s == (4.25, 2.0) and demands.ended_s == 0.25
+    # 3 waits of 1 s on a CPU, 1 s of the first ones, 5 transforms of 0.2 s; 6 of 11 s are left to 5 steps.
+    assert demands.step_running_s == pytest.approx(1.2)
+    assert demands.receive_s == 1.0 and demands.step_runnable_s == 0.125
+
+
+def test_a_loader_asked_for_has_its_own_verdict(meter, clock):
+    waiting, fed = SlowLoader(clock, 9, wait_s=3), SlowLoader(clock, 4, wait_s=0.01)
+    train(meter, waiting, clock, compute_s=1)
+    train(meter, fed, clock, compute_s=1)
+    assert meter.measured(loader=waiting).verdict == meter.verdict and meter.verdict.cause == ""
+    assert meter.measured(loader=fed).verdict.cause == "compute"
+
+
+def test_loaders_that_compare_by_value_are_told_apart(meter, clock, tmp_path):
+    meter.record(tmp_path / "a.jsonl")
+    arrays = [np.arange(3), np.arange(3)]
+    for array in arrays:
+        train(meter, array, clock)
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [line["loop"] for line in lines if line["kind"] == "step"] == [0, 0, 0, 1, 1, 1]
 
 
 def test_waits_alone_say_how_much_but_not_what_for(meter, clock):

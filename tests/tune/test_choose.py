@@ -27,7 +27,7 @@ def trials(stalls):
         Trial,
         samples_per_s=st.floats(1.0, 1e6),
         cpu_s_per_1000=st.floats(1e-4, 100.0),
-        cpu_share=st.floats(0.01, 1.0),
+        cpu_share=st.floats(0.01, 1.1),
         stall_share=stalls,
     )
 
@@ -48,7 +48,9 @@ BUDGETS = st.floats(0.01, 1.0)
 @given(ANY, BUDGETS)
 def test_never_over_budget_if_one_fits(rows, budget):
     chosen = choose(rows, cpu_budget=budget)
-    if any(row.cpu_share <= budget for row in rows):
+    if budget == 1:
+        assert "more than" not in chosen.reason
+    elif any(row.cpu_share <= budget for row in rows):
         assert chosen.row.cpu_share <= budget
     else:
         least = min(row.cpu_s_per_1000 for row in rows)
@@ -106,6 +108,14 @@ def test_of_equals_the_one_with_fewer_workers():
     chosen = choose([row(1000, 0.100, 4), row(990, 0.101, 2), row(980, 0.1, 8)], cpu_budget=1.0)
     assert chosen.row.candidate.workers == 2
     assert chosen.reason == "the cheapest of the 3 that are within 5% of the fastest"
+
+
+def test_at_100_percent_there_is_no_limit():
+    rows = [row(1000, 1.0, workers=1, share=1.02), row(2000, 1.0, workers=2, share=1.04)]
+    chosen = choose(rows, cpu_budget=1.0)
+    assert chosen.row.candidate.workers == 2 and chosen.reason == "the fastest of 2"
+    assert chosen.row in can_still_win(rows, cpu_budget=1.0)
+    assert choose(rows, cpu_budget=0.99).reason.startswith("all take more than 99% of the CPU, 102% and more")
 
 
 def test_the_reason_says_when_the_step_still_waits():
