@@ -27,6 +27,8 @@ TORCH_FREE = [
     "verify",
     "preview",
     "meter",
+    "verdict",
+    "doctor.examine",
     "report",
     "cli",
 ]
