@@ -92,6 +92,17 @@ def test_a_signal_to_the_group_and_one_to_the_doctor_reach_the_python_once(tmp_p
     assert (out, err) == ("9 True\n", "")
 
 
+def test_a_command_that_left_the_group_gets_what_the_group_got(tmp_path):
+    write(tmp_path, "counts.py", COUNTS)
+    leaves = "import os, sys; os.setpgid(0, 0); os.execv(sys.executable, [sys.executable, 'counts.py', 'seen'])"
+    process = start(tmp_path, sys.executable, "-c", leaves)
+    to_all(process, signal.SIGINT)
+    time.sleep(0.6)
+    to_all(process, signal.SIGUSR2)
+    out, _ = process.communicate(timeout=60)
+    assert out == "9 True\n" and (tmp_path / "seen").read_text() == "SIGINT SIGUSR2"
+
+
 def test_a_shell_that_dies_of_a_signal_leaves_no_python_behind(tmp_path):
     write(tmp_path, "counts.py", COUNTS)
     write(tmp_path, "x.sh", f"{sys.executable} counts.py seen\ntrue\n")
