@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -391,6 +392,9 @@ def descriptors(packed):
     loader.close()
 
     def count():
+        # Of queues that were closed: each ends its pipe a moment later.
+        for thread in [one for one in threading.enumerate() if one.name == "QueueFeederThread"]:
+            thread.join(10)
         gc.collect()
         return len(os.listdir("/proc/self/fd"))
 
