@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -44,11 +44,14 @@ def doctor(
         from fastload.doctor.examine import examine
         from fastload.doctor.run import check_command
         from fastload.doctor.signals import Signals
+        from fastload.errors import OptionError
         from fastload.new_file import check_new_file
         from fastload.report import check_report_path
 
         check_command(command)
         if json_path is not None:
+            if str(json_path).startswith("-"):
+                raise OptionError(f"--json {json_path}: name a file; what the script prints keeps stdout to itself.")
             check_new_file(json_path, force=force)
         if report is not None:
             check_report_path(report, force=force)
@@ -103,20 +106,24 @@ def _tell(examined: Examined) -> None:
         say(f"verdict: none: {examined.silence}.")
         return
     rate = f"{measured.num_steps:,} steps, {measured.samples_per_s:,.0f} samples/s"
-    say(f"fastload doctor: {'so far ' if examined.so_far else ''}{rate}; {_headspace(measured)}")
-    for line in verdict.evidence:
+    say(f"fastload doctor: {'so far ' if examined.so_far else ''}{rate}")
+    for line in (*_headspace(measured), *verdict.evidence):
         say(f"  {line}")
     for cure in verdict.cures[1:4]:
         say(f"  also: {cure.change}: {cure.gain:.1f} times as fast at most")
     say(f"verdict: {verdict.sentence}.")
 
 
-def _headspace(measured: Measured) -> str:
-    """The rate without waits, and utilization beside it."""
-    rate = measured.headspace_samples_per_s
-    told = f"{rate:,.0f} without waits ({measured.headspace_how})" if rate else "headspace not known"
+def _headspace(measured: Measured) -> Iterator[str]:
+    """The rate without waits, and utilization beside it, a line each."""
+    facts, rate = dict(measured.facts), measured.headspace_samples_per_s
+    if "rank" in facts:
+        yield f"these figures are of rank {facts['rank']}"
+    if rate:
+        yield f"headspace {rate:,.0f} samples/s: {measured.headspace_how}"
     names = sorted({name for one in measured.readings for name in one if name.endswith(".utilization_percent")})
     for name in names:
         values = [one[name] for one in measured.readings if name in one]
-        told += f"; {name.partition('.')[0]} busy {fmean(values):.0f} % of the time (a duty cycle: some kernel ran)"
-    return told if names else f"{told}; GPU utilization: {dict(measured.facts).get('GPU', 'not read')}"
+        yield f"{name.partition('.')[0]} busy {fmean(values):.0f} % of the time (a duty cycle: any kernel ran)"
+    if not names:
+        yield f"GPU utilization: {facts.get('GPU', 'not read')}"
