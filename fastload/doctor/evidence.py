@@ -42,10 +42,10 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
     fetches = loader.fetches
     slow_s, slow_mean_s, num_slow = slow_samples(fetches)
     batches = tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in fetches)
-    make_s = statistics.fmean(_made_s(batch) for batch in batches) if batches else 0.0
     taken_over_s = statistics.fmean(record.receive.running_s + record.receive.blocked_s for record in settled)
-    # A worker's first batch takes as long as any other, its waits for a CPU included.
-    usual_s = max([make_s, *([statistics.fmean(fetch.wall_s for fetch in fetches)] if fetches else [])]) + taken_over_s
+    # A worker's first batch takes as long as most others, its waits for a CPU included.
+    made_s = [max(fetch.wall_s, _made_s(fetch.work)) for fetch in fetches]
+    usual_s = taken_over_s + (statistics.median(made_s) if made_s else 0.0)
     starts = [max(0.0, epoch.first_s - usual_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None]
     workers = loader.facts["workers"]
     return Demands(

@@ -25,7 +25,8 @@ WORTH = 1.1
 """Changes that bring less are not worth making."""
 
 # A change that needs one number turned is made before one that needs work, if it brings this part of what that brings.
-_MOST_OF_IT = 0.75
+# More workers hide a cost; fewer take one away.
+_MOST_OF_IT = {"too few workers": 0.75, "too many workers": 0.5}
 
 # Costs that well-kept loaders hardly have: where one is so much of a batch, more workers would only hide it.
 _UNUSUAL = ("collate", "hand-over", "lock contention", "a slow sample now and then")
@@ -109,11 +110,17 @@ class Costs:
 
     def with_workers(self, workers: int) -> Costs:
         """The same with another number of workers, which a loop that did it all itself then has to take over from."""
-        startup_s, stretch = self.startup_s, self.stretch
-        if self.workers > workers:
-            startup_s *= workers / self.workers
-            stretch = max(1.0, stretch * workers / self.workers)
-        return replace(self, workers=workers, startup_s=startup_s, stretch=stretch)
+        if self.workers <= workers:
+            return replace(self, workers=workers)
+        # What they cost by being many: starts, and waits for CPUs that they take from one another.
+        share = workers / self.workers
+        return replace(
+            self,
+            workers=workers,
+            startup_s=self.startup_s * share,
+            receive_blocked_s=self.receive_blocked_s * share,
+            stretch=max(1.0, self.stretch * share),
+        )
 
 
 def judge(demands: Demands) -> Verdict:
@@ -306,9 +313,9 @@ def _choose(demands: Demands, costs: Costs, cures: list[Cure], step_s: float) ->
     few_do = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for cure in cures:
         turned = few_do if cure.cause == "too few workers" else cure.cause == "too many workers"
-        most_of_it = step_s - cure.step_s >= _MOST_OF_IT * (step_s - best.step_s)
+        most_of_it = turned and step_s - cure.step_s >= _MOST_OF_IT[cure.cause] * (step_s - best.step_s)
         tried = cure.cause == "too many workers" and demands.fewer_workers is not None and cure.gain >= _TRIED
-        if turned and (most_of_it or tried):
+        if cure.gain >= WORTH and (most_of_it or tried):
             return cure
     # More workers than CPUs hide what they wait for; the wait itself is the cause.
     return next((cure for cure in cures if cure.cause != "too few workers"), None)
