@@ -34,7 +34,8 @@ class Fetch:
         running_s, runnable_s: on a CPU, and ready for one.
         work: by stage.
         unknown_blocked_s: of reading's blocked time, what no timed call explains.
-        slow: seconds of its slowest samples; usual_s of a sample like most; num_samples that were timed.
+        slow: seconds of its slowest samples; usual_s of a sample like most; num_samples that were timed, samples_s all
+            of them together.
     """
 
     pid: int
@@ -47,6 +48,7 @@ class Fetch:
     slow: tuple[float, ...] = ()
     usual_s: float = 0.0
     num_samples: int = 0
+    samples_s: float = 0.0
 
 
 def step_of(batch: Event, step: Mapping[str, float], epoch_s: float) -> StepRecord:
@@ -119,6 +121,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         slow=tuple(event.get("slow") or ()),
         usual_s=timed[2],
         num_samples=timed[0],
+        samples_s=timed[1],
     )
 
 
@@ -161,7 +164,7 @@ def slow_samples(fetches: Iterable[Fetch], *, times: float = 5.0, at_most: float
     """Samples that take far longer than the others, if they are few.
 
     Args:
-        times: as long as a usual sample, at least.
+        times: as long as a usual sample, at least; and twice the mean: those count that make it what it is.
         at_most: part of all samples; where more are slow, slow is usual.
 
     Returns:
@@ -173,8 +176,9 @@ def slow_samples(fetches: Iterable[Fetch], *, times: float = 5.0, at_most: float
         return 0.0, 0.0, 0
     ordered = sorted(fetch.usual_s for fetch in fetches)
     usual = ordered[len(ordered) // 2]
-    slow = [value for fetch in fetches for value in fetch.slow if value > times * usual]
     count = sum(fetch.num_samples for fetch in fetches)
+    least_s = max(times * usual, 2 * sum(fetch.samples_s for fetch in fetches) / count)
+    slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
     if not slow or len(slow) > at_most * count:
         return 0.0, 0.0, 0
     return sum(value - usual for value in slow) / len(fetches), sum(slow) / len(slow), len(slow)

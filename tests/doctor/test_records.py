@@ -139,7 +139,8 @@ def test_while_the_gpu_works_the_loops_wait_is_no_stall(tmp_path):
 
 def test_slow_samples_are_few_and_take_far_longer():
     def made(slow: list[float]) -> object:
-        return type("F", (), {"num_samples": 50, "usual_s": 0.001, "slow": tuple(slow)})()
+        total = 0.001 * (50 - len(slow)) + sum(slow)
+        return type("F", (), {"num_samples": 50, "usual_s": 0.001, "slow": tuple(slow), "samples_s": total})()
 
     extra_s, mean_s, count = slow_samples([made([0.101]), made([])])
     assert (extra_s, mean_s, count) == pytest.approx((0.05, 0.101, 1))
