@@ -25,6 +25,7 @@ from fastload.verdict import Demands, judge
 Look = Callable[[Records], None]
 
 _FAMILY_EVERY_S = 1.0
+_SAMPLE_EVERY_S = 0.25
 _SHOWN_STEPS = 4000
 
 
@@ -70,7 +71,7 @@ def examine(
     def watch(elapsed_s: float, pid: int) -> None:
         nonlocal due_s, sampler
         if sampler is None:
-            sampler = Sampler(pid, begun_s=begun_s).start()
+            sampler = Sampler(pid, every_s=_SAMPLE_EVERY_S, begun_s=begun_s).start()
         if elapsed_s < due_s:
             return
         due_s = elapsed_s + _FAMILY_EVERY_S

@@ -27,6 +27,7 @@ from fastload.meter.sampler import Sampler
 
 _MODULE = "fastload_doctor_injected"
 _FAMILY_EVERY_S = 0.5
+_SAMPLE_EVERY_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
     if isinstance(loader, Iterator) or (not hasattr(loader, "dataset") and not hasattr(loader, "state_dict")):
         raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, got {type(loader).__name__}")
     folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
-    kernel, sampler = KernelLooks(), Sampler().start()
+    kernel, sampler = KernelLooks(), Sampler(every_s=_SAMPLE_EVERY_S).start()
     batch = None
     try:
         with _metering(folder):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from fastload.doctor.records import Fetch
 
-_LOOK_EVERY_S = 0.01
+_LOOK_EVERY_S = 0.03
 _MOST = 400_000
 _LOCKS = (b"futex", b"lock_inode_wait")  # of threads and processes; of files
 # What a thread does that is at work although it sleeps: waits for a disk, a network, a clock.

@@ -58,7 +58,10 @@ _CALLS: dict[str, list[tuple[str, str]]] = {
     "lzma": [("decompress", DECODING)],
     "numpy.lib.npyio": [("load", READING), ("fromfile", READING)],
     "numpy": [("load", READING), ("fromfile", READING)],
-    "h5py._hl.dataset": [("Dataset.__getitem__", H5), ("Dataset.read_direct", H5)],
+    "h5py._hl.dataset": [
+        ("Dataset." + name, H5)
+        for name in ("__getitem__", "__setitem__", "read_direct", "write_direct", "resize", "flush")
+    ],
     "multiprocessing.synchronize": [("SemLock.__enter__", LOCK)],
     "fcntl": [("flock", LOCK), ("lockf", LOCK)],
 }
