@@ -24,9 +24,9 @@ def check_report_path(path: str | Path, *, force: bool = False) -> None:
         OutputError: as `check_new_file`.
         MissingExtraError: what draws the report is not installed.
     """
+    check_new_file(path, force=force)
     if Path(path).suffix.lower() not in (".html", ".htm"):
         raise OptionError(f"{path}: a report is a page; give it a name that ends in .html.")
-    check_new_file(path, force=force)
     missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise MissingExtraError(
