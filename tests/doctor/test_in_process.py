@@ -39,7 +39,7 @@ def test_a_loader_that_waits_for_its_samples_is_bound_by_reading_and_the_step_is
     found = fastload.diagnose(DataLoader(Waits(), 10, num_workers=workers), seen.append, seconds=1.5)
     # Without workers, two of them bring most of what no wait at all would.
     assert found.verdict.cause in {0: ("reading", "too few workers"), 2: ("reading",)}[workers]
-    assert found.measured.stages["reading"].blocked_s >= 10 * 0.004
+    assert found.measured.stages["reading"].blocked_s >= 5 * 0.004
     assert found.measured.num_steps <= len(seen) and found.measured.headspace_samples_per_s is not None
     assert str(found).splitlines()[-1] == f"verdict: {found.verdict.sentence}."
 
