@@ -100,6 +100,8 @@ def _source_files(subject: Subject, rows: NDArray[np.int64]) -> tuple[ImageFiles
                 f"{subject.path.name}. Give the folder or archive that the file was packed from."
             )
         chosen.append(where[key])
+    if not isinstance(listing.files, Files):
+        raise SourceError(f"{source}: does not hold its images as files, which a plain DataLoader would decode.")
     columns = listing.columns
     one_label = "labels" in columns and columns["labels"].values.ndim == 1
     labels = columns["labels"].values[chosen].tolist() if one_label else [0] * len(chosen)

@@ -237,7 +237,7 @@ class WorkerPool:
         """
         assert self._listing is not None, "use() comes first"
         if not self.workers:
-            self._local = self._local or Worker(self._listing.files)
+            self._local = self._local or Worker(self._listing.files)  # type: ignore[arg-type]
             for task in tasks:
                 yield work(self._local, task)
             return

@@ -1,26 +1,43 @@
 """Where images come from: one module a layout, each a function from a path to a Listing, chosen from a plain dict.
 
-To add a layout: one new file here, its mirrored test, one line in SOURCES, and in `detect_layout` how to tell it.
+To add a layout: one new file here with `list_NAME` and `NAME_evidence`, its mirrored test, one entry in LAYOUTS.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from fastload.errors import OptionError
+from fastload.errors import OptionError, SourceError
 from fastload.sources.celeba import celeba_evidence, list_celeba
-from fastload.sources.folder import list_folder
-from fastload.sources.listing import Column, Files, Listing, OnError
+from fastload.sources.folder import folder_evidence, list_folder
+from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures, first_few
+from fastload.sources.options import SourceOptions
 from fastload.sources.tree import Tree, open_tree
 
-__all__ = ["SOURCES", "Column", "Files", "Listing", "OnError", "Source", "detect_layout", "list_source"]
+__all__ = [
+    "LAYOUTS",
+    "Arrays",
+    "Column",
+    "Files",
+    "Layout",
+    "Listing",
+    "Masks",
+    "OnError",
+    "Pictures",
+    "Source",
+    "SourceOptions",
+    "detect_layout",
+    "list_source",
+]
 
 
 class Source(Protocol):
-    """Lists one layout of dataset: a function in this package, one line in SOURCES."""
+    """Lists one layout of dataset: a function in this package, one entry in LAYOUTS."""
 
-    def __call__(self, source: str | Path | Tree, *, on_error: OnError = "fail") -> Listing:
+    def __call__(self, source: str | Path | Tree, *, on_error: OnError, options: SourceOptions) -> Listing:
         """The listing of the dataset at a path, or of its tree when that is at hand already.
 
         Raises:
@@ -29,36 +46,78 @@ class Source(Protocol):
         ...
 
 
-SOURCES: dict[str, Source] = {"folder": list_folder, "celeba": list_celeba}
+@dataclass(frozen=True)
+class Layout:
+    """One way in which people keep images.
+
+    Attributes:
+        source: makes the listing.
+        evidence: the names in a tree by which the layout is told; empty when it is not this one. Cheap: it reads the
+            heads of a few files at most.
+        kind: "dataset" is told before "format", and that before "folder".
+        line: what it is, for `fastload layouts`.
+    """
+
+    source: Source
+    evidence: Callable[[Tree], list[str]]
+    kind: Literal["dataset", "format", "folder"]
+    line: str
 
 
-def detect_layout(path: str | Path | Tree) -> str:
-    """The layout of the dataset at path, a key of SOURCES, told by names alone.
+LAYOUTS: dict[str, Layout] = {
+    "celeba": Layout(list_celeba, celeba_evidence, "dataset", "CelebA: aligned faces and its text files, or Kaggle's"),
+    "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
+}
 
-    CelebA is told by one of its text files or by img_align_celeba; everything else is a folder of images.
+_KINDS = ("dataset", "format", "folder")
+
+
+def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
+    """The layout of the dataset at path, a key of LAYOUTS, and the evidence for it.
+
+    Datasets known by name are looked for first, then formats, and a folder of images is what remains.
 
     Raises:
         MissingFileError: there is nothing at path.
-        SourceError: it is neither a folder nor an archive that can be read.
+        SourceError: it is nothing that can be read, or two layouts fit equally well.
     """
-    return "celeba" if celeba_evidence(open_tree(path)) else "folder"
+    tree = open_tree(path)
+    for kind in _KINDS:
+        fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
+        found = {name: evidence for name, evidence in fitting if evidence}
+        if len(found) > 1:
+            fits = "; ".join(f"{name} by {first_few(evidence, 3)}" for name, evidence in found.items())
+            raise SourceError(
+                f"{tree.given}: more than one layout fits: {fits}. Say which one it is: "
+                f"{' or '.join(f'`--layout {name}`' for name in found)}."
+            )
+        if found:
+            return next(iter(found.items()))
+    return "folder", []
 
 
-def list_source(path: str | Path, layout: str | None = None, on_error: OnError = "fail") -> Listing:
+def list_source(
+    path: str | Path | Tree,
+    layout: str | None = None,
+    on_error: OnError = "fail",
+    options: SourceOptions | None = None,
+) -> Listing:
     """The listing of the dataset at path.
 
     Args:
-        path: folder, .zip or uncompressed .tar.
-        layout: a key of SOURCES; None: told by `detect_layout`.
+        path: folder, .zip or uncompressed .tar; a table or array file; or a tree.
+        layout: a key of LAYOUTS; None: told by `detect_layout`.
         on_error: whether samples that the dataset itself contradicts (an annotated image without a file, a dangling
             link) stop the listing, or are left out and named in `Listing.skipped`.
+        options: what the user says about it.
 
     Raises:
         OptionError: there is no such layout.
         MissingFileError: there is nothing at path.
         SourceError: the dataset cannot be packed as it is.
     """
-    if layout is not None and layout not in SOURCES:
-        raise OptionError(f"There is no layout {layout!r}. Choose one of {', '.join(SOURCES)}, or leave it to be told.")
+    if layout is not None and layout not in LAYOUTS:
+        raise OptionError(f"There is no layout {layout!r}. Choose one of {', '.join(LAYOUTS)}, or leave it to be told.")
     tree = open_tree(path)
-    return SOURCES[layout or detect_layout(tree)](tree, on_error=on_error)
+    name = layout or detect_layout(tree)[0]
+    return LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())

@@ -199,10 +199,6 @@ def _not_an_archive(path: Path, head: bytes) -> str:
         )
     if not head:
         return f"{path} is an empty file. Copy or download it again."
-    if head.startswith(b"\x89HDF\r\n\x1a\n"):
-        return (
-            f"{path} is an HDF5 file already: train from it with FastLoader, or look at it with `fastload info {path}`."
-        )
     if is_image(path.name):
         return f"{path} is a single image. Give the folder, .zip or .tar that holds the images."
     return f"{path} is neither a folder nor a .zip or .tar: its content is none of these. Give one of them."

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.sources.folder import find_images, leave_out_broken
-from fastload.sources.listing import Column, Listing, OnError, first_few, require_unique
+from fastload.sources.listing import Column, Listing, Moves, OnError, first_few, require_unique
+from fastload.sources.options import SourceOptions
 from fastload.sources.text_table import TextTable, parse_table, row_of_images
 from fastload.sources.tree import Tree, is_image, key_of, open_tree
 
@@ -73,7 +74,9 @@ def celeba_evidence(tree: Tree) -> list[str]:
     return [key_of(name) for name in telling + archives + folders + itself]
 
 
-def list_celeba(source: str | Path | Tree, *, on_error: OnError = "fail") -> Listing:
+def list_celeba(
+    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
+) -> Listing:
     """The listing of CelebA's images in the order of their names.
 
     Columns, as far as their files are there: `labels` uint8 (N, 40), 0 and 1 for the file's -1 and 1; `identity`
@@ -123,7 +126,9 @@ def list_celeba(source: str | Path | Tree, *, on_error: OnError = "fail") -> Lis
             split = np.searchsorted(present, table.values[rows, 0]).astype(np.uint8)
         else:
             name, values, attrs = _column(stem, table)
-            columns[name] = Column(values[rows], attrs)
+            # Boxes are pixels of the original images, which are not those that are packed.
+            moves: Moves = "points" if attrs.get("coordinates") == "aligned" else ""
+            columns[name] = Column(values[rows], attrs, moves)
 
     if not texts:
         notes.append("Not one of CelebA's text files was found: give the folder that holds them and the images.")

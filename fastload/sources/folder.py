@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.sources.listing import Column, Listing, OnError, first_few, require_unique
+from fastload.sources.options import SourceOptions
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of, open_tree
 
 SPLITS = {
@@ -34,7 +35,14 @@ SPLITS = {
 ORDER = ("train", "val", "test")
 
 
-def list_folder(source: str | Path | Tree, *, on_error: OnError = "fail") -> Listing:
+def folder_evidence(tree: Tree) -> list[str]:
+    """The first images of a tree: it is a folder of images whatever else it is."""
+    return [key_of(tree.names[i]) for i in tree.images()[:3].tolist()]
+
+
+def list_folder(
+    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
+) -> Listing:
     """The listing of images in class folders, split by split, class by class, in sorted order.
 
     Column `labels`: int64 (N,), index into the sorted names of the classes of all splits, -1 where a split has no

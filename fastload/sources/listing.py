@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 
+if TYPE_CHECKING:
+    from fastload.image_header import ImageHeader
+
 OnError = Literal["fail", "skip"]
 """Whether a sample that the dataset itself contradicts (a row without its image) stops the listing or is left out."""
+
+
+Moves = Literal["", "points", "xywh", "xyxy"]
+"""What the numbers of a column are when they are pixels of the sample's image, which resizing moves: points x, y;
+boxes by a corner and a size; boxes by two corners. "": no such thing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +29,16 @@ class Column:
     Attributes:
         values: (N, ...), a fixed-shape numeric array, or S for keys.
         attrs: HDF5 attributes as plain Python values, e.g. {"names": ("cat", "dog")}.
+        moves: places in the image as it is upright and before any resizing, the last axis holding x, y (or x, y, x, y,
+            ...) or the 4 numbers of a box. The packer scales them with the image.
     """
 
     values: NDArray[Any]
     attrs: dict[str, Any] = field(default_factory=dict)
+    moves: Moves = ""
 
 
+@runtime_checkable
 class Files(Protocol):
     """The bytes of every sample's file. Picklable, usable from any thread and process; keeps nothing open."""
 
@@ -48,12 +60,91 @@ class Files(Protocol):
         ...
 
 
+@runtime_checkable
+class Pictures(Protocol):
+    """Pixels of every sample, one at a time and of any size. Picklable, as Files."""
+
+    def header(self, i: int) -> ImageHeader:
+        """What `read(i)` holds, found without making it where that is possible.
+
+        Raises:
+            ImageError: it cannot be told; the reason only.
+        """
+        ...
+
+    def read(self, i: int) -> NDArray[Any]:
+        """uint8 or uint16, (H, W) or (H, W, C) with 1, 3 or 4 channels.
+
+        Raises:
+            ImageError: this one sample cannot be read; the reason only.
+            FileChangedError: what holds it is no longer what was listed.
+        """
+        ...
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Pictures:
+        """Those of some samples, in the order of indices."""
+        ...
+
+
+@runtime_checkable
+class Arrays(Protocol):
+    """Pixels of all samples at hand as one array, read many rows at a time. Picklable, as Files.
+
+    Attributes:
+        shape: (H, W, C) of every sample, C = 1, 3 or 4; (H, W) for masks.
+        dtype: uint8 or uint16.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fill out, (len(indices), *shape) of dtype, with these samples.
+
+        Raises:
+            FileChangedError: what holds them is no longer what was listed.
+            SourceError: it cannot be read.
+        """
+        ...
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Arrays:
+        """Those of some samples, in the order of indices."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """One mask a sample, class (or instance) indices that are never blended or converted.
+
+    Attributes:
+        files: what reads them by row: image files (gray or palette: the index), pictures (H, W) or arrays (H, W).
+        present: bool (N,): where it is False there is no mask, its row is filled with ignore_index, and `files` is not
+            asked.
+        names: of the classes, by index; empty when not known.
+        ignore_index: the value that says "no class here"; None when there is none, then all must be present.
+        attrs: other HDF5 attributes.
+    """
+
+    files: Files | Pictures | Arrays
+    present: NDArray[np.bool_]
+    names: tuple[str, ...] = ()
+    ignore_index: int | None = None
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Masks:
+        """Those of some samples."""
+        return replace(self, files=self.files.take(indices), present=self.present[indices])
+
+
 @dataclass(frozen=True, eq=False)
 class Listing:
     """A dataset of N samples, as a table that pickles quickly.
 
     Attributes:
-        layout: name of the source that made it, a key of SOURCES.
+        layout: name of the source that made it, a key of LAYOUTS.
         keys: unique names, the path relative to the source with `/`; undecodable bytes as `\\xNN`.
         split: uint8 (N,), index into split_names. Rows need not be grouped by split.
         split_names: `train`, `val`, `test` where there are any, `all` where the dataset has no splits.
@@ -61,8 +152,12 @@ class Listing:
         notes: what was recognised and from which evidence, what was absent or ignored: sentences for the user.
         sizes: int64 (N,), bytes of each sample's file.
         mtimes_ns: int64 (N,), its time of modification; that of the archive for the members of an archive.
-        files: reads the samples' bytes, by row.
+        files: reads the samples' images, by row; None for a dataset without images, whose samples are its columns.
         skipped: (key, reason) of what `on_error="skip"` left out.
+        masks: reads their masks; None when there are none.
+        attrs: root attributes of the packed file that it takes over instead of those that packing would write, such as
+            `decoder` of pixels that were decoded long ago.
+        digests: uint64 (N,), what the pixels of each row must hash to, where that is known beforehand; else None.
     """
 
     layout: str
@@ -73,8 +168,11 @@ class Listing:
     notes: tuple[str, ...]
     sizes: NDArray[np.int64]
     mtimes_ns: NDArray[np.int64]
-    files: Files
+    files: Files | Pictures | Arrays | None
     skipped: tuple[tuple[str, str], ...] = ()
+    masks: Masks | None = None
+    attrs: dict[str, Any] = field(default_factory=dict)
+    digests: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         """N."""
@@ -87,10 +185,12 @@ class Listing:
             self,
             keys=tuple([self.keys[i] for i in indices.tolist()]),
             split=self.split[indices],
-            columns={name: Column(column.values[indices], column.attrs) for name, column in self.columns.items()},
+            columns={name: replace(column, values=column.values[indices]) for name, column in self.columns.items()},
             sizes=self.sizes[indices],
             mtimes_ns=self.mtimes_ns[indices],
-            files=self.files.take(indices),
+            files=None if self.files is None else self.files.take(indices),
+            masks=None if self.masks is None else self.masks.take(indices),
+            digests=None if self.digests is None else self.digests[indices],
         )
 
 

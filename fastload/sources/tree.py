@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from array import array
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from fastload.sources.listing import Files, first_few
 
 IMAGE_SUFFIXES = tuple(".jpg .jpeg .jpe .jfif .png .ppm .pgm .pbm .bmp .tif .tiff .webp .gif .mpo".split())
 """What makes a file a candidate, in any case; its content decides the format later."""
+
+_TABLES = tuple(".csv .tsv .jsonl .ndjson .json .parquet .npy .npz .h5 .hdf5 .hdf .txt".split())
+_IDX = re.compile(r"idx[123]-(ubyte|int)(\.gz)?$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,8 @@ class Tree:
         files: reads them by their position in names.
         broken: (name, reason) of images that cannot be read at all: dangling links, encrypted members, ...
         notes: what was passed over, as sentences.
+        file: the name of the only file looked at, when one that holds or lists samples was given and not a folder;
+            path is then the folder it lies in. "" for a folder or an archive.
     """
 
     path: Path
@@ -46,6 +52,12 @@ class Tree:
     files: Files
     broken: list[tuple[str, str]]
     notes: tuple[str, ...]
+    file: str = ""
+
+    @property
+    def given(self) -> Path:
+        """What the user gave: the folder, the archive, or the one file."""
+        return self.path / self.file if self.file else self.path
 
     def images(self) -> NDArray[np.int64]:
         """Positions of the files that are images by their suffix, in walk order."""
@@ -106,7 +118,7 @@ class FolderFiles:
 
 
 def open_tree(path: str | Path | Tree) -> Tree:
-    """List a folder, a .zip or an uncompressed .tar.
+    """List a folder, a .zip or an uncompressed .tar; a single table or array file is a tree of one file.
 
     Archives are told by their content. Symbolic links are followed, into folders too, but never in a circle.
     Names that begin with a dot and `__MACOSX` are passed over, and counted in the notes.
@@ -133,10 +145,29 @@ def open_tree(path: str | Path | Tree) -> Tree:
         ) from exc
     if stat.S_ISDIR(mode):
         return _walk(path)
+    if stat.S_ISREG(mode) and (path.name.lower().endswith(_TABLES) or _IDX.search(path.name.lower())):
+        return _single(path)
     # Imported here: whoever only needs a Column (the file format) should not pay for zipfile, tarfile and lzma.
     from fastload.sources.archives import list_archive
 
     return list_archive(path)
+
+
+def _single(path: Path) -> Tree:
+    status = os.stat(path)
+    name = os.fsdecode(path.name)
+    return Tree(
+        path=path.parent,
+        archive=False,
+        names=[name],
+        folders=[],
+        sizes=np.array([status.st_size], np.int64),
+        mtimes_ns=np.array([status.st_mtime_ns], np.int64),
+        files=FolderFiles.of(os.path.abspath(os.fsencode(path.parent)), [os.fsencode(name)]),
+        broken=[],
+        notes=(),
+        file=name,
+    )
 
 
 def is_image(name: str) -> bool:

@@ -111,7 +111,7 @@ def kaggle(root: Path) -> Path:
 @pytest.mark.parametrize("make", [official, official_unpacked, torchvision, flat_with_tar, kaggle])
 def test_every_layout_gives_the_same_columns(tmp_path: Path, make) -> None:
     root = make(tmp_path)
-    assert detect_layout(root) == "celeba"
+    assert detect_layout(root)[0] == "celeba"
     listing = list_source(root)
     assert [key.rpartition("/")[2] for key in listing.keys] == FILES
     assert "img_align_celeba/000001.jpg" in listing.keys[0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastload.errors import MissingFileError, OptionError, SourceError
-from fastload.sources import SOURCES, Listing, detect_layout, list_source
+from fastload.sources import LAYOUTS, Listing, detect_layout, list_source
 
 
 def make(root: Path, *names: str) -> Path:
@@ -159,7 +159,7 @@ def test_a_dangling_link_fails_or_is_skipped_by_name(tmp_path: Path) -> None:
 def test_missing_path_and_unknown_layout(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="there is no such file or folder"):
         list_source(tmp_path / "none")
-    with pytest.raises(OptionError, match=f"Choose one of {', '.join(SOURCES)}"):
+    with pytest.raises(OptionError, match=f"Choose one of {', '.join(LAYOUTS)}"):
         list_source(tmp_path, "imagenet")
 
 
@@ -173,7 +173,7 @@ def test_take_keeps_rows_together(tmp_path: Path) -> None:
 
 def test_real_photos(shared_data: Path) -> None:
     flowers = shared_data / "flowers128" / "flowers128.tar"
-    assert detect_layout(flowers) == "folder"
+    assert detect_layout(flowers)[0] == "folder"
     listing = list_source(flowers)
     assert len(listing) == 4317
     assert listing.columns["labels"].attrs["names"] == ("daisy", "dandelion", "rose", "sunflower", "tulip")
