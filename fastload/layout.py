@@ -79,14 +79,7 @@ def create_file(
     Raises:
         FormatError: this HDF5 library does not lay the chunks back to back.
     """
-    access = h5p.create(h5p.FILE_ACCESS)
-    access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
-    access.set_alignment(ALIGNMENT, ALIGNMENT)
-    # The first block of metadata fills the file up to where the pixels begin, also when they are too few to be aligned.
-    access.set_meta_block_size(IMAGES_OFFSET)
-    creation = h5p.create(h5p.FILE_CREATE)
-    creation.set_obj_track_times(False)
-    with h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, creation, access)) as file:
+    with _new_file(path) as file:
         for name, spec in pixels.items():
             _create_pixels(file, name, num_rows, spec)
         for name, column in columns.items():
@@ -96,6 +89,34 @@ def create_file(
         _set_attrs(file, {"fastload_version": FORMAT_VERSION, "fastload_writer": writer_name(), **attrs})
         _set_attrs(file, {"header_digest": header_digest(file)})
         return {name: _pixel_offset(path, file[name]) for name in pixels}
+
+
+def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpec]) -> dict[str, int]:
+    """Where `create_file` will put each pixel dataset, found by creating them alone.
+
+    Args:
+        path: a file that may be written for it, and is removed again.
+        num_rows: N.
+        pixels: as `create_file`; what comes behind them does not move them.
+    """
+    try:
+        with _new_file(path) as file:
+            for name, spec in pixels.items():
+                _create_pixels(file, name, num_rows, spec)
+            return {name: _pixel_offset(path, file[name]) for name in pixels}
+    finally:
+        Path(path).unlink(missing_ok=True)
+
+
+def _new_file(path: str | Path) -> h5py.File:
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
+    access.set_alignment(ALIGNMENT, ALIGNMENT)
+    # The first block of metadata fills the file up to where the pixels begin, also when they are too few to be aligned.
+    access.set_meta_block_size(IMAGES_OFFSET)
+    creation = h5p.create(h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)
+    return h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, creation, access))
 
 
 def write_packed(

@@ -7,21 +7,26 @@ What is under way lies in `OUT.h5.part` and `OUT.h5.journal`; the same call cont
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from fastload.cpus import available_cpus
 from fastload.errors import FormatError, OptionError, OutputError, SourceError
 from fastload.format import PackedFile, read_header
 from fastload.layout import CHUNK_BYTES
-from fastload.pack.finish import chunk_tasks, publish, settle_rows, write_metadata
+from fastload.pack.chunk_work import Places, Worker
+from fastload.pack.finish import chunk_tasks, planned_places, publish, write_metadata
 from fastload.pack.holes import close_holes
 from fastload.pack.journal import DONE, SKIPPED, Claims, Journal
 from fastload.pack.resume import PackJob, begin, exists, journal_path, unchanged_survey
+from fastload.pack.settle import settle_rows
 from fastload.pack.survey import (
     Fit,
     Mode,
@@ -29,14 +34,21 @@ from fastload.pack.survey import (
     PackOptions,
     Progress,
     Survey,
+    limited,
     list_samples,
     row_order,
     survey_source,
     unreadable,
 )
-from fastload.pack.workers import Worker, WorkerPool
+from fastload.pack.workers import WorkerPool
+from fastload.sources.listing import Arrays, Listing
+from fastload.sources.objects import list_objects
+from fastload.sources.options import MasksWanted, SourceOptions
 
-__all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "survey_source"]
+__all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
+
+
+_NOT_OF_THE_SAMPLE = ("images", "split", "key", "digest", "digest_fields")
 
 
 @dataclass(frozen=True)
@@ -47,8 +59,9 @@ class PackReport:
         path: the finished file.
         layout: name of the source's layout.
         num_samples: rows of the file.
-        image_shape: (H, W, C).
-        dtype: "uint8" or "uint16".
+        image_shape: (H, W, C); () without images.
+        dtype: "uint8" or "uint16"; "" without images.
+        fields: names of the file's other datasets that hold something of a sample: masks, labels, ...
         splits: name -> number of rows.
         converted: how many images were changed in kind, by a description such as "gray -> RGB".
         skipped: (key, reason) of each sample left out.
@@ -64,8 +77,9 @@ class PackReport:
     path: Path
     layout: str
     num_samples: int
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     dtype: str
+    fields: tuple[str, ...]
     splits: dict[str, int]
     converted: dict[str, int]
     skipped: tuple[tuple[str, str], ...]
@@ -79,10 +93,15 @@ class PackReport:
 
 
 def pack_images(
-    source: str | Path,
+    source: str | Path | Sequence[Any],
     output: str | Path,
     *,
     layout: str | None = None,
+    masks: MasksWanted = "auto",
+    labels: Sequence[str] = (),
+    image_column: str = "",
+    split_column: str = "",
+    root: str | Path | None = None,
     size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
     mode: Mode | None = None,
@@ -100,9 +119,17 @@ def pack_images(
     Interrupted, the same call continues: chunks that an earlier call packed are checked and kept.
 
     Args:
-        source: folder, .zip or .tar of images in a known layout.
+        source: folder, .zip, .tar, table or array file in a known layout (`fastload layouts` lists them); or any object
+            with a length whose items are (image or array, label), such as a torchvision dataset: PIL images, uint8 or
+            uint16 arrays (H, W[, C]), encoded bytes. Its items are asked for twice and must be the same then.
         output: file to make; beside it lie `.part` and `.journal` until it is complete.
-        layout: "folder" or "celeba"; recognised by default.
+        layout: name of the layout; recognised by default.
+        masks: "auto": masks that lie there as files; "none"; "semantic" or "instance": those, drawn from polygons where
+            the layout has no files of them.
+        labels: the columns of a table that are labels; by default those with a usual name.
+        image_column: the column of a table that names or holds the images.
+        split_column: the column of a table that names the split.
+        root: folder that a table's paths are relative to.
         size: height and width that every image gets, one number for a square; by default all must share one size.
         fit: "crop": resize to cover, cut the middle; "pad": resize to fit inside, black around; "stretch".
         mode: "rgb", "gray" or "rgba" converts on purpose; by default gray stays gray if all are gray, else RGB.
@@ -122,50 +149,103 @@ def pack_images(
         ResumeError: an unfinished pack of another source, option or release is in the way.
         PackError: a worker died, or another process packs to the same output.
     """
+    if isinstance(labels, str):
+        raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
+    said = SourceOptions(masks, tuple(labels), image_column, split_column, Path(root) if root is not None else None)
+    square = (size, size) if isinstance(size, int) else size
+    options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit, said)
+    if not isinstance(source, (str, Path)):
+        return pack_listing(
+            limited(list_objects(source, on_error=on_error), options), output, options=options,
+            source_name=type(source).__name__, workers=workers or 0, on_error=on_error, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
     started = time.perf_counter()
-    options = PackOptions((size, size) if isinstance(size, int) else size, fit, mode, seed, shuffle, chunk_bytes, limit)
-    if workers is not None and workers < 0:
-        raise OptionError(f"workers={workers}: needs at least 0.")
-    source, output = Path(source), Path(output)
-    if output.is_symlink():
-        output = output.resolve()  # What the link names is written, and the link stays.
-    _check_output(source, output)
-    if output.exists() and not overwrite and not journal_path(output).exists():
-        raise exists(output)
+    output = _checked_output(output, overwrite, workers)
+    _check_apart(Path(source), output)
     with WorkerPool(available_cpus() if workers is None else workers) as pool:
         listing = list_samples(source, layout, options, on_error)
-        pool.use(listing)
-        job = PackJob(source, output, listing, options, on_error, overwrite, progress)
-        return _pack_job(job, pool, started)
+        return _pack_job(PackJob(str(source), output, listing, options, on_error, overwrite, progress), pool, started)
+
+
+def pack_listing(
+    listing: Listing,
+    output: str | Path,
+    *,
+    options: PackOptions,
+    source_name: str,
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Pack a listing that is at hand already; otherwise as `pack_images`.
+
+    Args:
+        source_name: what messages call the source.
+    """
+    started = time.perf_counter()
+    output = _checked_output(output, overwrite, workers)
+    with WorkerPool(available_cpus() if workers is None else workers) as pool:
+        return _pack_job(PackJob(source_name, output, listing, options, on_error, overwrite, progress), pool, started)
+
+
+def _checked_output(output: str | Path, overwrite: bool, workers: int | None) -> Path:
+    """The path to write to: what a link names, so that the link stays."""
+    if workers is not None and workers < 0:
+        raise OptionError(f"workers={workers}: needs at least 0.")
+    output = Path(output)
+    if output.is_symlink():
+        output = output.resolve()
+    _check_output(output)
+    if output.exists() and not overwrite and not journal_path(output).exists():
+        raise exists(output)
+    return output
 
 
 def _pack_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
     """Begin or continue, under the journal's lock."""
+    pool.use(job.listing)
+    if job.options.size is None and job.options.mode is None and _only_arrays(job.listing):
+        pool.stay_here()
     with closing(Journal(journal_path(job.output))) as journal:
         try:
             if done := _finished(job, journal):
                 return done
-            survey, claims = begin(job, journal, pool)
+            survey, claims, places = begin(job, journal, pool)
         except BaseException:
             if not job.part.exists():
                 journal.remove()  # Nothing was begun, so there is nothing to continue.
             raise
-        return _pack(job, journal, pool, survey, claims, started)
+        return _pack(job, journal, pool, survey, claims, places, started)
+
+
+def _only_arrays(listing: Listing) -> bool:
+    masks = listing.masks
+    return isinstance(listing.files, Arrays) and (masks is None or isinstance(masks.files, Arrays))
 
 
 def _pack(
-    job: PackJob, journal: Journal, pool: WorkerPool, survey: Survey, claims: Claims, started: float
+    job: PackJob,
+    journal: Journal,
+    pool: WorkerPool,
+    survey: Survey,
+    claims: Claims,
+    places: Places | None,
+    started: float,
 ) -> PackReport:
     """Decode what is not done yet, close the holes, and publish."""
     rows = row_order(survey)
     kept = decoded = 0
     rate = 0.0
-    if not claims.closing:
-        _check_claims(job, pool, survey, claims)
+    if places is None:
+        claims.state[:], claims.digest[:] = DONE, xxhash.xxh3_64_intdigest(b"")
+    elif not claims.closing:
+        _check_claims(job, pool, survey, claims, places)
         todo = _chunks_to_do(survey, claims)
         kept, decoded = _num_chunks(survey) - len(todo), len(todo)
         decode_started = time.perf_counter()
-        images = _decode(job, journal, pool, survey, claims, rows, todo)
+        images = _decode(job, journal, pool, survey, claims, places, rows, todo)
         rate = images / max(time.perf_counter() - decode_started, 1e-9)
     _check_skips(job, survey, claims, rows)
     sources = close_holes(claims.state == DONE, survey.listing.split[rows], shuffled=job.options.shuffle)
@@ -173,10 +253,13 @@ def _pack(
     again = claims.closing
     if not again:
         journal.closing()
-    settle_rows(
-        survey, job.part, pool, sources=sources, samples=samples, digests=digests, again=again, progress=job.progress
-    )
-    header_digest = write_metadata(survey, job.part, job.meta, samples=samples, digests=digests)
+    settled = planned_places(survey, len(samples), job.meta)
+    if places is not None and settled is not None:
+        settle_rows(
+            survey, job.part, pool, places, settled, sources=sources, samples=samples, digests=digests, again=again,
+            progress=job.progress,
+        )  # fmt: skip
+    header_digest = write_metadata(survey, job.part, job.meta, settled, samples=samples, digests=digests)
     if job.output.exists() and not job.overwrite:
         raise exists(job.output)
     publish(job.part, job.meta, job.output, journal, header_digest)
@@ -188,7 +271,7 @@ def _pack(
 
 
 def _num_chunks(survey: Survey) -> int:
-    return -(-survey.num_samples // survey.chunk_rows)
+    return -(-survey.num_samples // survey.chunk_rows) if survey.chunk_rows else 0
 
 
 def _chunks_to_do(survey: Survey, claims: Claims) -> NDArray[np.int64]:
@@ -196,10 +279,10 @@ def _chunks_to_do(survey: Survey, claims: Claims) -> NDArray[np.int64]:
     return np.unique(np.flatnonzero(claims.state == 0) // survey.chunk_rows)
 
 
-def _check_claims(job: PackJob, pool: WorkerPool, survey: Survey, claims: Claims) -> None:
+def _check_claims(job: PackJob, pool: WorkerPool, survey: Survey, claims: Claims, places: Places) -> None:
     """Hash what the journal says is done, and forget what is not so: order of writes to disk is not to be trusted."""
     whole = np.setdiff1d(np.arange(_num_chunks(survey)), _chunks_to_do(survey, claims))
-    tasks = chunk_tasks(survey, job.part, survey.num_samples, whole, digests=claims.digest)
+    tasks = chunk_tasks(survey, job.part, places, survey.num_samples, whole, digests=claims.digest)
     for done, (rows, right) in enumerate(pool.run(Worker.check, tasks)):
         claims.state[rows[~right & (claims.state[rows] == DONE)]] = 0
         if job.progress:
@@ -212,13 +295,17 @@ def _decode(
     pool: WorkerPool,
     survey: Survey,
     claims: Claims,
+    places: Places,
     rows: NDArray[np.int64],
     chunks: NDArray[np.int64],
 ) -> int:
     """Decode these chunks into their places, journaling each; images decoded."""
     done = 0
     total = sum(min(survey.num_samples, (c + 1) * survey.chunk_rows) - c * survey.chunk_rows for c in chunks.tolist())
-    for result in pool.run(Worker.pack, chunk_tasks(survey, job.part, len(rows), chunks, samples=rows)):
+    arrays: dict[str, NDArray[Any]] = {"samples": rows}
+    if survey.listing.digests is not None and survey.target is not None and survey.target.fit is None:
+        arrays["digests"] = survey.listing.digests[rows]
+    for result in pool.run(Worker.pack, chunk_tasks(survey, job.part, places, len(rows), chunks, **arrays)):
         if result.reasons and job.on_error == "fail":
             bad = [(survey.listing.keys[rows[row]], reason) for row, reason in sorted(result.reasons.items())]
             kept = "Chunks packed so far are kept: the same command continues with them."
@@ -257,7 +344,7 @@ def _finished(job: PackJob, journal: Journal) -> PackReport | None:
         return None  # The file is whole, but of another pack than the one asked for now.
     job.meta.unlink(missing_ok=True)
     journal.remove()
-    chunks = -(-int(head["num_rows"]) // max(1, file.fields["images"].chunk_rows))
+    chunks = -(-int(head["num_rows"]) // max(1, file.fields["images"].chunk_rows)) if "images" in file.fields else 0
     skipped = _all_skipped(survey, claims, row_order(survey))
     return _report(
         job, file, survey.converted, skipped, started=started, images_per_s=0.0, chunks=chunks,
@@ -282,13 +369,14 @@ def _report(
     chunks_kept: int,
     chunks_decoded: int,
 ) -> PackReport:
-    height, width, channels = file.fields["images"].shape
+    images = file.fields.get("images")
     return PackReport(
         path=job.output,
         layout=job.listing.layout,
         num_samples=file.num_rows,
-        image_shape=(height, width, channels),
-        dtype=str(file.fields["images"].dtype),
+        image_shape=images.shape if images else (),
+        dtype=str(images.dtype) if images else "",
+        fields=tuple(name for name in file.fields if name not in _NOT_OF_THE_SAMPLE),
         splits={name: len(rows) for name, rows in file.splits.items()},
         converted=converted,
         skipped=skipped,
@@ -302,7 +390,7 @@ def _report(
     )
 
 
-def _check_output(source: Path, output: Path) -> None:
+def _check_output(output: Path) -> None:
     """Refuse an output that cannot be, before any work."""
     if output.is_dir():
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
@@ -312,6 +400,10 @@ def _check_output(source: Path, output: Path) -> None:
         raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
     if not output.absolute().parent.is_dir():
         raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first.")
+
+
+def _check_apart(source: Path, output: Path) -> None:
+    """Refuse an output that is the source, or lies in it."""
     if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
         raise OutputError(
             f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "

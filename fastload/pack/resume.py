@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import fcntl
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,10 @@ from fastload.decode import Target, decoder_versions
 from fastload.errors import OutputError, ResumeError
 from fastload.format import IMAGES_OFFSET
 from fastload.layout import writer_name
+from fastload.pack.chunk_work import Place, Places
+from fastload.pack.finish import end_of, planned_places
 from fastload.pack.journal import DONE, Claims, Journal, source_table
+from fastload.pack.moved import move_columns
 from fastload.pack.survey import OnError, PackOptions, Progress, Survey, free_bytes, row_order, survey_listing
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Listing
@@ -28,7 +33,7 @@ from fastload.sources.listing import Listing
 class PackJob:
     """What one call of pack_images was asked to do."""
 
-    source: Path
+    source: str
     output: Path
     listing: Listing
     options: PackOptions
@@ -52,8 +57,8 @@ def journal_path(output: Path) -> Path:
     return output.with_name(output.name + ".journal")
 
 
-def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Claims]:
-    """The survey, and what an interrupted call has already done.
+def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Claims, Places | None]:
+    """The survey, what an interrupted call has already done, and where rows are packed (None without images).
 
     Raises:
         ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
@@ -73,7 +78,7 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
                 changed = _changed_after_packing(table, old_table, survey, claims)
             if not changed:
                 _wait_for_orphans(job.part)
-                return survey, claims
+                return survey, claims, _places_from_json(head["places"])
         if not job.overwrite:
             raise ResumeError(
                 f"{job.part}: left by an interrupted pack that this call cannot continue: {changed}. Start again with "
@@ -87,15 +92,21 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
     )
     job.part.unlink(missing_ok=True)
     _check_space(job.output, survey)
-    head = {**identity, "num_rows": survey.num_samples, "survey": _survey_to_json(survey)}
+    places = planned_places(survey, survey.num_samples, job.meta)
+    head = {
+        **identity,
+        "num_rows": survey.num_samples,
+        "survey": _survey_to_json(survey),
+        "places": [[place.base, place.row_bytes] for place in places.all] if places else [],
+    }
     journal.begin(head, table)
     try:
-        _reserve(job.part, IMAGES_OFFSET + survey.bytes_needed)
+        _reserve(job.part, end_of(survey, survey.num_samples, places) if places else IMAGES_OFFSET)
     except OSError:
         job.part.unlink(missing_ok=True)
         journal.remove()
         raise
-    return survey, Claims.none(survey.num_samples)
+    return survey, Claims.none(survey.num_samples), places
 
 
 def unchanged_survey(job: PackJob, found: tuple[dict[str, Any], NDArray[np.void], Claims]) -> Survey | None:
@@ -120,6 +131,9 @@ def _identity(job: PackJob) -> dict[str, Any]:
         fields.update(f"{name} {column.values.dtype.str} {column.values.shape} {sorted(column.attrs.items())}".encode())
         fields.update(np.ascontiguousarray(column.values).data)
     fields.update(np.ascontiguousarray(job.listing.split).data)
+    if (masks := job.listing.masks) is not None:
+        fields.update(f"masks {masks.names} {masks.ignore_index} {sorted(masks.attrs.items())}".encode())
+        fields.update(np.ascontiguousarray(masks.present).data)
     return {
         "release": writer_name(),
         "decoder": decoder_versions(),
@@ -172,11 +186,12 @@ def _changed_after_packing(table: NDArray[np.void], old: NDArray[np.void], surve
 
 
 def _survey_to_json(survey: Survey) -> dict[str, Any]:
-    target = survey.target
+    target, frames = survey.target, survey.frames
     left_out = np.setdiff1d(np.arange(len(survey.listing.keys)), survey.samples)
     return {
         "left_out": left_out.tolist(),
-        "target": [target.height, target.width, target.channels, target.dtype.str, target.fit],
+        "target": target and [target.height, target.width, target.channels, target.dtype.str, target.fit],
+        "frames": "" if frames is None else base64.b64encode(zlib.compress(frames.astype("<i4").tobytes())).decode(),
         "sizes": [[h, w, n] for (h, w), n in survey.sizes.items()],
         "converted": survey.converted,
         "skipped": [list(pair) for pair in survey.skipped],
@@ -184,17 +199,28 @@ def _survey_to_json(survey: Survey) -> dict[str, Any]:
 
 
 def _survey_of(head: Mapping[str, Any], job: PackJob) -> Survey:
-    kept = head["survey"]
-    height, width, channels, dtype, fit = kept["target"]
+    kept, listing = head["survey"], job.listing
+    target = frames = None
+    if kept["target"]:
+        height, width, channels, dtype, fit = kept["target"]
+        target = Target(height=height, width=width, channels=channels, dtype=np.dtype(dtype), fit=fit)
+    if kept["frames"] and target:
+        frames = np.frombuffer(zlib.decompress(base64.b64decode(kept["frames"])), "<i4").reshape(-1, 2)
+        listing = move_columns(listing, frames, target)
     return Survey(
-        listing=job.listing,
-        samples=np.setdiff1d(np.arange(len(job.listing.keys)), np.array(kept["left_out"], np.int64)),
+        listing=listing,
+        samples=np.setdiff1d(np.arange(len(listing)), np.array(kept["left_out"], np.int64)),
         options=job.options,
-        target=Target(height=height, width=width, channels=channels, dtype=np.dtype(dtype), fit=fit),
+        target=target,
+        frames=frames,
         sizes={(h, w): n for h, w, n in kept["sizes"]},
         converted=kept["converted"],
         skipped=tuple((key, reason) for key, reason in kept["skipped"]),
     )
+
+
+def _places_from_json(kept: list[list[int]]) -> Places | None:
+    return Places(*(Place(base, row_bytes) for base, row_bytes in kept)) if kept else None
 
 
 def _wait_for_orphans(part: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from fastload.decode import Target
 from fastload.errors import OptionError, OutputError, SourceError
-from fastload.layout import CHUNK_BYTES, chunk_rows_for
-from fastload.pack.workers import HEADERS, Worker, WorkerPool
+from fastload.layout import CHUNK_BYTES, PixelSpec, chunk_rows_for
+from fastload.pack.chunk_work import HEADERS, Worker, array_header
+from fastload.pack.moved import move_columns
+from fastload.pack.workers import WorkerPool
 from fastload.plan import permute
 from fastload.sources import list_source
-from fastload.sources.listing import Column, Listing
+from fastload.sources.listing import Arrays, Listing, first_few
+from fastload.sources.options import SourceOptions
 
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
@@ -45,6 +48,7 @@ class PackOptions:
     shuffle: bool = True
     chunk_bytes: int = CHUNK_BYTES
     limit: int | None = None
+    source: SourceOptions = field(default_factory=SourceOptions)
 
     def __post_init__(self) -> None:
         _check_choice("fit", self.fit, get_args(Fit))
@@ -61,8 +65,9 @@ class PackOptions:
             raise OptionError(f"limit={self.limit}: needs at least 1.")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {**vars(self), "size": list(self.size) if self.size else None}
+        """As plain JSON values; what is said of the source only where something is."""
+        told = {**vars(self), "size": list(self.size) if self.size else None, "source": self.source.to_dict()}
+        return told if told["source"] else {name: value for name, value in told.items() if name != "source"}
 
 
 @dataclass(frozen=True)
@@ -70,24 +75,26 @@ class Survey:
     """What packing would do, known before a pixel is decoded.
 
     Attributes:
-        listing: every sample found.
+        listing: every sample found, its places in the image moved as its pixels will be.
         samples: int64, those to pack: all but the ones whose header cannot be read.
         options: what shapes the bytes.
-        target: what each image becomes.
+        target: what each image becomes; None for a dataset without images.
         sizes: (height, width) -> number of images, commonest first.
         converted: how many images are changed in kind, by a description such as "gray -> RGB".
         skipped: (key, reason) of each sample left out so far.
         disk_free: bytes free where the output goes; -1 when no output was named.
+        frames: int32 (N, 2), height and width of each image as it was found, where places in it had to be moved.
     """
 
     listing: Listing
     samples: NDArray[np.int64]
     options: PackOptions
-    target: Target
+    target: Target | None
     sizes: dict[tuple[int, int], int]
     converted: dict[str, int]
     skipped: tuple[tuple[str, str], ...]
     disk_free: int = -1
+    frames: NDArray[np.int32] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -105,28 +112,47 @@ class Survey:
         return self.listing.notes
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one packed image."""
-        return self.target.height * self.target.width * self.target.channels * self.target.dtype.itemsize
-
-    @property
     def chunk_rows(self) -> int:
-        """Images a chunk holds."""
-        return chunk_rows_for(self.row_bytes, self.num_samples, self.options.chunk_bytes)
+        """Images a chunk holds; 0 without images."""
+        pixels = self.pixels(self.num_samples)
+        return pixels["images"].chunk_rows if pixels else 0
+
+    def pixels(self, num_rows: int) -> dict[str, PixelSpec]:
+        """The pixel datasets of a file of so many of these rows."""
+        if self.target is None:
+            return {}
+        target, chunk_bytes = self.target, self.options.chunk_bytes
+        specs = {"images": PixelSpec((target.height, target.width, target.channels), target.dtype, 0)}
+        if (masks := self.listing.masks) is not None:
+            attrs = {**masks.attrs, "names": masks.names} if masks.names else dict(masks.attrs)
+            if masks.ignore_index is not None:
+                attrs["ignore_index"] = masks.ignore_index
+            specs["masks"] = PixelSpec((target.height, target.width), np.dtype(np.uint8), 0, attrs)
+        return {
+            name: replace(spec, chunk_rows=chunk_rows_for(spec.row_bytes, num_rows, chunk_bytes))
+            for name, spec in specs.items()
+        }
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes of all pixel chunks, the last one whole."""
-        return -(-self.num_samples // self.chunk_rows) * self.chunk_rows * self.row_bytes
+        """Bytes of all pixel chunks, the last ones whole."""
+        return sum(
+            -(-self.num_samples // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
+            for spec in self.pixels(self.num_samples).values()
+        )
 
 
 def list_samples(source: str | Path, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
     """The samples of a source, reduced to `limit` of them spread evenly over the listing."""
     _check_choice("on_error", on_error, get_args(OnError))
-    listing = list_source(Path(source), layout, on_error=on_error)
-    total = len(listing.keys)
+    return limited(list_source(Path(source), layout, on_error, options.source), options)
+
+
+def limited(listing: Listing, options: PackOptions) -> Listing:
+    """The listing, reduced to `limit` of its samples spread evenly."""
+    total = len(listing)
     if options.limit is not None and options.limit < total:
-        listing = listing.take(np.arange(options.limit) * total // options.limit)
+        return listing.take(np.arange(options.limit) * total // options.limit)
     return listing
 
 
@@ -145,6 +171,8 @@ def survey_listing(
         SourceError: images that cannot be read (unless on_error is "skip"), of several sizes without `size`, or of
             kinds that cannot share one dataset.
     """
+    if listing.files is None:
+        return _survey_without_images(listing, options, source)
     headers, kinds, reasons = _read_headers(listing, pool, progress)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     if reasons and on_error == "fail":
@@ -160,15 +188,37 @@ def survey_listing(
     sizes = {(int(pairs[i][0]), int(pairs[i][1])): int(counts[i]) for i in order}
     if options.size is None and len(sizes) > 1:
         raise SourceError(_several_sizes(source, sizes))
-    if options.size is not None:
-        listing = _with_unscaled_coordinates(listing)
     height, width = options.size or next(iter(sizes))
     fit = options.fit if options.size else None
     target = Target(height=height, width=width, channels=channels, dtype=dtype, fit=fit)
     converted = _conversions(kinds, channels, dtype)
     if frames:
         converted["several frames -> the first"] = frames
-    return Survey(listing, samples, options, target, sizes, converted, tuple(skipped))
+    found = None
+    if fit and any(column.moves for column in listing.columns.values()):
+        found = np.zeros((len(listing), 2), np.int32)
+        found[samples] = np.stack([headers["height"], headers["width"]], 1)
+        listing = move_columns(listing, found, target)
+    _check_masks(listing, source)
+    return Survey(listing, samples, options, target, sizes, converted, tuple(skipped), frames=found)
+
+
+def _survey_without_images(listing: Listing, options: PackOptions, source: str | Path) -> Survey:
+    for name in ("size", "mode"):
+        if getattr(options, name) is not None:
+            raise OptionError(f"{source}: holds no images, so `--{name}` has nothing to act on. Leave it out.")
+    return Survey(listing, np.arange(len(listing)), options, None, {}, {}, listing.skipped)
+
+
+def _check_masks(listing: Listing, source: str | Path) -> None:
+    """Refuse samples without a mask where no value says so."""
+    if (masks := listing.masks) is None or masks.ignore_index is not None or masks.present.all():
+        return
+    lacking = [listing.keys[i] for i in np.flatnonzero(~masks.present).tolist()]
+    raise SourceError(
+        f"{source}: images have no mask ({len(lacking)}): {first_few(lacking)}. Add their masks, or leave the masks out "
+        f"with `--masks none`."
+    )
 
 
 def survey_source(
@@ -239,6 +289,8 @@ def _read_headers(
     headers = np.zeros(total, HEADERS)
     kinds: Counter[str] = Counter()
     reasons: dict[int, str] = {}
+    if isinstance(listing.files, Arrays) and (listing.masks is None or isinstance(listing.masks.files, Arrays)):
+        return _headers_of_arrays(listing, listing.files)
     done = 0
     for block in pool.run(Worker.probe, _blocks(total)):
         headers[block.samples] = block.headers
@@ -248,6 +300,20 @@ def _read_headers(
         if progress:
             progress("reading headers", done, total)
     return headers, kinds, reasons
+
+
+def _headers_of_arrays(
+    listing: Listing, images: Arrays
+) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
+    header = array_header(images)
+    if listing.masks is not None and isinstance(listing.masks.files, Arrays) and listing.masks.files.shape != images.shape[:2]:
+        raise SourceError(
+            f"its masks are arrays of {listing.masks.files.shape}, its images of {images.shape}: height and width must "
+            f"be the same."
+        )
+    headers = np.zeros(len(listing), HEADERS)
+    headers[:] = (header.height, header.width, header.channels, header.bits)
+    return headers, Counter({header.kind: len(listing)}), {}
 
 
 def _blocks(total: int) -> Iterator[NDArray[np.int64]]:
@@ -277,16 +343,6 @@ def _channels(source: str | Path, headers: NDArray[np.void], mode: Mode | None) 
     if alpha:
         return 4, np.dtype(np.uint8)
     return (3 if np.any(headers["channels"] == 3) else 1), np.dtype(np.uint8)
-
-
-def _with_unscaled_coordinates(listing: Listing) -> Listing:
-    """The listing, saying of each field of pixel coordinates that resizing did not move them."""
-    columns, notes = dict(listing.columns), list(listing.notes)
-    for name, column in listing.columns.items():
-        if column.attrs.get("coordinates") == "aligned":
-            columns[name] = Column(column.values, {**column.attrs, "coordinates": "aligned, before it was resized"})
-            notes.append(f"{name}: pixels of the image before --size resized it; they are kept as they are.")
-    return replace(listing, columns=columns, notes=tuple(notes))
 
 
 def _conversions(kinds: Counter[str], channels: int, dtype: np.dtype[Any]) -> dict[str, int]:

@@ -1,0 +1,332 @@
+"""What a packer's worker does: read headers, decode chunks into place, and check chunks already there.
+
+No pixel crosses a process border: a worker writes a chunk's rows at their places in the file and returns digests.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fastload.decode import Target, decode_image, decode_mask, place_mask, place_pixels, probe_image
+from fastload.errors import ImageError, OutputError
+from fastload.image_header import ImageHeader
+from fastload.sources.listing import Arrays, Files, Masks, Pictures
+
+HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
+
+_CACHE_BYTES = 512 * 2**10
+
+
+@dataclass(frozen=True)
+class HeaderBlock:
+    """Headers of a block of samples.
+
+    Attributes:
+        samples: int64 (n,), which samples of the listing.
+        headers: HEADERS (n,); zero where a header could not be read.
+        kinds: how many of each kind of image, for the report of conversions.
+        reasons: sample -> why its header could not be read.
+    """
+
+    samples: NDArray[np.int64]
+    headers: NDArray[np.void]
+    kinds: Counter[str]
+    reasons: dict[int, str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of one pixel dataset lie in the file being packed: row i at `base + i * row_bytes`."""
+
+    base: int
+    row_bytes: int
+
+    def offset(self, row: int) -> int:
+        """Byte at which a row begins."""
+        return self.base + row * self.row_bytes
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places of the images and, where there are any, of the masks."""
+
+    images: Place
+    masks: Place | None = None
+
+    @property
+    def all(self) -> tuple[Place, ...]:
+        """In the order in which a row's bytes are hashed."""
+        return (self.images,) if self.masks is None else (self.images, self.masks)
+
+
+@dataclass(frozen=True)
+class ChunkTask:
+    """A chunk's rows to decode or to check.
+
+    Attributes:
+        part: path of the file being packed.
+        places: where its rows lie.
+        rows: int64 (k,), the rows, consecutive.
+        target: what each image becomes.
+        samples: int64 (k,), the sample of the listing that each row holds; empty when only checked.
+        digests: uint64 (k,), what is expected: always when checking, and where the listing knows it when decoding.
+    """
+
+    part: str
+    places: Places
+    rows: NDArray[np.int64]
+    target: Target
+    samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    digests: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """A chunk in its place: pixel digests uint64 (k,) of its rows, and row -> reason for those skipped."""
+
+    rows: NDArray[np.int64]
+    digests: NDArray[np.uint64]
+    reasons: dict[int, str]
+
+
+class Worker:
+    """What one process needs to work on chunks: the samples' images and masks, some memory, the open output."""
+
+    def __init__(self, images: Files | Pictures | Arrays, masks: Masks | None = None) -> None:
+        self.images = images
+        self.masks = masks
+        self._memory = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
+        self._part = ("", -1)
+
+    def close(self) -> None:
+        """Close the output."""
+        if self._part[1] >= 0:
+            os.close(self._part[1])
+        self._part = ("", -1)
+
+    def probe(self, samples: NDArray[np.int64]) -> HeaderBlock:
+        """Read the headers of these samples; one whose mask has another size counts as unreadable."""
+        block = HeaderBlock(samples, np.zeros(len(samples), HEADERS), Counter(), {})
+        image_header = header_reader(self.images)
+        mask_header = header_reader(self.masks.files) if self.masks is not None else None
+        for at, sample in enumerate(samples.tolist()):
+            try:
+                header = image_header(sample)
+                if mask_header is not None and self.masks is not None and self.masks.present[sample]:
+                    _check_same_size(header, sample, mask_header)
+            except (ImageError, OSError) as exc:
+                block.reasons[sample] = _reason(exc)
+                continue
+            block.headers[at] = (header.height, header.width, header.channels, header.bits)
+            block.kinds[header.kind] += 1
+            block.kinds["frames"] += header.frames > 1
+        return block
+
+    def pack(self, task: ChunkTask) -> ChunkResult:
+        """Decode a chunk's rows and write them at their places; rows that cannot be decoded stay zero."""
+        digests = np.zeros(len(task.rows), np.uint64)
+        reasons: dict[int, str] = {}
+        # A few images at a time, so that they are hashed and written while they are still in the core's cache.
+        step = max(1, _CACHE_BYTES // sum(place.row_bytes for place in task.places.all))
+        for start in range(0, len(task.rows), step):
+            stop = min(start + step, len(task.rows))
+            arenas, found = self.decode(task.samples[start:stop], task.target)
+            digests[start:stop] = row_digests_of(arenas)
+            if len(task.digests):
+                for at in np.flatnonzero(digests[start:stop] != task.digests[start:stop]).tolist():
+                    found.setdefault(at, "its pixels are not those that were packed (their digest differs)")
+            for at, reason in found.items():
+                for arena in arenas:
+                    arena[at] = 0
+                reasons[int(task.rows[start + at])] = reason
+            for arena, place in zip(arenas, task.places.all, strict=True):
+                self._write(task.part, arena, place.offset(int(task.rows[start])))
+        return ChunkResult(task.rows, digests, reasons)
+
+    def decode(self, samples: NDArray[np.int64], target: Target) -> tuple[list[NDArray[Any]], dict[int, str]]:
+        """The samples as rows: images (n, H, W, C) and, where there are any, masks (n, H, W).
+
+        Returns:
+            The arrays, valid until the next call, and position -> why a sample could not be decoded.
+        """
+        shape = (len(samples), target.height, target.width)
+        images = self._arena(0, (*shape, target.channels), target.dtype)
+        reasons = _fill_images(self.images, samples, target, images)
+        if self.masks is None:
+            return [images], reasons
+        masks = self._arena(1, shape, np.dtype(np.uint8))
+        for at, reason in _fill_masks(self.masks, samples, target, masks).items():
+            reasons.setdefault(at, f"its mask {reason}")
+        return [images, masks], reasons
+
+    def _write(self, part: str, arena: NDArray[Any], offset: int) -> None:
+        try:
+            write_at(self._open(part), arena.reshape(-1).view(np.uint8), offset)
+        except OSError as exc:
+            raise OutputError(
+                f"{part}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the "
+                f"same command again."
+            ) from exc
+
+    def check(self, task: ChunkTask) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The chunk's rows, and for each whether the bytes on disk have the digest expected."""
+        arenas = []
+        for at, place in enumerate(task.places.all):
+            arena = self._arena(at, (len(task.rows), place.row_bytes), np.dtype(np.uint8))
+            flat = arena.reshape(-1)
+            flat[read_at(self._open(task.part), flat, place.offset(int(task.rows[0]))) :] = 0
+            arenas.append(arena)
+        return task.rows, row_digests_of(arenas) == task.digests
+
+    def _arena(self, which: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Memory of that shape, used again and again."""
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if len(self._memory[which]) < num_bytes:
+            self._memory[which] = np.zeros(num_bytes, np.uint8)
+        return self._memory[which][:num_bytes].view(dtype).reshape(shape)
+
+    def _open(self, part: str) -> int:
+        if self._part[0] != part:
+            self.close()
+            fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+            # A shared lock held while this process lives: after a kill of the packer, the next one waits for it
+            # before it touches the file, so that no orphan writes behind its back.
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            self._part = (part, fd)
+        return self._part[1]
+
+
+def header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHeader]:
+    """What gives the header of a sample's image or mask; it raises ImageError where it cannot be told."""
+    # Asked once and not for each sample: isinstance with a protocol takes as long as reading a JPEG's header.
+    if isinstance(images, Files):
+        read_head = images.read_head
+        return lambda sample: probe_image(lambda size: read_head(sample, size))
+    if isinstance(images, Pictures):
+        return images.header
+    header = array_header(images)
+    return lambda _: header
+
+
+def _check_same_size(image: ImageHeader, sample: int, mask_header: Callable[[int], ImageHeader]) -> None:
+    try:
+        mask = mask_header(sample)
+    except ImageError as exc:
+        raise ImageError(f"its mask {exc}") from exc
+    if (mask.height, mask.width) != (image.height, image.width):
+        raise ImageError(
+            f"its mask is {mask.width}x{mask.height}, the image {image.width}x{image.height} (width x height): they "
+            f"cannot belong together"
+        )
+
+
+def array_header(images: Arrays) -> ImageHeader:
+    """What all samples of an array have in common."""
+    height, width, *rest = images.shape
+    channels, bits = (rest or [1])[0], 8 * images.dtype.itemsize
+    kind = {1: "L" if bits == 8 else "I;16", 3: "RGB", 4: "RGBA"}[channels]
+    return ImageHeader(height, width, channels, bits, kind, 1)
+
+
+def row_digests_of(arenas: list[NDArray[Any]]) -> NDArray[np.uint64]:
+    """XXH3-64 of each row's bytes, those of the arrays (n, ...) one after another; uint64 (n,)."""
+    count = len(arenas[0])
+    views = [memoryview(arena.reshape(-1).view(np.uint8)) for arena in arenas]
+    lengths = [len(view) // max(count, 1) for view in views]
+    if len(views) == 1:
+        (view,), (length,), hash_row = views, lengths, xxhash.xxh3_64_intdigest
+        return np.fromiter((hash_row(view[i : i + length]) for i in range(0, len(view), length)), np.uint64, count)
+    digests = np.empty(count, np.uint64)
+    for row in range(count):
+        digest = xxhash.xxh3_64()
+        for view, length in zip(views, lengths, strict=True):
+            digest.update(view[row * length : (row + 1) * length])
+        digests[row] = digest.intdigest()
+    return digests
+
+
+def _fill_images(
+    images: Files | Pictures | Arrays, samples: NDArray[np.int64], target: Target, out: NDArray[Any]
+) -> dict[int, str]:
+    """Bring samples into the rows of out (n, H, W, C); position -> why one could not be."""
+    if isinstance(images, Files):
+        return _one_by_one(samples, lambda sample, at: decode_image(images.read(sample), target, out[at]))
+    if isinstance(images, Pictures):
+        return _one_by_one(samples, lambda sample, at: place_pixels(_with_channels(images.read(sample)), target, out[at]))
+    if images.shape == out.shape[1:] and images.dtype == out.dtype:
+        images.read_rows(samples, out)
+        return {}
+    pixels = np.empty((len(samples), *images.shape), images.dtype)
+    images.read_rows(samples, pixels)
+    return _one_by_one(samples, lambda _, at: place_pixels(_with_channels(pixels[at]), target, out[at]))
+
+
+def _fill_masks(
+    masks: Masks, samples: NDArray[np.int64], target: Target, out: NDArray[np.uint8]
+) -> dict[int, str]:
+    """Bring the masks of samples into the rows of out (n, H, W); position -> why one could not be."""
+    files, outside = masks.files, masks.ignore_index or 0
+    present = masks.present[samples]
+    if isinstance(files, Arrays):
+        if files.shape == out.shape[1:] and present.all():
+            files.read_rows(samples, out)
+            return {}
+        found = np.zeros((len(samples), *files.shape), np.uint8)
+        files.read_rows(samples[present], found[: int(present.sum())])
+        place = iter(found)
+
+    def fill(sample: int, at: int) -> None:
+        if not present[at]:
+            out[at] = outside
+        elif isinstance(files, Files):
+            decode_mask(files.read(sample), target, out[at], outside=outside)
+        elif isinstance(files, Pictures):
+            place_mask(files.read(sample), target, out[at], outside=outside)
+        else:
+            place_mask(next(place), target, out[at], outside=outside)
+
+    return _one_by_one(samples, fill)
+
+
+def _one_by_one(samples: NDArray[np.int64], fill: Callable[[int, int], None]) -> dict[int, str]:
+    """Call fill(sample, position) for each; position -> why it failed."""
+    reasons: dict[int, str] = {}
+    for at, sample in enumerate(samples.tolist()):
+        try:
+            fill(sample, at)
+        except (ImageError, OSError) as exc:
+            reasons[at] = _reason(exc)
+    return reasons
+
+
+def _with_channels(pixels: NDArray[Any]) -> NDArray[Any]:
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
+    """Write all bytes at an offset of a file."""
+    view = data.data
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def read_at(fd: int, out: NDArray[np.uint8], offset: int) -> int:
+    """Fill an array from an offset of a file; bytes read, fewer at its end."""
+    view, total = out.data, 0
+    while view and (count := os.preadv(fd, [view], offset + total)):
+        view, total = view[count:], total + count
+    return total
+
+
+def _reason(exc: Exception) -> str:
+    return str(exc) if isinstance(exc, ImageError) else f"cannot be read: {exc}"
