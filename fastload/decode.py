@@ -16,16 +16,18 @@ format, by Pillow. Both give the pixels of `ImageOps.exif_transpose(Image.open(f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, features
+from PIL import Image, ImageFile, features
 
 from fastload.errors import ImageError
+from fastload.fitting import TOO_FEW_BITS, Fit, Target, moved_places, place_mask, place_pixels, placement
 from fastload.image_header import (
     ImageHeader,
     check_size,
@@ -40,29 +42,22 @@ from fastload.image_header import (
 )
 from fastload.jpeg_scan import JpegFrame, scan_jpeg
 
-__all__ = ["Fit", "ImageHeader", "Target", "decode_image", "decoder_versions", "probe_image"]
-
-Fit = Literal["crop", "pad", "stretch"]
+__all__ = [
+    "Fit",
+    "ImageHeader",
+    "Target",
+    "decode_image",
+    "decode_mask",
+    "decoder_versions",
+    "moved_places",
+    "place_mask",
+    "place_pixels",
+    "probe_image",
+]
 
 _COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _UINT8 = np.dtype(np.uint8)
-
-
-@dataclass(frozen=True)
-class Target:
-    """The row every image of a dataset is brought to."""
-
-    height: int
-    width: int
-    channels: int
-    """1, 3 or 4."""
-    dtype: np.dtype[Any]
-    """uint8, or uint16 for images that are 16-bit gray."""
-    fit: Fit | None = None
-    """How an image of another size is brought to this one, antialiased bilinear in each case: "crop" covers the
-    target and cuts off evenly what stands out, "pad" fits inside and leaves the rest 0, "stretch" ignores the
-    aspect. None: the size must match. An image of the right size is never resampled."""
 
 
 def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
@@ -84,11 +79,50 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
     try:
         if frame is None or not _decode_jpeg(data, frame, target, out):
             pixels, orientation = _decode_pillow(data, target)
-            _place(_upright(pixels, orientation), target, out)
+            place_pixels(_upright(pixels, orientation), target, out)
     except ImageError:
         raise
     except Exception as error:  # a decoder fed with damaged bytes may raise anything
         raise ImageError(failure_reason(error, data)) from error
+
+
+def decode_mask(
+    data: bytes,
+    target: Target,
+    out: NDArray[np.uint8],
+    *,
+    fill: int = 0,
+    image_size: tuple[int, int] | None = None,
+) -> None:
+    """Decode a mask's file into `out`: its indices as they are stored, never its colours, upright as its image.
+
+    A palette gives the index, 1 bit 0 and 1, gray of fewer than 8 bits the number stored (Pillow would spread them
+    over 0 to 255). It is brought to size as `place_mask` does.
+
+    Args:
+        data: the file's bytes.
+        target: what the image becomes.
+        out: uint8 (target.height, target.width), filled in place; it holds anything after an error.
+        fill: the value where "pad" leaves the image black.
+        image_size: (height, width) of the image, upright, before it is resized; None: not compared.
+
+    Raises:
+        ImageError: it cannot be decoded, holds colours or numbers above 255, is of a lossy format, or of another size
+            than its image.
+    """
+    try:
+        with _loaded(data) as loaded:
+            indices = _upright(_indices_of(loaded)[..., None], loaded.orientation)[..., 0]
+    except ImageError:
+        raise
+    except Exception as error:  # a decoder fed with damaged bytes may raise anything
+        raise ImageError(failure_reason(error, data)) from error
+    height, width = indices.shape
+    if image_size is not None and image_size != (height, width):
+        raise ImageError(
+            f"the mask is {width}x{height} pixels (width x height), its image {image_size[1]}x{image_size[0]}"
+        )
+    place_mask(indices, target, out, fill=fill)
 
 
 def decoder_versions() -> str:
@@ -107,9 +141,9 @@ def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any
     direct = orientation == 1 and not luma and height == target.height and width == target.width
     check_size(height, width)
     if not direct and target.fit is None:
-        _check_match(*upright_size(height, width, orientation), target)
+        placement(*upright_size(height, width, orientation), target)
     if target.dtype != _UINT8:
-        raise ImageError(_TOO_FEW_BITS)
+        raise ImageError(TOO_FEW_BITS)
     colorspace = "RGB" if luma else _COLORSPACES[target.channels]
     try:
         # Strict: what libjpeg only warns of (a truncated or corrupt stream) is left to Pillow's judgement.
@@ -121,18 +155,42 @@ def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any
     if not direct:
         if luma:
             pixels = _pixels_of(Image.fromarray(pixels).convert("L"))
-        _place(_upright(pixels, orientation), target, out)
+        place_pixels(_upright(pixels, orientation), target, out)
     return True
 
 
 def _decode_pillow(data: bytes, target: Target) -> tuple[NDArray[Any], int]:
     """(H, W, target.channels) pixels of target.dtype as stored, and the orientation still to be applied."""
+    with _loaded(data) as (image, bits, orientation, _):
+        if target.fit is None:
+            placement(*upright_size(image.height, image.width, orientation), target)
+        if bits == 16:
+            return _from_16_bits(image, target), orientation
+        if target.dtype != _UINT8:
+            raise ImageError(TOO_FEW_BITS)
+        return _pixels_of(_converted(image, target.channels)), orientation
+
+
+class _Loaded(NamedTuple):
+    image: Image.Image
+    """Its pixels decoded."""
+    bits: int
+    orientation: int
+    """Still to be applied."""
+    largest: int
+    """As `_largest_stored`."""
+
+
+@contextmanager
+def _loaded(data: bytes) -> Iterator[_Loaded]:
+    """Pillow's image of a file; Pillow is silent within, and what memory does not suffice for is an ImageError."""
     size = ""
     try:
         with pillow_silenced():
             image: Image.Image = open_image(data)
             size = f" of {image.width}x{image.height} pixels"
             _, _, bits = kind_of(image)
+            largest = _largest_stored(image)
             try:
                 image.load()
             except Exception:
@@ -143,26 +201,9 @@ def _decode_pillow(data: bytes, target: Target) -> tuple[NDArray[Any], int]:
                 image = open_image(pixels_only)
                 image.load()
             # After load, which turns a TIFF upright by itself and finds the EXIF that a PNG keeps at its end.
-            orientation = orientation_of(image)
-            if target.fit is None:
-                _check_match(*upright_size(image.height, image.width, orientation), target)
-            if bits == 16:
-                return _from_16_bits(image, target), orientation
-            if target.dtype != _UINT8:
-                raise ImageError(_TOO_FEW_BITS)
-            return _pixels_of(_converted(image, target.channels)), orientation
+            yield _Loaded(image, bits, orientation_of(image), largest)
     except MemoryError as error:
         raise ImageError(f"not enough memory for its {len(data):,} bytes{size}") from error
-
-
-_TOO_FEW_BITS = "has 8 bits a channel where the dataset has 16"
-
-
-def _check_match(height: int, width: int, target: Target) -> None:
-    if height != target.height or width != target.width:
-        raise ImageError(
-            f"is {width}x{height} pixels (width x height) where the dataset is {target.width}x{target.height}"
-        )
 
 
 def _converted(image: Image.Image, channels: int) -> Image.Image:
@@ -188,6 +229,37 @@ def _from_16_bits(image: Image.Image, target: Target) -> NDArray[Any]:
     return pixels
 
 
+_LOSSY = {"JPEG", "MPO", "JPEG2000", "WEBP", "AVIF"}
+_MEND = "Store the index of each pixel's class as 8-bit gray or palette PNG"
+
+
+def _indices_of(loaded: _Loaded) -> NDArray[np.uint8]:
+    """uint8 (H, W), the numbers stored in the file."""
+    image, top = loaded.image, loaded.largest
+    if image.format in _LOSSY or image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp"):
+        raise ImageError(f"a mask in {image.format}, which blends neighbouring classes, is refused. {_MEND}")
+    if image.mode not in ("1", "L", "P", "I") and not image.mode.startswith("I;16"):
+        raise ImageError(f"a mask of Pillow mode {image.mode!r} holds colours, not the index of a class. {_MEND}")
+    stored = np.asarray(image)
+    if top:
+        full = 255 if stored.dtype == np.uint8 else 65535
+        stored = (stored.astype(np.int64) * top + full // 2) // full
+    if stored.max(initial=0) > 255:
+        raise ImageError(f"a mask of 16 bits with values up to {stored.max()}, more than the 256 of a mask. {_MEND}")
+    return stored.astype(np.uint8)
+
+
+def _largest_stored(image: Image.Image) -> int:
+    """The largest number that an opened gray file can hold where Pillow spreads 0 to it over all bits; else 0."""
+    tile = image.tile[0] if isinstance(image, ImageFile.ImageFile) and image.tile else None
+    if tile is None:
+        return 0
+    layout = tile.args if isinstance(tile.args, tuple) else (tile.args,)
+    if tile.codec_name.startswith("ppm"):
+        return int(layout[1])
+    return {"L;2": 3, "L;4": 15}.get(str(layout[0])[:3], 0)
+
+
 def _pixels_of(image: Image.Image) -> NDArray[Any]:
     pixels = np.asarray(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
@@ -202,42 +274,3 @@ def _upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
     return pixels
-
-
-def _place(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
-    """Copy (H, W, C) pixels into `out`, brought to its size as target.fit says."""
-    height, width, _ = pixels.shape
-    if (height, width) == (target.height, target.width):
-        out[...] = pixels
-    elif target.fit is None:
-        _check_match(height, width, target)
-    elif target.fit == "stretch":
-        out[...] = _resized(pixels, target.height, target.width, (0, 0, width, height))
-    elif target.fit == "crop":
-        # The largest centred part with the target's aspect, cut and resized in one exact operation.
-        part_height = min(height, width * target.height / target.width)
-        part_width = min(width, height * target.width / target.height)
-        left, top = (width - part_width) / 2, (height - part_height) / 2
-        box = (left, top, min(width, left + part_width), min(height, top + part_height))
-        out[...] = _resized(pixels, target.height, target.width, box)
-    else:
-        scale = min(target.height / height, target.width / width)
-        inner_height = min(target.height, max(1, round(height * scale)))
-        inner_width = min(target.width, max(1, round(width * scale)))
-        top, left = (target.height - inner_height) // 2, (target.width - inner_width) // 2
-        out[...] = 0
-        inner = out[top : top + inner_height, left : left + inner_width]
-        inner[...] = _resized(pixels, inner_height, inner_width, (0, 0, width, height))
-
-
-def _resized(pixels: NDArray[Any], height: int, width: int, box: tuple[float, float, float, float]) -> NDArray[Any]:
-    """The part `box` (left, top, right, bottom) of (H, W, C) pixels, resized antialiased bilinear."""
-    bilinear = Image.Resampling.BILINEAR
-    if pixels.dtype == _UINT8:
-        flat = np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-        return _pixels_of(Image.fromarray(flat).resize((width, height), bilinear, box))
-    # Pillow resamples 16-bit pixels only to the nearest one; float32 holds them exactly and is rounded once.
-    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(pixels.astype(np.float32), 2, 0)]
-    resized = np.stack([np.asarray(plane.resize((width, height), bilinear, box)) for plane in planes], axis=2)
-    rounded: NDArray[Any] = np.rint(resized).astype(pixels.dtype)
-    return rounded

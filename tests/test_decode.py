@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from fastload.decode import Fit, Target, decode_image, decoder_versions, probe_image
+from fastload.decode import Fit, Target, decode_image, decode_mask, decoder_versions, probe_image
 from fastload.errors import ImageError
 
 RNG = np.random.default_rng(7)
@@ -380,6 +380,85 @@ def test_threads_decode_alike_and_leave_the_warning_filters_alone() -> None:
 def test_decoder_versions_name_both_decoders() -> None:
     assert decoder_versions() == decoder_versions()
     assert decoder_versions().startswith(f"simplejpeg {simplejpeg.__version__}; Pillow {PIL.__version__}")
+
+
+MASK = np.random.default_rng(3).integers(0, 21, (23, 31), dtype=np.uint8)
+
+
+def decoded_mask(data: bytes, size: tuple[int, int] = (23, 31), fit: Fit | None = None, **options) -> NDArray[np.uint8]:
+    out = np.full(size, 99, np.uint8)
+    decode_mask(data, Target(*size, 3, np.dtype(np.uint8), fit), out, **options)
+    return out
+
+
+def palette_mask() -> Image.Image:
+    image = Image.fromarray(MASK).convert("L")
+    image = Image.frombytes("P", image.size, image.tobytes())
+    image.putpalette([value for index in range(256) for value in (index * 7 % 256, index * 31 % 256, 200)])
+    return image
+
+
+def packed_rows(values: NDArray[np.uint8], depth: int) -> bytes:
+    bits = np.unpackbits(values[..., None], axis=2)[..., 8 - depth :].reshape(len(values), -1)
+    return b"".join(b"\0" + np.packbits(row).tobytes() for row in bits)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (encode(Image.fromarray(MASK), "PNG"), MASK),
+        (encode(Image.fromarray(MASK), "TIFF", compression="tiff_lzw"), MASK),
+        (encode(palette_mask(), "PNG"), MASK),
+        (encode(palette_mask(), "PNG", transparency=0), MASK),
+        (encode(palette_mask(), "BMP"), MASK),
+        (encode(Image.fromarray(MASK.astype(np.uint16)), "PNG"), MASK),
+        (encode(Image.fromarray(MASK.astype(np.uint16)), "PPM"), MASK),
+        (png(31, 23, 1, 0, packed_rows(MASK % 2, 1)), MASK % 2),
+        (png(31, 23, 2, 0, packed_rows(MASK % 4, 2)), MASK % 4),
+        (png(31, 23, 4, 0, packed_rows(MASK % 16, 4)), MASK % 16),
+        (b"P5 31 23 20\n" + MASK.tobytes(), MASK),
+        (b"P5 31 23 1000\n" + MASK.astype(">u2").tobytes(), MASK),
+    ],
+)
+def test_masks_give_the_numbers_that_are_stored(data: bytes, expected: NDArray[np.uint8]) -> None:
+    np.testing.assert_array_equal(decoded_mask(data), expected)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (encode(COLOUR, "PNG"), "mode 'RGB' holds colours, not the index"),
+        (encode(alpha_image(), "PNG"), "mode 'RGBA' holds colours"),
+        (encode(COLOUR.convert("LA"), "PNG"), "mode 'LA' holds colours"),
+        (encode(COLOUR.convert("L"), "JPEG"), "a mask in JPEG, which blends"),
+        (encode(COLOUR.convert("L"), "TIFF", compression="jpeg"), "a mask in TIFF, which blends"),
+        (encode(COLOUR, "WEBP", lossless=True), "a mask in WEBP"),
+        (encode(Image.fromarray(GRAY16), "PNG"), "16 bits with values up to 65"),
+        (encode(Image.fromarray(MASK.astype(np.int32)), "TIFF"), "32-bit integer pixels are not supported"),
+        (encode(Image.fromarray(MASK), "PNG")[:200], "truncated"),
+        (b"", "not an image"),
+    ],
+)
+def test_what_is_no_mask_is_refused_with_its_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(ImageError, match=reason):
+        decoded_mask(data)
+
+
+def test_a_mask_of_another_size_than_its_image_names_both() -> None:
+    data = encode(Image.fromarray(MASK), "PNG")
+    with pytest.raises(ImageError, match=r"the mask is 31x23 pixels .*, its image 23x31"):
+        decoded_mask(data, (9, 9), "crop", image_size=(31, 23))
+    assert decoded_mask(data, (9, 9), "crop", image_size=(23, 31)).max() <= 20
+
+
+@pytest.mark.parametrize("suffix", ["PNG", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_mask_is_turned_upright_as_an_image_is(suffix: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(Image.fromarray(MASK), suffix, exif=exif.tobytes())
+    expected = reference(data, "L")
+    np.testing.assert_array_equal(decoded_mask(data, expected.shape), expected)
 
 
 # The manifest says that this one loads, since it asked twice: the first load fails at a bad filter type, the second

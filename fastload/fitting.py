@@ -1,0 +1,239 @@
+"""How an image of any size, kind and depth comes into a row of the dataset, and where that moves what lies on it.
+
+Coordinates are pixel edges: the image spans 0 to width and 0 to height, and the middle of its first pixel is at 0.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastload.errors import ImageError
+
+Fit = Literal["crop", "pad", "stretch"]
+
+TOO_FEW_BITS = "has 8 bits a channel where the dataset has 16"
+_UINT8 = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The row every image of a dataset is brought to."""
+
+    height: int
+    width: int
+    channels: int
+    """1, 3 or 4."""
+    dtype: np.dtype[Any]
+    """uint8, or uint16 for images of 16 bits a channel."""
+    fit: Fit | None = None
+    """How an image of another size is brought to this one, antialiased bilinear in each case: "crop" covers the
+    target and cuts off evenly what stands out, "pad" fits inside and leaves the rest 0, "stretch" ignores the
+    aspect. None: the size must match. An image of the right size is never resampled."""
+
+
+class Placement(NamedTuple):
+    """Which part of an image goes where in its row."""
+
+    box: tuple[float, float, float, float]
+    """The part of the image: left, top, right, bottom."""
+    top: int
+    """First row of the target that it fills."""
+    left: int
+    height: int
+    """Rows of the target that it fills."""
+    width: int
+
+
+def placement(height: int, width: int, target: Target) -> Placement:
+    """Where an image of this size, upright, goes in a target.
+
+    Raises:
+        ImageError: another size than a target without fit.
+    """
+    if (height, width) == (target.height, target.width) or target.fit == "stretch":
+        return Placement((0, 0, width, height), 0, 0, target.height, target.width)
+    if target.fit is None:
+        raise ImageError(
+            f"is {width}x{height} pixels (width x height) where the dataset is {target.width}x{target.height}"
+        )
+    if target.fit == "crop":
+        # The largest centred part with the target's aspect, cut and resized in one exact operation.
+        part_height = min(height, width * target.height / target.width)
+        part_width = min(width, height * target.width / target.height)
+        left, top = (width - part_width) / 2, (height - part_height) / 2
+        box = (left, top, min(width, left + part_width), min(height, top + part_height))
+        return Placement(box, 0, 0, target.height, target.width)
+    scale = min(target.height / height, target.width / width)
+    inner_height = min(target.height, max(1, round(height * scale)))
+    inner_width = min(target.width, max(1, round(width * scale)))
+    top_row, left_column = (target.height - inner_height) // 2, (target.width - inner_width) // 2
+    return Placement((0, 0, width, height), top_row, left_column, inner_height, inner_width)
+
+
+def place_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
+    """Bring decoded pixels into a row: channels and depth as for files, then the size.
+
+    Args:
+        pixels: (H, W) or (H, W, C), C = 1, 3 or 4, uint8 or uint16, upright; left as it is.
+        out: (target.height, target.width, target.channels) of target.dtype; filled in place.
+
+    Raises:
+        ImageError: another shape or dtype, another size than a target without fit, or 8-bit where 16 are asked for.
+    """
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or not min(pixels.shape):
+        raise ImageError(f"is an array {pixels.shape}, not (H, W) or (H, W, C) with C = 1, 3 or 4")
+    if pixels.dtype not in (np.uint8, np.uint16):
+        raise ImageError(f"is of {pixels.dtype}, not uint8 or uint16; scale it to one of them")
+    part = placement(pixels.shape[0], pixels.shape[1], target)
+    pixels = with_channels(with_depth(pixels, target.dtype), target.channels)
+    if pixels.shape == out.shape:
+        out[...] = pixels
+        return
+    if (part.height, part.width) != (target.height, target.width):
+        out[...] = 0
+    inner = out[part.top : part.top + part.height, part.left : part.left + part.width]
+    inner[...] = _resized(pixels, part.height, part.width, part.box)
+
+
+def place_mask(mask: NDArray[np.uint8], target: Target, out: NDArray[np.uint8], *, fill: int = 0) -> None:
+    """Bring a mask into its row exactly as its image is brought into the image's, each value the nearest one's.
+
+    Args:
+        mask: uint8 (H, W), upright, of its image's size; left as it is.
+        target: the image's.
+        out: uint8 (target.height, target.width), filled in place.
+        fill: the value where "pad" leaves the image black; the mask's ignore_index, if it has one.
+
+    Raises:
+        ImageError: another shape or dtype, or another size than a target without fit.
+    """
+    if mask.ndim != 2 or mask.dtype != _UINT8 or not mask.size:
+        raise ImageError(f"a mask is uint8 (H, W), this one is {mask.dtype} {mask.shape}")
+    part = placement(mask.shape[0], mask.shape[1], target)
+    left, top, right, bottom = part.box
+    if (part.height, part.width) != (target.height, target.width):
+        out[...] = fill
+    inner = out[part.top : part.top + part.height, part.left : part.left + part.width]
+    rows = _nearest(top, bottom, part.height, mask.shape[0])
+    columns = _nearest(left, right, part.width, mask.shape[1])
+    inner[...] = mask[rows][:, columns]
+
+
+def moved_places(
+    values: NDArray[Any], moves: Literal["points", "xywh", "xyxy"], sizes: NDArray[Any], target: Target
+) -> NDArray[np.float32]:
+    """Places in images, where they are after `place_pixels` has brought the images to the target.
+
+    Boxes are cut off at the target's edges, so one that a crop loses whole has no area left; a box of four zeros is
+    padding and stays one. Points go where they go, also outside.
+
+    Args:
+        values: (N, ...): points as x, y, x, y, ... along the last axis; boxes of four along it, x, y, width, height
+            or two corners.
+        moves: which of them.
+        sizes: (N, 2), height and width of each image upright, before.
+
+    Returns:
+        A new array, float32, of the shape of values.
+    """
+    if not values.size:
+        return np.zeros(values.shape, np.float32)
+    unique, which = np.unique(np.asarray(sizes), axis=0, return_inverse=True)
+    scale, shift = np.empty((len(unique), 2)), np.empty((len(unique), 2))
+    for at, (height, width) in enumerate(unique.tolist()):
+        part = placement(height, width, target)
+        left, top, right, bottom = part.box
+        scale[at] = part.width / (right - left), part.height / (bottom - top)
+        shift[at] = part.left - left * scale[at][0], part.top - top * scale[at][1]
+    which = which.reshape(-1)
+    pairs = np.asarray(values, np.float64).reshape(len(values), -1, 2)
+    scale, shift = scale[which][:, None], shift[which][:, None]
+    if moves == "points":
+        return (pairs * scale + shift).astype(np.float32).reshape(values.shape)
+    boxes = pairs.reshape(len(values), -1, 2, 2).copy()
+    padding = ~boxes.any(axis=(2, 3))
+    if moves == "xywh":
+        boxes[:, :, 1] += boxes[:, :, 0]
+    boxes = np.clip(boxes * scale[:, :, None] + shift[:, :, None], 0, (target.width, target.height))
+    if moves == "xywh":
+        boxes[:, :, 1] -= boxes[:, :, 0]
+    boxes[padding] = 0
+    return boxes.astype(np.float32).reshape(values.shape)
+
+
+def with_depth(pixels: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Pixels of uint8 or uint16 as the other or the same.
+
+    Raises:
+        ImageError: 8 bits are never passed off as 16.
+    """
+    if pixels.dtype == dtype:
+        return pixels
+    if dtype != _UINT8:
+        raise ImageError(TOO_FEW_BITS)
+    # The high byte keeps the whole range; Pillow's convert("L") would clip everything above 255.
+    return (pixels >> 8).astype(np.uint8)
+
+
+def with_channels(pixels: NDArray[Any], channels: int) -> NDArray[Any]:
+    """(H, W, C) pixels in 1, 3 or 4 channels: gray replicated, luma as Pillow's, alpha dropped or opaque."""
+    found = pixels.shape[2]
+    if found == channels:
+        return pixels
+    if channels == 1:
+        red, green, blue = np.moveaxis(pixels[..., :3].astype(np.uint32), 2, 0)
+        luma = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16  # the weights of ITU-R BT.601, as in Pillow
+        return luma.astype(pixels.dtype)[..., None]
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=2) if found == 1 else pixels[..., :3]
+    result = np.full((*pixels.shape[:2], 4), np.iinfo(pixels.dtype).max, pixels.dtype)
+    result[..., :3] = pixels
+    return result
+
+
+def _nearest(start: float, stop: float, count: int, length: int) -> NDArray[np.intp]:
+    """Of `count` equal steps from start to stop, the pixel of `length` in which the middle of each lies."""
+    middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
+    places: NDArray[np.intp] = np.clip(np.floor(middles).astype(np.intp), 0, length - 1)
+    return places
+
+
+def _resized(pixels: NDArray[Any], height: int, width: int, box: tuple[float, float, float, float]) -> NDArray[Any]:
+    """The part `box` (left, top, right, bottom) of (H, W, C) pixels, resized antialiased bilinear."""
+    bilinear = Image.Resampling.BILINEAR
+    if pixels.dtype == _UINT8:
+        flat = np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+        resized = np.asarray(Image.fromarray(flat).resize((width, height), bilinear, box))
+        return resized[..., None] if resized.ndim == 2 else resized
+    if pixels.shape[2] == 4:
+        return _resized_with_alpha(pixels, height, width, box)
+    # Pillow resamples 16-bit pixels only to the nearest one; float32 holds them exactly and is rounded once.
+    rounded: NDArray[Any] = np.rint(_resized_planes(pixels.astype(np.float32), height, width, box)).astype(pixels.dtype)
+    return rounded
+
+
+def _resized_planes(
+    pixels: NDArray[np.float32], height: int, width: int, box: tuple[float, float, float, float]
+) -> NDArray[np.float32]:
+    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(pixels, 2, 0)]
+    resized = [np.asarray(plane.resize((width, height), Image.Resampling.BILINEAR, box)) for plane in planes]
+    return np.stack(resized, axis=2)
+
+
+def _resized_with_alpha(
+    pixels: NDArray[np.uint16], height: int, width: int, box: tuple[float, float, float, float]
+) -> NDArray[np.uint16]:
+    """RGBA resized weighted by alpha, as Pillow does with 8 bits, so that what is transparent lends no colour."""
+    premultiplied = pixels.astype(np.float32)
+    premultiplied[..., :3] *= premultiplied[..., 3:] / 65535
+    resized = _resized_planes(premultiplied, height, width, box)
+    alpha = resized[..., 3:]
+    np.divide(resized[..., :3] * 65535, alpha, out=resized[..., :3], where=alpha > 0)
+    return np.rint(np.clip(resized, 0, 65535)).astype(np.uint16)

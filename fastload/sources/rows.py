@@ -1,0 +1,317 @@
+"""Samples that lie in arrays, all of one shape: in a flat file by offset, in memory, or several of these in one.
+
+    RawRows       60,000 x 784 bytes behind a header of 16; records of 1 + 3072; a dataset of an HDF5 file
+    MemoryRows    what had to be decompressed
+    JoinedRows    five files of 10,000
+
+Whole batches are copied at once; nothing is done row by row in Python.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FileChangedError, SourceError
+from fastload.sources.listing import Arrays
+
+Axes = Literal["HWC", "CHW", "WHC"]
+"""The order in which a sample's axes are stored. Masks, (H, W), are "HWC" without the C."""
+
+_ORDER: dict[Axes, tuple[int, int, int]] = {"HWC": (0, 1, 2), "CHW": (1, 2, 0), "WHC": (1, 0, 2)}
+
+# Transposed so many bytes at a time, while they are in the core's cache.
+_BLOCK_BYTES = 512 * 2**10
+
+
+@dataclass(frozen=True, eq=False)
+class RawRows:
+    """Rows in one file at a fixed distance, each as it is in memory but for byte order and order of axes.
+
+    Runs of rows are read straight into place, others are copied from a mapping. The file's size and time are compared
+    before and after each read: a mapping of a file that was cut short kills the process that looks at it.
+
+    Attributes:
+        path: absolute path of the file.
+        file_bytes: its size when it was listed.
+        mtime_ns: its time of modification then.
+        offset: byte at which the first row begins.
+        stride: bytes from the beginning of a row to that of the next.
+        stored_shape: shape of a row in the file.
+        stored_dtype: type of its elements, with their byte order.
+        rows: int64 (N,), the rows that are meant, by their place in the file.
+        axes: order of the axes in the file.
+    """
+
+    path: str
+    file_bytes: int
+    mtime_ns: int
+    offset: int
+    stride: int
+    stored_shape: tuple[int, ...]
+    stored_dtype: np.dtype[Any]
+    rows: NDArray[np.int64]
+    axes: Axes = "HWC"
+    _mapped: list[NDArray[np.uint8]] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        path: str | Path,
+        *,
+        offset: int,
+        num_rows: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any] | type[np.generic],
+        stride: int | None = None,
+        axes: Axes = "HWC",
+    ) -> RawRows:
+        """The rows of a file that lie back to back, or at a stride in bytes.
+
+        Raises:
+            SourceError: the file cannot be read, or ends before the last row does.
+        """
+        dtype = np.dtype(dtype)
+        row_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        stride = row_bytes if stride is None else stride
+        try:
+            status = os.stat(path)
+        except OSError as exc:
+            raise SourceError(f"{path} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
+        end = offset + (num_rows - 1) * stride + row_bytes if num_rows else offset
+        if offset < 0 or stride < row_bytes or end > status.st_size:
+            raise SourceError(
+                f"{path}: {num_rows} rows of {row_bytes} bytes reach to byte {end:,}, the file has "
+                f"{status.st_size:,}. The copy was probably cut short; copy or download it again."
+            )
+        rows = np.arange(num_rows, dtype=np.int64)
+        absolute = os.path.abspath(path)
+        return cls(absolute, status.st_size, status.st_mtime_ns, offset, stride, shape, dtype, rows, axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C), or (H, W) for masks."""
+        return _shape(self.stored_shape, self.axes)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8 or uint16, in native byte order."""
+        return self.stored_dtype.newbyteorder("=")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.stored_shape, dtype=np.int64)) * self.stored_dtype.itemsize
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fill out with these rows; see Arrays."""
+        rows = self.rows[indices]
+        if len(rows) == 0:
+            return
+        self._require_unchanged()
+        if self.axes == "HWC" and self.stride == self.row_bytes and out.flags.c_contiguous and _is_run(rows):
+            self._read_run(int(rows[0]), out)
+        else:
+            _gather(self._map(), rows, self.stored_shape, self.stored_dtype, self.axes, out)
+        self._require_unchanged()
+        if not self.stored_dtype.isnative:
+            out.byteswap(inplace=True)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> RawRows:
+        """Some of the rows, in the order of indices."""
+        return replace(self, rows=self.rows[indices])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the mapping, which each process makes for itself."""
+        return {**vars(self), "_mapped": []}
+
+    def _map(self) -> NDArray[np.uint8]:
+        """The bytes of every row of the file, uint8 (rows of the file, row_bytes)."""
+        if not self._mapped:
+            try:
+                with open(self.path, "rb") as file:
+                    mapping = mmap.mmap(file.fileno(), self.file_bytes, prot=mmap.PROT_READ)
+            except (OSError, ValueError) as exc:
+                raise FileChangedError(_changed(self.path, f"it can no longer be mapped: {exc}")) from exc
+            count = (self.file_bytes - self.offset - self.row_bytes) // self.stride + 1
+            shape, strides = (count, self.row_bytes), (self.stride, 1)
+            # As bytes, whatever the type: NumPy copies a whole source that is not aligned to its elements.
+            self._mapped.append(np.ndarray(shape, np.uint8, mapping, self.offset, strides))
+        return self._mapped[0]
+
+    def _read_run(self, first: int, out: NDArray[Any]) -> None:
+        view, at = out.reshape(-1).view(np.uint8).data, self.offset + first * self.stride
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                while view:
+                    got = os.preadv(file.fileno(), [view], at)
+                    if not got:
+                        raise FileChangedError(_changed(self.path, f"it ends at byte {at:,}"))
+                    view, at = view[got:], at + got
+        except OSError as exc:
+            raise SourceError(f"{self.path} cannot be read: {exc.strerror}. Check the disk, and run again.") from exc
+
+    def _require_unchanged(self) -> None:
+        try:
+            status = os.stat(self.path)
+        except OSError as exc:
+            raise FileChangedError(_changed(self.path, f"it can no longer be opened: {exc.strerror}")) from exc
+        if (status.st_size, status.st_mtime_ns) != (self.file_bytes, self.mtime_ns):
+            raise FileChangedError(_changed(self.path, "it was written to or replaced since it was listed"))
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryRows:
+    """Rows of an array in memory; each process that they are sent to gets a copy.
+
+    Attributes:
+        values: (rows, *stored shape), C-contiguous.
+        rows: int64 (N,), the rows that are meant.
+        axes: order of their axes.
+    """
+
+    values: NDArray[Any]
+    rows: NDArray[np.int64]
+    axes: Axes = "HWC"
+
+    @classmethod
+    def of(cls, values: NDArray[Any], axes: Axes = "HWC") -> MemoryRows:
+        """All rows of an array of uint8 or uint16; copied when its memory is in another order."""
+        values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+        return cls(values, np.arange(len(values), dtype=np.int64), axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C), or (H, W) for masks."""
+        return _shape(self.values.shape[1:], self.axes)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8 or uint16."""
+        return self.values.dtype
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fill out with these rows; see Arrays."""
+        source = self.values.reshape(-1).view(np.uint8).reshape(len(self.values), -1)
+        _gather(source, self.rows[indices], self.values.shape[1:], self.dtype, self.axes, out)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> MemoryRows:
+        """Some of the rows, in the order of indices."""
+        return replace(self, rows=self.rows[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedRows:
+    """Rows of several origins of equal shape, behind one another until `take` mixes them.
+
+    Attributes:
+        parts: the origins.
+        part: int32 (N,), the origin of each row.
+        place: int64 (N,), its place there.
+    """
+
+    parts: tuple[Arrays, ...]
+    part: NDArray[np.int32]
+    place: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Arrays, int]]) -> JoinedRows:
+        """All rows of the origins, each given with their number.
+
+        Raises:
+            SourceError: their shapes or types differ.
+        """
+        kinds = {(rows.shape, rows.dtype) for rows, _ in parts}
+        if len(kinds) > 1:
+            shown = " and ".join(sorted(f"{dtype} {shape}" for shape, dtype in kinds))
+            raise SourceError(f"Rows of different kinds cannot be one dataset: {shown}. Pack them one by one.")
+        counts = [count for _, count in parts]
+        return cls(
+            parts=tuple(rows for rows, _ in parts),
+            part=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+            place=np.concatenate([np.zeros(0, np.int64), *(np.arange(count) for count in counts)]),
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C), or (H, W) for masks."""
+        return self.parts[0].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8 or uint16."""
+        return self.parts[0].dtype
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fill out with these rows; see Arrays."""
+        part, place = self.part[indices], self.place[indices]
+        for number in np.unique(part).tolist():
+            where = np.flatnonzero(part == number)
+            if _is_run(where):
+                self.parts[number].read_rows(place[where], out[where[0] : where[-1] + 1])
+            else:
+                mixed = np.empty((len(where), *self.shape), self.dtype)
+                self.parts[number].read_rows(place[where], mixed)
+                out[where] = mixed
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> JoinedRows:
+        """Some of the rows, in the order of indices."""
+        return replace(self, part=self.part[indices], place=self.place[indices])
+
+
+def _shape(stored: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
+    return stored if len(stored) == 2 else tuple(stored[axis] for axis in _ORDER[axes])
+
+
+def _is_run(rows: NDArray[np.int64]) -> bool:
+    """Whether rows are first, first + 1, first + 2, ..."""
+    return int(rows[-1] - rows[0]) == len(rows) - 1 and bool(np.all(np.diff(rows) == 1))
+
+
+def _gather(
+    source: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    stored: tuple[int, ...],
+    dtype: np.dtype[Any],
+    axes: Axes,
+    out: NDArray[Any],
+) -> None:
+    """Copy rows of source, uint8 (rows, row_bytes), to out, with their axes as H, W, C; bytes stay in their order."""
+    if axes == "HWC" and out.flags.c_contiguous:
+        _copy(source, rows, out.reshape(-1).view(np.uint8).reshape(len(out), source.shape[1]))
+        return
+    step = max(1, _BLOCK_BYTES // source.shape[1])
+    block = np.empty((min(step, len(rows)), source.shape[1]), np.uint8)
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        _copy(source, some, block[: len(some)])
+        images = block[: len(some)].view(dtype.newbyteorder("=")).reshape(len(some), *stored)
+        target = out[start : start + step]
+        if axes == "HWC":
+            target[...] = images
+        elif axes == "WHC":
+            target[...] = images.transpose(0, 2, 1, 3)
+        else:
+            # A channel at a time: a third of the time of one transposed copy.
+            for channel in range(stored[0]):
+                target[..., channel] = images[:, channel]
+
+
+def _copy(source: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    if source.flags.c_contiguous:
+        # clip, with rows that are known to be there: "raise" makes take copy through a buffer.
+        np.take(source, rows, axis=0, out=out, mode="clip")
+    else:
+        # take would make all of the source contiguous first.
+        out[...] = source[rows]
+
+
+def _changed(path: str, what: str) -> str:
+    return f"{path}: {what}. Leave it alone while it is read, and run again."
