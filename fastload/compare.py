@@ -12,18 +12,22 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.decode import Target, decode_image, decoder_versions
-from fastload.errors import FormatError, ImageError, OptionError
+from fastload.decode import Target, decoder_versions
+from fastload.errors import FormatError, OptionError
 from fastload.format import Field, PackedFile, open_hdf5
-from fastload.pack.survey import PackOptions
-from fastload.pack.workers import Worker, WorkerPool, read_at
-from fastload.sources import list_source
+from fastload.pack.chunk_work import Worker, read_at
+from fastload.pack.moved import move_columns
+from fastload.pack.survey import PackOptions, read_headers
+from fastload.pack.workers import WorkerPool
+from fastload.sources import SourceOptions, list_source
 from fastload.sources.listing import Listing
 
 MAX_LEVELS = 3
 """Largest difference, in levels of 8 bits, that two releases of a decoder may show on one image."""
 
 _TASK_ROWS = 64
+_OTHER_MASK = 1 << 20
+"""A difference that is no number of levels: the mask is another one."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class _Task:
     """Rows to compare, with the sample of the listing that each one holds."""
 
     path: str
-    images: Field
+    fields: tuple[Field, ...]
     target: Target
     rows: NDArray[np.int64]
     samples: NDArray[np.int64]
@@ -91,7 +95,8 @@ def compare_source(
     Raises:
         MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.
     """
-    listing = list_source(source, str(file.attrs.get("source_layout")), "skip")
+    options = _pack_options(file)
+    listing = list_source(source, str(file.attrs.get("source_layout")), "skip", options.source)
     samples = {key: sample for sample, key in enumerate(listing.keys)}
     found = np.array([samples.get(key, -1) for key in keys], dtype=np.int64)
     rows = np.flatnonzero(found >= 0)
@@ -102,15 +107,27 @@ def compare_source(
         )
     now, then = decoder_versions(), str(file.attrs.get("decoder"))
     allowed = 0 if now == then else MAX_LEVELS
-    scale = 257 if file.fields["images"].dtype.itemsize == 2 else 1  # levels of 16 bits in one of 8
-    changed = list(_changed_fields(file, listing, rows, found[rows], keys))
+    changed: list[ChangedRow] = []
     inexact, max_levels = 0, 0.0
     with WorkerPool(workers) as pool:
         pool.use(listing)
-        for part, differences, reasons in pool.run(_compare, _tasks(file, rows, found[rows])):
+        tasks: Iterator[_Task] = iter(())
+        if listing.files is not None and "images" in file.fields:
+            target = target_of(file, options)
+            if target.fit and any(column.moves for column in listing.columns.values()):
+                headers, _, _ = read_headers(listing, pool, None)
+                listing = move_columns(listing, np.stack([headers["height"], headers["width"]], axis=1), target)
+            tasks = _tasks(file, target, listing.masks is not None, rows, found[rows])
+        else:
+            advance(len(rows))
+        scale = 257 if "images" in file.fields and file.fields["images"].dtype.itemsize == 2 else 1  # levels of 16 bits
+        changed += _changed_fields(file, listing, rows, found[rows], keys)
+        for part, differences, reasons in pool.run(_compare, tasks):
             changed += [ChangedRow(row, keys[row], reason) for row, reason in reasons.items()]
             for row, difference in zip(part.tolist(), (differences / scale).tolist(), strict=True):
-                if difference > allowed:
+                if difference >= _OTHER_MASK:
+                    changed.append(ChangedRow(row, keys[row], "its mask differs"))
+                elif difference > allowed:
                     changed.append(ChangedRow(row, keys[row], f"pixels differ by up to {difference:.0f} levels"))
                 elif difference:
                     inexact, max_levels = inexact + 1, max(max_levels, difference)
@@ -129,16 +146,17 @@ def compare_source(
     )
 
 
-def _tasks(file: PackedFile, rows: NDArray[np.int64], samples: NDArray[np.int64]) -> Iterator[_Task]:
-    images, target = file.fields["images"], target_of(file)
+def _tasks(
+    file: PackedFile, target: Target, masked: bool, rows: NDArray[np.int64], samples: NDArray[np.int64]
+) -> Iterator[_Task]:
+    fields = tuple(file.fields[name] for name in (("images", "masks") if masked else ("images",)))
     for start in range(0, len(rows), _TASK_ROWS):
         part = slice(start, start + _TASK_ROWS)
-        yield _Task(str(file.path), images, target, rows[part], samples[part])
+        yield _Task(str(file.path), fields, target, rows[part], samples[part])
 
 
-def target_of(file: PackedFile) -> Target:
-    """What every image became, from the file's own shape and options."""
-    options = _pack_options(file)
+def target_of(file: PackedFile, options: PackOptions) -> Target:
+    """What every image became, from the file's own shape and the options it was packed with."""
     height, width, channels = file.fields["images"].shape
     fit = options.fit if options.size else None
     return Target(height=height, width=width, channels=channels, dtype=file.fields["images"].dtype, fit=fit)
@@ -152,7 +170,9 @@ def _pack_options(file: PackedFile) -> PackOptions:
     """
     try:
         options = json.loads(file.attrs["pack_options"])
-        return PackOptions(**{**options, "size": tuple(options["size"]) if options["size"] else None})
+        said = options.get("source", {})
+        source = SourceOptions(**{**said, "labels": tuple(said.get("labels", ()))})
+        return PackOptions(**{**options, "size": tuple(options["size"]) if options["size"] else None, "source": source})
     except (KeyError, TypeError, ValueError) as exc:
         raise FormatError(
             f"{file.path}: its pack_options cannot be read ({exc}), so its images cannot be decoded likewise. Verify "
@@ -162,32 +182,29 @@ def _pack_options(file: PackedFile) -> PackOptions:
 
 def _compare(worker: Worker, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
     """Rows, the largest difference of each in the file's own levels, and row -> why it cannot be compared."""
-    packed = _read_rows(task)
-    out = np.zeros(task.images.shape, task.images.dtype)
     differences = np.zeros(len(task.rows), np.int64)
-    reasons: dict[int, str] = {}
-    for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
-        try:
-            decode_image(worker.files.read(sample), task.target, out)
-        except (ImageError, OSError) as exc:
-            reasons[row] = f"its image can no longer be decoded: {exc}"
-            continue
-        if not np.array_equal(out, packed[at]):
-            differences[at] = np.abs(out.astype(np.int64) - packed[at]).max()
+    arrays, failed = worker.decode(task.samples, task.target)
+    for decoded, field in zip(arrays, task.fields, strict=True):
+        packed = _read_rows(task, field)
+        for at in np.flatnonzero((decoded != packed).reshape(len(packed), -1).any(axis=1)).tolist():
+            levels = int(np.abs(decoded[at].astype(np.int64) - packed[at]).max())
+            # A mask is a matter of yes or no, not of levels that another decoder may round otherwise.
+            differences[at] = max(differences[at], levels if field.name == "images" else _OTHER_MASK)
+    reasons = {int(task.rows[at]): f"its image can no longer be decoded: {reason}" for at, reason in failed.items()}
+    differences[list(failed)] = 0
     return task.rows, differences, reasons
 
 
-def _read_rows(task: _Task) -> NDArray[Any]:
-    """(rows, H, W, C), read without a mapping so that a failing disk is an error, not a signal."""
-    images = task.images
-    if images.offset is None:
+def _read_rows(task: _Task, field: Field) -> NDArray[Any]:
+    """(rows, ...) of one field, read without a mapping so that a failing disk is an error, not a signal."""
+    if field.offset is None:
         with open_hdf5(Path(task.path)) as hdf5:
-            return np.asarray(hdf5[images.name][task.rows])
-    out = np.zeros((len(task.rows), *images.shape), images.dtype)
+            return np.asarray(hdf5[field.name][task.rows])
+    out = np.zeros((len(task.rows), *field.shape), field.dtype)
     flat = out.reshape(len(task.rows), -1).view(np.uint8)
     with open(task.path, "rb") as file:
         for at, row in enumerate(task.rows.tolist()):
-            read_at(file.fileno(), flat[at], images.offset + row * images.row_bytes)
+            read_at(file.fileno(), flat[at], field.offset + row * field.row_bytes)
     return out
 
 

@@ -190,7 +190,8 @@ def with_channels(pixels: NDArray[Any], channels: int) -> NDArray[Any]:
     if channels == 1:
         red, green, blue = np.moveaxis(pixels[..., :3].astype(np.uint32), 2, 0)
         luma = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16  # the weights of ITU-R BT.601, as in Pillow
-        return luma.astype(pixels.dtype)[..., None]
+        gray: NDArray[Any] = luma.astype(pixels.dtype)[..., None]
+        return gray
     if channels == 3:
         return np.repeat(pixels, 3, axis=2) if found == 1 else pixels[..., :3]
     result = np.full((*pixels.shape[:2], 4), np.iinfo(pixels.dtype).max, pixels.dtype)

@@ -8,7 +8,9 @@ import pytest
 from PIL import Image
 
 import fastload.compare
-from fastload.errors import MissingFileError, OptionError
+import fastload.pack.chunk_work
+import fastload.pack.chunk_work
+from fastload.errors import FormatError, MissingFileError, OptionError
 from fastload.layout import write_packed
 from fastload.pack import pack_images
 from fastload.verify import VerifyReport, verify_file
@@ -88,7 +90,7 @@ def test_a_sample_of_another_class_is_named(image_folder: ImageFolder) -> None:
 def test_another_decoder_may_differ_by_three_levels(image_folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     source = image_folder()
     path = packed(source)
-    real = fastload.compare.decode_image
+    real = fastload.pack.chunk_work.decode_image
 
     def brighter(by: int) -> Callable[..., None]:
         def decode(data: bytes, target: object, out: np.ndarray) -> None:
@@ -99,14 +101,14 @@ def test_another_decoder_may_differ_by_three_levels(image_folder: ImageFolder, m
         return decode
 
     monkeypatch.setattr(fastload.compare, "decoder_versions", lambda: "another decoder 9.0")
-    monkeypatch.setattr(fastload.compare, "decode_image", brighter(3))
+    monkeypatch.setattr(fastload.pack.chunk_work, "decode_image", brighter(3))
     report = verify(path, source)
     assert report.ok and report.source is not None
     assert (report.source.inexact, report.source.max_levels) == (20, 3.0)
-    monkeypatch.setattr(fastload.compare, "decode_image", brighter(4))
+    monkeypatch.setattr(fastload.pack.chunk_work, "decode_image", brighter(4))
     assert not verify(path, source).ok
     monkeypatch.setattr(fastload.compare, "decoder_versions", real_versions)
-    monkeypatch.setattr(fastload.compare, "decode_image", brighter(1))
+    monkeypatch.setattr(fastload.pack.chunk_work, "decode_image", brighter(1))
     report = verify(path, source)
     assert report.source is not None and len(report.source.changed) == 20
 
@@ -124,5 +126,5 @@ def test_a_source_that_has_nothing_of_the_file_is_refused(image_folder: ImageFol
 
 def test_a_file_that_was_not_packed_from_files_is_refused(tmp_path: Path, image_folder: ImageFolder) -> None:
     path = write_packed(tmp_path / "a.h5", np.zeros((4, 12, 16, 3), np.uint8))
-    with pytest.raises(OptionError, match="arrays"):
+    with pytest.raises(FormatError, match="its pack_options cannot be read"):
         verify(path, image_folder())

@@ -129,18 +129,18 @@ def pack(
                 overwrite=overwrite,
                 progress=progress,
             )
-        _print_report(report)
+        print_packed(report)
 
 
-def _print_report(report: PackReport) -> None:
+def print_packed(report: PackReport, verb: str = "packed") -> None:
+    """What is in the new file, and how it came there."""
     from fastload.chunks import format_bytes
 
-    height, width, channels = report.image_shape
-    typer.echo(
-        f"packed {report.num_samples:,} images of {height} x {width} x {channels} {report.dtype} into "
-        f"{typer.style(one_line(str(report.path)), bold=True)}"
-    )
+    shape = " x ".join(str(n) for n in report.image_shape)
+    what = f"images of {shape} {report.dtype}" if shape else "samples without images"
+    typer.echo(f"{verb} {report.num_samples:,} {what} into {typer.style(one_line(str(report.path)), bold=True)}")
     pairs = [("splits", ", ".join(f"{name} {count:,}" for name, count in report.splits.items()))]
+    pairs += _fields(report.fields)
     pairs += _changes(report.converted, report.skipped)
     speed = f"{report.images_per_s:,.0f} images/s, " if report.images_per_s else ""
     pairs.append(("speed", f"{speed}{format_seconds(report.seconds)} in all"))
@@ -155,13 +155,15 @@ def _print_survey(survey: Survey, output: Path, overwrite: bool) -> None:
     from fastload.chunks import format_bytes
 
     target = survey.target
-    typer.echo(
-        f"would pack {survey.num_samples:,} images (layout {survey.layout}) as {target.height} x {target.width} x "
-        f"{target.channels} {target.dtype}; nothing was written"
-    )
+    what = f"samples without images (layout {survey.layout})"
+    if target is not None:
+        shape = f"{target.height} x {target.width} x {target.channels} {target.dtype}"
+        what = f"images (layout {survey.layout}) as {shape}"
+    typer.echo(f"would pack {survey.num_samples:,} {what}; nothing was written")
     sizes = [f"{height}x{width} ({count:,})" for (height, width), count in survey.sizes.items()]
     more = f" and {len(sizes) - MAX_SIZES:,} more" if len(sizes) > MAX_SIZES else ""
-    pairs = [("sizes", ", ".join(sizes[:MAX_SIZES]) + more)]
+    pairs = [("sizes", ", ".join(sizes[:MAX_SIZES]) + more)] if sizes else []
+    pairs += _fields(tuple(survey.listing.columns), survey.listing.masks is not None)
     pairs += _changes(survey.converted, survey.skipped)
     pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
     pairs += [("note", note) for note in survey.notes]
@@ -172,6 +174,12 @@ def _print_survey(survey: Survey, output: Path, overwrite: bool) -> None:
     if output.exists() and not overwrite:
         print_error(f"{output}: exists; packing needs `--overwrite` to replace it.")
         raise typer.Exit(1)
+
+
+def _fields(columns: tuple[str, ...], masks: bool = False) -> list[tuple[str, str]]:
+    """What else is known of each sample, where that is more than labels."""
+    names = [*(["masks"] if masks else []), *columns]
+    return [("fields", ", ".join(names))] if set(names) - {"labels"} else []
 
 
 def _changes(converted: dict[str, int], skipped: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:

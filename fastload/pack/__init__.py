@@ -42,7 +42,6 @@ from fastload.pack.survey import (
 )
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Arrays, Listing
-from fastload.sources.objects import list_objects
 from fastload.sources.options import MasksWanted, SourceOptions
 
 __all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
@@ -155,6 +154,8 @@ def pack_images(
     square = (size, size) if isinstance(size, int) else size
     options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit, said)
     if not isinstance(source, (str, Path)):
+        from fastload.sources.objects import list_objects
+
         return pack_listing(
             limited(list_objects(source, on_error=on_error), options), output, options=options,
             source_name=type(source).__name__, workers=workers or 0, on_error=on_error, overwrite=overwrite,

@@ -16,8 +16,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.decode import Target, decode_image, decode_mask, place_mask, place_pixels, probe_image
+from fastload.decode import decode_image, decode_mask, probe_image
 from fastload.errors import ImageError, OutputError
+from fastload.fitting import Target, place_mask, place_pixels
 from fastload.image_header import ImageHeader
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 
@@ -240,7 +241,7 @@ def array_header(images: Arrays) -> ImageHeader:
 def row_digests_of(arenas: list[NDArray[Any]]) -> NDArray[np.uint64]:
     """XXH3-64 of each row's bytes, those of the arrays (n, ...) one after another; uint64 (n,)."""
     count = len(arenas[0])
-    views = [memoryview(arena.reshape(-1).view(np.uint8)) for arena in arenas]
+    views = [arena.reshape(-1).view(np.uint8).data for arena in arenas]
     lengths = [len(view) // max(count, 1) for view in views]
     if len(views) == 1:
         (view,), (length,), hash_row = views, lengths, xxhash.xxh3_64_intdigest
@@ -261,7 +262,9 @@ def _fill_images(
     if isinstance(images, Files):
         return _one_by_one(samples, lambda sample, at: decode_image(images.read(sample), target, out[at]))
     if isinstance(images, Pictures):
-        return _one_by_one(samples, lambda sample, at: place_pixels(_with_channels(images.read(sample)), target, out[at]))
+        return _one_by_one(
+            samples, lambda sample, at: place_pixels(_with_channels(images.read(sample)), target, out[at])
+        )
     if images.shape == out.shape[1:] and images.dtype == out.dtype:
         images.read_rows(samples, out)
         return {}
@@ -270,11 +273,9 @@ def _fill_images(
     return _one_by_one(samples, lambda _, at: place_pixels(_with_channels(pixels[at]), target, out[at]))
 
 
-def _fill_masks(
-    masks: Masks, samples: NDArray[np.int64], target: Target, out: NDArray[np.uint8]
-) -> dict[int, str]:
+def _fill_masks(masks: Masks, samples: NDArray[np.int64], target: Target, out: NDArray[np.uint8]) -> dict[int, str]:
     """Bring the masks of samples into the rows of out (n, H, W); position -> why one could not be."""
-    files, outside = masks.files, masks.ignore_index or 0
+    files, fill = masks.files, masks.ignore_index or 0
     present = masks.present[samples]
     if isinstance(files, Arrays):
         if files.shape == out.shape[1:] and present.all():
@@ -284,17 +285,17 @@ def _fill_masks(
         files.read_rows(samples[present], found[: int(present.sum())])
         place = iter(found)
 
-    def fill(sample: int, at: int) -> None:
+    def fill_row(sample: int, at: int) -> None:
         if not present[at]:
-            out[at] = outside
+            out[at] = fill
         elif isinstance(files, Files):
-            decode_mask(files.read(sample), target, out[at], outside=outside)
+            decode_mask(files.read(sample), target, out[at], fill=fill)
         elif isinstance(files, Pictures):
-            place_mask(files.read(sample), target, out[at], outside=outside)
+            place_mask(files.read(sample), target, out[at], fill=fill)
         else:
-            place_mask(next(place), target, out[at], outside=outside)
+            place_mask(next(place), target, out[at], fill=fill)
 
-    return _one_by_one(samples, fill)
+    return _one_by_one(samples, fill_row)
 
 
 def _one_by_one(samples: NDArray[np.int64], fill: Callable[[int, int], None]) -> dict[int, str]:

@@ -99,7 +99,12 @@ class _Rows:
 
 
 def _wrong_rows(
-    survey: Survey, part: Path, pool: WorkerPool, settled: Places, digests: NDArray[np.uint64], progress: Progress | None
+    survey: Survey,
+    part: Path,
+    pool: WorkerPool,
+    settled: Places,
+    digests: NDArray[np.uint64],
+    progress: Progress | None,
 ) -> NDArray[np.int64]:
     """Rows of the finished file that are not yet what they should be, ascending."""
     num_chunks = -(-len(digests) // survey.chunk_rows)

@@ -173,7 +173,7 @@ def survey_listing(
     """
     if listing.files is None:
         return _survey_without_images(listing, options, source)
-    headers, kinds, reasons = _read_headers(listing, pool, progress)
+    headers, kinds, reasons = read_headers(listing, pool, progress)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     if reasons and on_error == "fail":
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
@@ -216,8 +216,8 @@ def _check_masks(listing: Listing, source: str | Path) -> None:
         return
     lacking = [listing.keys[i] for i in np.flatnonzero(~masks.present).tolist()]
     raise SourceError(
-        f"{source}: images have no mask ({len(lacking)}): {first_few(lacking)}. Add their masks, or leave the masks out "
-        f"with `--masks none`."
+        f"{source}: images have no mask ({len(lacking)}): {first_few(lacking)}. Add their masks, or leave all masks "
+        f"out with `--masks none`."
     )
 
 
@@ -282,9 +282,10 @@ def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> st
     )
 
 
-def _read_headers(
+def read_headers(
     listing: Listing, pool: WorkerPool, progress: Progress | None
 ) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
+    """HEADERS (N,) of all samples, how many there are of each kind, and sample -> why one could not be read."""
     total = len(listing.keys)
     headers = np.zeros(total, HEADERS)
     kinds: Counter[str] = Counter()
@@ -302,11 +303,13 @@ def _read_headers(
     return headers, kinds, reasons
 
 
-def _headers_of_arrays(
-    listing: Listing, images: Arrays
-) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
+def _headers_of_arrays(listing: Listing, images: Arrays) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
     header = array_header(images)
-    if listing.masks is not None and isinstance(listing.masks.files, Arrays) and listing.masks.files.shape != images.shape[:2]:
+    if (
+        listing.masks is not None
+        and isinstance(listing.masks.files, Arrays)
+        and listing.masks.files.shape != images.shape[:2]
+    ):
         raise SourceError(
             f"its masks are arrays of {listing.masks.files.shape}, its images of {images.shape}: height and width must "
             f"be the same."
