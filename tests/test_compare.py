@@ -9,7 +9,6 @@ from PIL import Image
 
 import fastload.compare
 import fastload.pack.chunk_work
-import fastload.pack.chunk_work
 from fastload.errors import FormatError, MissingFileError, OptionError
 from fastload.layout import write_packed
 from fastload.pack import pack_images

@@ -1,0 +1,244 @@
+"""What belongs to an image goes where the image goes: masks, boxes, arrays; and samples without any image."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastload import pack_images
+from fastload.errors import OptionError, SourceError
+from fastload.format import read_header
+from fastload.pack import PackOptions, pack_listing
+from fastload.sources.listing import Column, Listing, Masks
+from fastload.sources.rows import MemoryRows
+from fastload.sources.tree import open_tree
+from fastload.verify import verify_file
+
+H, W = 40, 56
+
+
+def drawn(root: Path, count: int, size: tuple[int, int] = (H, W)) -> Path:
+    """Images with a white rectangle, its mask of the image's number + 1, of images/ and masks/."""
+    rng = np.random.default_rng(3)
+    (root / "images").mkdir(parents=True)
+    (root / "masks").mkdir()
+    for i in range(count):
+        pixels = rng.integers(0, 120, (*size, 3), dtype=np.uint8)
+        mask = np.zeros(size, np.uint8)
+        pixels[10:20, 8:32], mask[10:20, 8:32] = 255, i % 200 + 1
+        Image.fromarray(pixels).save(root / "images" / f"{i:03d}.png")
+        Image.fromarray(mask).save(root / "masks" / f"{i:03d}.png")
+    return root
+
+
+def listed(root: Path, *, split_at: int | None = None, ignore_index: int | None = 255) -> Listing:
+    images, masks = open_tree(root / "images"), open_tree(root / "masks")
+    count = len(images.names)
+    present = np.array([name in masks.names for name in images.names])
+    place = np.array([masks.names.index(name) if name in masks.names else 0 for name in images.names])
+    split = (np.arange(count) >= (split_at or count)).astype(np.uint8)
+    boxes = np.tile(np.array([[8, 10, 24, 10], [0, 0, 0, 0]], np.float32), (count, 1, 1))
+    return Listing(
+        layout="drawn",
+        keys=tuple(images.names),
+        split=split,
+        split_names=("train", "val")[: int(split.max()) + 1],
+        columns={
+            "number": Column(np.arange(count)),
+            "boxes": Column(boxes, {"names": ("x", "y", "width", "height")}, "xywh"),
+        },
+        notes=(),
+        sizes=images.sizes,
+        mtimes_ns=images.mtimes_ns,
+        files=images.files,
+        masks=Masks(masks.files.take(place), present, ("background",), ignore_index),
+    )
+
+
+def pack(listing: Listing, output: Path, **options: object) -> h5py.File:
+    keywords = {name: options.pop(name) for name in ("on_error", "workers") if name in options}
+    pack_listing(listing, output, options=PackOptions(**options), source_name="SRC", **keywords)  # type: ignore[arg-type]
+    report = verify_file(output)
+    assert report.ok and report.header_ok
+    return h5py.File(output)
+
+
+def rectangle(mask: NDArray[np.uint8]) -> tuple[int, int, int, int]:
+    rows, columns = np.nonzero((mask > 0) & (mask < 255))
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mask_lies_in_the_row_of_its_image(tmp_path: Path, workers: int) -> None:
+    root = drawn(tmp_path / "src", 70)
+    with pack(listed(root, split_at=50), tmp_path / "a.h5", workers=workers, chunk_bytes=32_000) as file:
+        assert file["masks"].dtype == np.uint8 and file["masks"].shape == (70, H, W)
+        assert file["masks"].attrs["ignore_index"] == 255
+        for row in range(70):
+            number = int(file["number"][row])
+            name = f"{number:03d}.png"
+            assert np.array_equal(file["images"][row], np.asarray(Image.open(root / "images" / name)))
+            assert np.array_equal(file["masks"][row], np.asarray(Image.open(root / "masks" / name)))
+    assert read_header(tmp_path / "a.h5").fields["masks"].offset is not None
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+def test_resizing_moves_image_mask_and_boxes_together(tmp_path: Path, fit: str) -> None:
+    root = drawn(tmp_path / "src", 3)
+    with pack(listed(root), tmp_path / "a.h5", size=(60, 60), fit=fit) as file:
+        for row in range(3):
+            left, top, right, bottom = rectangle(file["masks"][row])
+            x, y, width, height = file["boxes"][row, 0]
+            assert np.abs(np.array([x, y, x + width, y + height]) - (left, top, right, bottom)).max() <= 1
+            white = (file["images"][row] > 200).all(axis=2)
+            assert abs(int(white.sum()) - (right - left) * (bottom - top)) < 0.15 * white.sum()
+            assert not file["boxes"][row, 1].any()
+        assert set(np.unique(file["masks"])) <= {0, 1, 2, 3, 255}, "never blended"
+        assert (file["masks"][0, 0, 0] == 255) == (fit == "pad")
+
+
+def test_an_image_without_a_mask_has_one_of_ignored_pixels(tmp_path: Path) -> None:
+    root = drawn(tmp_path / "src", 4)
+    (root / "masks" / "002.png").unlink()
+    with pack(listed(root), tmp_path / "a.h5", shuffle=False) as file:
+        assert (file["masks"][2] == 255).all() and not (file["masks"][1] == 255).any()
+    with pytest.raises(SourceError, match=r"images have no mask \(1\): 002.png.*--masks none"):
+        pack(listed(root, ignore_index=None), tmp_path / "b.h5")
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_samples_left_out_take_their_masks_with_them(tmp_path: Path, shuffle: bool) -> None:
+    root = drawn(tmp_path / "src", 90)
+    Image.new("L", (W - 1, H)).save(root / "masks" / "007.png")
+    (root / "images" / "011.png").write_bytes((root / "images" / "011.png").read_bytes()[:-3000])
+    (root / "masks" / "060.png").write_bytes((root / "masks" / "060.png").read_bytes()[:60])
+    with pytest.raises(SourceError, match=f"007.png: its mask is {W - 1}x{H}, the image {W}x{H}"):
+        pack(listed(root, split_at=50), tmp_path / "a.h5")
+    with pack(
+        listed(root, split_at=50), tmp_path / "a.h5", on_error="skip", shuffle=shuffle, chunk_bytes=32_000
+    ) as file:
+        numbers = file["number"][()].tolist()
+        assert sorted(numbers) == sorted(set(range(90)) - {7, 11, 60})
+        assert shuffle or numbers == sorted(numbers)
+        for row, number in enumerate(numbers):
+            assert np.array_equal(file["masks"][row], np.asarray(Image.open(root / "masks" / f"{number:03d}.png")))
+
+
+def test_a_kill_at_any_moment_leaves_images_and_masks_together(tmp_path: Path) -> None:
+    """Holes are closed and masks moved in two passes; what a kill leaves half moved is found by its digests."""
+    root = drawn(tmp_path / "src", 60)
+    for number in (3, 4, 20, 41):
+        path = root / "images" / f"{number:03d}.png"
+        path.write_bytes(path.read_bytes()[:-3000])
+    script = tmp_path / "one.py"
+    script.write_text(
+        "import sys; sys.path[:0] = [sys.argv[1]]\n"
+        "from pathlib import Path\nimport os, signal\n"
+        "import fastload.pack.settle as settle\n"
+        "from test_fields import listed, pack\n"
+        "calls, real = 0, settle.write_at\n"
+        "def write_at(*args):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    if calls > int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    real(*args)\n"
+        "settle.write_at = write_at\n"
+        "root = Path(sys.argv[2])\n"
+        "pack(listed(root), root.parent / 'a.h5', on_error='skip', workers=0, chunk_bytes=32_000)\n"
+    )
+    for writes in (2, 6, 25):
+        command = [sys.executable, str(script), str(Path(__file__).parent), str(root), str(writes)]
+        assert subprocess.run(command, env=os.environ, check=False).returncode == -signal.SIGKILL, writes
+    with pack(listed(root), tmp_path / "a.h5", on_error="skip", workers=0, chunk_bytes=32_000) as file:
+        assert len(file["number"]) == 56
+        for row, number in enumerate(file["number"][()].tolist()):
+            assert np.array_equal(file["images"][row], np.asarray(Image.open(root / "images" / f"{number:03d}.png")))
+            assert np.array_equal(file["masks"][row], np.asarray(Image.open(root / "masks" / f"{number:03d}.png")))
+
+
+def test_a_resumed_pack_moves_boxes_as_a_whole_one_does(tmp_path: Path) -> None:
+    root = drawn(tmp_path / "src", 12)
+    bad = root / "images" / "005.png"
+    whole = bad.read_bytes()
+    with pack(listed(root), tmp_path / "whole.h5", size=(32, 32)) as file:
+        expected = file["boxes"][()], file.attrs["header_digest"]
+    bad.write_bytes(whole[:-3000])
+    with pytest.raises(SourceError, match="the same command continues"):
+        pack(listed(root), tmp_path / "a.h5", size=(32, 32))
+    bad.write_bytes(whole)
+    with pack(listed(root), tmp_path / "a.h5", size=(32, 32)) as file:
+        assert np.array_equal(file["boxes"][()], expected[0])
+        assert file.attrs["header_digest"] == expected[1]
+
+
+def arrays(count: int, **changes: object) -> Listing:
+    rng = np.random.default_rng(1)
+    listing = Listing(
+        layout="arrays",
+        keys=tuple(f"{i:05d}" for i in range(count)),
+        split=np.zeros(count, np.uint8),
+        split_names=("all",),
+        columns={"labels": Column(np.arange(count) % 10)},
+        notes=(),
+        sizes=np.full(count, 784),
+        mtimes_ns=np.zeros(count, np.int64),
+        files=MemoryRows.of(rng.integers(0, 255, (count, 28, 28, 1), dtype=np.uint8)),
+    )
+    return replace(listing, **changes)  # type: ignore[arg-type]
+
+
+def test_arrays_are_packed_as_they_are_or_brought_to_size(tmp_path: Path) -> None:
+    listing = arrays(300)
+    pixels = np.empty((300, 28, 28, 1), np.uint8)
+    listing.files.read_rows(np.arange(300), pixels)  # type: ignore[union-attr]
+    with pack(listing, tmp_path / "a.h5", shuffle=False) as file:
+        assert np.array_equal(file["images"][()], pixels)
+    with pack(listing, tmp_path / "b.h5", shuffle=False, size=(14, 14), mode="rgb") as file:
+        small = np.asarray(Image.fromarray(pixels[5, ..., 0]).resize((14, 14), Image.Resampling.BILINEAR))
+        assert np.array_equal(file["images"][5], np.repeat(small[..., None], 3, axis=2))
+
+
+def test_pixels_that_are_not_those_expected_are_refused(tmp_path: Path) -> None:
+    listing = arrays(50)
+    with pack(listing, tmp_path / "a.h5", shuffle=False) as file:
+        digests = file["digest"][()]
+    with pack(arrays(50, digests=digests), tmp_path / "b.h5") as file:
+        assert file["images"].shape[0] == 50
+    digests[17] ^= 1
+    with pytest.raises(SourceError, match="00017: its pixels are not those that were packed"):
+        pack(arrays(50, digests=digests), tmp_path / "c.h5")
+
+
+def test_samples_without_images_are_their_columns(tmp_path: Path) -> None:
+    tokens = np.arange(50 * 12, dtype=np.int32).reshape(50, 12)
+    listing = arrays(50, files=None, columns={"tokens": Column(tokens), "labels": Column(np.arange(50) % 2)})
+    with pack(listing, tmp_path / "a.h5") as file:
+        assert "images" not in file
+        order = [int(key) for key in file["key"][()]]
+        assert np.array_equal(file["tokens"][()], tokens[order]) and order != sorted(order)
+    with pytest.raises(OptionError, match="holds no images"):
+        pack(listing, tmp_path / "b.h5", size=(32, 32))
+    damaged = (tmp_path / "a.h5").read_bytes()
+    at = damaged.index(tokens[order[3]].tobytes())
+    (tmp_path / "a.h5").write_bytes(damaged[:at] + b"\xff" + damaged[at + 1 :])
+    assert [row.row for row in verify_file(tmp_path / "a.h5").damaged] == [3]
+
+
+def test_root_attributes_of_the_listing_are_taken_over(tmp_path: Path) -> None:
+    with pack(arrays(5, attrs={"decoder": "an old one", "shuffled": True}), tmp_path / "a.h5", shuffle=False) as file:
+        assert file.attrs["decoder"] == b"an old one" and file.attrs["shuffled"]
+
+
+def test_pack_images_names_the_mask_it_cannot_know(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"masks='both' is not known; accepted: auto, none, semantic, instance"):
+        pack_images(tmp_path, tmp_path / "a.h5", masks="both")  # type: ignore[arg-type]
