@@ -13,6 +13,7 @@ import typer
 from fastload.cli.bench import bench
 from fastload.cli.doctor import doctor
 from fastload.cli.info import info
+from fastload.cli.layouts import layouts
 from fastload.cli.output import print_error, show_warnings_in_one_line
 from fastload.cli.pack import pack
 from fastload.cli.preview import preview
@@ -30,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(pack)
+app.command()(layouts)
 app.command()(info)
 app.command()(verify)
 app.command()(preview)

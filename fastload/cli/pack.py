@@ -49,10 +49,31 @@ def parse_bytes(text: str) -> int:
 
 
 def pack(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder, .zip or .tar of images.", show_default=False)],
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="Folder, .zip, .tar, table or array file.", show_default=False)
+    ],
     output: Annotated[Path, typer.Argument(metavar="OUT.h5", help="File to write.", show_default=False)],
     layout: Annotated[
-        str | None, typer.Option(help="How SRC is laid out: folder, celeba. Recognised by default.", show_default=False)
+        str | None,
+        typer.Option(
+            help="How SRC is laid out, recognised by default; `fastload layouts` lists them.", show_default=False
+        ),
+    ] = None,
+    masks: Annotated[
+        Literal["auto", "none", "semantic", "instance"],
+        typer.Option(help="Which masks to pack: those that lie there, none, or a kind, drawn where there are no files."),
+    ] = "auto",
+    labels: Annotated[
+        str, typer.Option(metavar="A,B", help="Columns of a table that are labels.", show_default=False)
+    ] = "",
+    image_column: Annotated[
+        str, typer.Option(metavar="NAME", help="Column of a table with the images.", show_default=False)
+    ] = "",
+    split_column: Annotated[
+        str, typer.Option(metavar="NAME", help="Column of a table with the split.", show_default=False)
+    ] = "",
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that a table's paths are relative to.", show_default=False)
     ] = None,
     size: Annotated[
         Any,
@@ -86,18 +107,21 @@ def pack(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be packed.")] = False,
 ) -> None:
-    """Pack a folder or archive of images into one HDF5 file.
+    """Pack a dataset of images, as it lies on disk, into one HDF5 file.
 
     Interrupted, the same command continues where it stopped. Images of several sizes need --size.
     """
+    columns = tuple(name.strip() for name in labels.split(",") if name.strip())
     advice = "interrupted." if dry_run else "interrupted; the same command continues where it stopped."
     with one_line_errors(advice):
         if dry_run:
             from fastload.cpus import available_cpus
             from fastload.pack import PackOptions, survey_source
+            from fastload.sources import SourceOptions
 
             square = (size, size) if isinstance(size, int) else size
-            options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit)
+            said = SourceOptions(masks, columns, image_column, split_column, root)
+            options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit, said)
             with progress_bar() as progress:
                 survey = survey_source(
                     source,
@@ -117,6 +141,11 @@ def pack(
                 source,
                 output,
                 layout=layout,
+                masks=masks,
+                labels=columns,
+                image_column=image_column,
+                split_column=split_column,
+                root=root,
                 size=size,
                 fit=fit,
                 mode=mode,
