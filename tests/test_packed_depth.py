@@ -37,24 +37,24 @@ KINDS = [(1, "uint8"), (4, "uint8"), (1, "uint16"), (3, "uint16")]
 
 
 @pytest.mark.parametrize(("channels", "dtype"), KINDS)
-@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"cache": "ram"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"read": "pread"}], ids=str)
 def test_batches_hold_the_values_of_the_files(tmp_path, channels, dtype, options):
     images = write_images(tmp_path / "src", channels, dtype)
     path = tmp_path / "o.h5"
     report = pack_images(tmp_path / "src", path, workers=0, shuffle=False)
     assert report.image_shape == (*SHAPE, channels) and report.dtype == dtype and report.converted == {}
     expected = torch.from_numpy(images).permute(0, 3, 1, 2)
-    sample = PackedDataset(path)[3]["images"]
+    sample = PackedDataset(path)[3][0]
     assert sample.dtype == getattr(torch, dtype) and torch.equal(sample, expected[3])
-    with FastLoader(path, batch_size=5, shuffle=False, device="cpu", **options) as loader:
-        for _ in range(2):
-            found = [batch.images.clone() for batch in loader]
-            assert torch.equal(torch.cat(found), expected) and found[0].dtype == getattr(torch, dtype)
+    loader = FastLoader(path, batch_size=5, shuffle=False, device="cpu", **options)
+    for _ in range(2):
+        found = [batch[0].clone() for batch in loader]
+        assert torch.equal(torch.cat(found), expected) and found[0].dtype == getattr(torch, dtype)
 
 
 def transformed(path: Path, *transforms: object) -> torch.Tensor:
-    with FastLoader(path, batch_size=5, shuffle=False, device="cpu", transform=list(transforms), seed=3) as loader:
-        return torch.cat([batch.images.clone() for batch in loader])
+    loader = FastLoader(path, batch_size=5, shuffle=False, device="cpu", transform=list(transforms), seed=3)
+    return torch.cat([batch[0].clone() for batch in loader])
 
 
 @pytest.mark.parametrize(("channels", "dtype"), KINDS)
