@@ -6,10 +6,10 @@ format, by Pillow. Both give the pixels of `ImageOps.exif_transpose(Image.open(f
 | stored as | becomes |
 | --- | --- |
 | gray, gray with alpha, 1-bit | 1 channel (1-bit as 0 and 255); replicated for 3 channels |
-| 16-bit gray | uint16, or uint8 by its high byte |
+| 16 bits a channel | uint16, or uint8 by its high byte |
 | palette, CMYK, YCCK, LAB | RGB |
 | alpha channel, transparent colour | the 4th channel, or dropped; absent where asked for: opaque |
-| 16-bit colour | 8 bits, by Pillow |
+| 16-bit CMYK or premultiplied alpha; more than 8 bits in JPEG 2000 and AVIF | 8 bits, by Pillow |
 | colour where 1 channel is asked for | luma as in Pillow's `convert("L")` |
 | animation, several pages | the first |
 """
@@ -27,7 +27,17 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, features
 
 from fastload.errors import ImageError
-from fastload.fitting import TOO_FEW_BITS, Fit, Target, moved_places, place_mask, place_pixels, placement
+from fastload.fitting import (
+    TOO_FEW_BITS,
+    Fit,
+    Target,
+    moved_places,
+    place_mask,
+    place_pixels,
+    placement,
+    with_channels,
+    with_depth,
+)
 from fastload.image_header import (
     ImageHeader,
     check_size,
@@ -41,6 +51,7 @@ from fastload.image_header import (
     upright_size,
 )
 from fastload.jpeg_scan import JpegFrame, scan_jpeg
+from fastload.sixteen_bits import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes
 
 __all__ = [
     "Fit",
@@ -161,11 +172,12 @@ def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any
 
 def _decode_pillow(data: bytes, target: Target) -> tuple[NDArray[Any], int]:
     """(H, W, target.channels) pixels of target.dtype as stored, and the orientation still to be applied."""
-    with _loaded(data) as (image, bits, orientation, _):
+    with _loaded(data) as loaded:
+        image, bits, orientation, _ = loaded
         if target.fit is None:
             placement(*upright_size(image.height, image.width, orientation), target)
         if bits == 16:
-            return _from_16_bits(image, target), orientation
+            return _from_16_bits(data, loaded, target), orientation
         if target.dtype != _UINT8:
             raise ImageError(TOO_FEW_BITS)
         return _pixels_of(_converted(image, target.channels)), orientation
@@ -191,19 +203,30 @@ def _loaded(data: bytes) -> Iterator[_Loaded]:
             size = f" of {image.width}x{image.height} pixels"
             _, _, bits = kind_of(image)
             largest = _largest_stored(image)
-            try:
-                image.load()
-            except Exception:
-                pixels_only = png_without_tail(data) if image.format == "PNG" else None
-                if pixels_only is None:
-                    raise
-                # Pillow reads a PNG to its end and does not say whether that or the pixels are damaged.
-                image = open_image(pixels_only)
-                image.load()
+            image = _load(data, image)
             # After load, which turns a TIFF upright by itself and finds the EXIF that a PNG keeps at its end.
             yield _Loaded(image, bits, orientation_of(image), largest)
     except MemoryError as error:
         raise ImageError(f"not enough memory for its {len(data):,} bytes{size}") from error
+
+
+def _load(data: bytes, image: Image.Image | None = None, *, low_bytes: bool = False) -> Image.Image:
+    """The image, opened if it is not given, with its pixels decoded: the low bytes of 16-bit ones if asked for."""
+    image = image or open_image(data)
+    if low_bytes:
+        read_low_bytes(image)
+    try:
+        image.load()
+    except Exception:
+        pixels_only = png_without_tail(data) if image.format == "PNG" else None
+        if pixels_only is None:
+            raise
+        # Pillow reads a PNG to its end and does not say whether that or the pixels are damaged.
+        image = open_image(pixels_only)
+        if low_bytes:
+            read_low_bytes(image)
+        image.load()
+    return image
 
 
 def _converted(image: Image.Image, channels: int) -> Image.Image:
@@ -218,15 +241,21 @@ def _converted(image: Image.Image, channels: int) -> Image.Image:
     return image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
 
 
-def _from_16_bits(image: Image.Image, target: Target) -> NDArray[Any]:
-    gray = np.asarray(image).astype(np.uint16)[..., None]  # big-endian or 32-bit in Pillow's hands, by format
-    if target.dtype == _UINT8:
-        # The high byte keeps the whole range; Pillow's convert("L") would clip everything above 255.
-        gray = (gray >> 8).astype(np.uint8)
-    pixels = np.repeat(gray, target.channels, axis=2)
-    if target.channels == 4:
-        pixels[..., 3] = np.iinfo(target.dtype).max
-    return pixels
+def _from_16_bits(data: bytes, loaded: _Loaded, target: Target) -> NDArray[Any]:
+    """(H, W, target.channels) of target.dtype of a loaded image of 16 bits a channel."""
+    if loaded.image.mode not in _MODES.values():
+        pixels = deep_gray(loaded.image)
+    else:
+        again = open_image(data)
+        in_ppm, gray_alpha = ppm_pixels(again, data), is_gray_alpha(again)
+        if in_ppm is not None:
+            pixels = in_ppm
+        elif target.dtype == _UINT8 and "transparency" not in loaded.image.info:
+            pixels = deep_pixels(loaded.image, None, gray_alpha=gray_alpha)
+        else:
+            low = _load(data, low_bytes=True)
+            pixels = deep_pixels(loaded.image, low, gray_alpha=gray_alpha)
+    return with_channels(with_depth(pixels, target.dtype), target.channels)
 
 
 _LOSSY = {"JPEG", "MPO", "JPEG2000", "WEBP", "AVIF"}

@@ -225,7 +225,8 @@ def _resized_planes(
 ) -> NDArray[np.float32]:
     planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(pixels, 2, 0)]
     resized = [np.asarray(plane.resize((width, height), Image.Resampling.BILINEAR, box)) for plane in planes]
-    return np.stack(resized, axis=2)
+    stacked: NDArray[np.float32] = np.stack(resized, axis=2)
+    return stacked
 
 
 def _resized_with_alpha(

@@ -21,6 +21,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from fastload.errors import ImageError
 from fastload.jpeg_scan import scan_jpeg
+from fastload.sixteen_bits import is_deep_colour
 
 MAX_PIXELS = 178_956_970
 """Pixels of the largest image accepted; Pillow's limit against decompression bombs, whatever it is set to now."""
@@ -55,7 +56,7 @@ class ImageHeader(NamedTuple):
     channels: int
     """1 gray, 3 colour, 4 when there is any transparency (gray with alpha too). CMYK is 3."""
     bits: int
-    """Bits a channel that decoding yields: 16 for 16-bit gray, else 8."""
+    """Bits a channel that decoding yields: 16 or 8."""
     kind: str
     """Pillow's mode of the stored pixels, with ";16" for 16 bits and "+alpha" for transparency beside the mode."""
     frames: int
@@ -146,7 +147,8 @@ def kind_of(image: Image.Image) -> tuple[str, int, int]:
     mode = image.mode
     # "I" is 32-bit in general, but Pillow opens 16-bit PGM so (and, before version 11, 16-bit PNG).
     if mode.startswith("I;16") or (mode == "I" and image.format in ("PNG", "PPM")):
-        return ("I;16+alpha" if "transparency" in image.info else "I;16"), 1, 16
+        alpha = "transparency" in image.info
+        return ("I;16+alpha", 4, 16) if alpha else ("I;16", 1, 16)
     alpha = image.has_transparency_data  # also a palette with alpha, and PNG's tRNS
     if mode not in _CHANNELS and not (alpha and mode in ("LA", "La", "PA", "RGBA", "RGBa")):
         what = {"I": "32-bit integer", "F": "32-bit floating-point"}.get(mode, f"Pillow mode {mode!r}")
@@ -156,7 +158,8 @@ def kind_of(image: Image.Image) -> tuple[str, int, int]:
         if isinstance(image, TiffImageFile) and image.tag_v2.get(284) == 2:  # planar: Pillow takes bytes for samples
             raise ImageError("a TIFF of 16-bit colours stored plane by plane is not supported; store it interleaved")
         mode += ";16"
-    return (f"{mode}+alpha" if alpha and image.mode in _CHANNELS else mode), channels, 8
+    bits = 16 if is_deep_colour(image) else 8
+    return (f"{mode}+alpha" if alpha and image.mode in _CHANNELS else mode), channels, bits
 
 
 def _stored_bits(image: Image.Image) -> int:

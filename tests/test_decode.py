@@ -169,7 +169,7 @@ def test_16_bit_colour_gives_its_high_bytes() -> None:
     np.testing.assert_array_equal(decode(data), pixels >> 8)
 
 
-@pytest.mark.parametrize("data", [JPEGS["gray baseline"], OTHERS["png L"], OTHERS["png 16-bit rgb"]])
+@pytest.mark.parametrize("data", [JPEGS["gray baseline"], OTHERS["png L"], OTHERS["png RGB"]])
 def test_8_bits_are_never_passed_off_as_16(data: bytes) -> None:
     with pytest.raises(ImageError, match="8 bits a channel where the dataset has 16"):
         decode(data, 1, dtype="uint16")

@@ -38,7 +38,7 @@ LAYERS = [
     {"ranges", "stopwatch"},
     {"meter"},
     {"doctor"},
-    {"format", "sources", "decode", "fitting", "image_header", "jpeg_scan", "plan"},
+    {"format", "sources", "decode", "fitting", "image_header", "jpeg_scan", "sixteen_bits", "plan"},
     {
         "layout",
         "pack",

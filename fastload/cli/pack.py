@@ -86,6 +86,15 @@ def pack(
         Literal["rgb", "gray", "rgba"] | None,
         typer.Option(help="Convert on purpose; by default gray if all are, else RGB.", show_default=False),
     ] = None,
+    bits: Annotated[
+        Any,
+        typer.Option(
+            parser=int,
+            metavar="8|16",
+            help="8 keeps the high byte of 16-bit images; 16 insists on them.",
+            show_default=False,
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes that decode; by default one per CPU.", show_default=False)
     ] = None,
@@ -121,7 +130,7 @@ def pack(
 
             square = (size, size) if isinstance(size, int) else size
             said = SourceOptions(masks, columns, image_column, split_column, root)
-            options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit, said)
+            options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit, said, bits)
             with progress_bar() as progress:
                 survey = survey_source(
                     source,
@@ -149,6 +158,7 @@ def pack(
                 size=size,
                 fit=fit,
                 mode=mode,
+                bits=bits,
                 workers=workers,
                 seed=seed,
                 shuffle=shuffle,

@@ -28,6 +28,7 @@ from fastload.pack.journal import DONE, SKIPPED, Claims, Journal
 from fastload.pack.resume import PackJob, begin, exists, journal_path, unchanged_survey
 from fastload.pack.settle import settle_rows
 from fastload.pack.survey import (
+    Bits,
     Fit,
     Mode,
     OnError,
@@ -104,6 +105,7 @@ def pack_images(
     size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
     mode: Mode | None = None,
+    bits: Bits | None = None,
     workers: int | None = None,
     seed: int = 0,
     shuffle: bool = True,
@@ -132,6 +134,7 @@ def pack_images(
         size: height and width that every image gets, one number for a square; by default all must share one size.
         fit: "crop": resize to cover, cut the middle; "pad": resize to fit inside, black around; "stretch".
         mode: "rgb", "gray" or "rgba" converts on purpose; by default gray stays gray if all are gray, else RGB.
+        bits: 8 keeps the high byte of 16-bit images, 16 insists on them; by default 16 stay 16 if all have them.
         workers: processes that decode, by default one per CPU; 0 decodes in this process.
         seed: of the order of rows.
         shuffle: shuffle rows within each split; False keeps the order of the source.
@@ -152,7 +155,7 @@ def pack_images(
         raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
     said = SourceOptions(masks, tuple(labels), image_column, split_column, Path(root) if root is not None else None)
     square = (size, size) if isinstance(size, int) else size
-    options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit, said)
+    options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit, said, bits)
     if not isinstance(source, (str, Path)):
         from fastload.sources.objects import list_objects
 

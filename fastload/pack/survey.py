@@ -27,13 +27,18 @@ from fastload.sources.options import SourceOptions
 
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
+Bits = Literal[8, 16]
 OnError = Literal["fail", "skip"]
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
 _CHANNELS = {"gray": 1, "rgb": 3, "rgba": 4}
 _MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
-_OWN_KINDS = {1: {"L", "I;16"}, 3: {"RGB"}, 4: {"RGBA"}}
+_OWN_KINDS = {
+    1: {1: {"L"}, 3: {"RGB"}, 4: {"RGBA"}},
+    2: {1: {"I;16"}, 3: {"RGB;16"}, 4: {"RGBA;16"}},
+}
+"""By bytes a value and channels, the kinds that the file holds as they are."""
 _HEADER_BLOCK = 512
 
 
@@ -49,11 +54,14 @@ class PackOptions:
     chunk_bytes: int = CHUNK_BYTES
     limit: int | None = None
     source: SourceOptions = field(default_factory=SourceOptions)
+    bits: Bits | None = None
 
     def __post_init__(self) -> None:
         _check_choice("fit", self.fit, get_args(Fit))
         if self.mode is not None:
             _check_choice("mode", self.mode, get_args(Mode))
+        if self.bits not in (None, *get_args(Bits)):
+            raise OptionError(f"bits={self.bits!r} is not known; accepted: 8, 16.")
         sides = [1, 1] if self.size is None else list(self.size)
         if len(sides) != 2 or min(sides) < 1:
             raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")
@@ -65,9 +73,10 @@ class PackOptions:
             raise OptionError(f"limit={self.limit}: needs at least 1.")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; what is said of the source only where something is."""
+        """As plain JSON values; bits, and what is said of the source, only where something is said."""
         told = {**vars(self), "size": list(self.size) if self.size else None, "source": self.source.to_dict()}
-        return told if told["source"] else {name: value for name, value in told.items() if name != "source"}
+        unsaid = {name for name in ("source", "bits") if not told[name]}  # neither was there in older files
+        return {name: value for name, value in told.items() if name not in unsaid}
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,7 @@ def survey_listing(
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
     headers = headers[samples]
     frames = kinds.pop("frames", 0)
-    channels, dtype = _channels(source, headers, options.mode)
+    channels, dtype = _channels(source, headers, options.mode, options.bits)
     pairs, counts = np.unique(np.stack([headers["height"], headers["width"]], 1), axis=0, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     sizes = {(int(pairs[i][0]), int(pairs[i][1])): int(counts[i]) for i in order}
@@ -204,7 +213,7 @@ def survey_listing(
 
 
 def _survey_without_images(listing: Listing, options: PackOptions, source: str | Path) -> Survey:
-    for name in ("size", "mode"):
+    for name in ("size", "mode", "bits"):
         if getattr(options, name) is not None:
             raise OptionError(f"{source}: holds no images, so `--{name}` has nothing to act on. Leave it out.")
     return Survey(listing, np.arange(len(listing)), options, None, {}, {}, listing.skipped)
@@ -324,34 +333,45 @@ def _blocks(total: int) -> Iterator[NDArray[np.int64]]:
         yield np.arange(start, min(total, start + _HEADER_BLOCK))
 
 
-def _channels(source: str | Path, headers: NDArray[np.void], mode: Mode | None) -> tuple[int, np.dtype[Any]]:
-    """Channels and dtype that all images share."""
-    total = len(headers)
-    deep, alpha = int(np.sum(headers["bits"] == 16)), int(np.sum(headers["channels"] == 4))
+def _channels(
+    source: str | Path, headers: NDArray[np.void], mode: Mode | None, bits: Bits | None
+) -> tuple[int, np.dtype[Any]]:
+    """Channels and dtype that all images share: `mode` says the channels, `bits` the depth."""
+    dtype = _depth(source, headers, bits)
     if mode is not None:
-        keep_deep = mode == "gray" and deep == total
-        return _CHANNELS[mode], np.dtype(np.uint16 if keep_deep else np.uint8)
-    if deep and deep < total:
-        raise SourceError(
-            f"{source}: {deep} of {total} images have 16 bits a pixel, the others 8. Say what all shall become: "
-            f"`--mode gray` or `--mode rgb` keeps the high byte of the 16-bit ones."
-        )
-    if deep:
-        return 1, np.dtype(np.uint16)
+        return _CHANNELS[mode], dtype
+    total, alpha = len(headers), int(np.sum(headers["channels"] == 4))
     if alpha and alpha < total:
         raise SourceError(
             f"{source}: {alpha} of {total} images have an alpha channel. Say what all shall become: `--mode rgb` drops "
             f"alpha, `--mode rgba` makes the others opaque."
         )
     if alpha:
-        return 4, np.dtype(np.uint8)
-    return (3 if np.any(headers["channels"] == 3) else 1), np.dtype(np.uint8)
+        return 4, dtype
+    return (3 if np.any(headers["channels"] == 3) else 1), dtype
+
+
+def _depth(source: str | Path, headers: NDArray[np.void], bits: Bits | None) -> np.dtype[Any]:
+    total, deep = len(headers), int(np.sum(headers["bits"] == 16))
+    if bits == 8:
+        return np.dtype(np.uint8)
+    if bits == 16 and deep < total:
+        raise SourceError(
+            f"{source}: {total - deep} of {total} images have 8 bits a channel, which are never passed off as 16. "
+            f"Leave `--bits 16` out, or pack the 16-bit images by themselves."
+        )
+    if deep and deep < total:
+        raise SourceError(
+            f"{source}: {deep} of {total} images have 16 bits a channel, the others 8. Say that all shall have 8: "
+            f"`--bits 8` keeps the high byte of the 16-bit ones."
+        )
+    return np.dtype(np.uint16 if deep else np.uint8)
 
 
 def _conversions(kinds: Counter[str], channels: int, dtype: np.dtype[Any]) -> dict[str, int]:
     """How many images of each other kind become what the file holds."""
     goal = f"{_MODES[channels]} of {dtype.itemsize * 8} bits"
-    own = _OWN_KINDS[channels] - ({"I;16"} if dtype.itemsize == 1 else {"L"})
+    own = _OWN_KINDS[dtype.itemsize][channels]
     return {f"{kind} -> {goal}": count for kind, count in sorted(kinds.items()) if count and kind not in own}
 
 

@@ -220,7 +220,11 @@ def test_16_bit_gray_stays_16_bit_and_is_not_mixed_in_silence(tmp_path):
     _save(tmp_path / "deep/b.png", "L")
     with pytest.raises(SourceError, match="1 of 2 images have 16 bits"):
         pack_images(tmp_path / "deep", tmp_path / "x.h5", workers=0)
-    report = pack_images(tmp_path / "deep", tmp_path / "gray.h5", workers=0, mode="gray")
+    with pytest.raises(SourceError, match=r"1 of 2 images have 16 bits a channel.*--bits 8"):
+        pack_images(tmp_path / "deep", tmp_path / "x.h5", workers=0, mode="gray")
+    with pytest.raises(SourceError, match="1 of 2 images have 8 bits a channel"):
+        pack_images(tmp_path / "deep", tmp_path / "x.h5", workers=0, bits=16)
+    report = pack_images(tmp_path / "deep", tmp_path / "gray.h5", workers=0, bits=8)
     assert report.dtype == "uint8" and report.converted == {"I;16 -> gray of 8 bits": 1}
 
 
@@ -527,8 +531,8 @@ def test_an_output_under_way_is_locked_against_a_second_packer(tmp_path, image_f
 def test_the_odd_files_of_the_nasty_set_are_skipped_by_name_and_the_rest_packed(tmp_path, shared_data):
     source = shared_data / "nasty" / "files"
     with pytest.raises(SourceError, match=r"images cannot be decoded: .*--on-error skip"):
-        pack_images(source, tmp_path / "o.h5", size=64, mode="rgb", workers=0)
-    report = pack_images(source, tmp_path / "o.h5", size=64, mode="rgb", workers=0, on_error="skip")
+        pack_images(source, tmp_path / "o.h5", size=64, mode="rgb", bits=8, workers=0)
+    report = pack_images(source, tmp_path / "o.h5", size=64, mode="rgb", bits=8, workers=0, on_error="skip")
     listed = sum(1 for _ in source.iterdir()) - 1  # .DS_Store is no image
     assert report.num_samples + len(report.skipped) == listed
     assert report.num_samples >= 48 and all(reason for _, reason in report.skipped)
