@@ -127,7 +127,8 @@ class Placement:
         As torchvision's: x2 and y2 are edges and not pixels, so mirroring takes x to width - x.
         """
         corners = self._scaled_and_shifted(boxes.reshape(len(boxes), boxes.shape[1:].numel() // 2, 2))
-        other_end = _pair(self.size[1], self.size[0], boxes) - corners.unflatten(1, (-1, 2)).flip(2).flatten(1, 2)
+        swapped = corners.view(*boxes.shape[:-1], 2, 2).flip(-2).view_as(corners)
+        other_end = _pair(self.size[1], self.size[0], boxes) - swapped
         return torch.where(self._turned(boxes)[:, None, :], other_end, corners).view(boxes.shape)
 
     def _scaled_and_shifted(self, points: torch.Tensor) -> torch.Tensor:
