@@ -22,16 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 THINGS = (
-    "soup bread fish salad cake coffee wine menu waiter cook music view garden room bed price plot film song cast ending "
-    "camera screen battery keyboard seat train driver museum guide"
+    "soup bread fish salad cake coffee wine menu waiter cook music view garden room bed price plot film song cast "
+    "ending camera screen battery keyboard seat train driver museum guide"
 ).split()
 GOOD = "good great fine lovely fresh superb warm pleasant bright delightful excellent charming".split()
 BAD = "bad awful dull poor stale dreadful cold unpleasant dim boring terrible clumsy".split()
 STRENGTHS = "very really quite rather truly".split()
 NEGATIONS = ("not", "never", "hardly", "by no means")
 ASIDES = (
-    "", "", ", to be honest ,", ", as my friends had said before ,", ", even on a friday ,", ", for all its bright name ,",
-    ", if you ask me ,", ", at least when the cold rain fell ,",
+    "", "", ", to be honest ,", ", as my friends had said before ,", ", even on a friday ,",
+    ", for all its bright name ,", ", if you ask me ,", ", at least when the cold rain fell ,",
 )  # fmt: skip
 JOINS = (". ", ", and ", ", but ", "; ")
 OPENINGS = ("", "", "we came twice . ", "a bad day in a good town : ", "i read a great review first . ")

@@ -51,7 +51,7 @@ def convolution(inputs: int, outputs: int, size: int, *, stride: int = 1, dilati
 
 
 class Pyramid(nn.Module):
-    """Atrous spatial pyramid pooling (Chen et al., 2017): the same features seen at several distances, and as a whole."""
+    """Atrous spatial pyramid pooling (Chen et al., 2017): features seen at several distances, and as a whole."""
 
     def __init__(self, inputs: int, outputs: int, rates: tuple[int, ...] = (2, 4, 8)) -> None:
         super().__init__()
@@ -78,7 +78,9 @@ class SmallDeepLab(nn.Module):
         super().__init__()
         self.quarter = nn.Sequential(convolution(channels, width, 3, stride=2), Block(width, 2 * width, 2))
         self.eighth = nn.Sequential(
-            Block(2 * width, 4 * width, 2), Block(4 * width, 4 * width, dilation=2), Block(4 * width, 4 * width, dilation=4)
+            Block(2 * width, 4 * width, 2),
+            Block(4 * width, 4 * width, dilation=2),
+            Block(4 * width, 4 * width, dilation=4),
         )
         self.pyramid = nn.Sequential(Pyramid(4 * width, 2 * width), nn.Dropout2d(0.1))
         self.sharp = convolution(2 * width, width, 1)

@@ -141,8 +141,6 @@ class TextLabels(_Labels):
     """Classes or attributes of texts: token ids, and if the file has it a mask of those that are not padding."""
 
     batch_size, lr, width = 128, 2e-3, 64
-    transforms: list[object] = []
-    steady: list[object] = []
 
     def __init__(self, dataset: PackedDataset, layers: int) -> None:
         super().__init__(dataset)
@@ -150,6 +148,8 @@ class TextLabels(_Labels):
         self.tokens = next(name for name in TOKENS if name in fields)
         self.length, self.layers = fields[self.tokens].shape[0], layers
         self.masked = "attention_mask" in fields
+        self.steady: list[object] = []
+        self.transforms: list[object] = []
         self.fields = (self.tokens, *(["attention_mask"] if self.masked else []), "labels")
         self.words = _largest(dataset.path, self.tokens) + 1
         self.summary = (
@@ -178,7 +178,11 @@ class Segmentation:
         masks = dataset.file.fields["masks"]
         found = masks.attrs.get("ignore_index")
         self.ignored = None if found is None else int(found)
-        self.names = masks.names or tuple(f"class {i}" for i in range(self._classes(dataset)))
+        shares = _shares(dataset, ignored=self.ignored)
+        self.names = masks.names or tuple(f"class {i}" for i in range(len(shares)))
+        shares = np.pad(shares, (0, max(0, len(self.names) - len(shares))))
+        # Rare classes, poles and pedestrians, count for more, as in ENet (Paszke et al., 2016): without, none is found.
+        self.weights = torch.from_numpy(1 / np.log(1.02 + shares)).float()
         height, width, self.channels = _image_shape(dataset)
         told = [name for index, name in enumerate(self.names) if index != self.ignored]
         self.summary = f"images of {height}x{width}x{self.channels} to learn {len(told)} classes of pixels from"
@@ -186,10 +190,6 @@ class Segmentation:
         window = (max(1, height * 4 // 5), max(1, width * 4 // 5))
         colour = [ColorJitter(0.3, 0.3, 0.3)] if self.channels in (1, 3) else []
         self.transforms: list[object] = [RandomCrop(window), RandomHorizontalFlip(), *colour, *self.steady]
-
-    def _classes(self, dataset: PackedDataset) -> int:
-        """Of a file that names none: as many as its masks use."""
-        return _largest(dataset.path, "masks", ignored=self.ignored) + 1
 
     def network(self, width: int) -> nn.Module:
         """See `Task.network`."""
@@ -200,11 +200,13 @@ class Segmentation:
         return model(batch["images"])  # type: ignore[no-any-return]
 
     def losses(self, answers: Tensor, batch: Fields) -> Tensor:
-        """See `Task.losses`: of each image, the mean over its pixels that count."""
+        """See `Task.losses`: of each image, the weighted mean over its pixels that count."""
         truth = batch["masks"].long()
         ignored = -100 if self.ignored is None else self.ignored
-        pixels = F.cross_entropy(answers.float(), truth, ignore_index=ignored, reduction="none")
-        return pixels.sum((1, 2)) / (truth != ignored).sum((1, 2)).clamp(min=1)
+        weights = self.weights.to(answers.device)
+        pixels = F.cross_entropy(answers.float(), truth, weights, ignore_index=ignored, reduction="none")
+        counted = weights[truth.clamp(0, len(weights) - 1)] * (truth != ignored)
+        return pixels.sum((1, 2)) / counted.sum((1, 2)).clamp(min=1e-6)
 
     def counts(self, answers: Tensor, batch: Fields, valid: Tensor) -> Tensor:
         """See `Task.counts`: pixels by truth and answer, (classes * classes,)."""
@@ -299,13 +301,24 @@ def _num_classes(dataset: PackedDataset) -> int:
     return len(dataset.classes) or _largest(dataset.path, "labels") + 1
 
 
-def _largest(path: Path, name: str, *, ignored: int | None = None) -> int:
+def _largest(path: Path, name: str) -> int:
     """The largest number in a field of the whole file."""
-    largest = 0
-    for (values,) in FastLoader(PackedDataset(path, fields=(name,)), 256, shuffle=False, ends="exact", share=None):
-        kept = values if ignored is None else values[values != ignored]
-        largest = max(largest, int(kept.max()) if kept.numel() else 0)
-    return largest
+    loader = FastLoader(PackedDataset(path, fields=(name,)), 1024, shuffle=False, ends="exact", share=None)
+    return max(int(values.max()) for (values,) in loader)
+
+
+def _shares(dataset: PackedDataset, *, ignored: int | None) -> np.ndarray:
+    """Share of each class among the training pixels that count, float64 (classes used,)."""
+    split = "train" if "train" in dataset.file.splits else None
+    masks = PackedDataset(dataset.path, split, fields=("masks",))
+    counts = np.zeros(256, np.int64)
+    for batch in FastLoader(masks, 64, shuffle=False, ends="exact", share=None):
+        counts += np.bincount(batch[0][batch.valid].numpy().ravel(), minlength=256)
+    if ignored is not None:
+        counts[ignored] = 0
+    if not counts.any():
+        raise SystemExit(f"{dataset.path}: no pixel of its training masks counts: there is nothing to learn from it")
+    return counts[: np.flatnonzero(counts)[-1] + 1] / counts.sum()
 
 
 def _colours(count: int, ignored: int | None) -> np.ndarray:

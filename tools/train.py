@@ -128,9 +128,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
         transform=task.transforms,
         echo=options.echo,
     )
-    held_out = FastLoader(
-        held_out_rows, batch_size, shuffle=False, ends="exact", device=on_gpu, transform=task.steady
-    )
+    held_out = FastLoader(held_out_rows, batch_size, shuffle=False, ends="exact", device=on_gpu, transform=task.steady)
 
     model: nn.Module = task.network(options.width or task.width).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, weight_decay=0.02)
@@ -214,8 +212,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="samples a step and process (64; texts 128, masks 8)")
     parser.add_argument("--lr", type=float, help="peak learning rate (0.003; texts 0.002, masks 0.004)")
     parser.add_argument("--width", type=int, help="channels of the first stage (16; texts 64, masks 24)")
-    parser.add_argument("--layers", type=int, default=2, help="of attention, for texts; 0: a bag of words (default: 2)")
-    parser.add_argument("--picture", type=Path, help="image | truth | answer of masks (default: DATA-answers.png, here)")
+    parser.add_argument("--layers", type=int, default=2, help="of attention, for texts (2); 0: a bag of words")
+    parser.add_argument("--picture", type=Path, help="where the answers for masks are drawn (DATA-answers.png)")
     parser.add_argument("--amp", choices=["off", "bf16", "fp16"], default="off", help="autocast (default: off)")
     parser.add_argument("--echo", type=int, default=1, help="times each batch is used (default: 1)")
     parser.add_argument("--workers", type=int, help="default: the loader's own choice")
