@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from fastload.errors import FileChangedError, OptionError
-from fastload.format import Field, FileIdentity, PackedFile, read_header
+from fastload.format import DIGEST_FIELDS, Field, FileIdentity, PackedFile, read_header
 from fastload.plan import ChunkWindow
 from fastload.read import Read, RowReader, image_axes
 from fastload.read.identity import open_checked
@@ -25,6 +25,8 @@ Transform = Callable[[Any], Any]
 
 PLAN_FIELDS = ("row", "valid")
 """Not in the file: `FastLoader` adds them to a batch when they are asked for."""
+
+_BOOKKEEPING = ("split", *DIGEST_FIELDS)
 
 
 class PackedDataset(Dataset[Any]):
@@ -37,8 +39,9 @@ class PackedDataset(Dataset[Any]):
     Args:
         path: a file of `fastload pack`, or another HDF5 file with a dataset `images`.
         split: name of a split; None for all rows.
-        fields: names of fields, in the order wanted; None for images, and labels if present. "row" is the sample's row
-            in the file; "valid" only means something in a `FastLoader`.
+        fields: names of fields, in the order wanted; None for images, and labels if present; of a file without images,
+            all that hold numbers, by name, labels last. "row" is the sample's row in the file; "valid" only means
+            something in a `FastLoader`.
         transform: called with the tuple, returns the sample.
 
     Raises:
@@ -276,7 +279,7 @@ def _split_rows(file: PackedFile, split: str | None) -> range:
 
 def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str, ...]:
     if fields is None:
-        return tuple(name for name in ("images", "labels") if name in file.fields)
+        return _default_fields(file)
     numeric = [name for name, field in file.fields.items() if _is_numeric(field)]
     accepted = (*numeric, *PLAN_FIELDS)
     if isinstance(fields, str) or not fields or len(set(fields)) != len(fields):
@@ -288,6 +291,15 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
     if "images" in fields:
         image_axes(file)
     return tuple(fields)
+
+
+def _default_fields(file: PackedFile) -> tuple[str, ...]:
+    if "images" in file.fields:
+        return tuple(name for name in ("images", "labels") if name in file.fields)
+    own = [name for name, field in file.fields.items() if _is_numeric(field) and name not in _BOOKKEEPING]
+    if not own:
+        raise OptionError(f"{file.path}: it has neither images nor another field of numbers; say which in fields=[...]")
+    return tuple(sorted(own, key=lambda name: name == "labels"))
 
 
 def _is_numeric(field: Field) -> bool:

@@ -236,6 +236,20 @@ def test_boxes_that_are_not_pixels_of_the_packed_images_are_not_moved(tmp_path, 
     assert len(list(FastLoader(dataset, 4, transform=[NORMALIZE]))) == 2
 
 
+def test_several_boxes_an_image_follow_a_flip_from_file_to_batch(tmp_path):
+    pixels = np.zeros((8, 20, 30, 3), np.uint8)
+    values = np.zeros((8, 3, 4), np.float32)
+    values[:, 0] = 3, 4, 10, 12
+    values[::2, 1] = 0, 1, 5, 2
+    boxes = Column(values, {"names": ("x", "y", "width", "height")})
+    write_packed(tmp_path / "a.h5", pixels, {"boxes": boxes}, chunk_rows=4)
+    dataset = PackedDataset(tmp_path / "a.h5", fields=("images", "boxes"))
+    for batch in FastLoader(dataset, 4, transform=[RandomHorizontalFlip(1)]):
+        expected = torch.from_numpy(values[batch.rows.numpy()])
+        expected[..., 0] = torch.where(expected.any(dim=2), 30 - expected[..., 0] - expected[..., 2], 0)
+        assert torch.equal(batch[1], expected)
+
+
 def test_a_default_device_elsewhere_changes_nothing(packed):
     expected = [images for images, _ in FastLoader(packed, 8, seed=3, transform=PIPELINES["imagenet"])]
     with torch.device("meta"):  # as torch.set_default_device() does for a whole script

@@ -1,10 +1,14 @@
-"""Train a small ResNet from a packed file: a complete script to start one's own from.
+"""Train a small network from a packed file: a complete script to start one's own from.
 
     python tools/train.py celeba.h5                                   one process, CPU or GPU
     torchrun --nproc-per-node 2 tools/train.py celeba.h5              DDP: nccl on GPUs, gloo on CPUs
     python tools/train.py celeba.h5 --checkpoint run.pt --resume      goes on where it stopped, mid-epoch too
+    python tools/train.py camvid.h5 --epochs 40                       masks: segmentation, mean IoU, a picture
+    python tools/train.py reviews.h5                                  tokens and no images: texts
 
-The file's labels decide the task: int64 numbers are classes, uint8 (N, A) are A yes-or-no attributes.
+The file's fields decide the task: masks are segmented, images classified, token arrays of a file without images read as
+text; `--task` says otherwise. Labels that are int64 numbers are classes, uint8 (N, A) are A yes-or-no attributes.
+The tasks stand in `tasks.py`, their networks in `networks.py`.
 On CPUs that others use too, set OMP_WAIT_POLICY=PASSIVE, or torch's threads spin and starve each other.
 """
 
@@ -22,55 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from tasks import Task, task_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fastload import FastLoader, FastloadError, PackedDataset, inspect_file
-from fastload.transforms import Normalize, RandomHorizontalFlip
-
-
-class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut (He et al., 2016)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features (B, outputs, H / stride, W / stride)."""
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
-
-
-class SmallResNet(nn.Module):
-    """Four stages of one block each: (B, C, H, W) to (B, outputs)."""
-
-    def __init__(self, channels: int, outputs: int, width: int) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(channels, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
-        )
-        widths = [width, width, 2 * width, 4 * width, 8 * width]
-        self.stages = nn.Sequential(*(Block(widths[i], widths[i + 1], 1 if i == 0 else 2) for i in range(4)))
-        self.head = nn.Linear(widths[-1], outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, outputs)."""
-        return self.head(self.stages(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-def losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Loss of each sample, (B,); 0 where a class label is -1 (none)."""
-    if labels.ndim == 1:
-        return F.cross_entropy(logits.float(), labels, ignore_index=-1, reduction="none", label_smoothing=0.05)
-    return F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none").mean(1)
 
 
 @contextmanager
@@ -101,52 +61,36 @@ def reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> 
     return values
 
 
-def open_splits(path: Path, seed: int) -> tuple[PackedDataset, PackedDataset]:
+def open_splits(path: Path, fields: tuple[str, ...], seed: int) -> tuple[PackedDataset, PackedDataset]:
     """Training and validation rows: the file's own splits, or a fixed tenth held out where it has none."""
     names = list(inspect_file(path).splits)
     if "train" in names and len(names) > 1:
         held_out = next((name for name in ("valid", "val", "validation", "test") if name in names), names[-1])
-        return PackedDataset(path, split="train"), PackedDataset(path, split=held_out)
-    whole = PackedDataset(path)
+        return PackedDataset(path, "train", fields), PackedDataset(path, held_out, fields)
+    whole = PackedDataset(path, fields=fields)
     order = np.random.default_rng(seed).permutation(len(whole))
     tenth = max(1, len(whole) // 10)
     return whole.select(np.sort(order[tenth:])), whole.select(np.sort(order[:tenth]))
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, loader: FastLoader, autocast: torch.autocast, device: torch.device
-) -> tuple[float, float]:
-    """Accuracy over the split, each row counted once over all ranks, and that of always giving the commonest answer."""
+def evaluate(task: Task, model: nn.Module, loader: FastLoader, autocast: torch.autocast) -> Tensor:
+    """The task's counts over the split, on the CPU, each row counted once over all ranks."""
     for buffer in model.buffers():  # batch-norm statistics differ between ranks; evaluate one model, rank 0's
         if dist.is_initialized():
             dist.broadcast(buffer, 0)
     model.eval()
-    counts: Tensor | None = None  # right answers and answers, then how often each class or attribute occurs
+    counts: Tensor | None = None
     for batch in loader:
-        images, labels = batch
+        fields = dict(zip(task.fields, batch, strict=True))
         with autocast:
-            logits = model(images)
-        if labels.ndim == 1:
-            counted = batch.valid & (labels >= 0)
-            right = ((logits.argmax(1) == labels) & counted).sum()
-            occurs = torch.bincount(labels[counted], minlength=logits.shape[1])
-            answers = counted.sum()
-        else:
-            right = (((logits > 0) == labels.bool()) & batch.valid[:, None]).sum()
-            occurs = (labels * batch.valid[:, None]).sum(0)
-            answers = batch.valid.sum() * labels.shape[1]
-        row = torch.cat([torch.stack([right, answers]), occurs]).double()
-        counts = row if counts is None else counts + row
-        attributes = labels.ndim == 2
+            answers = task.answers(model, fields)
+        found = task.counts(answers, fields, batch.valid)
+        counts = found if counts is None else counts + found
     model.train()
     if counts is None:
-        raise SystemExit("the validation split holds no image")
-    right, answers, occurs = (part.squeeze() for part in reduced(counts).cpu().split([1, 1, len(counts) - 2]))
-    if attributes:
-        rows = answers / len(occurs)
-        return float(right / answers), float(torch.maximum(occurs, rows - occurs).sum() / answers)
-    return float(right / answers), float(occurs.max() / answers)
+        raise SystemExit("the validation split holds no sample")
+    return reduced(counts).cpu()
 
 
 def cosine_lr(step: int, steps: int, peak: float) -> float:
@@ -167,42 +111,30 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def train(options: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
     """Train, evaluate after each epoch, and print one line about it."""
     torch.manual_seed(options.seed)
-    train_rows, held_out_rows = open_splits(options.data, options.seed)
-    info = inspect_file(options.data)
-    if "labels" not in info.fields:
-        raise SystemExit(f"{options.data} has no labels: there is nothing to learn from it")
-    height, width, channels = info.fields["images"].shape[1:]
-    label_shape = info.fields["labels"].shape
-    attributes = len(label_shape) == 2
-    outputs = label_shape[1] if attributes else len(info.classes)
-    if outputs < 2 and not attributes:
-        raise SystemExit(f"{options.data} names {outputs} class: there is nothing to tell apart")
-    if options.task and (options.task == "attributes") != attributes:
-        raise SystemExit(f"--task {options.task}: the labels of {options.data} have shape {label_shape}")
+    task = task_of(PackedDataset(options.data), options)
+    train_rows, held_out_rows = open_splits(options.data, task.fields, options.seed)
+    batch_size, peak_lr = options.batch_size or task.batch_size, options.lr or task.lr
 
     amp_dtype = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[options.amp]
     autocast = torch.autocast(device.type, dtype=amp_dtype, enabled=amp_dtype is not None)
     scaler = torch.amp.GradScaler(device.type, enabled=amp_dtype is torch.float16)
-    normalize = Normalize((0.5,) * channels, (0.25,) * channels)
     on_gpu = device if device.type == "cuda" else None
     loader = FastLoader(
         train_rows,
-        options.batch_size,
+        batch_size,
         seed=options.seed,
         workers=options.workers,
         device=on_gpu,
-        transform=[RandomHorizontalFlip(), normalize],
+        transform=task.transforms,
         echo=options.echo,
     )
-    held_out = FastLoader(
-        held_out_rows, options.batch_size, shuffle=False, ends="exact", device=on_gpu, transform=[normalize]
-    )
+    held_out = FastLoader(held_out_rows, batch_size, shuffle=False, ends="exact", device=on_gpu, transform=task.steady)
 
-    model: nn.Module = SmallResNet(channels, outputs, options.width).to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.02)
+    model: nn.Module = task.network(options.width or task.width).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, weight_decay=0.02)
     steps_per_epoch = len(loader)
     if steps_per_epoch == 0:
-        raise SystemExit(f"{len(train_rows)} training images do not fill one batch of {options.batch_size} per rank")
+        raise SystemExit(f"{len(train_rows)} training samples do not fill one batch of {batch_size} per rank")
     steps = options.epochs * steps_per_epoch
     step = first_epoch = 0
     if options.resume and options.checkpoint.exists():
@@ -220,10 +152,9 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
             save_checkpoint(options.checkpoint, state | {"loader": loader.state_dict(), "step": step, "epoch": epoch})
 
     if rank == 0:
-        kind = "attributes" if attributes else "classes"
         print(
-            f"{len(train_rows)} images of {height}x{width}x{channels} to learn {outputs} {kind} from, "
-            f"{len(held_out_rows)} held out; {world_size} process(es) on {device.type}, amp {options.amp}"
+            f"{len(train_rows)} {task.summary}, {len(held_out_rows)} held out; {world_size} process(es) on "
+            f"{device.type}, amp {options.amp}"
         )
         if step:
             print(f"resumed at step {step} of {steps}")
@@ -232,13 +163,13 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
         loader.set_epoch(epoch)
         loss_sum = torch.zeros(2, device=device)
         for batch in loader:
-            images, labels = batch
+            fields = dict(zip(task.fields, batch, strict=True))
             for group in optimizer.param_groups:
-                group["lr"] = cosine_lr(step, steps, options.lr)
+                group["lr"] = cosine_lr(step, steps, peak_lr)
             with autocast:
-                logits = parallel(images)
+                answers = task.answers(parallel, fields)
             # Right for any batch, a short last one too: DDP averages over ranks, so undo that and divide by all rows.
-            loss = (losses(logits, labels) * batch.valid).sum() * world_size / batch.global_valid
+            loss = (task.losses(answers, fields) * batch.valid).sum() * world_size / batch.global_valid
             optimizer.zero_grad(set_to_none=True)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
@@ -251,7 +182,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
                 if rank == 0:
                     print(f"stopped after step {step} of {steps}, as --max-steps asks")
                 return
-        accuracy, baseline = evaluate(model, held_out, autocast, device)
+        counts = evaluate(task, model, held_out, autocast)
         stats = loader.stats
         fast = torch.tensor(
             [stats.fresh_samples_per_s, stats.consumed_samples_per_s], dtype=torch.float64, device=device
@@ -263,21 +194,26 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
         if rank == 0:
             echoed = f" ({consumed:,.0f} with echoes)" if options.echo > 1 else ""
             print(
-                f"epoch {epoch + 1}/{options.epochs}: {fresh:,.0f} images/s{echoed}, stall {stalled:.1%}, "
-                f"loss {mean_loss / max(1, batches):.3f}, accuracy {accuracy:.1%} (commonest answer: {baseline:.1%})",
+                f"epoch {epoch + 1}/{options.epochs}: {fresh:,.0f} samples/s{echoed}, stall {stalled:.1%}, "
+                f"loss {mean_loss / max(1, batches):.3f}, {task.score(counts)}",
                 flush=True,
             )
+    if rank == 0 and first_epoch < options.epochs:
+        task.finish(counts, model, held_out_rows, options.picture or Path(f"{options.data.stem}-answers.png"))
 
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Train a small ResNet from a packed file.")
+    parser = argparse.ArgumentParser(description="Train a small network from a packed file.")
     parser.add_argument("data", type=Path, help="file written by `fastload pack`")
-    parser.add_argument("--task", choices=["classify", "attributes"], help="default: what the file's labels are")
+    tasks = ["classify", "attributes", "segmentation", "text"]
+    parser.add_argument("--task", choices=tasks, help="default: what the file's fields and labels suggest")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=64, help="images a step and process (default: 64)")
-    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate (default: 0.003)")
-    parser.add_argument("--width", type=int, default=16, help="channels of the first stage (default: 16)")
+    parser.add_argument("--batch-size", type=int, help="samples a step and process (64; texts 128, masks 8)")
+    parser.add_argument("--lr", type=float, help="peak learning rate (0.003; texts 0.002, masks 0.004)")
+    parser.add_argument("--width", type=int, help="channels of the first stage (16; texts 64, masks 24)")
+    parser.add_argument("--layers", type=int, default=2, help="of attention, for texts (2); 0: a bag of words")
+    parser.add_argument("--picture", type=Path, help="where the answers for masks are drawn (DATA-answers.png)")
     parser.add_argument("--amp", choices=["off", "bf16", "fp16"], default="off", help="autocast (default: off)")
     parser.add_argument("--echo", type=int, default=1, help="times each batch is used (default: 1)")
     parser.add_argument("--workers", type=int, help="default: the loader's own choice")
@@ -290,7 +226,7 @@ def parse_options() -> argparse.Namespace:
     if options.resume and not options.checkpoint:
         parser.error("--resume needs --checkpoint FILE")
     for name in ("epochs", "batch_size", "echo", "width", "checkpoint_every"):
-        if getattr(options, name) < 1:
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return options
 

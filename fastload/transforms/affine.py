@@ -116,8 +116,11 @@ def move_points(points: torch.Tensor, matrices: Matrices) -> torch.Tensor:
 
 
 def move_boxes(boxes: torch.Tensor, matrices: Matrices) -> torch.Tensor:
-    """The smallest boxes (B, 4) around the moved corners of boxes (x1, y1, x2, y2), not clamped to the image."""
-    left, top, right, bottom = boxes.unbind(1)
-    corners = torch.stack([left, top, right, top, right, bottom, left, bottom], dim=1).view(-1, 4, 2)
-    moved = move_points(corners, matrices)
-    return torch.cat([moved.amin(dim=1), moved.amax(dim=1)], dim=1)
+    """The smallest boxes (B, 4) or (B, M, 4) around the moved corners of boxes (x1, y1, x2, y2).
+
+    They are not clamped to the image.
+    """
+    left, top, right, bottom = boxes.unbind(-1)
+    corners = torch.stack([left, top, right, top, right, bottom, left, bottom], dim=-1)
+    moved = move_points(corners.view(len(boxes), boxes.shape[1:].numel(), 2), matrices).view(*boxes.shape[:-1], 4, 2)
+    return torch.cat([moved.amin(dim=-2), moved.amax(dim=-2)], dim=-1)

@@ -11,7 +11,7 @@ import torch
 from fastload.transforms.spec import ImageSpec
 
 # Fields of these names hold places in the image; a moved image would leave them behind.
-COORDINATE_FIELDS = ("bbox", "landmarks")
+COORDINATE_FIELDS = ("bbox", "boxes", "landmarks")
 
 Kind = Literal["xyxy", "xywh", "points"]
 
@@ -21,7 +21,8 @@ class Coordinates:
     """How a field holds places in the image.
 
     Attributes:
-        kind: "points": (B, 2 P) or (B, P, 2) as x, y; "xyxy" or "xywh": (B, 4), corners, or a corner and a size.
+        kind: "points": (B, 2 P) or (B, P, 2) as x, y; "xyxy" or "xywh": (B, 4) or (B, M, 4), corners, or a corner and a
+            size. Of several boxes an image, those of four zeros only fill the row up, and stay so.
         unusable: why its places are not pixels of the images as they are packed; empty if they are.
     """
 
@@ -48,7 +49,7 @@ def coordinates_of(name: str, shape: tuple[int, ...], columns: Sequence[str], fr
         return Coordinates("points", frame)
     kinds: dict[str, Kind] = {"xyxy": "xyxy", "xywh": "xywh"}
     letters = "".join(_letter(word) for word in words)
-    if shape != (4,) or letters not in kinds:
+    if len(shape) not in (1, 2) or shape[-1] != 4 or letters not in kinds:
         return Coordinates(
             "xyxy",
             "its attribute `names` does not say what its numbers are, four such as x_1, y_1, width, height or xmin, "
@@ -67,7 +68,10 @@ def _letter(column: str) -> str:
 
 
 def as_moved(fields: dict[str, torch.Tensor], coordinates: Mapping[str, Coordinates]) -> dict[str, torch.Tensor]:
-    """The coordinates among the fields as transforms move them, float32: boxes (B, 4) as corners, points (B, P, 2)."""
+    """The coordinates among the fields as transforms move them, float32.
+
+    Boxes are corners (B, 4) or (B, M, 4), points (B, P, 2).
+    """
     moved = {}
     for name, how in coordinates.items():
         if name not in fields:
@@ -76,7 +80,7 @@ def as_moved(fields: dict[str, torch.Tensor], coordinates: Mapping[str, Coordina
         if how.kind == "points":
             values = values.reshape(len(values), -1, 2)
         elif how.kind == "xywh":
-            values = torch.cat([values[:, :2], values[:, :2] + values[:, 2:]], dim=1)
+            values = torch.cat([values[..., :2], values[..., :2] + values[..., 2:]], dim=-1)
         moved[name] = values
     return moved
 
@@ -92,9 +96,11 @@ def as_handed_over(
     for name, values in moved.items():
         kind = coordinates[name].kind
         if kind != "points":
-            x, y = values[:, 0::2].clamp(0, spec.width), values[:, 1::2].clamp(0, spec.height)
-            values = torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], dim=1)
+            x, y = values[..., 0::2].clamp(0, spec.width), values[..., 1::2].clamp(0, spec.height)
+            values = torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], dim=-1)
         if kind == "xywh":
-            values = torch.cat([values[:, :2], values[:, 2:] - values[:, :2]], dim=1)
+            values = torch.cat([values[..., :2], values[..., 2:] - values[..., :2]], dim=-1)
+        if kind != "points" and values.ndim == 3:
+            values = values.masked_fill((fields[name] == 0).all(dim=-1, keepdim=True), 0)
         result[name] = values.reshape(fields[name].shape)
     return result

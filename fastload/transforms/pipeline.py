@@ -186,7 +186,7 @@ def _move_coordinates(
     transform: MovesCoordinates, moved: dict[str, torch.Tensor], spec: ImageSpec, draws: Draws
 ) -> None:
     for name, values in moved.items():
-        move = transform.move_points if values.ndim == 3 else transform.move_boxes
+        move = transform.move_points if values.shape[-1] == 2 else transform.move_boxes
         moved[name] = move(values, spec, draws)
 
 

@@ -122,13 +122,14 @@ class Placement:
         return torch.where(self._turned(points)[:, None, :], last - moved, moved)
 
     def move_boxes(self, boxes: torch.Tensor) -> torch.Tensor:
-        """Boxes of the source, float32 (B, 4) as x1, y1, x2, y2, in the output; not clamped to it.
+        """Boxes of the source, float32 (B, 4) or (B, M, 4) as x1, y1, x2, y2, in the output; not clamped to it.
 
         As torchvision's: x2 and y2 are edges and not pixels, so mirroring takes x to width - x.
         """
-        corners = self._scaled_and_shifted(boxes.view(-1, 2, 2))
-        other_end = _pair(self.size[1], self.size[0], boxes) - corners.flip(1)
-        return torch.where(self._turned(boxes)[:, None, :], other_end, corners).view(-1, 4)
+        corners = self._scaled_and_shifted(boxes.reshape(len(boxes), boxes.shape[1:].numel() // 2, 2))
+        swapped = corners.view(*boxes.shape[:-1], 2, 2).flip(-2).view_as(corners)
+        other_end = _pair(self.size[1], self.size[0], boxes) - swapped
+        return torch.where(self._turned(boxes)[:, None, :], other_end, corners).view(boxes.shape)
 
     def _scaled_and_shifted(self, points: torch.Tensor) -> torch.Tensor:
         first = np.stack([self.left, self.top], axis=1)

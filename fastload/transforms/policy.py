@@ -174,7 +174,7 @@ class RandAugment:
         return affine.move_points(points, self._all_matrices(spec, draws))
 
     def move_boxes(self, boxes: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
-        """The smallest boxes (B, 4) around the moved corners of boxes (x1, y1, x2, y2), not clamped to the image."""
+        """The smallest boxes (B, 4) or (B, M, 4) around the moved corners of boxes (x1, y1, x2, y2), not clamped."""
         return affine.move_boxes(boxes, self._all_matrices(spec, draws))
 
     def _all_matrices(self, spec: ImageSpec, draws: Draws) -> affine.Matrices:

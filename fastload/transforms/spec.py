@@ -74,7 +74,10 @@ class MovesCoordinates(Protocol):
         ...
 
     def move_boxes(self, boxes: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
-        """Boxes, float32 (B, 4) as x1, y1, x2, y2, in the transformed image; not clamped to it."""
+        """Boxes, float32 (B, 4) as x1, y1, x2, y2, in the transformed image; not clamped to it.
+
+        (B, M, 4) for a field of several boxes an image.
+        """
         ...
 
 

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from fastload.transforms import CenterCrop, Draws, Normalize, RandAugment, RandomHorizontalFlip, apply_transforms
+from fastload.transforms import (
+    CenterCrop,
+    Draws,
+    Normalize,
+    RandAugment,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+    apply_transforms,
+)
 from fastload.transforms.coordinates import Coordinates, coordinates_of
 
 FLIP = RandomHorizontalFlip(1)
@@ -29,6 +40,32 @@ def test_boxes_keep_the_form_they_came_in():
 def test_boxes_are_cut_off_at_the_edges_and_may_vanish():
     crop = CenterCrop((10, 10))  # columns 5 to 15
     assert moved([crop], "bbox", [[2, 0, 6, 5], [0, 0, 4, 5]], "xyxy").tolist() == [[0, 0, 1, 5], [0, 0, 0, 5]]
+
+
+@pytest.mark.parametrize("kind", ["xywh", "xyxy"])
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [RandomCrop((8, 12)), RandomHorizontalFlip(), RandomVerticalFlip()],
+        [RandomResizedCrop((7, 9)), RandomHorizontalFlip()],
+        [Resize((20, 30))],
+        [RandAugment(num_ops=3, magnitude=20), RandomHorizontalFlip()],
+    ],
+)
+def test_several_boxes_of_an_image_move_as_each_would_alone_and_padding_stays(transforms, kind):
+    boxes = torch.tensor([[[2, 3, 9, 8], [0, 0, 5, 4], [0, 0, 0, 0]], [[11, 1, 14, 7], [0, 0, 0, 0], [0, 0, 0, 0]]])
+    together = moved(transforms, "boxes", boxes, kind)
+    assert together.shape == (2, 3, 4) and together.dtype == torch.float32
+    for place in range(3):
+        alone = moved(transforms, "bbox", boxes[:, place], kind)
+        filled = (boxes[:, place] != 0).any(dim=1)
+        assert torch.equal(together[filled, place], alone[filled])
+        assert not together[~filled, place].any()
+
+
+def test_no_box_in_any_image_is_no_trouble():
+    for transforms in ([FLIP, CenterCrop((10, 10))], [RandAugment(num_ops=2)]):
+        assert moved(transforms, "boxes", torch.zeros(2, 0, 4), "xywh").shape == (2, 0, 4)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2, 2, 2)])
@@ -69,6 +106,8 @@ def test_boxes_are_read_by_the_names_of_their_columns_or_not_at_all(columns, kin
     assert bool(how.unusable) == (kind is None)
     assert kind is None or how.kind == kind
     assert coordinates_of("bbox", (5,), columns).unusable
+    assert coordinates_of("boxes", (7, 4), columns) == how
+    assert coordinates_of("boxes", (7, 5), columns).unusable
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""Write made-up reviews as token arrays, to try a text task without a download.
+
+    python tools/make_reviews.py reviews.npz            24,000 reviews, 4,000 of them for the test
+    fastload pack reviews.npz reviews.h5
+    python tools/train.py reviews.h5                    with attention; --layers 0 is a bag of words
+
+Each review says something about three things, in words such as "the soup was not , to be honest , very good", and is
+positive where it praises more of them than it blames. "not" turns what comes after it around, often some words later,
+and the other two clauses have words of both kinds as well: which of them are meant shows only in their order, so a bag
+of words is right on three in four at best.
+
+The arrays: `tokens` int32 (N, L), 0 behind the end; `attention_mask` uint8 (N, L), 1 for words; `labels` int64 (N,), 0
+negative and 1 positive; `split`, 0 train and 1 test; `words`, the vocabulary, by token, is a text file beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+THINGS = (
+    "soup bread fish salad cake coffee wine menu waiter cook music view garden room bed price plot film song cast "
+    "ending camera screen battery keyboard seat train driver museum guide"
+).split()
+GOOD = "good great fine lovely fresh superb warm pleasant bright delightful excellent charming".split()
+BAD = "bad awful dull poor stale dreadful cold unpleasant dim boring terrible clumsy".split()
+STRENGTHS = "very really quite rather truly".split()
+NEGATIONS = ("not", "never", "hardly", "by no means")
+ASIDES = (
+    "", "", ", to be honest ,", ", as my friends had said before ,", ", even on a friday ,",
+    ", for all its bright name ,", ", if you ask me ,", ", at least when the cold rain fell ,",
+)  # fmt: skip
+JOINS = (". ", ", and ", ", but ", "; ")
+OPENINGS = ("", "", "we came twice . ", "a bad day in a good town : ", "i read a great review first . ")
+
+
+def review(rng: np.random.Generator) -> tuple[str, int]:
+    """A review and its label."""
+
+    def one(choices: tuple[str, ...] | list[str]) -> str:
+        return choices[rng.integers(len(choices))]
+
+    text, praised = one(OPENINGS), 0
+    for clause in range(3):
+        kind, turned = rng.random(2) < 0.5
+        praised += bool(kind) != bool(turned)
+        words = ["the", one(THINGS), "was", one(NEGATIONS) if turned else "", one(ASIDES)]
+        words += [one(STRENGTHS) if rng.random() < 0.5 else "", one(GOOD if kind else BAD)]
+        text += (one(JOINS) if clause else "") + " ".join(word for word in words if word)
+    return text + " .", int(praised >= 2)
+
+
+def arrays(count: int, test: int, seed: int) -> tuple[dict[str, NDArray[np.generic]], list[str]]:
+    """The arrays by name, and the vocabulary; each review occurs once, so the test holds none of the training."""
+    rng = np.random.default_rng(seed)
+    found: dict[str, int] = {}
+    while len(found) < count:
+        text, label = review(rng)
+        found.setdefault(text, label)
+    texts = [text.split() for text in found]
+    vocabulary = ["<end>", *sorted({word for words in texts for word in words})]
+    number = {word: token for token, word in enumerate(vocabulary)}
+    tokens = np.zeros((count, max(map(len, texts))), np.int32)
+    for row, words in zip(tokens, texts, strict=True):
+        row[: len(words)] = [number[word] for word in words]
+    return {
+        "tokens": tokens,
+        "attention_mask": (tokens != 0).astype(np.uint8),
+        "labels": np.array(list(found.values()), np.int64),
+        "split": (np.arange(count) >= count - test).astype(np.uint8),
+    }, vocabulary
+
+
+def main() -> None:
+    """Write what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Write made-up reviews as token arrays.")
+    parser.add_argument("output", type=Path, help="an .npz to write; the vocabulary goes beside it as .txt")
+    parser.add_argument("--count", type=int, default=24_000, help="reviews (default: 24,000)")
+    parser.add_argument("--test", type=int, help="of them for the test (default: a sixth)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.count < 6:
+        parser.error("--count must be at least 6")
+    test = options.count // 6 if options.test is None else options.test
+    if not 0 < test < options.count:
+        parser.error("--test must leave reviews for both")
+    made, vocabulary = arrays(options.count, test, options.seed)
+    np.savez(options.output, **made)
+    words = options.output.with_suffix(".txt")
+    words.write_text("\n".join(vocabulary) + "\n")
+    print(
+        f"{options.output}: {options.count} reviews of up to {made['tokens'].shape[1]} tokens, {test} of them test; "
+        f"{made['labels'].mean():.1%} positive; {words}: {len(vocabulary)} words"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The small networks that `train.py` trains: a ResNet, a DeepLab and a transformer, each in a screen."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut (He et al., 2016), with gaps between their taps if dilated."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, dilation, dilation, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, dilation, dilation, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, outputs, H / stride, W / stride)."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class SmallResNet(nn.Module):
+    """Four stages of one block each: (B, C, H, W) to (B, outputs)."""
+
+    def __init__(self, channels: int, outputs: int, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+        )
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        self.stages = nn.Sequential(*(Block(widths[i], widths[i + 1], 1 if i == 0 else 2) for i in range(4)))
+        self.head = nn.Linear(widths[-1], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, outputs)."""
+        return self.head(self.stages(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def convolution(inputs: int, outputs: int, size: int, *, stride: int = 1, dilation: int = 1) -> nn.Sequential:
+    """A convolution, batch-normalized, and what is above zero of it."""
+    padding = dilation * (size // 2)
+    conv = nn.Conv2d(inputs, outputs, size, stride, padding, dilation, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class Pyramid(nn.Module):
+    """Atrous spatial pyramid pooling (Chen et al., 2017): features seen at several distances, and as a whole."""
+
+    def __init__(self, inputs: int, outputs: int, rates: tuple[int, ...] = (2, 4, 8)) -> None:
+        super().__init__()
+        near = [convolution(inputs, outputs, 1)]
+        self.branches = nn.ModuleList(near + [convolution(inputs, outputs, 3, dilation=rate) for rate in rates])
+        # No batch norm here: over one pixel an image it would see as few values as there are images.
+        self.whole = nn.Sequential(nn.Conv2d(inputs, outputs, 1), nn.ReLU())
+        self.join = convolution((len(rates) + 2) * outputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, outputs, H, W)."""
+        whole = self.whole(x.mean((2, 3), keepdim=True)).expand(-1, -1, *x.shape[2:])
+        return self.join(torch.cat([*(branch(x) for branch in self.branches), whole], dim=1))  # type: ignore[no-any-return]
+
+
+class SmallDeepLab(nn.Module):
+    """A DeepLabv3+ (Chen et al., 2018) in small: (B, C, H, W) to (B, outputs, H, W).
+
+    An encoder goes down to an eighth of the size and on with dilated convolutions, a pyramid looks around, and a
+    decoder joins that with the sharper features of a quarter of the size.
+    """
+
+    def __init__(self, channels: int, outputs: int, width: int) -> None:
+        super().__init__()
+        self.quarter = nn.Sequential(convolution(channels, width, 3, stride=2), Block(width, 2 * width, 2))
+        self.eighth = nn.Sequential(
+            Block(2 * width, 4 * width, 2),
+            Block(4 * width, 4 * width, dilation=2),
+            Block(4 * width, 4 * width, dilation=4),
+        )
+        self.pyramid = nn.Sequential(Pyramid(4 * width, 2 * width), nn.Dropout2d(0.1))
+        self.sharp = convolution(2 * width, width, 1)
+        self.join = convolution(3 * width, 2 * width, 3)
+        self.head = nn.Conv2d(2 * width, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, outputs, H, W)."""
+        quarter = self.quarter(x)
+        far = F.interpolate(self.pyramid(self.eighth(quarter)), size=quarter.shape[2:], mode="bilinear")
+        logits = self.head(self.join(torch.cat([self.sharp(quarter), far], dim=1)))
+        return F.interpolate(logits, size=x.shape[2:], mode="bilinear")
+
+
+class Attention(nn.Module):
+    """Every token looks at all others, then thinks by itself (Vaswani et al., 2017; normalized first)."""
+
+    def __init__(self, width: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.think = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Tokens (B, L, width); those where the mask (B, L) is False are not looked at."""
+        parts = self.queries_keys_values(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(*parts, attn_mask=mask[:, None, None, :])
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.think(self.norm2(x))  # type: ignore[no-any-return]
+
+
+class SmallTransformer(nn.Module):
+    """Token ids and their mask, (B, L) each, to (B, outputs). Without layers: a bag of words."""
+
+    def __init__(self, words: int, length: int, outputs: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.places = nn.Parameter(torch.randn(length, width) * 0.02) if layers else None
+        self.layers = nn.ModuleList(Attention(width) for _ in range(layers))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Logits (B, outputs), of the mean over the tokens that the mask keeps."""
+        # A row without any token looks at its padding, rather than divide by nothing.
+        mask = mask | ~mask.any(1, keepdim=True)
+        x = self.words(tokens)
+        if self.places is not None:
+            x = x + self.places
+        for layer in self.layers:
+            x = layer(x, mask)
+        kept = mask[:, :, None].to(x.dtype)
+        return self.head((x * kept).sum(1) / kept.sum(1))  # type: ignore[no-any-return]
