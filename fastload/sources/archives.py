@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, ImageError, SourceError
-from fastload.sources.listing import require_unique
+from fastload.sources.listing import first_few, require_unique
 from fastload.sources.members import DEFLATED, LOCAL_HEADER, PLAIN, with_parents
 from fastload.sources.tars import list_tar
 from fastload.sources.tree import Tree, hidden_note, is_hidden, is_image, key_of, walk_order
@@ -67,6 +67,8 @@ class ArchiveFiles:
                 data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
             except zlib.error as exc:
                 raise ImageError(f"is damaged in the archive: {exc}") from exc
+        if len(data) > size:
+            raise ImageError(f"is damaged in the archive: it inflates to more than the {size} bytes stated there")
         if len(data) != size or zlib.crc32(data) != int(self.crcs[i]):
             raise ImageError("is damaged in the archive: its CRC-32 does not match")
         return data
@@ -168,6 +170,10 @@ def list_archive(path: Path) -> Tree:
         crcs=column("crc", np.uint32),
     )
     hidden = [key_of(member.name) for member in found.members if _hidden(member.name)]
+    passed = [f"{key_of(name)} {reason}" for name, reason in found.passed if not _hidden(name)]
+    notes = [hidden_note(hidden)] if hidden else []
+    if passed:
+        notes.append(f"Passed over in the archive ({len(passed)}): {first_few(passed)}.")
     return Tree(
         path=path,
         archive=True,
@@ -177,12 +183,14 @@ def list_archive(path: Path) -> Tree:
         mtimes_ns=np.full(len(members), status.st_mtime_ns, dtype=np.int64),
         files=files,
         broken=sorted((name, reason) for name, reason in found.broken if not _hidden(name)),
-        notes=(hidden_note(hidden),) if hidden else (),
+        notes=tuple(notes),
     )
 
 
 def _hidden(name: str) -> bool:
-    return (name[:1] == "." or "/." in name or "__MACOSX" in name) and any(map(is_hidden, name.split("/")))
+    if name[:1] != "." and "/." not in name and "__MACOSX" not in name:
+        return False
+    return any(is_hidden(part) for part in name.split("/") if part != "..")
 
 
 def _packer(head: bytes) -> tuple[str, str] | None:
