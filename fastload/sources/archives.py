@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, ImageError, SourceError
-from fastload.sources.listing import require_unique
-from fastload.sources.members import DEFLATED, LOCAL_HEADER, PLAIN, with_parents
+from fastload.sources.listing import first_few, require_unique
+from fastload.sources.members import DEFLATED, LOCAL_HEADER, PLAIN, Found, with_parents
 from fastload.sources.tars import list_tar
 from fastload.sources.tree import Tree, hidden_note, is_hidden, is_image, key_of, walk_order
 from fastload.sources.zips import list_zip
@@ -67,6 +67,8 @@ class ArchiveFiles:
                 data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
             except zlib.error as exc:
                 raise ImageError(f"is damaged in the archive: {exc}") from exc
+        if len(data) > size:
+            raise ImageError(f"is damaged in the archive: it inflates to more than the {size} bytes stated there")
         if len(data) != size or zlib.crc32(data) != int(self.crcs[i]):
             raise ImageError("is damaged in the archive: its CRC-32 does not match")
         return data
@@ -148,6 +150,39 @@ def list_archive(path: Path) -> Tree:
         found = list_tar(path, status.st_size)
     else:
         raise SourceError(_not_an_archive(path, head))
+    return _tree(path, path, status, found)
+
+
+def list_inner_tar(tree: Tree, position: int) -> Tree:
+    """List a tar that is a member of the tar behind a tree, or a file of the folder behind it; nothing is unpacked.
+
+    Args:
+        tree: of a folder or a .tar.
+        position: of the inner tar in tree.names.
+
+    Raises:
+        SourceError: it is no tar, is damaged, cut short or holds a name twice; or it lies in a zip.
+    """
+    name = key_of(tree.names[position])
+    if not tree.archive:
+        return list_archive(tree.path / Path(tree.names[position]))
+    files = tree.files
+    if not isinstance(files, ArchiveFiles) or files.methods[position] != PLAIN:
+        raise SourceError(
+            f"{tree.path}: {name} lies in a zip, where it cannot be read in place. "
+            f"Unpack {tree.path} (not {name}) and pack the folder."
+        )
+    head, inner = files.read_head(position, 512), tree.path / name
+    if head[257:262] != b"ustar" and (_packer(head) or not head):
+        raise SourceError(_not_an_archive(inner, head))
+    status = os.stat(files.path)
+    offset, size = int(files.offsets[position]), int(files.sizes[position])
+    found = list_tar(Path(files.path), status.st_size, start=offset, size=size, inner=name)
+    return _tree(inner, Path(files.path), status, found)
+
+
+def _tree(path: Path, archive: Path, status: os.stat_result, found: Found) -> Tree:
+    """The tree of what was found; path: as told to the user, archive: the file that is read."""
     require_unique([key_of(member.name) for member in found.members], str(path))
     members = sorted((m for m in found.members if not _hidden(m.name)), key=lambda m: walk_order(m.name))
     folders = {name for name in found.folders if not _hidden(name)}
@@ -158,7 +193,7 @@ def list_archive(path: Path) -> Tree:
         return np.fromiter((getattr(member, name) for member in members), dtype, len(members))
 
     files = ArchiveFiles(
-        path=os.path.abspath(path),
+        path=os.path.abspath(archive),
         archive_size=status.st_size,
         archive_mtime_ns=status.st_mtime_ns,
         offsets=column("offset", np.int64),
@@ -168,6 +203,10 @@ def list_archive(path: Path) -> Tree:
         crcs=column("crc", np.uint32),
     )
     hidden = [key_of(member.name) for member in found.members if _hidden(member.name)]
+    passed = [f"{key_of(name)} {reason}" for name, reason in found.passed if not _hidden(name)]
+    notes = [hidden_note(hidden)] if hidden else []
+    if passed:
+        notes.append(f"Passed over in the archive ({len(passed)}): {first_few(passed)}.")
     return Tree(
         path=path,
         archive=True,
@@ -177,12 +216,14 @@ def list_archive(path: Path) -> Tree:
         mtimes_ns=np.full(len(members), status.st_mtime_ns, dtype=np.int64),
         files=files,
         broken=sorted((name, reason) for name, reason in found.broken if not _hidden(name)),
-        notes=(hidden_note(hidden),) if hidden else (),
+        notes=tuple(notes),
     )
 
 
 def _hidden(name: str) -> bool:
-    return (name[:1] == "." or "/." in name or "__MACOSX" in name) and any(map(is_hidden, name.split("/")))
+    if name[:1] != "." and "/." not in name and "__MACOSX" not in name:
+        return False
+    return any(is_hidden(part) for part in name.split("/") if part != "..")
 
 
 def _packer(head: bytes) -> tuple[str, str] | None:

@@ -36,15 +36,24 @@ class Found:
         self.members: list[Member] = []
         self.folders: list[str] = []
         self.broken: list[tuple[str, str]] = []
+        self.passed: list[tuple[str, str]] = []
 
     def refuse(self, name: str, reason: str) -> None:
-        """Note a member that cannot be read, if it would have been an image."""
-        if is_image(name):
-            self.broken.append((name, reason))
+        """Note a member that is not read: with the broken ones when it would have been an image, else for a note."""
+        (self.broken if is_image(name) else self.passed).append((name, reason))
+
+
+def why_unsafe(name: str) -> str:
+    """Why a member's name is refused: it points out of the archive; "" when it does not."""
+    if name[:1] == "/" or (name[1:3] in (":/", ":\\") and name[0].isalpha()):
+        return "has an absolute name, which points out of the archive"
+    if ".." in name and ".." in name.split("/"):
+        return "has `..` in its name, which may point out of the archive"
+    return ""
 
 
 def normal(name: str) -> str:
-    """A member's name without `./`, a leading or doubled `/`, or one at its end."""
+    """A member's name without `./`, a doubled `/`, or one at either end."""
     if name[:1] not in ("/", ".") and "//" not in name and "/." not in name and name[-1:] != "/":
         return name
     return "/".join(part for part in name.split("/") if part not in ("", "."))
@@ -56,7 +65,7 @@ def with_parents(folder: str) -> list[str]:
     return ["/".join(parts[: n + 1]) for n in range(len(parts))]
 
 
-def cut_short(path: Path, name: str) -> str:
+def cut_short(path: Path | str, name: str) -> str:
     """The message about a member that is not wholly there."""
     return (
         f"{path}: member {key_of(name)} reaches beyond the data: the archive is damaged or cut short. "

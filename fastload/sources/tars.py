@@ -7,66 +7,110 @@ import tarfile
 from pathlib import Path
 
 from fastload.errors import SourceError
-from fastload.sources.members import PLAIN, Found, Member, cut_short, normal, with_parents
+from fastload.sources.members import PLAIN, Found, Member, cut_short, normal, why_unsafe, with_parents
 from fastload.sources.tree import key_of, walk_order
 
 
-def list_tar(path: Path, archive_size: int) -> Found:
+def list_tar(path: Path, archive_size: int, *, start: int = 0, size: int | None = None, inner: str = "") -> Found:
     """The members of a tar, header by header; links inside it resolved.
+
+    Offsets are those in the file at path, also for a tar that is itself a member of it.
+
+    Args:
+        path: the file.
+        archive_size: its bytes.
+        start: where the tar begins in it.
+        size: bytes of the tar; None: up to the end of the file.
+        inner: the name of that member, for messages.
 
     Raises:
         SourceError: it is damaged, cut short, or more than one archive in a row.
     """
     found = Found()
     links: list[tuple[str, str]] = []
+    where = f"{path}: {key_of(inner)}" if inner else str(path)
+    end = archive_size if size is None else start + size
+    reached = start
     try:
-        with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as archive:
-            while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # or all headers stay in memory
-                name = normal(info.name)
-                if info.isdir():
-                    found.folders.append(name)
-                elif info.issym():
-                    links.append(
-                        (name, normal(posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))))
-                    )
-                elif info.islnk():
-                    links.append((name, normal(posixpath.normpath(info.linkname))))
-                elif not info.isfile() or info.issparse():
-                    found.refuse(name, "is not a plain file; unpack the archive")
-                elif info.offset_data + info.size > archive_size:
-                    raise SourceError(cut_short(path, name))
-                else:
-                    found.members.append(Member(name, info.offset_data, info.size, info.size, PLAIN, 0))
-            end = archive.offset  # where the listing stopped
+        with open(path, "rb") as file:
+            file.seek(start)
+            with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+                while (info := archive.next()) is not None:
+                    archive.members.clear()  # type: ignore[attr-defined]  # or all headers stay in memory
+                    if info.offset + 512 > end:
+                        raise SourceError(_no_end_mark(where, info.offset))
+                    # A size below 0 leads back to headers that were read already, for ever (CVE-2025-8194).
+                    if info.size < 0 or archive.offset <= reached:
+                        raise SourceError(_damaged(where, f"{key_of(info.name)} has the size {info.size}"))
+                    reached = archive.offset
+                    if info.isfile() and info.offset_data + info.size > end:
+                        raise SourceError(cut_short(where, info.name))
+                    _take(found, info, links)
+                stopped = archive.offset
     except tarfile.TarError as exc:
-        raise SourceError(
-            f"{path}: this tar is damaged or cut short ({exc}). Copy or download it again; "
-            f"`tar -tf {path}` shows how far it can be read."
-        ) from exc
-    _check_end(path, end)
+        raise SourceError(_damaged(where, str(exc))) from exc
+    except SourceError:
+        raise
+    except (ValueError, IndexError, OverflowError) as exc:  # tarfile's own, at headers that make no sense
+        raise SourceError(_damaged(where, str(exc))) from exc
+    _check_end(path, where, stopped, end)
     _follow_links(found, links)
     return found
 
 
-def _check_end(path: Path, end: int) -> None:
+def _take(found: Found, info: tarfile.TarInfo, links: list[tuple[str, str]]) -> None:
+    name = normal(info.name)
+    if reason := why_unsafe(info.name):
+        found.refuse(info.name, reason)
+    elif info.isdir():
+        found.folders.append(name)
+    elif info.issym() or info.islnk():
+        # A symbolic link is relative to its folder, a hard link to the archive.
+        base = posixpath.dirname(name) if info.issym() else ""
+        target = posixpath.normpath(posixpath.join(base, info.linkname))
+        if target.startswith(("/", "../")) or target == "..":
+            found.refuse(name, f"is a link to {key_of(info.linkname)}, which points out of the archive")
+        else:
+            links.append((name, normal(target)))
+    elif info.ischr() or info.isblk():
+        found.refuse(name, "is a device, which is never read")
+    elif info.isfifo():
+        found.refuse(name, "is a pipe, which is never read")
+    elif not info.isfile() or info.issparse():
+        found.refuse(name, "is not a plain file; unpack the archive")
+    else:
+        found.members.append(Member(name, info.offset_data, info.size, info.size, PLAIN, 0))
+
+
+def _damaged(where: str, why: str) -> str:
+    return (
+        f"{where}: this tar is damaged or cut short ({why}). Copy or download it again; "
+        "`tar -tf` shows how far it can be read."
+    )
+
+
+def _no_end_mark(where: str, end: int) -> str:
+    return (
+        f"{where}: this tar has no end mark behind its last member (byte {end}); the copy or download was probably "
+        "cut short. Fetch it again; if it is whole after all, unpack it with `tar -xf` and pack the folder."
+    )
+
+
+def _check_end(path: Path, where: str, stopped: int, end: int) -> None:
     # tarfile ends quietly at a damaged header, at a missing end mark and at the first of several archives in a row.
     with open(path, "rb") as file:
-        file.seek(end)
-        rest = file.read(2**20)
+        file.seek(stopped)
+        rest = file.read(min(2**20, max(0, end - stopped)))
     if len(rest) < 512:
-        raise SourceError(
-            f"{path}: this tar has no end mark behind its last member (byte {end}); the copy or download was probably "
-            f"cut short. Fetch it again; if it is whole after all, unpack it with `tar -xf {path}` and pack the folder."
-        )
+        raise SourceError(_no_end_mark(where, stopped))
     if any(rest[:512]):
         raise SourceError(
-            f"{path}: this tar is damaged at byte {end}, where a member should begin. Copy or download it again."
+            f"{where}: this tar is damaged at byte {stopped}, where a member should begin. Copy or download it again."
         )
     if any(rest):
         raise SourceError(
-            f"{path}: there is more data behind the end of this tar (byte {end}), perhaps a second one written behind "
-            f"the first. Unpack both with `tar --ignore-zeros -xf {path}` and pack the folder."
+            f"{where}: there is more data behind the end of this tar (byte {stopped}), perhaps a second one written "
+            "behind the first. Unpack both with `tar --ignore-zeros -xf` and pack the folder."
         )
 
 
@@ -74,6 +118,7 @@ def _follow_links(found: Found, links: list[tuple[str, str]]) -> None:
     if not links:
         return
     targets = dict(links)
+    refused = dict(found.broken + found.passed)
     members = {member.name: member for member in found.members}
     folders = {folder for name in members for folder in with_parents(walk_order(name)[0])}.union(found.folders)
     for name, target in links:
@@ -83,5 +128,9 @@ def _follow_links(found: Found, links: list[tuple[str, str]]) -> None:
             found.members.append(members[target]._replace(name=name))
         elif target in folders:
             found.broken.append((name, "is a link to a folder; unpack the archive to follow it"))
+        elif target in refused:
+            found.refuse(name, f"is a link to {key_of(target)}, which {refused[target]}")
+        elif target in targets:
+            found.refuse(name, "is a link that leads back to itself")
         else:
             found.refuse(name, f"is a link to {key_of(target)}, which is not in the archive")

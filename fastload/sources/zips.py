@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import stat
 import struct
 import zipfile
 from pathlib import Path
 
 from fastload.errors import SourceError
-from fastload.sources.members import DEFLATED, LOCAL_HEADER, STORED, Found, Member, cut_short, normal
+from fastload.sources.members import DEFLATED, LOCAL_HEADER, STORED, Found, Member, cut_short, normal, why_unsafe
+from fastload.sources.tree import key_of
 
 _METHODS = {9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "zstd", 95: "xz"}
+
+_UNIX = (3, 19)  # made where a member's mode means something: Unix, macOS
+_DEFLATE_RATIO = 1032  # the most that deflate can shrink anything (zlib's technical details)
+_LARGE, _SUSPICIOUS_RATIO = 2**28, 100  # no image that large shrinks that much
 
 
 def list_zip(path: Path) -> Found:
@@ -29,10 +35,16 @@ def list_zip(path: Path) -> Found:
         ) from exc
     # Some archivers of Windows write `train\\cat\\1.jpg` against the specification.
     backslashes = any("\\" in info.filename for info in infos) and not any("/" in info.filename for info in infos)
+    overlapping = _overlapping(infos)
     for info in infos:
-        name = normal(_zip_name(info).replace("\\", "/") if backslashes else _zip_name(info))
-        if info.is_dir():
+        given = _zip_name(info).replace("\\", "/") if backslashes else _zip_name(info)
+        name = normal(given)
+        if reason := why_unsafe(given):
+            found.refuse(given, reason)
+        elif info.is_dir():
             found.folders.append(name)
+        elif reason := _why_not_a_file(info) or overlapping.get(info.header_offset, "") or _why_a_bomb(info):
+            found.refuse(name, reason)
         elif info.flag_bits & 0x1:
             found.refuse(name, "is encrypted; unpack the archive with its password")
         elif info.compress_type not in (STORED, DEFLATED):
@@ -46,6 +58,47 @@ def list_zip(path: Path) -> Found:
             size = (info.compress_size, info.file_size)
             found.members.append(Member(name, info.header_offset, *size, info.compress_type, info.CRC))
     return found
+
+
+def _why_not_a_file(info: zipfile.ZipInfo) -> str:
+    kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system in _UNIX else 0
+    if kind == stat.S_IFLNK:
+        return "is a symbolic link, which is not followed in a zip; unpack the archive"
+    return "" if kind in (0, stat.S_IFREG, stat.S_IFDIR) else "is a device or a pipe, not a plain file"
+
+
+def _why_a_bomb(info: zipfile.ZipInfo) -> str:
+    if info.compress_type != DEFLATED:
+        return ""
+    if info.file_size > _DEFLATE_RATIO * info.compress_size + 1024:
+        return f"claims {info.file_size} bytes, more than {info.compress_size} compressed ones can hold"
+    if info.file_size > _LARGE and info.file_size > _SUSPICIOUS_RATIO * info.compress_size:
+        return (
+            f"would inflate {info.compress_size} bytes to {info.file_size}, as a decompression bomb does; "
+            "unpack the archive if it is none"
+        )
+    return ""
+
+
+def _overlapping(infos: list[zipfile.ZipInfo]) -> dict[int, str]:
+    """Offset of each member that shares bytes with another -> the reason to refuse it: small zips that inflate to
+    terabytes use the same bytes again and again.
+    """
+    found: dict[int, str] = {}
+    before: zipfile.ZipInfo | None = None
+    for info in sorted(infos, key=lambda info: info.header_offset):
+        if before is not None and info.header_offset < _end(before):
+            for one, other in ((info, before), (before, info)):
+                shown = key_of(_zip_name(other))
+                found.setdefault(one.header_offset, f"overlaps {shown} in the zip, as in a decompression bomb")
+        if before is None or _end(info) > _end(before):
+            before = info
+    return found
+
+
+def _end(info: zipfile.ZipInfo) -> int:
+    # At least: the names and extra fields come on top.
+    return info.header_offset + LOCAL_HEADER.size + info.compress_size
 
 
 def _zip_name(info: zipfile.ZipInfo) -> str:

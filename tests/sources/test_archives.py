@@ -75,7 +75,7 @@ def test_a_zip_behind_other_data_and_streamed_members_are_read(tmp_path: Path) -
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_tar_members_of_every_format_are_read(tmp_path: Path, format: int) -> None:
     long = "/".join(["a" * 60] * 3) + "/1.jpg"  # ustar splits it, the others have headers of their own
-    members = {long: NOISE, "./cat/2.jpg": b"two", "/dog/3.jpg": b""}
+    members = {long: NOISE, "./cat/2.jpg": b"two", ".//dog/3.jpg": b""}
     path = write_tar(tmp_path / "x.tar", members, format)
     assert contents(path) == {long: NOISE, "cat/2.jpg": b"two", "dog/3.jpg": b""}
     if format != tarfile.USTAR_FORMAT:
@@ -112,7 +112,8 @@ def test_links_inside_a_tar_are_resolved_and_others_named(tmp_path: Path) -> Non
             ("dog/hard.jpg", tarfile.LNKTYPE, "cat/1.jpg"),
             ("dog/soft.jpg", tarfile.SYMTYPE, "../cat/1.jpg"),
             ("dog/twice.jpg", tarfile.SYMTYPE, "soft.jpg"),
-            ("dog/gone.jpg", tarfile.SYMTYPE, "/elsewhere/1.jpg"),
+            ("dog/gone.jpg", tarfile.SYMTYPE, "elsewhere.jpg"),
+            ("dog/out.jpg", tarfile.SYMTYPE, "/elsewhere/1.jpg"),
             ("dog/round.jpg", tarfile.SYMTYPE, "round.jpg"),
             ("dog/note.txt", tarfile.SYMTYPE, "nowhere"),
             ("cow", tarfile.SYMTYPE, "cat"),
@@ -123,10 +124,16 @@ def test_links_inside_a_tar_are_resolved_and_others_named(tmp_path: Path) -> Non
     tree = open_tree(path)
     found = {name: tree.files.read(i) for i, name in enumerate(tree.names)}
     assert found["dog/hard.jpg"] == found["dog/soft.jpg"] == found["dog/twice.jpg"] == b"one"
-    assert [name for name, _ in tree.broken] == ["cow", "dog/gone.jpg", "dog/round.jpg"]
-    with pytest.raises(SourceError, match=r"\(3\): cow is a link to a folder.* elsewhere/1.jpg, which is not in the"):
+    assert [name for name, _ in tree.broken] == ["cow", "dog/gone.jpg", "dog/out.jpg", "dog/round.jpg"]
+    assert tree.broken[-1][1] == "is a link that leads back to itself"
+    assert tree.notes == ("Passed over in the archive (1): dog/note.txt is a link to dog/nowhere, which is not in the "
+                          "archive.",)  # fmt: skip
+    with pytest.raises(
+        SourceError,
+        match=r"\(4\): cow is a link to a folder.* not in the archive.*/elsewhere/1.jpg, which points out of",
+    ):
         list_source(path)
-    assert [key for key, _ in list_source(path, on_error="skip").skipped] == ["cow", "dog/gone.jpg", "dog/round.jpg"]
+    assert [key for key, _ in list_source(path, on_error="skip").skipped] == [name for name, _ in tree.broken]
 
 
 def test_hidden_members_are_passed_over_and_counted(tmp_path: Path) -> None:
@@ -166,6 +173,113 @@ def test_encrypted_and_exotic_members_are_named(tmp_path: Path) -> None:
         list_source(path)
     listing = list_source(path, on_error="skip")
     assert listing.keys == ("2.jpg",) and listing.skipped[0][0] == "1.jpg"
+
+
+def test_names_links_and_devices_that_leave_a_tar_are_refused_and_named(tmp_path: Path) -> None:
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    path = write_tar(tmp_path / "x.tar", {"a/1.jpg": b"one"})
+    bad = {
+        "../secret.jpg": (tarfile.REGTYPE, "", "`..` in its name"),
+        "a/../b.jpg": (tarfile.REGTYPE, "", "`..` in its name"),
+        str(tmp_path / "secret.jpg"): (tarfile.REGTYPE, "", "absolute name"),
+        "C:/secret.jpg": (tarfile.REGTYPE, "", "absolute name"),
+        "a/soft.jpg": (tarfile.SYMTYPE, "../../secret.jpg", "points out of the archive"),
+        "a/hard.jpg": (tarfile.LNKTYPE, "../secret.jpg", "points out of the archive"),
+        "a/null.jpg": (tarfile.CHRTYPE, "", "is a device"),
+        "a/disk.jpg": (tarfile.BLKTYPE, "", "is a device"),
+        "a/pipe.jpg": (tarfile.FIFOTYPE, "", "is a pipe"),
+        "a/null2.jpg": (tarfile.SYMTYPE, "null.jpg", "a link to a/null.jpg, which is a device"),
+        "a/null3.jpg": (tarfile.LNKTYPE, "a/null.jpg", "a link to a/null.jpg, which is a device"),
+        "../../etc/passwd": (tarfile.REGTYPE, "", "`..` in its name"),
+    }
+    with tarfile.open(path, "a") as archive:
+        for name, (kind, target, _) in bad.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            archive.addfile(info)
+    tree = open_tree(path)
+    assert tree.names == ["a/1.jpg"]
+    reasons = dict(tree.broken)
+    assert "Passed over in the archive (1): ../../etc/passwd has `..`" in tree.notes[0]
+    assert set(reasons) == set(bad) - {"../../etc/passwd"}
+    for name, reason in reasons.items():
+        assert bad[name][2] in reason
+    with pytest.raises(SourceError, match=r"cannot be read \(11\)"):
+        list_source(path)
+    listing = list_source(path, on_error="skip")
+    assert listing.keys == ("a/1.jpg",) and len(listing.skipped) == 11
+
+
+def test_a_tar_header_with_a_negative_size_does_not_go_round_for_ever(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", {"1.jpg": b"1", "2.jpg": b"2"}, tarfile.GNU_FORMAT)
+    data = bytearray(path.read_bytes())
+    header = data[1024:1536]
+    header[124:136] = b"\xff" * 11 + b"\x00"  # base 256: -256
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 256 + sum(header[156:]))
+    data[1024:1536] = header
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="damaged or cut short"):
+        open_tree(path)
+
+
+def test_names_and_links_that_leave_a_zip_are_refused_and_named(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"a/1.jpg": b"1", "../2.jpg": b"2", "/3.jpg": b"3", "a/../4.jpg": b"4"})
+    with zipfile.ZipFile(path, "a") as archive:
+        for name, mode in (("a/link.jpg", 0o120777), ("a/pipe.jpg", 0o010644)):
+            info = zipfile.ZipInfo(name)
+            info.create_system, info.external_attr = 3, mode << 16
+            archive.writestr(info, "/etc/passwd")
+    tree = open_tree(path)
+    assert tree.names == ["a/1.jpg"]
+    assert [name for name, _ in tree.broken] == ["../2.jpg", "/3.jpg", "a/../4.jpg", "a/link.jpg", "a/pipe.jpg"]
+    assert "symbolic link, which is not followed" in tree.broken[3][1]
+    windows = write_zip(tmp_path / "w.zip", {"cat\\1.jpg": b"1", "C:\\dog\\1.jpg": b"2", "cat\\..\\1.jpg": b"3"})
+    assert open_tree(windows).names == ["cat/1.jpg"] and len(open_tree(windows).broken) == 2
+
+
+def in_directory(path: Path, member: int, at: int, kind: str, value: int) -> None:
+    """Change a number in the n-th entry of a zip's list."""
+    data = bytearray(path.read_bytes())
+    entry = -1
+    for _ in range(member + 1):
+        entry = data.index(b"PK\x01\x02", entry + 1)
+    struct.pack_into(kind, data, entry + at, value)
+    path.write_bytes(data)
+
+
+def test_a_member_never_inflates_beyond_its_stated_size(tmp_path: Path) -> None:
+    members = {"1.jpg": bytes(2**24), "2.jpg": TEXT}
+    path = write_zip(tmp_path / "small.zip", members)
+    in_directory(path, 0, 24, "<I", 100)
+    files = open_tree(path).files
+    with pytest.raises(ImageError, match="inflates to more than the 100 bytes stated"):
+        files.read(0)
+    assert len(files.read_head(0, 1000)) == 1000 and files.read(1) == TEXT
+
+
+def test_members_that_would_inflate_hugely_are_refused(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "liar.zip", {"1.jpg": NOISE, "2.jpg": TEXT})
+    in_directory(path, 0, 24, "<I", 2**32 - 2)
+    assert open_tree(path).broken == [("1.jpg", "claims 4294967294 bytes, more than 70025 compressed ones can hold")]
+    path = write_zip(tmp_path / "black.zip", {"1.jpg": bytes(2**24), "2.jpg": TEXT})  # no larger than an image may be
+    assert open_tree(path).names == ["1.jpg", "2.jpg"]
+    path = tmp_path / "real.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("1.jpg", "w") as member:
+        for _ in range(17):
+            member.write(bytes(2**24))
+    ((name, reason),) = open_tree(path).broken
+    assert name == "1.jpg" and f"to {17 * 2**24}, as a decompression bomb does" in reason
+
+
+def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": NOISE, "2.jpg": NOISE, "3.jpg": NOISE})
+    in_directory(path, 1, 42, "<I", 8)  # the second now begins within the first
+    tree = open_tree(path)
+    assert tree.names == ["3.jpg"]
+    assert [reason for _, reason in tree.broken] == [
+        "overlaps 2.jpg in the zip, as in a decompression bomb",
+        "overlaps 1.jpg in the zip, as in a decompression bomb",
+    ]
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

@@ -160,7 +160,7 @@ def test_missing_path_and_unknown_layout(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="there is no such file or folder"):
         list_source(tmp_path / "none")
     with pytest.raises(OptionError, match=f"Choose one of {', '.join(LAYOUTS)}"):
-        list_source(tmp_path, "imagenet")
+        list_source(tmp_path, "no-such-layout")
 
 
 def test_take_keeps_rows_together(tmp_path: Path) -> None:

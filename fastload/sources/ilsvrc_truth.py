@@ -1,0 +1,155 @@
+"""What ImageNet's own files say beside its images: words of the classes, and the class of each validation image.
+
+    ILSVRC2012_devkit_t12.tar.gz    the devkit, packed or unpacked: data/meta.mat, data/..._ground_truth.txt
+    LOC_synset_mapping.txt          Kaggle: `n01440764 tench, Tinca tinca`; Caffe's synset_words.txt is the same
+    LOC_val_solution.csv            Kaggle: `ILSVRC2012_val_00000001,n01751748 111 108 441 193`
+
+The devkit's ground truth holds ILSVRC2012_IDs, 1 to 1000, which follow no order of names: only meta.mat tells their
+wnids.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zlib
+from typing import Any
+
+from fastload.errors import MissingExtraError, SourceError
+from fastload.sources.tree import Tree, key_of
+
+WNID = re.compile(r"n\d{8}")
+DEVKIT = re.compile(r"ILSVRC2012_devkit_t12\.(tar\.gz|tgz|tar)", re.IGNORECASE)
+GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+META = "meta.mat"
+SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt")
+SOLUTION = "LOC_val_solution.csv"
+
+_MAX_DEVKIT = 2**26  # bytes unpacked; the real one has 8 million
+
+
+def read_devkit(tree: Tree, position: int) -> dict[str, bytes]:
+    """meta.mat and the ground truth in a packed devkit, by their base names, as far as they are there.
+
+    Raises:
+        SourceError: it is damaged or absurdly large.
+    """
+    import gzip
+    import tarfile
+
+    where = f"{tree.path}: {key_of(tree.names[position])}"
+    data = tree.read_text(position)
+    try:
+        if data.startswith(b"\x1f\x8b"):
+            with gzip.open(io.BytesIO(data)) as packed:
+                data = packed.read(_MAX_DEVKIT + 1)
+        if len(data) > _MAX_DEVKIT:
+            raise SourceError(f"{where} holds more than {_MAX_DEVKIT} bytes: this is not the devkit. Fetch it again.")
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            found = {}
+            for info in archive:
+                if info.size < 0:
+                    raise tarfile.ReadError(f"{info.name} has the size {info.size}")
+                base = info.name.rpartition("/")[2]
+                file = archive.extractfile(info) if base in (META, GROUND_TRUTH) and info.isreg() else None
+                if file is not None:
+                    found[base] = file.read()
+            return found
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as exc:
+        raise SourceError(f"{where} is damaged or cut short ({exc}). Copy or download it again.") from exc
+
+
+def parse_meta(data: bytes, where: str) -> dict[int, tuple[str, str]]:
+    """ILSVRC2012_ID -> (wnid, words) of the classes that images belong to, from meta.mat.
+
+    Raises:
+        MissingExtraError: SciPy, which reads .mat files, is not installed.
+        SourceError: it is not the devkit's.
+    """
+    try:
+        from scipy.io import loadmat
+    except ImportError as exc:
+        raise MissingExtraError(
+            f"{where}: SciPy reads this file, which tells the classes of the validation images, and is not installed. "
+            'Install it with `pip install "fastload[matlab]"`.'
+        ) from exc
+    found: dict[int, tuple[str, str]] = {}
+    try:
+        synsets = loadmat(io.BytesIO(data), variable_names=["synsets"], squeeze_me=True)["synsets"]
+        for synset in synsets.reshape(-1):
+            if int(synset["num_children"]) == 0:
+                found[int(synset["ILSVRC2012_ID"])] = (str(synset["WNID"]), str(synset["words"]))
+    # What SciPy raises at a file that is none has no common class.
+    except (ValueError, TypeError, KeyError, IndexError, NotImplementedError, OSError, zlib.error) as exc:
+        raise SourceError(
+            f"{where} is not the devkit's table of classes ({type(exc).__name__}: {exc}). Fetch the devkit again."
+        ) from exc
+    if not found or not all(WNID.fullmatch(wnid) for wnid, _ in found.values()):
+        raise SourceError(f"{where} names no classes such as n01440764. Fetch the devkit again.")
+    return found
+
+
+def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str) -> dict[int, str]:
+    """Number of each validation image, from 1 -> its wnid.
+
+    Raises:
+        SourceError: a line that is none of meta's IDs.
+    """
+    wnids: dict[int, str] = {}
+    for number, line in enumerate(data.split(), 1):
+        known = meta.get(int(line)) if line.isdigit() else None
+        if known is None:
+            shown = line[:40].decode("utf-8", "backslashreplace")
+            raise SourceError(
+                f"{where}, line {number}: {shown!r} is not an ILSVRC2012_ID of {META} ({min(meta)} to {max(meta)}). "
+                "Fetch the devkit again."
+            )
+        wnids[number] = known[0]
+    return wnids
+
+
+def parse_synsets(data: bytes, where: str) -> dict[str, str]:
+    """wnid -> words, from LOC_synset_mapping.txt.
+
+    Raises:
+        SourceError: a line without a wnid, or a wnid twice.
+    """
+    words: dict[str, str] = {}
+    for number, line in enumerate(_text(data, where).splitlines(), 1):
+        wnid, _, rest = line.strip().partition(" ")
+        if not wnid:
+            continue
+        if not WNID.fullmatch(wnid) or wnid in words:
+            why = "stands there twice" if wnid in words else "is no wnid such as n01440764"
+            raise SourceError(f"{where}, line {number}: {wnid[:40]!r} {why}. Mend the line or remove the file.")
+        words[wnid] = rest.strip()
+    return words
+
+
+def parse_solution(data: bytes, where: str) -> dict[str, str]:
+    """Image without its suffix -> its wnid, from LOC_val_solution.csv.
+
+    Raises:
+        SourceError: a row without a wnid, with different ones, or an image twice.
+    """
+    import csv
+
+    rows = csv.reader(io.StringIO(_text(data, where)))
+    wnids: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        if not row or row[0] == "ImageId":
+            continue
+        found: set[Any] = set(row[1].split()[::5]) if len(row) == 2 else set()
+        (wnid,) = found if len(found) == 1 else ("",)
+        if not WNID.fullmatch(wnid) or row[0] in wnids:
+            why = "stands there twice" if row[0] in wnids else "has not one wnid such as n01440764 before its boxes"
+            raise SourceError(f"{where}, line {number}: {row[0][:60]!r} {why}. Mend the line or fetch the file again.")
+        wnids[row[0]] = wnid
+    return wnids
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise SourceError(f"{where} is not UTF-8 (byte {exc.start}). Fetch it again.") from exc
