@@ -1,0 +1,299 @@
+"""Pascal VOC: `VOCdevkit/VOC2012`, or the folder of the year itself, for segmentation, detection and classification.
+
+    JPEGImages/2007_000032.jpg
+    SegmentationClass/, SegmentationObject/       palette masks: the index is kept, 255 is the border
+    ImageSets/Segmentation/{train,val}.txt        the images that have masks
+    ImageSets/Main/{train,val,test}.txt           all images; Main/cat_train.txt: rows `id -1|0|1`
+    Annotations/2007_000032.xml                   boxes
+
+By default the images with masks are listed, where there are any; with masks="none" all images, and their classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fastload.errors import SourceError
+from fastload.sources.folder import ORDER
+from fastload.sources.listing import Column, Listing, Masks, OnError, first_few
+from fastload.sources.options import SourceOptions
+from fastload.sources.paired import Contradictions, assemble, children, masks_at, split_path, text_lines, told_by
+from fastload.sources.tree import Tree, key_of, open_tree
+from fastload.sources.voc_objects import Objects, box_columns, parse_annotation
+
+CLASSES = tuple(
+    "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
+    "sofa train tvmonitor".split()
+)
+VOID = 255
+
+_PARTS = ("JPEGImages", "Annotations", "ImageSets", "SegmentationClass", "SegmentationClassAug", "SegmentationObject")
+_LISTS = ("train", "val", "test", "trainval")
+
+
+def voc_evidence(tree: Tree) -> list[str]:
+    """The folders by which VOC is told, at least two of its own names side by side."""
+    return [key_of(folder) for parts in _years(tree).values() for folder in parts]
+
+
+def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None) -> Listing:
+    """The listing of VOC's images, split by split, in the order of their names.
+
+    Masks ("auto" and "semantic": classes 0 = background, 1..20; "instance": the objects, numbered from 1 as in the
+    annotation; 255 = border in both, which is `ignore_index`) for the images that ImageSets/Segmentation lists.
+    With "none", or without a folder of masks, the images that ImageSets/Main lists, with `labels` uint8 (N, 20), 1
+    where a class is in the image, and `difficult` uint8 (N, 20), 1 where it is only as difficult objects (0 in Main's
+    files; their label is 0): a loss or score should pass over those.
+
+    Columns where Annotations are there: `boxes` float32 (N, M, 4) as x, y, width, height from 0 (VOC counts pixels
+    from 1 and includes the last: x = xmin - 1, width = xmax - xmin + 1), `box_labels` int64 (N, M), `box_difficult`
+    uint8 (N, M), `num_boxes` int64 (N,).
+
+    Raises:
+        SourceError: several years; no images or no lists; an image of a list without its file, its mask or its
+            annotation, or with a damaged one (unless skipped); a list that contradicts itself.
+    """
+    options = options or SourceOptions()
+    tree = open_tree(source)
+    found = Contradictions(tree, on_error)
+    evidence = voc_evidence(tree)
+    notes = [told_by("voc", evidence)]
+    root = _one_year(tree)
+    images = children(tree, f"{root}JPEGImages/")
+    if not images:
+        raise SourceError(
+            f"{tree.given}: there are no images in {key_of(root)}JPEGImages. Unpack them there, or give the folder "
+            "that holds them."
+        )
+    masks, kind = _find_masks(tree, root, options, notes)
+    split_of = _read_lists(tree, root, images, masks, kind, notes)
+    with_masks = {split for stem, split in split_of.items() if stem in masks}
+    stems = []
+    for stem, split in split_of.items():
+        key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
+        if stem not in images:
+            found.add(key, f"is listed in {split}.txt, but has no file")
+        elif split in with_masks and stem not in masks:
+            found.add(key, f"has no mask in {kind}")
+        else:
+            stems.append(stem)
+    without = sorted(set(split_of.values()) - with_masks)
+    if masks and without:
+        notes.append(f"Splits without masks: {', '.join(without)}; they are packed without, filled with {VOID}.")
+    objects, stems = _read_objects(tree, root, stems, images, split_of, found, notes)
+    classes, columns = _columns(tree, root, stems, split_of, objects, bool(masks), notes)
+    unused = len(images) - sum(stem in images for stem in split_of)
+    if unused:
+        notes.append(f"Images that the lists used do not name were left ({unused}).")
+    mask_positions = [masks.get(stem, -1) for stem in stems]
+    packed: Masks | None = None
+    if masks:
+        names = ("background", *CLASSES) if kind != "SegmentationObject" and classes == CLASSES else ()
+        attrs = {"kind": "instance" if kind == "SegmentationObject" else "semantic"}
+        packed = masks_at(tree, mask_positions, names=names, ignore_index=VOID, attrs=attrs)
+    return assemble(
+        tree,
+        "voc",
+        images=[images[stem] for stem in stems],
+        splits=[split_of[stem] for stem in stems],
+        columns=columns,
+        notes=notes,
+        skipped=found.settle(),
+        masks=packed,
+        mask_positions=mask_positions if masks else None,
+    )
+
+
+def _years(tree: Tree) -> dict[str, list[str]]:
+    """Folder, ending in `/` or empty -> those of VOC's own folders in it, where there are two or more."""
+    found: dict[str, list[str]] = {}
+    for folder in tree.folders:
+        above, base = split_path(folder)
+        if base in _PARTS:
+            found.setdefault(above, []).append(f"{folder}/")
+    return {above: parts for above, parts in found.items() if len(parts) > 1}
+
+
+def _one_year(tree: Tree) -> str:
+    years = sorted(_years(tree))
+    if len(years) > 1:
+        shown = first_few([key_of(year) or "." for year in years])
+        how = (
+            f"unpack it and give one, as DIR/{key_of(years[-1])}"
+            if tree.archive
+            else f"give one: {tree.path}/{years[-1]}"
+        )
+        raise SourceError(
+            f"{tree.given}: there are several years of VOC: {shown}. Pack each by itself ({how}) and join the files with "
+            "`fastload merge`."
+        )
+    if not years:
+        raise SourceError(
+            f"{tree.given}: there is no folder with VOC's JPEGImages, Annotations and ImageSets in it. "
+            "Give VOCdevkit/VOC2012, or what holds it."
+        )
+    return years[0]
+
+
+def _find_masks(tree: Tree, root: str, options: SourceOptions, notes: list[str]) -> tuple[dict[str, int], str]:
+    """Stem -> position of the masks to pack, and the folder that they lie in; nothing when none are wanted."""
+    if options.masks == "none":
+        return {}, ""
+    wanted = ("SegmentationObject",) if options.masks == "instance" else ("SegmentationClass", "SegmentationClassAug")
+    there = {folder: children(tree, f"{root}{folder}/") for folder in wanted}
+    used = next((folder for folder in wanted if there[folder]), "")
+    if not used:
+        if options.masks != "auto":
+            raise SourceError(
+                f"{tree.given}: there is no mask in {key_of(root)}{wanted[0]}. Unpack them there, or pack all images "
+                "without with `--masks none`."
+            )
+        notes.append("There are no masks in SegmentationClass: all images of ImageSets/Main are listed.")
+        return {}, ""
+    notes.append(
+        f"Masks in {used}: palette indices, {VOID} = border and ignored. Only the images with masks are listed; "
+        "`--masks none` lists all, with their classes."
+    )
+    if used == "SegmentationClass" and there["SegmentationClassAug"]:
+        notes.append("SegmentationClassAug (SBD) was not used: move SegmentationClass away to pack it.")
+    return there[used], used
+
+
+def _read_lists(
+    tree: Tree, root: str, images: dict[str, int], masks: dict[str, int], kind: str, notes: list[str]
+) -> dict[str, str]:
+    """Stem -> split of the images to list."""
+    folder = f"{root}ImageSets/{'Segmentation' if masks else 'Main'}/"
+    texts = {stem: i for stem, i in children(tree, folder, images=False).items() if tree.names[i].endswith(".txt")}
+    used = {split: texts[split] for split in ORDER if split in texts}
+    if kind == "SegmentationClassAug":
+        augmented = next((name for name in ("train_aug", "trainaug") if name in texts), "")
+        if augmented:
+            used["train"] = texts[augmented]
+    if "trainval" in texts and "train" not in used and "val" not in used:
+        used["trainval"] = texts["trainval"]
+    if not used:
+        if any(name.startswith(f"{root}ImageSets/") for name in tree.names):
+            raise SourceError(
+                f"{tree.given}: there is none of {', '.join(f'{name}.txt' for name in _LISTS)} in {key_of(folder)}. "
+                "Put the lists back, or remove ImageSets to pack all images as one split."
+            )
+        notes.append("There is no ImageSets: all images" + (" with masks" if masks else "") + " are one split, `all`.")
+        return {stem: "all" for stem in images if not masks or stem in masks}
+    split_of: dict[str, str] = {}
+    for split, position in used.items():
+        where = f"{tree.path / key_of(tree.names[position])}"
+        lines = text_lines(tree, position)
+        if not lines:
+            raise SourceError(f"{where} is empty. Fetch it again, or remove it to pack without that split.")
+        for number, stem in lines:
+            if len(stem.split()) != 1:
+                raise SourceError(f"{where}, line {number}: {stem!r}, expected the name of one image. Mend the line.")
+            if stem in split_of:
+                raise SourceError(
+                    f"{where}, line {number}: {key_of(stem)} is listed a second time (first in {split_of[stem]}.txt). "
+                    "Remove one of the lines: an image belongs to one split."
+                )
+            split_of[stem] = split
+    notes.append(f"Splits by {', '.join(key_of(tree.names[i]) for i in used.values())}.")
+    return split_of
+
+
+def _read_objects(
+    tree: Tree,
+    root: str,
+    stems: list[str],
+    images: dict[str, int],
+    split_of: dict[str, str],
+    found: Contradictions,
+    notes: list[str],
+) -> tuple[list[Objects] | None, list[str]]:
+    """The annotated objects of each image, None where there are no annotations; and the images that remain."""
+    annotations = {
+        stem: i
+        for stem, i in children(tree, f"{root}Annotations/", images=False).items()
+        if tree.names[i].lower().endswith(".xml")
+    }
+    annotated = {split_of[stem] for stem in stems if stem in annotations}
+    if not annotated:
+        notes.append("There are no annotations (.xml) of these images: no boxes.")
+        return None, stems
+    for split in sorted({split_of[stem] for stem in stems} - annotated):
+        notes.append(f"The split {split!r} has no annotations: its num_boxes is 0.")
+    objects, kept = [], []
+    for stem in stems:
+        key = key_of(tree.names[images[stem]])
+        if stem in annotations:
+            try:
+                objects.append(parse_annotation(tree.read_text(annotations[stem])))
+            except ValueError as exc:
+                found.add(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
+                continue
+        elif split_of[stem] in annotated:
+            found.add(key, f"has no annotation in {key_of(root)}Annotations")
+            continue
+        else:
+            objects.append(Objects((), (), ()))
+        kept.append(stem)
+    return objects, kept
+
+
+def _columns(
+    tree: Tree,
+    root: str,
+    stems: list[str],
+    split_of: dict[str, str],
+    objects: list[Objects] | None,
+    with_masks: bool,
+    notes: list[str],
+) -> tuple[tuple[str, ...], dict[str, Column]]:
+    """The names of the classes, and the columns."""
+    rows = {} if with_masks else _read_main(tree, root, split_of)
+    names = {name for each in objects or [] for name in each.names} | set(rows)
+    classes = CLASSES if names <= set(CLASSES) else tuple(sorted(names))
+    if classes != CLASSES:
+        notes.append(f"Classes other than VOC's twenty ({len(classes)}): {first_few(list(classes))}.")
+    columns: dict[str, Column] = {}
+    if not with_masks:
+        marks = np.full((len(stems), len(classes)), -1, np.int8)
+        if rows:
+            for name, marked in rows.items():
+                marks[:, classes.index(name)] = [marked.get(stem, -1) for stem in stems]
+            notes.append("Labels by ImageSets/Main: 0 there means difficult, which is label 0 and difficult 1.")
+        elif objects is not None:
+            for row, each in enumerate(objects):
+                for name, difficult in zip(each.names, each.difficult, strict=True):
+                    at = row, classes.index(name)
+                    marks[at] = max(marks[at], 0 if difficult else 1)
+            notes.append("Labels by the annotations, as ImageSets/Main has no lists of classes.")
+        if rows or objects is not None:
+            columns["labels"] = Column((marks == 1).astype(np.uint8), {"names": classes})
+            columns["difficult"] = Column((marks == 0).astype(np.uint8), {"names": classes})
+        else:
+            notes.append("There are neither lists of classes in ImageSets/Main nor annotations: no labels.")
+    if objects is not None:
+        columns.update(box_columns(objects, classes))
+        notes.append("Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1.")
+    return classes, columns
+
+
+def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Class -> stem of an image -> -1, 0 or 1, by ImageSets/Main/<class>_<split>.txt."""
+    rows: dict[str, dict[str, int]] = {}
+    splits = set(split_of.values())
+    for stem, position in children(tree, f"{root}ImageSets/Main/", images=False).items():
+        name, _, split = stem.rpartition("_")
+        if not name or split not in splits or not tree.names[position].endswith(".txt"):
+            continue
+        where = f"{tree.path / key_of(tree.names[position])}"
+        marked = rows.setdefault(key_of(name), {})
+        for number, line in text_lines(tree, position):
+            image, *value = line.split()
+            if len(value) != 1 or value[0] not in ("-1", "0", "1"):
+                raise SourceError(f"{where}, line {number}: {line!r}, expected an image and -1, 0 or 1. Mend the line.")
+            if split_of.get(image) != split:
+                raise SourceError(f"{where}, line {number}: {key_of(image)} is not in {split}.txt. Remove the line.")
+            marked[image] = int(value[0])
+    return rows
