@@ -256,8 +256,7 @@ def row_digests(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
     """
     parts = [_row_bytes(columns[name]) for name in sorted(columns)]
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    hash_row = xxhash.xxh3_64_intdigest
-    return np.fromiter((hash_row(row.data) for row in rows), dtype=np.uint64, count=len(rows))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, rows), dtype=np.uint64, count=len(rows))
 
 
 def _row_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:

@@ -61,7 +61,7 @@ def pack(
     ] = None,
     masks: Annotated[
         Literal["auto", "none", "semantic", "instance"],
-        typer.Option(help="Which masks to pack: those that lie there, none, or a kind, drawn where there are no files."),
+        typer.Option(help="Masks to pack: those that lie there, none, or a kind, drawn where there are no files."),
     ] = "auto",
     labels: Annotated[
         str, typer.Option(metavar="A,B", help="Columns of a table that are labels.", show_default=False)

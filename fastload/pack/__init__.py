@@ -42,8 +42,10 @@ from fastload.pack.survey import (
     unreadable,
 )
 from fastload.pack.workers import WorkerPool
+from fastload.sources import LAYOUTS, detect_layout
 from fastload.sources.listing import Arrays, Listing
 from fastload.sources.options import MasksWanted, SourceOptions
+from fastload.sources.tree import open_tree
 
 __all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
 
@@ -168,7 +170,11 @@ def pack_images(
     output = _checked_output(output, overwrite, workers)
     _check_apart(Path(source), output)
     with WorkerPool(available_cpus() if workers is None else workers) as pool:
-        listing = list_samples(source, layout, options, on_error)
+        tree = open_tree(source)
+        name = layout or detect_layout(tree)[0]
+        if name not in LAYOUTS or LAYOUTS[name].decodes:
+            pool.start_early()
+        listing = list_samples(tree, name, options, on_error)
         return _pack_job(PackJob(str(source), output, listing, options, on_error, overwrite, progress), pool, started)
 
 

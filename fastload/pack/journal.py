@@ -99,7 +99,7 @@ class Journal:
 
     def rows(self, rows: NDArray[np.int64], digests: NDArray[np.uint64], reasons: Mapping[int, str]) -> None:
         """Append one chunk's outcome: the digests of its rows, except those that were skipped for a reason."""
-        done = np.array([int(row) not in reasons for row in rows], dtype=bool)
+        done = ~np.isin(rows, list(reasons)) if reasons else np.ones(len(rows), np.bool_)
         records = np.zeros(int(done.sum()), RECORD)
         records["row"], records["kind"], records["digest"] = rows[done], DONE, digests[done]
         self._append([records, *(_reason_records(row, reason) for row, reason in reasons.items())])
@@ -168,11 +168,32 @@ def _reason_records(row: int, reason: str) -> NDArray[np.void]:
 
 
 def _checks(records: NDArray[np.void]) -> NDArray[np.uint32]:
-    """XXH32 of each record with its checksum set to zero."""
+    """XXH32 of each record with its checksum set to zero.
+
+    Written out in NumPy for records of 32 bytes (xxHash's specification): 60,000 calls took 20 times as long, and a
+    third of the time of packing so many small images.
+    """
     bare = records.copy()
     bare["check"] = 0
-    rows = np.frombuffer(bare.tobytes(), np.uint8).reshape(-1, RECORD.itemsize)
-    return np.fromiter((xxhash.xxh32_intdigest(row.data) for row in rows), np.uint32, len(rows))
+    words = bare.view("<u4").reshape(-1, 8)
+    seeds = (606290984, 2246822519, 0, 1640531535)
+    lanes: list[NDArray[np.uint32]] = [np.full(len(words), seed, np.uint32) for seed in seeds]
+    for half in (words[:, :4], words[:, 4:]):
+        mixed = (lane + half[:, i].astype(np.uint32) * _PRIME2 for i, lane in enumerate(lanes))
+        lanes = [_rotated(lane, 13) * _PRIME1 for lane in mixed]
+    result = np.full(len(words), RECORD.itemsize, np.uint32)
+    for lane, by in zip(lanes, (1, 7, 12, 18), strict=True):
+        result += _rotated(lane, by)
+    for shift, prime in ((15, _PRIME2), (13, _PRIME3)):
+        result = (result ^ result >> np.uint32(shift)) * prime
+    return np.asarray(result ^ result >> np.uint32(16), np.uint32)
+
+
+_PRIME1, _PRIME2, _PRIME3 = (np.uint32(prime) for prime in (2654435761, 2246822519, 3266489917))
+
+
+def _rotated(values: NDArray[np.uint32], by: int) -> NDArray[np.uint32]:
+    return values << np.uint32(by) | values >> np.uint32(32 - by)
 
 
 def _whole_records(data: memoryview) -> NDArray[np.void]:

@@ -24,7 +24,7 @@ from fastload.pack.chunk_work import Place, Places
 from fastload.pack.finish import end_of, planned_places
 from fastload.pack.journal import DONE, Claims, Journal, source_table
 from fastload.pack.moved import move_columns
-from fastload.pack.survey import OnError, PackOptions, Progress, Survey, free_bytes, row_order, survey_listing
+from fastload.pack.survey import OnError, PackOptions, Progress, Survey, all_but, free_bytes, row_order, survey_listing
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Listing
 
@@ -187,7 +187,7 @@ def _changed_after_packing(table: NDArray[np.void], old: NDArray[np.void], surve
 
 def _survey_to_json(survey: Survey) -> dict[str, Any]:
     target, frames = survey.target, survey.frames
-    left_out = np.setdiff1d(np.arange(len(survey.listing.keys)), survey.samples)
+    left_out = all_but(len(survey.listing), survey.samples)
     return {
         "left_out": left_out.tolist(),
         "target": target and [target.height, target.width, target.channels, target.dtype.str, target.fit],
@@ -209,7 +209,7 @@ def _survey_of(head: Mapping[str, Any], job: PackJob) -> Survey:
         listing = move_columns(listing, frames, target)
     return Survey(
         listing=listing,
-        samples=np.setdiff1d(np.arange(len(listing)), np.array(kept["left_out"], np.int64)),
+        samples=all_but(len(listing), kept["left_out"]),
         options=job.options,
         target=target,
         frames=frames,

@@ -8,7 +8,6 @@ any instant: what a later run finds in neither place is decoded again.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,7 @@ def settle_rows(
     again: bool,
     progress: Progress | None,
 ) -> None:
-    """Bring every row of the finished file to its place, on disk when this returns.
+    """Bring every row of the finished file to its place; the sync that follows the metadata brings it to disk.
 
     Args:
         packed: where rows were packed.
@@ -59,7 +58,6 @@ def settle_rows(
                     lost.add(row)
                 if progress:
                     progress("closing holes", field * len(wrong) + at + 1, len(wrong) * len(settled.all))
-        os.fdatasync(file.fileno())
     for row in sorted(lost):
         _decode_again(survey, part, pool, settled, row, int(samples[row]), int(digests[row]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,6 +24,7 @@ from fastload.plan import permute
 from fastload.sources import list_source
 from fastload.sources.listing import Arrays, Listing, first_few
 from fastload.sources.options import SourceOptions
+from fastload.sources.tree import Tree
 
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
@@ -151,10 +152,10 @@ class Survey:
         )
 
 
-def list_samples(source: str | Path, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
+def list_samples(source: str | Path | Tree, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
     """The samples of a source, reduced to `limit` of them spread evenly over the listing."""
     _check_choice("on_error", on_error, get_args(OnError))
-    return limited(list_source(Path(source), layout, on_error, options.source), options)
+    return limited(list_source(source, layout, on_error, options.source), options)
 
 
 def limited(listing: Listing, options: PackOptions) -> Listing:
@@ -186,15 +187,16 @@ def survey_listing(
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     if reasons and on_error == "fail":
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
-    samples = np.setdiff1d(np.arange(len(listing.keys)), np.fromiter(reasons, np.int64, len(reasons)))
+    samples = all_but(len(listing), reasons)
     if not len(samples):
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
     headers = headers[samples]
     frames = kinds.pop("frames", 0)
     channels, dtype = _channels(source, headers, options.mode, options.bits)
-    pairs, counts = np.unique(np.stack([headers["height"], headers["width"]], 1), axis=0, return_counts=True)
+    # One number a size: sorting those is much faster than sorting pairs.
+    found, counts = np.unique(headers["height"].astype(np.int64) << 32 | headers["width"], return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    sizes = {(int(pairs[i][0]), int(pairs[i][1])): int(counts[i]) for i in order}
+    sizes = {(int(found[i] >> 32), int(found[i] & 0xFFFFFFFF)): int(counts[i]) for i in order}
     if options.size is None and len(sizes) > 1:
         raise SourceError(_several_sizes(source, sizes))
     height, width = options.size or next(iter(sizes))
@@ -203,13 +205,20 @@ def survey_listing(
     converted = _conversions(kinds, channels, dtype)
     if frames:
         converted["several frames -> the first"] = frames
-    found = None
+    before = None
     if fit and any(column.moves for column in listing.columns.values()):
-        found = np.zeros((len(listing), 2), np.int32)
-        found[samples] = np.stack([headers["height"], headers["width"]], 1)
-        listing = move_columns(listing, found, target)
+        before = np.zeros((len(listing), 2), np.int32)
+        before[samples] = np.stack([headers["height"], headers["width"]], 1)
+        listing = move_columns(listing, before, target)
     _check_masks(listing, source)
-    return Survey(listing, samples, options, target, sizes, converted, tuple(skipped), frames=found)
+    return Survey(listing, samples, options, target, sizes, converted, tuple(skipped), frames=before)
+
+
+def all_but(total: int, left_out: Iterable[int]) -> NDArray[np.int64]:
+    """The numbers below total without those left out, ascending."""
+    keep = np.ones(total, np.bool_)
+    keep[np.fromiter(left_out, np.int64)] = False
+    return np.flatnonzero(keep).astype(np.int64)
 
 
 def _survey_without_images(listing: Listing, options: PackOptions, source: str | Path) -> Survey:
@@ -247,6 +256,7 @@ def survey_source(
     """
     options = options or PackOptions()
     with WorkerPool(workers) as pool:
+        pool.start_early()
         listing = list_samples(source, layout, options, on_error)
         pool.use(listing)
         survey = survey_listing(listing, options, pool, source=source, on_error=on_error, progress=progress)

@@ -38,8 +38,10 @@ class WorkerPool:
         self._listing: Listing | None = None
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
         self._told = False
-        # They import while the caller lists the source.
-        self._start(min(workers, _EARLY_WORKERS))
+
+    def start_early(self) -> None:
+        """Start a few, which import while the caller lists the source."""
+        self._start(min(self.workers, _EARLY_WORKERS))
 
     def use(self, listing: Listing) -> None:
         """Tell whose samples the tasks to come are about; once, before `run`."""

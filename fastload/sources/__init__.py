@@ -57,12 +57,14 @@ class Layout:
             heads of a few files at most.
         kind: "dataset" is told before "format", and that before "folder".
         line: what it is, for `fastload layouts`.
+        decodes: its images are files to be decoded, which is worth processes, and not arrays to be copied.
     """
 
     source: Source
     evidence: Callable[[Tree], list[str]]
     kind: Literal["dataset", "format", "folder"]
     line: str
+    decodes: bool = True
 
 
 LAYOUTS: dict[str, Layout] = {

@@ -126,8 +126,8 @@ def _one_year(tree: Tree) -> str:
             else f"give one: {tree.path}/{years[-1]}"
         )
         raise SourceError(
-            f"{tree.given}: there are several years of VOC: {shown}. Pack each by itself ({how}) and join the files with "
-            "`fastload merge`."
+            f"{tree.given}: there are several years of VOC: {shown}. Pack each by itself ({how}) and join the "
+            "files with `fastload merge`."
         )
     if not years:
         raise SourceError(
