@@ -200,15 +200,9 @@ def _read_parts(tree: Tree, drawn: bool, found: Contradictions, notes: list[str]
 def _image_folders(json: str, name: str) -> list[str]:
     """Where the images of an instances file may lie, the most usual first; the last two only themselves."""
     folder = split_path(json)[0]
-    root = (
-        folder.removesuffix("annotations/") if folder.endswith("/annotations/") or folder == "annotations/" else folder
-    )
-    bare = _YEAR.sub("", name)
-    return [
-        *(f"{root}{at}{part}/" for part in dict.fromkeys((name, bare)) for at in ("", "images/")),
-        f"{root}images/",
-        root,
-    ]
+    root = split_path(folder[:-1])[0] if split_path(folder[:-1])[1] == "annotations" else folder
+    named = [f"{at}{part}/" for part in dict.fromkeys((name, _YEAR.sub("", name))) for at in ("", "images/")]
+    return [root + at for at in (*named, "images/", "")]
 
 
 def _same_categories(tree: Tree, parts: list[_Part]) -> _Classes:
@@ -216,8 +210,8 @@ def _same_categories(tree: Tree, parts: list[_Part]) -> _Classes:
     for part in parts[1:]:
         if (part.instances.category_ids, part.instances.category_names) != (first.category_ids, first.category_names):
             raise SourceError(
-                f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or mend "
-                "the files."
+                f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or "
+                "mend the files."
             )
     return _Classes(tuple(map(key_of, first.category_names)), first.category_ids)
 

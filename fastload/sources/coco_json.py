@@ -10,7 +10,7 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,8 @@ class Regions:
 
     def empty(self) -> NDArray[np.bool_]:
         """Whether an annotation has neither polygon nor runs, bool (A,)."""
-        return (np.diff(self.ends, prepend=0) == 0) & (np.diff(self.run_ends, prepend=0) == 0)
+        without: NDArray[np.bool_] = np.diff(self.ends, prepend=0) + np.diff(self.run_ends, prepend=0) == 0
+        return without
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +191,7 @@ def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
         raise ValueError(f"there is more behind its end at character {at}")
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
