@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from fastload.errors import OptionError, SourceError
+from fastload.sources.ade20k import ade20k_evidence, list_ade20k
+from fastload.sources.camvid import camvid_evidence, list_camvid
 from fastload.sources.celeba import celeba_evidence, list_celeba
+from fastload.sources.coco import coco_evidence, list_coco
 from fastload.sources.folder import folder_evidence, list_folder
 from fastload.sources.imagenet import imagenet_evidence, list_imagenet
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures, first_few
+from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
 from fastload.sources.options import SourceOptions
 from fastload.sources.tree import Tree, open_tree
+from fastload.sources.voc import list_voc, voc_evidence
 
 __all__ = [
     "LAYOUTS",
@@ -71,6 +76,13 @@ LAYOUTS: dict[str, Layout] = {
     "celeba": Layout(list_celeba, celeba_evidence, "dataset", "CelebA: aligned faces and its text files, or Kaggle's"),
     "imagenet": Layout(
         list_imagenet, imagenet_evidence, "dataset", "ImageNet: class folders, Kaggle's, or the original tars in place"
+    ),
+    "ade20k": Layout(list_ade20k, ade20k_evidence, "dataset", "ADE20K SceneParsing: scenes, masks of 150 classes"),
+    "voc": Layout(list_voc, voc_evidence, "dataset", "Pascal VOC, one year: palette masks, boxes, labels"),
+    "camvid": Layout(list_camvid, camvid_evidence, "dataset", "CamVid as in SegNet's tutorial: frames and masks"),
+    "coco": Layout(list_coco, coco_evidence, "dataset", "COCO: boxes; masks drawn with --masks semantic or instance"),
+    "mask-folders": Layout(
+        list_mask_folders, mask_folders_evidence, "format", "Images and masks of the same names in sibling folders"
     ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.sources.folder import ORDER, leave_out_broken
 from fastload.sources.listing import Column, Listing, Masks, OnError, first_few, require_unique
-from fastload.sources.tree import Tree, key_of
+from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
 _PROBED_MASKS = 32  # enough for a rare value to show, few enough to take a blink
 
@@ -70,17 +70,16 @@ def stem_of(name: str) -> str:
     return base.rpartition(".")[0] or base
 
 
-def children(tree: Tree, folder: str, images: bool = True) -> dict[str, int]:
-    """Stem -> position of the files that lie directly in a folder (`a/b/`); of its images, or of all its files.
+def children(tree: Tree, folder: str, suffix: str = "") -> dict[str, int]:
+    """Stem -> position of the images that lie directly in a folder (`a/b/`), or of its files with a suffix.
 
     Raises:
         SourceError: two of them have the same stem.
     """
-    candidates: Iterable[int] = tree.images().tolist() if images else range(len(tree.names))
+    ends = suffix or IMAGE_SUFFIXES
     found: dict[str, int] = {}
-    for i in candidates:
-        name = tree.names[i]
-        if name.startswith(folder) and "/" not in name[len(folder) :]:
+    for i, name in enumerate(tree.names):
+        if name.startswith(folder) and "/" not in name[len(folder) :] and name.lower().endswith(ends):
             stem = stem_of(name)
             if stem in found:
                 raise SourceError(

@@ -120,13 +120,10 @@ def _one_year(tree: Tree) -> str:
     years = sorted(_years(tree))
     if len(years) > 1:
         shown = first_few([key_of(year) or "." for year in years])
-        how = (
-            f"unpack it and give one, as DIR/{key_of(years[-1])}"
-            if tree.archive
-            else f"give one: {tree.path}/{years[-1]}"
-        )
+        one = key_of(years[-1])
+        how = f"unpack it and give one, such as {one}" if tree.archive else f"give one, such as {tree.path}/{one}"
         raise SourceError(
-            f"{tree.given}: there are several years of VOC: {shown}. Pack each by itself ({how}) and join the "
+            f"{tree.given}: there are several years of VOC: {shown}. Pack each by itself ({how}) and join the packed "
             "files with `fastload merge`."
         )
     if not years:
@@ -166,7 +163,7 @@ def _read_lists(
 ) -> dict[str, str]:
     """Stem -> split of the images to list."""
     folder = f"{root}ImageSets/{'Segmentation' if masks else 'Main'}/"
-    texts = {stem: i for stem, i in children(tree, folder, images=False).items() if tree.names[i].endswith(".txt")}
+    texts = children(tree, folder, ".txt")
     used = {split: texts[split] for split in ORDER if split in texts}
     if kind == "SegmentationClassAug":
         augmented = next((name for name in ("train_aug", "trainaug") if name in texts), "")
@@ -211,11 +208,7 @@ def _read_objects(
     notes: list[str],
 ) -> tuple[list[Objects] | None, list[str]]:
     """The annotated objects of each image, None where there are no annotations; and the images that remain."""
-    annotations = {
-        stem: i
-        for stem, i in children(tree, f"{root}Annotations/", images=False).items()
-        if tree.names[i].lower().endswith(".xml")
-    }
+    annotations = children(tree, f"{root}Annotations/", ".xml")
     annotated = {split_of[stem] for stem in stems if stem in annotations}
     if not annotated:
         notes.append("There are no annotations (.xml) of these images: no boxes.")
@@ -283,9 +276,9 @@ def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[str, dic
     """Class -> stem of an image -> -1, 0 or 1, by ImageSets/Main/<class>_<split>.txt."""
     rows: dict[str, dict[str, int]] = {}
     splits = set(split_of.values())
-    for stem, position in children(tree, f"{root}ImageSets/Main/", images=False).items():
+    for stem, position in children(tree, f"{root}ImageSets/Main/", ".txt").items():
         name, _, split = stem.rpartition("_")
-        if not name or split not in splits or not tree.names[position].endswith(".txt"):
+        if not name or split not in splits:
             continue
         where = f"{tree.path / key_of(tree.names[position])}"
         marked = rows.setdefault(key_of(name), {})

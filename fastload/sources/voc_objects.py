@@ -46,13 +46,10 @@ def parse_annotation(data: bytes) -> Objects:
             raise ValueError("has an object without a name")
         names.append(name)
         difficult.append((item.findtext("difficult") or "0").strip() not in ("0", "false", "False"))
-        box = item.find("bndbox")
         try:
-            corners = [float(box.findtext(part) or "") for part in ("xmin", "ymin", "xmax", "ymax")] if box else []
+            corners = [float(item.findtext(f"bndbox/{part}") or "") for part in ("xmin", "ymin", "xmax", "ymax")]
         except ValueError:
-            corners = []
-        if len(corners) != 4:
-            raise ValueError(f"has an object ({name}) without a box of four numbers")
+            raise ValueError(f"has an object ({name}) without a box of four numbers") from None
         left, top, right, bottom = corners
         if not all(map(math.isfinite, corners)) or right < left or bottom < top:
             raise ValueError(f"has an object ({name}) with the box {left:g}, {top:g}, {right:g}, {bottom:g}")
