@@ -14,6 +14,7 @@ from fastload.errors import OptionError, SourceError
 from fastload.sources.celeba import celeba_evidence, list_celeba
 from fastload.sources.folder import folder_evidence, list_folder
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures, first_few
+from fastload.sources.manifest import list_manifest, manifest_evidence
 from fastload.sources.options import SourceOptions
 from fastload.sources.tree import Tree, open_tree
 
@@ -66,6 +67,9 @@ class Layout:
 
 LAYOUTS: dict[str, Layout] = {
     "celeba": Layout(list_celeba, celeba_evidence, "dataset", "CelebA: aligned faces and its text files, or Kaggle's"),
+    "manifest": Layout(
+        list_manifest, manifest_evidence, "format", "A table that names the images: CSV, TSV or JSON lines (Kaggle, HF)"
+    ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
 
