@@ -19,6 +19,7 @@ from fastload.sources.folder import folder_evidence, list_folder
 from fastload.sources.imagenet import imagenet_evidence, list_imagenet
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures, first_few
 from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
+from fastload.sources.manifest import list_manifest, manifest_evidence
 from fastload.sources.options import SourceOptions
 from fastload.sources.tree import Tree, open_tree
 from fastload.sources.voc import list_voc, voc_evidence
@@ -83,6 +84,9 @@ LAYOUTS: dict[str, Layout] = {
     "coco": Layout(list_coco, coco_evidence, "dataset", "COCO: boxes; masks drawn with --masks semantic or instance"),
     "mask-folders": Layout(
         list_mask_folders, mask_folders_evidence, "format", "Images and masks of the same names in sibling folders"
+    ),
+    "manifest": Layout(
+        list_manifest, manifest_evidence, "format", "A table that names the images: CSV, TSV or JSON lines (Kaggle, HF)"
     ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }

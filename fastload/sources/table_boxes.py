@@ -1,0 +1,86 @@
+"""Boxes in a table: four columns of it, one box a row, and as many rows an image as it has boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.sources.listing import Column, Moves
+from fastload.sources.table_columns import plain_name
+from fastload.sources.table_values import Values
+
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+SIZED = ("x", "y", "width", "height")
+
+_FORMS: tuple[tuple[Moves, tuple[str, str, str, str]], ...] = (
+    ("xyxy", CORNERS),
+    ("xyxy", ("x_min", "y_min", "x_max", "y_max")),
+    ("xyxy", ("x1", "y1", "x2", "y2")),
+    ("xyxy", ("x_1", "y_1", "x_2", "y_2")),
+    ("xyxy", ("left", "top", "right", "bottom")),
+    ("xywh", ("x", "y", "w", "h")),
+    ("xywh", SIZED),
+    ("xywh", ("bbox_x", "bbox_y", "bbox_w", "bbox_h")),
+    ("xywh", ("bbox_x", "bbox_y", "bbox_width", "bbox_height")),
+    ("xywh", ("x_1", "y_1", "width", "height")),
+)
+
+
+def box_columns(names: Iterable[str]) -> tuple[Moves, tuple[str, ...]]:
+    """How the boxes of a table are given and by which four of its columns; "" and () when by none."""
+    known = {plain_name(name).removeprefix("bbox_"): name for name in names}
+    known |= {plain_name(name): name for name in names}
+    for moves, form in _FORMS:
+        if all(name in known for name in form):
+            return moves, tuple(known[name] for name in form)
+    return "", ()
+
+
+def boxes_of(values: list[Values], moves: Moves) -> NDArray[np.float32] | None:
+    """float32 (R, 4), NaN where a row has no box (all four cells are empty); None where they are no numbers."""
+    if any(column.kind not in ("int", "float") or column.values.ndim > 1 for column in values):
+        return None
+    boxes = np.stack([np.where(column.missing, np.nan, column.values) for column in values], axis=1)
+    if np.isnan(boxes).any(axis=1).tolist() != np.isnan(boxes).all(axis=1).tolist():
+        return None
+    return boxes.astype(np.float32)
+
+
+def one_each(boxes: NDArray[np.float32], moves: Moves) -> dict[str, Column]:
+    """Column `bbox`, float32 (N, 4), of images with one box each."""
+    return {"bbox": Column(boxes, {"names": CORNERS if moves == "xyxy" else SIZED}, moves)}
+
+
+def many_each(
+    boxes: NDArray[np.float32], moves: Moves, sample: NDArray[np.int64], count: int, labels: Column | None
+) -> dict[str, Column]:
+    """Columns `boxes` (N, M, 4) as x, y, width, height, `num_boxes` (N,) and, given labels, `box_labels` (N, M).
+
+    Args:
+        boxes: float32 (R, 4), one a row of the table; NaN: none.
+        moves: how they are given.
+        sample: int64 (R,), which of the `count` samples each belongs to.
+        count: N.
+        labels: int64 (R,) of the boxes.
+    """
+    rows = np.flatnonzero(~np.isnan(boxes).any(axis=1))
+    rows = rows[np.argsort(sample[rows], kind="stable")]
+    owner = sample[rows]
+    numbers = np.bincount(owner, minlength=count)
+    most = max(1, int(numbers.max(initial=0)))
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+    padded = np.zeros((count, most, 4), np.float32)
+    padded[owner, place] = boxes[rows]
+    if moves == "xyxy":
+        padded[..., 2:] -= padded[..., :2]
+    columns = {
+        "boxes": Column(padded, {"names": SIZED}, "xywh"),
+        "num_boxes": Column(numbers.astype(np.int64)),
+    }
+    if labels is not None:
+        classes = np.full((count, most), -1, np.int64)
+        classes[owner, place] = labels.values[rows]
+        columns["box_labels"] = Column(classes, labels.attrs)
+    return columns

@@ -1,0 +1,185 @@
+"""Tables of text as rows of cells: CSV and its kin, and JSON lines; decoded and split, nothing interpreted."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from fastload.errors import SourceError
+
+DELIMITED = (".csv", ".tsv", ".txt")
+JSON_LINES = (".jsonl", ".ndjson")
+
+_HEAD_ROWS = 50  # rows that tell the delimiter
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of one table.
+
+    Attributes:
+        path: of the file, for messages.
+        names: of the columns; empty where a table of cells has not been looked at for a header.
+        columns: C lists of R cells: text of a delimited table, any JSON value otherwise.
+        lines: the line that each row begins on, from 1.
+        notes: what was odd, as sentences.
+        legacy: the encoding when it is an 8-bit one, in which names of files may be meant byte by byte; else "".
+    """
+
+    path: str
+    names: tuple[str, ...]
+    columns: list[list[Any]]
+    lines: list[int]
+    notes: tuple[str, ...] = ()
+    legacy: str = ""
+
+
+def read_rows(data: bytes, path: str, *, head: bool = False) -> Rows:
+    """The rows of a table, by its suffix JSON lines or delimited text.
+
+    Args:
+        data: content of the file.
+        path: its path, for messages.
+        head: data is only the beginning of the file, cut anywhere: its last, broken line is left out.
+
+    Raises:
+        SourceError: a row with another number of cells than the first, a quote that is never closed, a broken line of
+            JSON, binary content; it names the line.
+    """
+    if head:
+        data = _whole_lines(data)
+    text, legacy, notes = _decode(data, path)
+    if path.lower().endswith(JSON_LINES):
+        return _json_lines(text, path, legacy, notes)
+    return _delimited(text, path, legacy, notes, head)
+
+
+def _whole_lines(data: bytes) -> bytes:
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    if not wide:
+        return data[: data.rfind(b"\n") + 1] or data
+    little = data[:2] == b"\xff\xfe"
+    at = data.rfind(b"\n\0" if little else b"\0\n")
+    return data[: at + 2] if at > 0 else data[: len(data) // 2 * 2]
+
+
+def _decode(data: bytes, path: str) -> tuple[str, str, list[str]]:
+    """Text, the 8-bit encoding if it is one, and what to say about it."""
+    try:
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return data.decode("utf-16"), "", [f"{path} is UTF-16."]
+        if b"\0" in data:
+            at = data.count(b"\n", 0, data.index(b"\0")) + 1
+            raise SourceError(
+                f"{path}, line {at}: holds a zero byte, so it is no table of text, or UTF-16 without its mark. "
+                "Save it as UTF-8."
+            )
+        return data.decode("utf-8-sig"), "", []
+    except UnicodeDecodeError as exc:
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise SourceError(f"{path} is damaged: no valid UTF-16 ({exc.reason}). Save it as UTF-8.") from exc
+        start = exc.start
+    legacy = "cp1252"
+    try:
+        text = data.decode(legacy)
+    except UnicodeDecodeError:
+        legacy = "latin-1"
+        text = data.decode(legacy)
+    line = data.count(b"\n", 0, start) + 1
+    word = text[max(0, start - 12) : start + 12].replace("\r", " ").replace("\n", " ")
+    return (
+        text,
+        legacy,
+        [f"{path} is not UTF-8 (line {line}): read as {legacy}, e.g. {word!r}. If wrong, save as UTF-8."],
+    )
+
+
+def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) -> Rows:
+    stream = io.StringIO(text, newline="")  # LF, CRLF or CR, and kept as they are within quotes
+    lines = list(itertools.islice(stream, _HEAD_ROWS))
+    hint = lines[0].strip() if lines else ""
+    first = int(hint.lower().startswith("sep=") and len(hint) == 5)  # Excel's own line about the separator
+    delimiter = hint[-1] if first else _delimiter(lines, path)
+    stream.seek(len(lines[0]) if first else 0)
+    rows: list[list[str]] = []
+    numbers: list[int] = []
+    reader = csv.reader(stream, delimiter=delimiter, strict=True, skipinitialspace=True)
+    begin = 0
+    try:
+        for row in reader:
+            if row and (len(row) > 1 or row[0].strip()):
+                rows.append(row)
+                numbers.append(first + begin + 1)
+            begin = reader.line_num
+    except csv.Error as exc:
+        if not head:
+            raise SourceError(
+                f"{path}, line {first + begin + 1}: {exc}. Is a quote not closed, or within a quoted cell not doubled?"
+            ) from exc
+    if not rows:
+        raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
+    width = len(rows[0])
+    if delimiter == " ":
+        rows = [[cell for cell in row if cell] for row in rows]  # any number of spaces
+        width = len(rows[0])
+    for row, number in zip(rows, numbers, strict=True):
+        if len(row) != width:
+            raise SourceError(
+                f"{path}, line {number}: {len(row)} cells, but the first row has {width} (separator {delimiter!r}). "
+                "Mend the line; a cell that holds the separator must stand in quotes."
+            )
+    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
+    return Rows(path, (), columns, numbers, tuple(notes), legacy)
+
+
+def _delimiter(lines: list[str], path: str) -> str:
+    """The separator that cuts the first rows into equally many cells, more than one; a comma where there is none."""
+    best, best_share = ",", 0.0
+    candidates = "\t;,|" if not path.lower().endswith(".tsv") else "\t,;|"
+    for delimiter in candidates + (" " if path.lower().endswith(".txt") else ""):
+        try:
+            # Cut at a line's end, a quoted cell may be cut too: not strict.
+            rows = [row for row in csv.reader(lines, delimiter=delimiter, skipinitialspace=True) if row]
+        except csv.Error:
+            continue
+        widths = Counter(len([cell for cell in row if cell]) if delimiter == " " else len(row) for row in rows)
+        if not widths:
+            continue
+        width, count = widths.most_common(1)[0]
+        share = count / len(rows)
+        if width > 1 and share > best_share:
+            best, best_share = delimiter, share
+    return best
+
+
+def _json_lines(text: str, path: str, legacy: str, notes: list[str]) -> Rows:
+    records: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    names: dict[str, None] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            reason = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+            raise SourceError(
+                f"{path}, line {number}: is not JSON ({reason}). Each line must hold one object; mend or remove it."
+            ) from exc
+        if not isinstance(record, dict):
+            raise SourceError(
+                f"{path}, line {number}: holds {type(record).__name__}, expected an object with named values. "
+                "Mend or remove it."
+            )
+        names.update(dict.fromkeys(record))
+        records.append(record)
+        numbers.append(number)
+    if not records:
+        raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
+    columns = [[record.get(name) for record in records] for name in names]
+    return Rows(path, tuple(names), columns, numbers, tuple(notes), legacy)
