@@ -24,7 +24,7 @@ from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.compress import CODEC_CHUNK_BYTES, compress_listing
 from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.repack.merge import list_merged
-from fastload.sources.listing import Listing
+from fastload.sources.listing import Listing, OnError
 
 __all__ = ["Choice", "merge_files", "parse_codec", "repack_file"]
 
@@ -41,6 +41,7 @@ def repack_file(
     codec: str = "none",
     choice: Choice | None = None,
     workers: int | None = None,
+    on_error: OnError = "fail",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
@@ -58,6 +59,7 @@ def repack_file(
         codec: "none", or "gzip" with or without a level 0 to 9 ("gzip:4").
         choice: which rows; by default all.
         workers: threads that compress, by default one per CPU; rows that are only copied are copied by this thread.
+        on_error: "fail" stops at a damaged row, "skip" leaves it out and lists it (not with a codec).
         overwrite: replace an output that exists, and discard unfinished work on something else.
         progress: called with (stage, done, total).
 
@@ -83,7 +85,7 @@ def repack_file(
     if not shuffle and not in_order:
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
-    return _write(part, output, told, options, header.path, level, workers, overwrite, progress)
+    return _write(part, output, told, options, header.path, level, workers, on_error, overwrite, progress)
 
 
 def merge_files(
@@ -95,6 +97,7 @@ def merge_files(
     seed: int = 0,
     codec: str = "none",
     workers: int | None = None,
+    on_error: OnError = "fail",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
@@ -106,7 +109,7 @@ def merge_files(
 
     Args:
         files: at least two packed files with the same fields, shapes and dtypes.
-        output, chunk_bytes, shuffle, seed, codec, workers, overwrite, progress: as `repack_file`.
+        output, chunk_bytes, shuffle, seed, codec, workers, on_error, overwrite, progress: as `repack_file`.
 
     Raises:
         SourceError: two files differ in a way that one file cannot hold; or rows are damaged.
@@ -118,7 +121,7 @@ def merge_files(
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     told: dict[str, Any] = json.loads(listing.attrs["pack_options"])
     names = ", ".join(Path(file).name for file in files)
-    return _write(listing, output, told, options, names, level, workers, overwrite, progress)
+    return _write(listing, output, told, options, names, level, workers, on_error, overwrite, progress)
 
 
 def parse_codec(codec: str) -> int | None:
@@ -143,21 +146,24 @@ def _write(
     where: str | Path,
     level: int | None,
     workers: int | None,
+    on_error: OnError,
     overwrite: bool,
     progress: Progress | None,
 ) -> PackReport:
     """The listing's rows as a file that keeps what is still true of its origin."""
-    changed: dict[str, Any] = {"chunk_bytes": options.chunk_bytes}
-    if options.shuffle:
-        changed |= {"shuffle": True, "seed": options.seed}
-    attrs = {**listing.attrs, "pack_options": dump_options({**told, **changed} if told else options.to_dict())}
+    attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
+    changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
+    attrs["pack_options"] = dump_options({**options.to_dict(), **told, **changed})
     listing = replace(listing, attrs=attrs)
     if level is None:
         return pack_listing(
-            listing, output, options=options, source_name=str(where), workers=0, overwrite=overwrite, progress=progress
-        )
+            listing, output, options=options, source_name=str(where), workers=0, on_error=on_error, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
+    if on_error == "skip":
+        raise OptionError("damaged rows cannot be left out while compressing; leave them out first, without a codec.")
     return compress_listing(
         listing, output, options=options, source_name=str(where), level=level, workers=workers, overwrite=overwrite,
         progress=progress,
