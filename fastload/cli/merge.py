@@ -30,9 +30,7 @@ def merge(
     workers: Annotated[
         int | None, typer.Option(help="Threads that compress; by default one per CPU.", show_default=False)
     ] = None,
-    on_error: Annotated[
-        Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")
-    ] = "fail",
+    on_error: Annotated[Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")] = "fail",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an output that exists, or unfinished other work.")
     ] = False,

@@ -22,7 +22,10 @@ def repack(
     chunk_bytes: Annotated[
         Any,
         typer.Option(
-            parser=parse_bytes, metavar="BYTES", help="Size at which chunks aim; by default as in FILE.", show_default=False
+            parser=parse_bytes,
+            metavar="BYTES",
+            help="Size at which chunks aim; by default as in FILE.",
+            show_default=False,
         ),
     ] = None,
     shuffle: Annotated[
@@ -50,9 +53,7 @@ def repack(
     workers: Annotated[
         int | None, typer.Option(help="Threads that compress; by default one per CPU.", show_default=False)
     ] = None,
-    on_error: Annotated[
-        Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")
-    ] = "fail",
+    on_error: Annotated[Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")] = "fail",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an output that exists, or unfinished other work.")
     ] = False,

@@ -89,7 +89,8 @@ def _with_labels(listing: Listing, wanted: Sequence[str], where: str | Path) -> 
             known = f"among them {first_few(list(names))}" if names else "it has no names of classes"
             raise OptionError(f"{where}: no label {label!r}: give a name or a number below {numbers}; {known}.")
     if vectors:
-        return np.any(column.values[:, chosen] != 0, axis=1)
+        found: NDArray[np.bool_] = np.any(column.values[:, chosen] != 0, axis=1)
+        return found
     return np.isin(column.values, chosen)
 
 

@@ -19,7 +19,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -121,9 +120,7 @@ def compress_listing(
         num_samples=file.num_rows,
         image_shape=file.fields["images"].shape,
         dtype=str(file.fields["images"].dtype),
-        fields=tuple(
-            name for name in file.fields if name not in ("images", "split", "key", "digest", "digest_fields")
-        ),
+        fields=tuple(name for name in file.fields if name not in ("images", "split", "key", "digest", "digest_fields")),
         splits={name: len(rows) for name, rows in file.splits.items()},
         converted={},
         skipped=(),

@@ -190,7 +190,9 @@ def _join_masks(parts: Sequence[_Part]) -> Masks | None:
                     f"{parts[0][0].path}, {_short(getattr(other, what))} in {file.path}."
                 )
     every = [m for m in masks if m is not None]
-    return replace(first, files=_joined([m.files for m in every], parts), present=_concatenate([m.present for m in every]))  # type: ignore[arg-type]
+    files = _joined([m.files for m in every], parts)
+    assert files is not None, "rows of HDF5 files"
+    return replace(first, files=files, present=_concatenate([m.present for m in every]))
 
 
 def _short(value: Any) -> str:

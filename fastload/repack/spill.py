@@ -1,8 +1,8 @@
 """Compressed chunks of a file under way: appended as they are done, and found again after a kill.
 
 The file `OUT.h5.part` begins with MAGIC. Then come records: a header of 32 bytes (number, length, XXH3-64 of the body,
-XXH3-64 of these three) and the body. The first record says what is being written; the others are chunks, in the order in
-which they were done. What a kill leaves behind is read up to the last whole record.
+XXH3-64 of these three) and the body. The first record says what is being written; the others are chunks, in the order
+in which they were done. What a kill leaves behind is read up to the last whole record.
 """
 
 from __future__ import annotations
@@ -129,9 +129,7 @@ def _open_locked(path: Path) -> int:
             pass  # Its owner finished and removed it between our open and our lock.
         except OSError as exc:
             os.close(fd)
-            raise PackError(
-                f"{path}: another process is writing this output. Wait for it, or stop it."
-            ) from exc
+            raise PackError(f"{path}: another process is writing this output. Wait for it, or stop it.") from exc
         os.close(fd)
 
 
