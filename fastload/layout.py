@@ -36,6 +36,8 @@ class PixelSpec:
     dtype: np.dtype[Any]
     chunk_rows: int
     attrs: dict[str, Any] = field(default_factory=dict)
+    gzip_level: int | None = None
+    """0 to 9: chunks pass through HDF5's gzip filter, and are not allocated before they are written."""
 
     @property
     def row_bytes(self) -> int:
@@ -64,7 +66,7 @@ def create_file(
     columns: Mapping[str, Column],
     attrs: Mapping[str, Any],
 ) -> dict[str, int]:
-    """Write a packed file without its pixels, and return the byte offset of each pixel dataset.
+    """Write a packed file without its pixels, and return the byte offset of each linear pixel dataset.
 
     The file is sparse: pixel chunks are allocated back to back and never touched. `digest_fields` and
     `header_digest` are computed here, so columns must hold `split`, `key` and `digest`.
@@ -88,7 +90,7 @@ def create_file(
         _create_column(file, "digest_fields", Column(row_digests(hashed)))
         _set_attrs(file, {"fastload_version": FORMAT_VERSION, "fastload_writer": writer_name(), **attrs})
         _set_attrs(file, {"header_digest": header_digest(file)})
-        return {name: _pixel_offset(path, file[name]) for name in pixels}
+        return {name: _pixel_offset(path, file[name]) for name, spec in pixels.items() if spec.gzip_level is None}
 
 
 def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpec]) -> dict[str, int]:
@@ -185,7 +187,10 @@ def _create_pixels(file: h5py.File, name: str, num_rows: int, spec: PixelSpec) -
     shape = (num_rows, *spec.row_shape)
     plist = h5p.create(h5p.DATASET_CREATE)
     plist.set_chunk((spec.chunk_rows, *spec.row_shape))
-    plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    if spec.gzip_level is None:
+        plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    else:
+        plist.set_deflate(spec.gzip_level)
     plist.set_fill_time(h5d.FILL_TIME_NEVER)
     plist.set_obj_track_times(False)
     dtype = h5t.py_create(spec.dtype.newbyteorder("<"))

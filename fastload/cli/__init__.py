@@ -12,11 +12,17 @@ import typer
 
 from fastload.cli.bench import bench
 from fastload.cli.doctor import doctor
+from fastload.cli.export import export
 from fastload.cli.info import info
+<<<<<<< HEAD
 from fastload.cli.layouts import layouts
+=======
+from fastload.cli.merge import merge
+>>>>>>> 9dc88cf (Export: PNG files in class folders, or beside a table that pack reads back)
 from fastload.cli.output import print_error, show_warnings_in_one_line
 from fastload.cli.pack import pack
 from fastload.cli.preview import preview
+from fastload.cli.repack import repack
 from fastload.cli.tune import tune
 from fastload.cli.verify import verify
 
@@ -35,6 +41,9 @@ app.command()(layouts)
 app.command()(info)
 app.command()(verify)
 app.command()(preview)
+app.command()(export)
+app.command()(repack)
+app.command()(merge)
 app.command()(bench)
 app.command()(tune)
 app.command(context_settings={"ignore_unknown_options": False})(doctor)

@@ -17,7 +17,7 @@ import fastload.cli
 from fastload.cli import app, main
 from fastload.layout import write_packed
 
-COMMANDS = ("pack", "layouts", "info", "verify", "preview", "doctor", "bench", "tune")
+COMMANDS = ("pack", "layouts", "info", "verify", "preview", "export", "repack", "merge", "doctor", "bench", "tune")
 README = Path(__file__).parents[2] / "README.md"
 
 

@@ -1,0 +1,177 @@
+"""New packed files from packed ones: other chunks, order, codec, fewer rows; or several files as one.
+
+Rows are copied as they are, each checked against its digest on the way, by the packer itself: what is under way lies
+in `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill. Runs of rows are copied in pieces of
+512 KiB, which stay in a core's cache between reading, hashing and writing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastload.errors import OptionError, OutputError
+from fastload.layout import CHUNK_BYTES, dump_options
+from fastload.pack import PackOptions, PackReport, pack_listing
+from fastload.pack.survey import Progress
+from fastload.repack.choose import Choice, choose_rows
+from fastload.repack.compress import CODEC_CHUNK_BYTES, compress_listing
+from fastload.repack.listing import list_packed, pack_options, regroup
+from fastload.repack.merge import list_merged
+from fastload.sources.listing import Listing, OnError
+
+__all__ = ["Choice", "merge_files", "parse_codec", "repack_file"]
+
+GZIP_LEVEL = 4
+
+
+def repack_file(
+    file: str | Path,
+    output: str | Path,
+    *,
+    chunk_bytes: int | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    codec: str = "none",
+    choice: Choice | None = None,
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Write some or all rows of a packed file as a new one.
+
+    Classes and their names stay as they are, also where no row of one is left. A compressed file, or one that another
+    tool wrote, becomes one whose rows lie back to back.
+
+    Args:
+        file: a packed file, or another HDF5 file with a dataset `images`.
+        output: file to make.
+        chunk_bytes: size at which chunks aim; by default that of the file where it was packed, 1 MiB for gzip.
+        shuffle: shuffle rows within each split; by default they keep their order.
+        seed: of that shuffle.
+        codec: "none", or "gzip" with or without a level 0 to 9 ("gzip:4").
+        choice: which rows; by default all.
+        workers: threads that compress, by default one per CPU; rows that are only copied are copied by this thread.
+        on_error: "fail" stops at a damaged row, "skip" leaves it out and lists it (not with a codec).
+        overwrite: replace an output that exists, and discard unfinished work on something else.
+        progress: called with (stage, done, total).
+
+    Raises:
+        MissingFileError, FormatError: the file is not there, or cannot be read.
+        SourceError: rows of the file are damaged; it names them.
+        OptionError: an option has no meaning for this file, or no row is left.
+        OutputError, ResumeError, PackError: as pack_images.
+    """
+    level = parse_codec(codec)
+    choice = choice or Choice()
+    _check_apart([Path(file)], Path(output))
+    header, listing = list_packed(file)
+    chosen = choose_rows(listing, choice, header.path)
+    in_order = bool(np.all(np.diff(chosen) > 0))
+    told = pack_options(header)
+    if chunk_bytes is None:
+        chunk_bytes = CODEC_CHUNK_BYTES if level is not None else int(told.get("chunk_bytes", CHUNK_BYTES))
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    attrs = dict(listing.attrs)
+    if len(chosen) < len(listing) or not in_order:
+        attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
+    if not shuffle and not in_order:
+        attrs |= {"shuffled": False, "seed": 0}
+    part = regroup(replace(listing, attrs=attrs), chosen)
+    return _write(part, output, told, options, header.path, level, workers, on_error, overwrite, progress)
+
+
+def merge_files(
+    files: Sequence[str | Path],
+    output: str | Path,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    shuffle: bool = False,
+    seed: int = 0,
+    codec: str = "none",
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Write the rows of several packed files as one.
+
+    Splits are joined by name: train holds the first file's rows, then the second's, and so on. Class numbers become
+    those of the union of the names where these differ. The file does not count as shuffled unless `shuffle` is given:
+    the rows of one file lie behind those of the other.
+
+    Args:
+        files: at least two packed files with the same fields, shapes and dtypes.
+        output, chunk_bytes, shuffle, seed, codec, workers, on_error, overwrite, progress: as `repack_file`.
+
+    Raises:
+        SourceError: two files differ in a way that one file cannot hold; or rows are damaged.
+        OptionError, MissingFileError, FormatError, OutputError, ResumeError, PackError: as `repack_file`.
+    """
+    level = parse_codec(codec)
+    _check_apart(list(map(Path, files)), Path(output))
+    listing = list_merged(files)
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    told: dict[str, Any] = json.loads(listing.attrs["pack_options"])
+    names = ", ".join(Path(file).name for file in files)
+    return _write(listing, output, told, options, names, level, workers, on_error, overwrite, progress)
+
+
+def parse_codec(codec: str) -> int | None:
+    """The gzip level, 0 to 9, that a codec names; None for "none".
+
+    Raises:
+        OptionError: it is neither "none" nor "gzip" nor "gzip:LEVEL".
+    """
+    if codec == "none":
+        return None
+    found = re.fullmatch(r"gzip(?::([0-9]))?", codec)
+    if not found:
+        raise OptionError(f"codec={codec!r} is not known; accepted: none, gzip, gzip:0 to gzip:9.")
+    return int(found[1] or GZIP_LEVEL)
+
+
+def _write(
+    listing: Listing,
+    output: str | Path,
+    told: dict[str, Any],
+    options: PackOptions,
+    where: str | Path,
+    level: int | None,
+    workers: int | None,
+    on_error: OnError,
+    overwrite: bool,
+    progress: Progress | None,
+) -> PackReport:
+    """The listing's rows as a file that keeps what is still true of its origin."""
+    attrs = dict(listing.attrs)
+    if options.shuffle:
+        attrs |= {"shuffled": True, "seed": options.seed}
+    changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
+    attrs["pack_options"] = dump_options({**options.to_dict(), **told, **changed})
+    listing = replace(listing, attrs=attrs)
+    if level is None:
+        return pack_listing(
+            listing, output, options=options, source_name=str(where), workers=0, on_error=on_error, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
+    if on_error == "skip":
+        raise OptionError("damaged rows cannot be left out while compressing; leave them out first, without a codec.")
+    return compress_listing(
+        listing, output, options=options, source_name=str(where), level=level, workers=workers, overwrite=overwrite,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _check_apart(files: Sequence[Path], output: Path) -> None:
+    """Refuse an output that is one of the inputs, before any work."""
+    for file in files:
+        if output.exists() and file.exists() and output.samefile(file):
+            raise OutputError(f"{output}: is the file to be read. Choose another name.")

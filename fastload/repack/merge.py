@@ -1,0 +1,220 @@
+"""Several packed files as one listing: splits joined by name, classes by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import OptionError, SourceError
+from fastload.format import PackedFile
+from fastload.repack.listing import list_packed, pack_options, regroup
+from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, Pictures, first_few
+from fastload.sources.rows import JoinedRows
+
+_Part = tuple[PackedFile, Listing]
+
+
+def list_merged(paths: Sequence[str | Path]) -> Listing:
+    """The rows of all files: of each split those of the first file, then those of the second, and so on.
+
+    Raises:
+        MissingFileError, FormatError: a file is not there, or cannot be read.
+        SourceError: two files differ in a way that one file cannot hold; it names both.
+        OptionError: fewer than two files, or one twice.
+    """
+    _check_paths(paths)
+    parts = [list_packed(path) for path in paths]
+    for part in parts[1:]:
+        _check_same_fields(parts[0], part)
+    notes = [f"Merged {', '.join(f'{file.path.name} ({file.num_rows:,} rows)' for file, _ in parts)}."]
+    columns = {name: _join_columns(name, parts, notes) for name in parts[0][1].columns}
+    split_names = tuple(dict.fromkeys(name for _, listing in parts for name in listing.split_names))
+    if len(split_names) > 256:
+        raise SourceError(f"{_names(parts)}: {len(split_names)} different splits, more than the 256 a file can hold.")
+    split = [
+        np.array([split_names.index(name) for name in listing.split_names], np.uint8)[listing.split]
+        for _, listing in parts
+    ]
+    known = [listing.digests for _, listing in parts if listing.digests is not None]
+    joined = Listing(
+        layout=_only({listing.layout for _, listing in parts}, "merged"),
+        keys=_keys(parts, notes),
+        split=np.concatenate(split),
+        split_names=split_names,
+        columns=columns,
+        notes=tuple(notes),
+        sizes=np.concatenate([listing.sizes for _, listing in parts]),
+        mtimes_ns=np.concatenate([listing.mtimes_ns for _, listing in parts]),
+        files=_joined([listing.files for _, listing in parts], parts),
+        masks=_join_masks(parts),
+        attrs=_attrs(parts),
+        digests=np.concatenate(known) if len(known) == len(parts) else None,
+    )
+    return regroup(joined, np.argsort(joined.split, kind="stable"))
+
+
+def _check_paths(paths: Sequence[str | Path]) -> None:
+    if len(paths) < 2:
+        raise OptionError("merge needs at least two files.")
+    seen: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        if path.resolve() in seen:
+            raise OptionError(f"{path}: given twice; every row would be there twice.")
+        seen[path.resolve()] = path
+
+
+def _names(parts: Sequence[_Part]) -> str:
+    return " and ".join(str(file.path) for file, _ in parts)
+
+
+def _only(values: set[str], otherwise: str) -> str:
+    return values.pop() if len(values) == 1 else otherwise
+
+
+def _check_same_fields(first: _Part, other: _Part) -> None:
+    """Refuse what cannot be rows of one file."""
+    kinds = [_kinds(part) for part in (first, other)]
+    differ = [name for name in dict.fromkeys([*kinds[0], *kinds[1]]) if kinds[0].get(name) != kinds[1].get(name)]
+    if differ:
+        said = "; ".join(
+            f"`{name}`: {kinds[0].get(name, 'absent')} in {first[0].path}, {kinds[1].get(name, 'absent')} in "
+            f"{other[0].path}"
+            for name in differ
+        )
+        raise SourceError(
+            f"Files that differ cannot be merged: {said}. Pack both from their images with the same options, such as "
+            f"--size and --mode."
+        )
+
+
+def _kinds(part: _Part) -> dict[str, str]:
+    """The fields of a file, each as `dtype (shape of a row)`."""
+    _, listing = part
+    kinds = {name: f"{c.values.dtype.name} {c.values.shape[1:]}" for name, c in listing.columns.items()}
+    if isinstance(listing.files, Arrays):
+        kinds = {"images": f"{listing.files.dtype} {listing.files.shape}", **kinds}
+    if listing.masks is not None and isinstance(listing.masks.files, Arrays):
+        kinds["masks"] = f"{listing.masks.files.dtype} {listing.masks.files.shape}"
+    return kinds
+
+
+def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column:
+    """A column of all files, class numbers brought to the union of their names."""
+    columns = [listing.columns[name] for _, listing in parts]
+    for (file, _), column in zip(parts, columns, strict=True):
+        for key in ({*column.attrs, *columns[0].attrs}) - {"names"}:
+            if column.attrs.get(key) != columns[0].attrs.get(key):
+                raise SourceError(
+                    f"Files that differ cannot be merged: attribute {key} of `{name}` is {columns[0].attrs.get(key)} "
+                    f"in {parts[0][0].path}, {column.attrs.get(key)} in {file.path}."
+                )
+    names = [tuple(column.attrs.get("names", ())) for column in columns]
+    if len(set(names)) == 1:
+        return replace(columns[0], values=_concatenate([column.values for column in columns]))
+    _check_mappable(name, parts, columns, names)
+    union = tuple(dict.fromkeys(label for group in names for label in group))
+    values = []
+    for column, group in zip(columns, names, strict=True):
+        # The last place serves -1, which says that there is no class.
+        table = np.array([*(union.index(label) for label in group), -1], column.values.dtype)
+        values.append(table[column.values])
+    counts = ", ".join(f"{len(group)} in {file.path.name}" for group, (file, _) in zip(names, parts, strict=True))
+    notes.append(f"`{name}`: classes differ ({counts}); they were joined by name into {len(union)}.")
+    return Column(np.concatenate(values), {**columns[0].attrs, "names": union})
+
+
+def _check_mappable(
+    name: str, parts: Sequence[_Part], columns: Sequence[Column], names: Sequence[tuple[str, ...]]
+) -> None:
+    """Refuse names that differ where the values are not class numbers, or where a file has none."""
+    bare = [str(file.path) for (file, _), group in zip(parts, names, strict=True) if not group]
+    if bare:
+        raise SourceError(
+            f"`{name}` has names in some of the files and none in {first_few(bare)}: which class is which cannot be "
+            f"known. Pack it again with names."
+        )
+    for (file, _), column, group in zip(parts, columns, names, strict=True):
+        values = column.values
+        if values.dtype.kind != "i" or (values.size and not -1 <= values.min() <= values.max() < len(group)):
+            other = next(i for i, others in enumerate(names) if others != names[0])
+            raise SourceError(
+                f"Files that differ cannot be merged: names of `{name}` are {first_few(list(names[0]))} in "
+                f"{parts[0][0].path}, {first_few(list(names[other]))} in {parts[other][0].path}, and its values in "
+                f"{file.path} are not class numbers that could be mapped."
+            )
+
+
+def _concatenate(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(list(values))
+
+
+def _keys(parts: Sequence[_Part], notes: list[str]) -> tuple[str, ...]:
+    """Keys of all rows; where two files share one, each file's begin with its own name."""
+    keys = [key for _, listing in parts for key in listing.keys]
+    twice = len(keys) - len(set(keys))
+    if not twice:
+        return tuple(keys)
+    stems: list[str] = []
+    for file, _ in parts:
+        stem, number = file.path.stem, 2
+        while stem in stems:
+            stem, number = f"{file.path.stem}-{number}", number + 1
+        stems.append(stem)
+    notes.append(f"Keys that stand in more than one file ({twice:,}): all now begin with their file's name, "
+                 f"{', '.join(f'{stem}/' for stem in stems)}.")  # fmt: skip
+    return tuple(f"{stem}/{key}" for stem, (_, listing) in zip(stems, parts, strict=True) for key in listing.keys)
+
+
+def _joined(files: Sequence[Files | Pictures | Arrays | None], parts: Sequence[_Part]) -> JoinedRows | None:
+    arrays = [(rows, len(listing)) for rows, (_, listing) in zip(files, parts, strict=True) if isinstance(rows, Arrays)]
+    return JoinedRows.of(arrays) if arrays else None
+
+
+def _join_masks(parts: Sequence[_Part]) -> Masks | None:
+    masks = [listing.masks for _, listing in parts]
+    first = masks[0]
+    if first is None:
+        return None
+    for (file, _), other in zip(parts, masks, strict=True):
+        assert other is not None, "fields were compared"
+        for what in ("names", "ignore_index", "attrs"):
+            if getattr(other, what) != getattr(first, what):
+                raise SourceError(
+                    f"Files that differ cannot be merged: {what} of `masks` is {_short(getattr(first, what))} in "
+                    f"{parts[0][0].path}, {_short(getattr(other, what))} in {file.path}."
+                )
+    every = [m for m in masks if m is not None]
+    files = _joined([m.files for m in every], parts)
+    assert files is not None, "rows of HDF5 files"
+    return replace(first, files=files, present=_concatenate([m.present for m in every]))
+
+
+def _short(value: Any) -> str:
+    return first_few(list(map(str, value))) if isinstance(value, tuple) else str(value)
+
+
+_JOIN: dict[str, Callable[[set[str]], str]] = {
+    "decoder": lambda found: "; ".join(sorted(found)),
+    "source_layout": lambda found: _only(found, "merged"),
+}
+
+
+def _attrs(parts: Sequence[_Part]) -> dict[str, Any]:
+    """Root attributes: what is equal stays; rows of several files behind one another are not shuffled."""
+    attrs: dict[str, Any] = {name: join({str(part[1].attrs[name]) for part in parts}) for name, join in _JOIN.items()}
+    options = [pack_options(file) for file, _ in parts]
+    same = {name: value for name, value in options[0].items() if all(o.get(name) == value for o in options)}
+    merged = [{"name": file.path.name, "rows": file.num_rows} for file, _ in parts]
+    return {
+        **attrs,
+        "pack_options": json.dumps(same),
+        "seed": 0,
+        "shuffled": False,
+        "repacked": json.dumps({"merged": merged}),
+    }

@@ -1,0 +1,124 @@
+"""Pixels of an HDF5 file, whatever its storage, as a listing's `Arrays`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FileChangedError, SourceError
+from fastload.format import PackedFile
+from fastload.read import RowReader, image_axes
+from fastload.sources.listing import Arrays
+from fastload.sources.rows import RawRows
+
+_CACHE_CHUNKS = 32
+_MAX_OPEN = 64
+
+
+def rows_of(file: PackedFile, name: str) -> Arrays:
+    """Every row of a pixel dataset: linear ones are read from the file itself, all others through h5py."""
+    field = file.fields[name]
+    shape, axes = field.shape, image_axes(file) if name == "images" else "HWC"
+    if field.offset is None:
+        return StoredRows(file, name, np.arange(file.num_rows))
+    return RawRows.of(
+        file.path,
+        offset=field.offset,
+        num_rows=file.num_rows,
+        shape=(*shape, 1) if axes == "HW" else shape,
+        dtype=field.dtype,
+        axes="CHW" if axes == "CHW" else "HWC",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """Rows that only HDF5 can deliver: compressed, or chunks that do not lie back to back.
+
+    Each process opens the file for itself, at its first read; a pickle holds the header only.
+
+    Attributes:
+        file: its header.
+        name: of the dataset.
+        rows: int64 (N,), the row of the file that each sample is.
+    """
+
+    file: PackedFile
+    name: str
+    rows: NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C) of images, whichever way the file stores them; (H, W) of masks."""
+        stored, axes = self.file.fields[self.name].shape, self._axes
+        if axes == "CHW":
+            return (*stored[1:], stored[0])
+        return (*stored, 1) if axes == "HW" else stored
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Uint8 or uint16, in native byte order."""
+        return self.file.fields[self.name].dtype.newbyteorder("=")
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fill out with these rows; see Arrays."""
+        rows = np.ascontiguousarray(self.rows[indices], dtype=np.int64)
+        if len(rows) == 0:
+            return
+        stored = np.empty((len(rows), *self.file.fields[self.name].shape), self.dtype)
+        try:
+            _readers.of(self.file, self.name).gather(rows, {self.name: stored})
+        except FileChangedError:
+            raise
+        except (OSError, RuntimeError) as exc:  # h5py, where a filter fails
+            raise SourceError(
+                f"{self.file.path}: rows {rows.min()} to {rows.max()} of `{self.name}` cannot be read ({exc}). List "
+                f"the damage with `fastload verify {self.file.path}`."
+            ) from exc
+        out[:] = np.moveaxis(stored, 1, -1) if self._axes == "CHW" else stored.reshape(out.shape)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> StoredRows:
+        """Some of the rows, in the order of indices."""
+        return StoredRows(self.file, self.name, self.rows[indices])
+
+    @property
+    def _axes(self) -> str:
+        return image_axes(self.file) if self.name == "images" else "HWC"
+
+
+class _Readers:
+    """The readers that this process keeps open, shared by its threads: opening one anew would lose decoded chunks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._open: dict[tuple[str, str, int, int], RowReader] = {}
+
+    def of(self, file: PackedFile, name: str) -> RowReader:
+        key = (str(file.path), name, file.identity.inode, file.identity.mtime_ns)
+        if self._pid != os.getpid():
+            self.__init__()  # type: ignore[misc]  # neither locks nor HDF5 handles cross a fork
+        with self._lock:
+            if key not in self._open:
+                while len(self._open) >= _MAX_OPEN:
+                    self._open.pop(next(iter(self._open)))  # closes itself when its last user lets it go
+                self._open[key] = RowReader(file, [name], read="pread", cache_chunks=_CACHE_CHUNKS)
+            return self._open[key]
+
+    def close(self, file: PackedFile) -> None:
+        with self._lock:
+            for key in [key for key in self._open if key[0] == str(file.path)]:
+                self._open.pop(key).close()
+
+
+_readers = _Readers()
+
+
+def close_readers(file: PackedFile) -> None:
+    """Close what this process keeps open of a file, once its rows are read."""
+    _readers.close(file)
