@@ -5,12 +5,16 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image, ImageFont
 
-from fastload.errors import MissingFileError, OptionError, OutputError
-from fastload.format import read_header
-from fastload.layout import write_packed
-from fastload.preview import _attributes, _class_name, _columns, _shown_size, _spread, _wrap, make_preview
+from fastload.errors import FormatError, MissingFileError, OptionError, OutputError
+from fastload.format import open_hdf5, read_header
+from fastload.layout import create_file, write_packed
+from fastload.preview import _spread, make_preview
+from fastload.preview.overlay import class_colour, legend_of, marks_of
+from fastload.preview.sheet import _columns, _shown_size
+from fastload.preview.words import attributes_of, class_name, wrap
 from fastload.sources.listing import Column
 
 
@@ -118,25 +122,25 @@ def test_what_cannot_be_drawn_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.h5"]
 
 
-def test_labels_name_the_class_and_the_rarest_attributes(tmp_path: Path) -> None:
-    assert _class_name(0, ("tabby_cat",)) == "tabby cat"
-    assert _class_name(7, ("tabby_cat",)) == "7"
-    assert _class_name(-1, ("tabby_cat",)) == "no label"
-    assert _class_name(0, ("Größe",)) == "GroBe" or _class_name(0, ("Größe",)) == "class 0"
-    assert _class_name(1, ("a", "日本")) == "class 1"
-    assert _attributes(["Hat", "Bald", "Smile", "Male", "Young"]) == "Hat, Bald, Smile, Male +1"
-    assert _attributes([]) == "none"
+def test_labels_name_the_class_and_the_rarestattributes_of(tmp_path: Path) -> None:
+    assert class_name(0, ("tabby_cat",)) == "tabby cat"
+    assert class_name(7, ("tabby_cat",)) == "7"
+    assert class_name(-1, ("tabby_cat",)) == "no label"
+    assert class_name(0, ("Größe",)) == "GroBe" or class_name(0, ("Größe",)) == "class 0"
+    assert class_name(1, ("a", "日本")) == "class 1"
+    assert attributes_of(["Hat", "Bald", "Smile", "Male", "Young"]) == "Hat, Bald, Smile, Male +1"
+    assert attributes_of([]) == "none"
 
 
 def test_no_line_is_wider_than_its_room_and_no_word_is_lost() -> None:
     font = ImageFont.load_default(14)
     text = "Wearing Necklace, 5 o Clock Shadow, aVeryLongWordThatDoesNotFitIntoTheWidthAtAll +3"
-    lines = _wrap(text, font, 112, 20)
+    lines = wrap(text, font, 112, 20)
     assert all(font.getlength(line) <= 112 for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    short = _wrap(text, font, 112, 2)
+    short = wrap(text, font, 112, 2)
     assert len(short) == 2 and short[-1].endswith("...") and font.getlength(short[-1]) <= 112
-    assert _wrap("", font, 112, 2) == []
+    assert wrap("", font, 112, 2) == []
 
 
 def test_the_grid_leaves_few_places_empty() -> None:
@@ -149,3 +153,71 @@ def test_attribute_vectors_and_splits_are_drawn(tmp_path: Path) -> None:
     path = packed(tmp_path, columns={"labels": labels}, splits={"train": 20, "val": 10})
     assert len(make_preview(path, tmp_path / "a.png", count=12)) == 12
     assert read_header(path).num_rows == 30
+
+
+def one_image(tmp_path: Path, **columns: Column) -> NDArray[np.uint8]:
+    """The part of a sheet that shows one image of 60 x 120, enlarged twice, with its fields."""
+    images = np.full((1, 60, 56, 3), 200, np.uint8)
+    make_preview(write_packed(tmp_path / "a.h5", images, columns), tmp_path / "a.png", overwrite=True)
+    sheet = np.asarray(Image.open(tmp_path / "a.png"))
+    rows, places = np.nonzero((sheet == (218, 216, 210)).all(axis=2))  # the frame around the image
+    return sheet[rows.min() + 1 : rows.max(), places.min() + 1 : places.max()]
+
+
+def test_boxes_are_outlines_of_the_colour_of_their_class(tmp_path: Path) -> None:
+    corners = np.zeros((1, 3, 4), np.float32)
+    corners[0, :2] = (10, 20, 30, 50), (40, 5, 50, 15)
+    labels = Column(np.array([[0, 2, -1]]), {"names": ("cat", "dog", "bird")})
+    found = one_image(tmp_path, boxes=Column(corners, {"names": ("xmin", "ymin", "xmax", "ymax")}), box_labels=labels)
+    for (left, top, right, bottom), index in zip(corners[0, :2].astype(int) * 2, (0, 2), strict=True):
+        y, x = np.nonzero((found == class_colour(index)).all(axis=2))
+        assert (x.min(), y.min(), x.max() + 1, y.max() + 1) == (left, top, right, bottom)
+    assert (found[0, 0] == 200).all()  # padding is not drawn
+    sizes = corners.copy()
+    sizes[..., 2:] -= sizes[..., :2]
+    again = one_image(tmp_path, boxes=Column(sizes, {"names": ("x", "y", "width", "height")}), box_labels=labels)
+    np.testing.assert_array_equal(again, found)
+
+
+def test_one_box_and_landmarks_are_drawn_where_they_are(tmp_path: Path) -> None:
+    box = Column(np.array([[10, 20, 20, 30]], np.int16), {"names": ("x_1", "y_1", "width", "height")})
+    points = Column(np.array([[12.5, 40.5, 50, 10]], np.float32), {"names": ("eye_x", "eye_y", "nose_x", "nose_y")})
+    found = one_image(tmp_path, bbox=box, landmarks=points)
+    assert tuple(found[40, 20]) == tuple(found[99, 59]) == (230, 30, 110)
+    assert tuple(found[81, 25]) == class_colour(0) and tuple(found[20, 100]) == class_colour(1)
+
+
+def test_places_of_another_image_are_not_drawn(tmp_path: Path) -> None:
+    values = np.array([[10, 20, 20, 30]], np.int16)
+    for attrs in ({"names": ("x", "y", "w", "h"), "coordinates": "original"}, {}, {"names": ("x_center", "y_center", "w", "h")}):
+        assert (one_image(tmp_path, bbox=Column(values, attrs)) == 200).all()
+    points = Column(values, {"coordinates": "original"})
+    assert (one_image(tmp_path, landmarks=points) == 200).all()
+
+
+def test_the_legend_names_classes_of_masks_and_boxes(tmp_path: Path) -> None:
+    images = np.zeros((1, 40, 40, 3), np.uint8)
+    masks = np.zeros((1, 40, 40), np.uint8)
+    masks[0, :9], masks[0, 9:12] = 2, 1
+    boxes = Column(np.array([[[1, 1, 9, 9]]], np.float32), {"names": ("x", "y", "width", "height")})
+    columns = {"boxes": boxes, "box_labels": Column(np.array([[1]]), {"names": ("cat", "dog")})}
+    path = write_packed(tmp_path / "a.h5", images, columns, masks=masks, ignore_index=0)
+    with open_hdf5(path) as hdf5:
+        file = read_header(path)
+        entries = legend_of(file, marks_of(hdf5, file, [0], (40, 40)))
+    assert [entry.name for entry in entries] == ["2", "1", "dog"]
+    assert [entry.kind for entry in entries] == ["mask", "mask", "box"]
+
+
+def test_a_file_without_images_has_no_preview(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["tokens"] = np.zeros((4, 8), np.int64)
+        file["labels"] = np.zeros(4, np.int64)
+    with pytest.raises((OptionError, FormatError), match="images"):
+        make_preview(tmp_path / "a.h5", tmp_path / "a.png")
+    columns = {"tokens": Column(np.zeros((4, 8), np.int64)), "split": Column(np.zeros(4, np.uint8), {"names": ("all",)})}
+    attrs = {"decoder": "none", "source_layout": "arrays", "pack_options": "{}", "seed": 0, "shuffled": True}
+    create_file(tmp_path / "b.h5", num_rows=4, pixels={}, columns=columns, attrs=attrs)
+    with pytest.raises(OptionError, match="holds no images, so there is nothing to draw"):
+        make_preview(tmp_path / "b.h5", tmp_path / "b.png")
+    assert not (tmp_path / "b.png").exists()

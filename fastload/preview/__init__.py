@@ -1,0 +1,118 @@
+"""A contact sheet of a packed file: what is in it, with its labels, at one glance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastload.errors import OptionError, OutputError
+from fastload.format import PackedFile, open_hdf5, read_header
+from fastload.new_file import check_new_file
+from fastload.preview.overlay import marks_of
+from fastload.preview.sheet import Thumbnail, draw_sheet
+from fastload.preview.words import labels_of
+
+
+def make_preview(
+    path: str | Path,
+    output: str | Path,
+    *,
+    count: int = 40,
+    split: str | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> tuple[int, ...]:
+    """Draw a contact sheet as a PNG and return the rows it shows.
+
+    Images are spread evenly over the file (or one split), one drawn at random from each of `count` equal stretches.
+    Small images are enlarged by whole factors, large ones reduced; transparency shows a checkerboard, masks lie
+    half-transparent over their image, boxes (`boxes`, `bbox`) and landmarks are drawn on it where the names of their
+    columns say what they are, 16 bits are scaled to the largest value shown.
+
+    Args:
+        path: a packed file, or any HDF5 file with a dataset `images` of uint8 or uint16.
+        output: .png to write; it appears complete or not at all.
+        count: images to show.
+        split: name of the split to show; None for all rows.
+        seed: chooses other images.
+        overwrite: replace an output that exists.
+
+    Raises:
+        MissingFileError, FormatError: as `read_header`.
+        OptionError: the file holds no images; count, split or the output's suffix has no meaning.
+        OutputError: the output exists or cannot be written.
+    """
+    path, output = Path(path), Path(output)
+    _check_output(output, overwrite)
+    if count < 1:
+        raise OptionError(f"count={count}: needs at least 1.")
+    file = read_header(path)
+    if "images" not in file.fields:
+        raise OptionError(
+            f"{path}: holds no images, so there is nothing to draw. `fastload info {path}` says what it holds."
+        )
+    if split is not None and split not in file.splits:
+        known = ", ".join(file.splits) or "it has no splits"
+        raise OptionError(f"{path}: no split {split!r}; accepted: {known}.")
+    if seed < 0:
+        raise OptionError(f"seed={seed}: needs at least 0.")
+    rows = _spread(file.splits[split] if split is not None else range(file.num_rows), count, seed)
+    with open_hdf5(path) as hdf5:
+        thumbnails = list(_thumbnails(hdf5, file, rows))
+    sheet = draw_sheet(file, thumbnails, split)
+    _save(sheet, output)
+    return rows
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    if output.suffix.lower() != ".png":
+        raise OptionError(f"{output}: a preview is a PNG; give it a name that ends in .png.")
+    check_new_file(output, force=overwrite, option="--overwrite")
+
+
+def _save(sheet: Image.Image, output: Path) -> None:
+    """Write beside the output and rename, so that nobody ever sees half a picture."""
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        sheet.save(unfinished, format="PNG", optimize=False)
+        os.replace(unfinished, output)
+    except OSError as exc:
+        raise OutputError(f"{output}: cannot be written ({exc.strerror or exc}).") from exc
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _spread(rows: range, count: int, seed: int) -> tuple[int, ...]:
+    """`count` different rows (all, when there are fewer), ascending, one from each of as many equal stretches."""
+    count = min(count, len(rows))
+    edges = np.arange(count + 1) * len(rows) // count
+    return tuple(rows[int(at)] for at in np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
+
+
+def _thumbnails(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> Iterator[Thumbnail]:
+    images = hdf5["images"]
+    pixels = [_channels_last(images[row]) for row in rows]
+    if images.dtype.itemsize > 1:
+        top = max(1, *(int(image.max(initial=0)) for image in pixels))
+        pixels = [(image.astype(np.uint32) * 255 // top).astype(np.uint8) for image in pixels]
+    marks = marks_of(hdf5, file, rows, (pixels[0].shape[0], pixels[0].shape[1]))
+    labels = labels_of(hdf5, file, rows)
+    for row, image, on_it, label in zip(rows, pixels, marks, labels, strict=True):
+        split = next((name for name, run in file.splits.items() if row in run), "")
+        place = f"{split} · row {row}" if len(file.splits) > 1 else f"row {row}"
+        yield Thumbnail(image, on_it, label, place)
+
+
+def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
+    if image.ndim == 2:
+        return image[..., None]
+    if image.shape[2] not in (1, 3, 4) and image.shape[0] in (1, 3, 4):
+        return image.transpose(1, 2, 0)
+    return image if image.shape[2] in (1, 3, 4) else image[..., :1]

@@ -1,0 +1,180 @@
+"""What lies on an image of a preview: its mask half-transparent, its boxes as outlines, its landmarks as dots."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from fastload.format import Field, PackedFile
+from fastload.preview.words import class_name
+
+Colour = tuple[int, int, int]
+
+MAX_LEGEND = 40
+BOX_FIELDS = ("boxes", "bbox")
+POINT_FIELD = "landmarks"
+
+_MASK_STRENGTH = 0.5
+_NO_CLASS: Colour = (230, 30, 110)
+_HALO: Colour = (20, 20, 20)
+_DOT_RADIUS = 2
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What lies on one image, in its pixels."""
+
+    mask: NDArray[np.uint8] | None
+    """(H, W)."""
+    boxes: NDArray[np.float64]
+    """(M, 4), two corners each."""
+    classes: NDArray[np.int64]
+    """(M,), of the boxes; -1: none."""
+    points: NDArray[np.float64]
+    """(P, 2)."""
+
+
+class Entry(NamedTuple):
+    """One entry of the legend."""
+
+    name: str
+    colour: Colour
+    kind: Literal["mask", "box", "more"]
+
+
+def marks_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int], size: tuple[int, int]) -> list[Marks]:
+    """The marks of each row; nothing for fields that are not pixels of the packed images, or do not say in what order.
+
+    Args:
+        size: height and width of the images.
+    """
+    masked = "masks" in file.fields and file.fields["masks"].shape == size
+    box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
+    points = POINT_FIELD in file.fields and _are_points(file.fields[POINT_FIELD])
+    result = []
+    for row in rows:
+        boxes, classes = np.zeros((0, 4)), np.zeros(0, np.int64)
+        if box_field:
+            boxes, classes = _boxes_of(hdf5, file, box_field, row)
+        places = np.asarray(hdf5[POINT_FIELD][row], np.float64).reshape(-1, 2) if points else np.zeros((0, 2))
+        result.append(Marks(hdf5["masks"][row] if masked else None, boxes, classes, places))
+    return result
+
+
+def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: PackedFile) -> Image.Image:
+    """An RGB thumbnail with its marks.
+
+    Args:
+        size: height and width of the image that it shows.
+    """
+    if marks.mask is not None:
+        image = _masked(image, marks.mask, _bare_classes(file))
+    if len(marks.boxes) or len(marks.points):
+        image = image.copy()
+    draw = ImageDraw.Draw(image)
+    scale = np.array([image.width / size[1], image.height / size[0]])
+    for corners, index in zip(marks.boxes, marks.classes.tolist(), strict=True):
+        left, top, right, bottom = np.rint(corners.reshape(2, 2) * scale).astype(int).reshape(-1).tolist()
+        right, bottom = max(left, right - 1), max(top, bottom - 1)  # its edges are inside
+        draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=_HALO)
+        draw.rectangle((left, top, right, bottom), outline=box_colour(index))
+    for number, (x, y) in enumerate((marks.points * scale).tolist()):
+        if np.isfinite((x, y)).all():
+            around = (x - _DOT_RADIUS, y - _DOT_RADIUS, x + _DOT_RADIUS, y + _DOT_RADIUS)
+            draw.ellipse(around, fill=class_colour(number), outline=_HALO)
+    return image
+
+
+def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
+    """The classes shown: those of masks by their pixels, then those of boxes by their number, most first."""
+    counts = np.zeros(256, np.int64)
+    for each in marks:
+        if each.mask is not None:
+            counts += np.bincount(each.mask.ravel(), minlength=256)
+    if "masks" in file.fields:
+        counts[_bare_classes(file)] = 0
+    names = file.fields["masks"].names if "masks" in file.fields else ()
+    order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
+    entries = [Entry(class_name(i, names), class_colour(i), "mask") for i in order]
+    classes = np.concatenate([each.classes for each in marks]) if marks else np.zeros(0, np.int64)
+    found, numbers = np.unique(classes[classes >= 0], return_counts=True)
+    names = file.fields["box_labels"].names if "box_labels" in file.fields else ()
+    order = found[np.argsort(-numbers, kind="stable")].tolist()
+    entries += [Entry(class_name(i, names), box_colour(i), "box") for i in order]
+    if len(entries) > MAX_LEGEND:
+        return [*entries[:MAX_LEGEND], Entry(f"and {len(entries) - MAX_LEGEND} more", (0, 0, 0), "more")]
+    return entries
+
+
+def class_colour(index: int) -> Colour:
+    """Colours far apart for neighbouring indices: hues a golden angle apart, in three brightnesses."""
+    hue = index * 0.61803398875 % 1.0
+    red, green, blue = colorsys.hsv_to_rgb(hue, (0.85, 0.65, 0.95)[index % 3], (0.95, 0.8, 0.65)[index // 3 % 3])
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def box_colour(index: int) -> Colour:
+    """The colour of a box's class."""
+    return class_colour(index) if index >= 0 else _NO_CLASS
+
+
+def _masked(image: Image.Image, mask: NDArray[np.uint8], bare_classes: list[int]) -> Image.Image:
+    shown = Image.fromarray(np.ascontiguousarray(mask)).resize(image.size, Image.Resampling.NEAREST)
+    indices = np.asarray(shown)
+    colours = np.array([class_colour(index) for index in range(256)], dtype=np.float32)
+    blended = np.asarray(image) * (1 - _MASK_STRENGTH) + colours[indices] * _MASK_STRENGTH
+    bare = np.isin(indices, bare_classes)[..., None]
+    return Image.fromarray(np.where(bare, np.asarray(image), blended).astype(np.uint8))
+
+
+def _bare_classes(file: PackedFile) -> list[int]:
+    """Mask values that are left undrawn: what is ignored, and the background."""
+    field = file.fields["masks"]
+    ignored = field.attrs.get("ignore_index")
+    background = [i for i, name in enumerate(field.names) if name.lower() in ("background", "__background__")]
+    return [*background, *([int(ignored)] if isinstance(ignored, int) and 0 <= ignored < 256 else [])]
+
+
+def _boxes_of(hdf5: h5py.File, file: PackedFile, name: str, row: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    boxes = np.asarray(hdf5[name][row], np.float64).reshape(-1, 4)
+    if _box_form(file.fields[name]) == "xywh":
+        boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    classes = np.full(len(boxes), -1, np.int64)
+    if "box_labels" in file.fields and file.fields["box_labels"].shape == file.fields[name].shape[:-1]:
+        classes = np.asarray(hdf5["box_labels"][row], np.int64).reshape(-1)
+    real = np.isfinite(boxes).all(axis=1) & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
+    real &= (boxes[:, :2] < boxes[:, 2:]).any(axis=1)  # padding is a point
+    return boxes[real], classes[real]
+
+
+def _box_form(field: Field) -> Literal["xywh", "xyxy"] | None:
+    """How its four numbers make a box, by their names; None if they do not say, or are of another image."""
+    if field.shape[-1:] != (4,) or len(field.shape) > 2 or _of_another_image(field):
+        return None
+    letters = "".join(_letter(name.lower()) for name in field.names)
+    return letters if letters in ("xywh", "xyxy") else None  # type: ignore[return-value]  # just compared
+
+
+def _letter(name: str) -> str:
+    """x or y for a corner's place, w or h for a size; ? for anything else, such as a centre."""
+    if name in ("w", "width", "h", "height"):
+        return name[0]
+    plain = name.replace("_", "").replace("min", "").replace("max", "").rstrip("0123456789")
+    plain = {"left": "x", "right": "x", "top": "y", "bottom": "y"}.get(plain, plain)
+    return plain if plain in ("x", "y") else "?"
+
+
+def _are_points(field: Field) -> bool:
+    flat = len(field.shape) == 1 and field.shape[0] % 2 == 0
+    return (flat or field.shape[1:] == (2,)) and not _of_another_image(field)
+
+
+def _of_another_image(field: Field) -> bool:
+    return str(field.attrs.get("coordinates", "aligned")) != "aligned"
