@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import fastload
 from fastload import pack_images
+from fastload.layout import create_file, write_packed
+from fastload.sources.listing import Column
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*words: object, cwd: Path) -> str:
+def environment() -> dict[str, str]:
     # Scripts beside each other import each other; what tools/test.sh forbids is the current folder.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(fastload.__file__).parents[1])}
+    return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(fastload.__file__).parents[1])}
+
+
+def run(*words: object, cwd: Path) -> str:
     command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -108,6 +116,113 @@ def test_training_runs_on_two_ranks(packed_classes, tmp_path):
     assert "2 process(es)" in said
     assert len(accuracies(said)) == 2
     assert (tmp_path / "run.pt").exists()
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/tasks.py, which imports what stands beside it."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("tasks")
+
+
+def blobs(path: Path, count: int = 48) -> Path:
+    """Bright squares on dark noise; the mask has them as 2, the rest as 1, and 0 (ignored) around the edge."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 90, (count, 36, 44, 3)).astype(np.uint8)
+    masks = np.ones((count, 36, 44), np.uint8)
+    for image, mask, (top, left) in zip(images, masks, rng.integers(4, 18, (count, 2)).tolist(), strict=True):
+        image[top : top + 14, left : left + 14] += 120
+        mask[top : top + 14, left : left + 14] = 2
+    masks[:, [0, -1]] = masks[:, :, [0, -1]] = 0
+    return write_packed(path, images, masks=masks, ignore_index=0, splits={"train": count - 12, "val": 12})
+
+
+@pytest.mark.slow
+def test_training_segments_and_shows_what_it_answers(tmp_path):
+    words = ["--epochs", 4, "--width", 8, "--batch-size", 6, "--picture", tmp_path / "sheet.png"]
+    said = run(ROOT / "tools/train.py", blobs(tmp_path / "blobs.h5"), *words, cwd=tmp_path)
+    assert "to learn 2 classes of pixels from, 12 held out" in said
+    mean, trivial = re.findall(r"mean IoU ([\d.]+)% \(commonest class everywhere: ([\d.]+)%\)", said)[-1]
+    assert float(mean) > float(trivial) + 20 and float(trivial) < 50
+    assert re.search(r"class 2 +[\d.]+% +[\d.]+%", said) and "class 0" not in said
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (3 * 44, 6 * 36)
+        pixels = np.asarray(sheet)
+    truth, answer = pixels[:, 44:88], pixels[:, 88:]
+    assert len(np.unique(truth.reshape(-1, 3), axis=0)) == 3 and not truth[0].any()
+    assert len(np.unique(answer.reshape(-1, 3), axis=0)) == 2
+
+
+def test_pixels_that_are_ignored_count_nowhere(tasks, tmp_path):
+    task = tasks.Segmentation(fastload.PackedDataset(blobs(tmp_path / "blobs.h5", 14)))
+    truth = torch.tensor([[[0, 1, 1, 2]], [[0, 2, 2, 2]]], dtype=torch.uint8)
+    answers = torch.zeros(2, 3, 1, 4)
+    answers[:, 1] = 5.0
+    answers[0, 2, 0, 3] = answers[1, 2, 0, 1] = 9.0
+    batch = {"masks": truth}
+    first, both = torch.tensor([True, False]), torch.tensor([True, True])
+    assert task.counts(answers, batch, first).view(3, 3).tolist() == [[0, 0, 0], [0, 2, 0], [0, 0, 1]]
+    table = task.counts(answers, batch, both)
+    assert table.view(3, 3).tolist() == [[0, 0, 0], [0, 2, 0], [0, 2, 2]]
+    # Class 1: 2 of the 4 that are it or were called it; class 2: 2 of 4. All called 2: 4 of 6, and none of class 1.
+    assert task.score(table) == "mean IoU 50.0% (commonest class everywhere: 33.3%), 66.7% of pixels right"
+    losses = task.losses(answers, batch)
+    assert losses.shape == (2,)
+    answers[:, :, 0, 0] = torch.tensor([50.0, -50.0, 7.0])
+    assert torch.equal(task.losses(answers, batch), losses)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [0, 1])
+def test_training_reads_texts(tmp_path, layers):
+    said = run(ROOT / "tools/make_reviews.py", tmp_path / "reviews.npz", "--count", 300, cwd=tmp_path)
+    assert "300 reviews" in said and "50 of them test" in said
+    packed = pack_reviews(tmp_path / "reviews.npz", tmp_path / "reviews.h5")
+    words = ["--layers", layers, "--epochs", 2, "--batch-size", 32, "--width", 16]
+    said = run(ROOT / "tools/train.py", packed, *words, cwd=tmp_path)
+    assert "250 texts of" in said and "50 held out" in said
+    assert len(accuracies(said)) == 2
+
+
+def pack_reviews(source: Path, packed: Path) -> Path:
+    with np.load(source) as found:
+        columns = {name: Column(found[name]) for name in ("tokens", "attention_mask", "labels", "split")}
+    count = len(columns["split"].values)
+    columns["split"].attrs["names"] = ("train", "test")
+    columns["key"] = Column(np.array([f"{i:06d}".encode() for i in range(count)]))
+    columns["digest"] = Column(np.zeros(count, np.uint64))
+    attrs = {"decoder": "none", "source_layout": "arrays", "pack_options": "{}", "seed": 0, "shuffled": False}
+    create_file(packed, num_rows=count, pixels={}, columns=columns, attrs=attrs)
+    return packed
+
+
+def test_padding_says_nothing(tasks):
+    network = tasks.SmallTransformer(words=20, length=6, outputs=2, width=8, layers=2).eval()
+    tokens = torch.tensor([[3, 4, 5, 0, 0, 0], [3, 4, 5, 9, 9, 9], [0, 0, 0, 0, 0, 0]])
+    mask = torch.tensor([[True] * 3 + [False] * 3] * 2 + [[False] * 6])
+    answers = network(tokens, mask)
+    assert torch.allclose(answers[0], answers[1], atol=1e-6) and torch.isfinite(answers).all()
+    assert not torch.allclose(answers[0], network(tokens[:1].flip(1), mask[:1].flip(1))[0])
+
+
+def test_a_review_is_labelled_as_it_reads(tasks):
+    reviews = importlib.import_module("make_reviews")
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        text, label = reviews.review(rng)
+        praised = 0
+        for clause in re.split(r"(?=the \w+ was )", text)[1:]:
+            kind = any(word in reviews.GOOD for word in clause.split()[-4:])
+            turned = any(f" was {word} " in clause for word in reviews.NEGATIONS)
+            praised += kind != turned
+        assert label == (praised >= 2), text
+
+
+def test_a_file_without_what_a_task_needs_is_refused(tmp_path):
+    for task, missing in (("text", "tokens or input_ids"), ("classify", "labels")):
+        command = [sys.executable, ROOT / "tools/train.py", blobs(tmp_path / "blobs.h5", 14), "--task", task]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment())
+        assert done.returncode == 1 and f"has no {missing}: there is nothing to learn from it" in done.stderr
 
 
 @pytest.mark.slow

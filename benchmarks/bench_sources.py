@@ -1,0 +1,274 @@
+"""How fast does `pack_images` take datasets that are arrays, or archives in archives?
+
+    python benchmarks/bench_sources.py                      all: a few minutes, 1.5 GB in .bench
+    python benchmarks/bench_sources.py --only mnist cifar   some of: mnist, mnist-gz, cifar, nested
+    python benchmarks/bench_sources.py --quick              tiny sizes, to see that it runs; the figures mean nothing
+
+`mnist`, `mnist-gz`, `cifar`: images/s of one whole call of `pack_images` over reading and writing the same bytes with
+NumPy: each file of images opened, decompressed (gz) or unpickled (CIFAR-10), its labels likewise, and both written to
+one file with `tofile`, in the order in which they lie, without fsync. The packer also finds out what is there,
+shuffles, brings CIFAR's planes together, hashes every row, keeps a journal and calls fsync. Both run in this process,
+in turn, imports done, sources in the page cache, to the same folder. `over_synced`: over the same base with an fsync of
+its file.
+`nested`: `pack_images` of tars in a tar, as ImageNet comes, read in place, over that of the same files extracted.
+
+The files are generated, of the names, kinds and sizes of the real ones: 60,000 + 10,000 images of 28x28 whose strokes
+compress about as digits do, and 50,000 + 10,000 of 32x32x3 in pickles of protocol 2. A figure is the median of paired
+ratios, with its range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import os
+import pickle
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter
+
+import fastload
+import harness
+
+MNIST_KINDS = (("train", 6), ("t10k", 1))
+"""Names of its parts, and their shares of the images."""
+
+
+def strokes(count: int) -> NDArray[np.uint8]:
+    """(count, 28, 28): bright strokes on black, which deflate to about a fifth."""
+    rng = np.random.default_rng(0)
+    drawn = []
+    for _ in range(min(count, 2000)):
+        image = Image.new("L", (28, 28))
+        points = [tuple(point) for point in rng.integers(5, 23, (4, 2)).tolist()]
+        ImageDraw.Draw(image).line(points, fill=255, width=2, joint="curve")
+        drawn.append(np.asarray(image.filter(ImageFilter.GaussianBlur(0.6))))
+    return np.resize(np.stack(drawn), (count, 28, 28))
+
+
+def idx(values: NDArray[np.uint8]) -> bytes:
+    """An idx file of these bytes: magic, sizes, values."""
+    return np.array([0x800 + values.ndim, *values.shape], ">i4").tobytes() + values.tobytes()
+
+
+def make_mnist(folder: Path, share: int, *, zipped: bool) -> Path:
+    """MNIST's four files, `share` images for each seventh."""
+    for name, part in MNIST_KINDS:
+        count = share * part
+        labels = np.random.default_rng(part).integers(0, 10, count, dtype=np.uint8)
+        for kind, values in (("images-idx3", strokes(count)), ("labels-idx1", labels)):
+            path = folder / f"{name}-{kind}-ubyte"
+            if zipped:
+                path.with_name(path.name + ".gz").write_bytes(gzip.compress(idx(values), 6))
+            else:
+                path.write_bytes(idx(values))
+    return folder
+
+
+def make_cifar(folder: Path, share: int) -> Path:
+    """CIFAR-10's six pickles of `share` images each, and its names, as Python 2 wrote them."""
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    for number, name in enumerate(names):
+        rng = np.random.default_rng(number)
+        batch = {
+            b"batch_label": name.encode(),
+            b"labels": rng.integers(0, 10, share).tolist(),
+            b"data": rng.integers(0, 256, (share, 3072), dtype=np.uint8),
+            b"filenames": [f"{name}_{i:06d}.png".encode() for i in range(share)],
+        }
+        write_old_pickle(folder / name, batch)
+    classes = b"airplane automobile bird cat deer dog frog horse ship truck".split()
+    write_old_pickle(
+        folder / "batches.meta", {b"num_cases_per_batch": share, b"label_names": classes, b"num_vis": 3072}
+    )
+    return folder
+
+
+def write_old_pickle(path: Path, value: object) -> None:
+    """Protocol 2, naming NumPy's parts as they were called then."""
+    path.write_bytes(pickle.dumps(value, protocol=2).replace(b"numpy._core.", b"numpy.core."))
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """An idx file's values, flat."""
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3])
+
+
+def read_cifar(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """A batch's pixels and labels."""
+    with open(path, "rb") as file:
+        batch = pickle.load(file, encoding="bytes")  # our own file, of a moment ago
+    return batch[b"data"], np.array(batch[b"labels"], np.uint8)
+
+
+def copy_mnist(folder: Path, output: Path) -> None:
+    """The base: each file read, unzipped if it is, and written behind the one before."""
+    with open(output, "wb", buffering=0) as file:
+        for path in sorted(folder.iterdir()):
+            read_idx(path).tofile(file)
+
+
+def copy_cifar(folder: Path, output: Path) -> None:
+    """The base: each batch unpickled and written behind the one before."""
+    with open(output, "wb", buffering=0) as file:
+        for path in sorted(folder.glob("*_batch*")):
+            for values in read_cifar(path):
+                values.tofile(file)
+
+
+class Bench:
+    """The data, the options and the journal of one run; each public method is one figure."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.journal = harness.Journal(
+            options.out, pairs=options.pairs, workers=options.workers, quick=options.quick, page_cache="warm"
+        )
+
+    def made(self, name: str, make: Callable[[Path], object]) -> Path:
+        """A folder of the data, generated when it is not there."""
+        folder: Path = self.options.data / name
+        if not folder.exists():
+            shutil.rmtree(part := folder.with_suffix(".part"), ignore_errors=True)
+            part.mkdir(parents=True)
+            make(part)
+            part.rename(folder)
+        return folder
+
+    def rate(self, source: Path, output: Path, count: int) -> float:
+        """Images a second of one whole pack; the file must hold all images."""
+        begin = time.perf_counter()
+        report = fastload.pack_images(source, output, workers=self.options.workers, overwrite=True)
+        elapsed = time.perf_counter() - begin
+        if report.num_samples != count:
+            raise RuntimeError(f"{source}: packed {report.num_samples} images, not {count}")
+        return count / elapsed
+
+    def against_numpy(self, name: str, source: Path, copy: Callable[[Path, Path], None], count: int) -> None:
+        """One figure: pack over the base, without and with fsync of the base's file."""
+        with tempfile.TemporaryDirectory(dir=self.options.data) as scratch:
+            output = Path(scratch) / "out.h5"
+
+            def base(*, synced: bool) -> float:
+                bare = Path(scratch) / "bare"
+                bare.unlink(missing_ok=True)
+                begin = time.perf_counter()
+                copy(source, bare)
+                if synced:
+                    fd = os.open(bare, os.O_RDWR)
+                    os.fsync(fd)
+                    os.close(fd)
+                return count / (time.perf_counter() - begin)
+
+            def pack() -> float:
+                output.unlink(missing_ok=True)
+                return self.rate(source, output, count)
+
+            pack()  # imports and page cache
+            os.sync()
+            result = harness.compare(pack, lambda: base(synced=False), pairs=self.options.pairs)
+            synced = harness.compare(pack, lambda: base(synced=True), pairs=self.options.pairs)
+            file_bytes = output.stat().st_size
+        self.journal.note(
+            f"pack-{name}", target=">= 0.3", file={"images": count, "bytes": file_bytes},
+            base_is="the same bytes read and written with NumPy", over_synced=synced["ratio"], **result,
+        )  # fmt: skip
+
+    def mnist(self) -> None:
+        """70,000 images in four plain idx files."""
+        self._mnist("mnist", zipped=False)
+
+    def mnist_gz(self) -> None:
+        """The same, compressed as they are handed out."""
+        self._mnist("mnist-gz", zipped=True)
+
+    def _mnist(self, name: str, *, zipped: bool) -> None:
+        share = self.options.mnist // 6
+        source = self.made(f"{name}-{share}", lambda folder: make_mnist(folder, share, zipped=zipped))
+        self.against_numpy(name, source, copy_mnist, 7 * share)
+
+    def cifar(self) -> None:
+        """CIFAR-10's pickles."""
+        share = self.options.cifar // 5
+        name = "cifar-10-batches-py"
+        outer = self.made(f"cifar-{share}", lambda folder: make_cifar(_new(folder / name), share))
+        self.against_numpy("cifar", outer / name, copy_cifar, 6 * share)
+
+    def nested(self) -> None:
+        """Tars in a tar, in place, over the same files in class folders."""
+        faces = harness.drawn_faces(self.options.data / f"faces-{self.options.count}", self.options.count)
+        files = sorted((faces / "img_align_celeba").iterdir())
+        classes = [f"n{1440764 + 13 * i:08d}" for i in range(min(20, len(files) // 2))]
+        taken = {wnid: files[i :: len(classes)] for i, wnid in enumerate(classes)}
+        name = f"nested-{self.options.count}"
+        source = self.made(name, lambda folder: make_nested(folder, taken))
+        with tempfile.TemporaryDirectory(dir=self.options.data) as scratch:
+            output = Path(scratch) / "out.h5"
+
+            def pack(form: str) -> float:
+                output.unlink(missing_ok=True)
+                return self.rate(source / form, output, len(files))
+
+            for form in ("tars", "extracted"):
+                pack(form)
+            os.sync()
+            result = harness.compare(lambda: pack("tars"), lambda: pack("extracted"), pairs=self.options.pairs)
+        about = {"images": len(files), "row_shape": [218, 178, 3], "inner_tars": len(classes)}
+        self.journal.note("pack-nested", target=">= 0.9", file=about, base_is="the same files extracted", **result)
+
+
+def make_nested(folder: Path, taken: dict[str, list[Path]]) -> None:
+    """`tars/ILSVRC2012_img_train.tar` of one tar a class, and `extracted/train/` of one folder a class."""
+    with tarfile.open(_new(folder / "tars") / "ILSVRC2012_img_train.tar", "w") as outer:
+        for wnid, files in taken.items():
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w") as tar:
+                for number, path in enumerate(files):
+                    tar.add(path, f"{wnid}_{number}.JPEG")
+            member = tarfile.TarInfo(f"{wnid}.tar")
+            member.size = len(inner.getvalue())
+            inner.seek(0)
+            outer.addfile(member, inner)
+            extracted = _new(folder / "extracted" / "train" / wnid)
+            for number, path in enumerate(files):
+                shutil.copyfile(path, extracted / f"{wnid}_{number}.JPEG")
+
+
+def _new(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Measure packing of arrays and of archives in archives.")
+    names = ["mnist", "mnist-gz", "cifar", "nested"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FIGURE", help=", ".join(names))
+    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
+    parser.add_argument("--out", type=Path, default=harness.RESULTS / "sources.jsonl", help="JSON lines to append to")
+    parser.add_argument("--mnist", type=int, default=60_000, help="training images of MNIST (default: 60,000)")
+    parser.add_argument("--cifar", type=int, default=50_000, help="training images of CIFAR-10 (default: 50,000)")
+    parser.add_argument("--count", type=int, default=5_000, help="images of `nested` (default: 5,000)")
+    parser.add_argument("--workers", type=int, default=2, help="of the packer (default: 2)")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    options = parser.parse_args()
+    if options.quick:
+        options.mnist, options.cifar, options.count, options.pairs = 60, 50, 64, 1
+    options.data.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options)
+    for name in options.only:
+        getattr(bench, name.replace("-", "_"))()
+
+
+if __name__ == "__main__":
+    main()
