@@ -189,7 +189,11 @@ def test_one_box_and_landmarks_are_drawn_where_they_are(tmp_path: Path) -> None:
 
 def test_places_of_another_image_are_not_drawn(tmp_path: Path) -> None:
     values = np.array([[10, 20, 20, 30]], np.int16)
-    for attrs in ({"names": ("x", "y", "w", "h"), "coordinates": "original"}, {}, {"names": ("x_center", "y_center", "w", "h")}):
+    for attrs in (
+        {"names": ("x", "y", "w", "h"), "coordinates": "original"},
+        {},
+        {"names": ("x_center", "y_center", "w", "h")},
+    ):
         assert (one_image(tmp_path, bbox=Column(values, attrs)) == 200).all()
     points = Column(values, {"coordinates": "original"})
     assert (one_image(tmp_path, landmarks=points) == 200).all()
@@ -215,7 +219,10 @@ def test_a_file_without_images_has_no_preview(tmp_path: Path) -> None:
         file["labels"] = np.zeros(4, np.int64)
     with pytest.raises((OptionError, FormatError), match="images"):
         make_preview(tmp_path / "a.h5", tmp_path / "a.png")
-    columns = {"tokens": Column(np.zeros((4, 8), np.int64)), "split": Column(np.zeros(4, np.uint8), {"names": ("all",)})}
+    columns = {
+        "tokens": Column(np.zeros((4, 8), np.int64)),
+        "split": Column(np.zeros(4, np.uint8), {"names": ("all",)}),
+    }
     attrs = {"decoder": "none", "source_layout": "arrays", "pack_options": "{}", "seed": 0, "shuffled": True}
     create_file(tmp_path / "b.h5", num_rows=4, pixels={}, columns=columns, attrs=attrs)
     with pytest.raises(OptionError, match="holds no images, so there is nothing to draw"):

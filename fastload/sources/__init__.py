@@ -18,8 +18,8 @@ from fastload.sources.coco import coco_evidence, list_coco
 from fastload.sources.folder import folder_evidence, list_folder
 from fastload.sources.imagenet import imagenet_evidence, list_imagenet
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures, first_few
-from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
 from fastload.sources.manifest import list_manifest, manifest_evidence
+from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
 from fastload.sources.options import SourceOptions
 from fastload.sources.tree import Tree, open_tree
 from fastload.sources.voc import list_voc, voc_evidence
