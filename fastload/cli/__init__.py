@@ -14,11 +14,8 @@ from fastload.cli.bench import bench
 from fastload.cli.doctor import doctor
 from fastload.cli.export import export
 from fastload.cli.info import info
-<<<<<<< HEAD
 from fastload.cli.layouts import layouts
-=======
 from fastload.cli.merge import merge
->>>>>>> 9dc88cf (Export: PNG files in class folders, or beside a table that pack reads back)
 from fastload.cli.output import print_error, show_warnings_in_one_line
 from fastload.cli.pack import pack
 from fastload.cli.preview import preview
