@@ -5,16 +5,18 @@ Every dataset stands in the root group and has first dimension N, the number of 
 
 | dataset | type, shape | storage |
 | --- | --- | --- |
-| `images` | uint8 or uint16 (N, H, W, C), C = 1, 3 or 4 | chunks (K, H, W, C), see below |
+| `images` | uint8 or uint16 (N, H, W, C), C = 1, 3 or 4 | chunks (K, H, W, C), see below; absent for tokens alone |
 | `masks` | uint8 (N, H, W); attributes `ignore_index`, `names` | chunks (K, H, W), likewise; optional |
 | `labels` | int64 (N,), or uint8 (N, A) for attribute vectors of 0 and 1; attribute `names` | contiguous; optional |
-| any other | fixed-shape numeric (N, ...): `identity`, `bbox`, `landmarks`, ... | contiguous; optional |
+| any other | fixed-shape numeric (N, ...): `identity`, `boxes`, `landmarks`, `tokens`, ... | contiguous; optional |
 | `split` | uint8 (N,), attribute `names`; each split is one contiguous run of rows | contiguous |
 | `key` | fixed-length UTF-8 (N,), the path relative to the source, undecodable bytes as `\\xNN` | contiguous |
 | `digest` | uint64 (N,), XXH3-64 of the row's `images` bytes followed by its `masks` bytes | contiguous |
 | `digest_fields` | uint64 (N,), XXH3-64 of the row's bytes in all other datasets but `digest`, by name | contiguous |
 
-A label of -1 says that the sample has none. Integers are little-endian.
+A label of -1 says that the sample has none. Integers are little-endian. Places in images (`bbox`, `boxes`,
+`landmarks`) are pixels of the packed image, x before y, unless an attribute `coordinates` says otherwise; attribute
+`names` says what their numbers are. `boxes` (N, M, 4) are filled up with zeros, `box_labels` (N, M) with -1.
 
 Pixel datasets are, on disk, one linear array: allocated early, no fill value written, no filter, shape ==
 maxshape, so that HDF5 lays their chunks back to back. The first chunk of `images` begins at byte 4096 whatever N
