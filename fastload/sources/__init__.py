@@ -14,12 +14,14 @@ from fastload.errors import OptionError, SourceError
 from fastload.sources.ade20k import ade20k_evidence, list_ade20k
 from fastload.sources.camvid import camvid_evidence, list_camvid
 from fastload.sources.celeba import celeba_evidence, list_celeba
+from fastload.sources.cifar import cifar_evidence, list_cifar
 from fastload.sources.coco import coco_evidence, list_coco
 from fastload.sources.folder import folder_evidence, list_folder
 from fastload.sources.imagenet import imagenet_evidence, list_imagenet
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures, first_few
 from fastload.sources.manifest import list_manifest, manifest_evidence
 from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
+from fastload.sources.mnist import list_mnist, mnist_evidence
 from fastload.sources.options import SourceOptions
 from fastload.sources.tree import Tree, open_tree
 from fastload.sources.voc import list_voc, voc_evidence
@@ -87,6 +89,10 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "manifest": Layout(
         list_manifest, manifest_evidence, "format", "A table that names the images: CSV, TSV or JSON lines (Kaggle, HF)"
+    ),
+    "cifar": Layout(list_cifar, cifar_evidence, "dataset", "CIFAR-10 and CIFAR-100: pickles for Python, or binary"),
+    "mnist": Layout(
+        list_mnist, mnist_evidence, "dataset", "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not"
     ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }

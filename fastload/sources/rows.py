@@ -9,6 +9,7 @@ Whole batches are copied at once; nothing is done row by row in Python.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, SourceError
 from fastload.sources.listing import Arrays
+from fastload.sources.tree import Tree
 
 Axes = Literal["HWC", "CHW", "WHC"]
 """The order in which a sample's axes are stored. Masks, (H, W), are "HWC" without the C."""
@@ -79,7 +81,7 @@ class RawRows:
             SourceError: the file cannot be read, or ends before the last row does.
         """
         dtype = np.dtype(dtype)
-        row_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        row_bytes = math.prod(shape) * dtype.itemsize
         stride = row_bytes if stride is None else stride
         try:
             status = os.stat(path)
@@ -108,7 +110,7 @@ class RawRows:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return int(np.prod(self.stored_shape, dtype=np.int64)) * self.stored_dtype.itemsize
+        return math.prod(self.stored_shape) * self.stored_dtype.itemsize
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Fill out with these rows; see Arrays."""
@@ -264,6 +266,33 @@ class JoinedRows:
     def take(self, indices: NDArray[np.integer[Any]]) -> JoinedRows:
         """Some of the rows, in the order of indices."""
         return replace(self, part=self.part[indices], place=self.place[indices])
+
+
+def rows_in_tree(
+    tree: Tree,
+    i: int,
+    data: bytes,
+    *,
+    offset: int,
+    num_rows: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any] | type[np.generic],
+    stride: int | None = None,
+    axes: Axes = "HWC",
+) -> Arrays:
+    """The rows in file i of a tree: in place, or from its content `data` when the tree is an archive; see RawRows.of.
+
+    Raises:
+        SourceError: the file ends before the last row does.
+    """
+    if not tree.archive:
+        path = tree.path / tree.names[i]
+        return RawRows.of(path, offset=offset, num_rows=num_rows, shape=shape, dtype=dtype, stride=stride, axes=axes)
+    dtype = np.dtype(dtype)
+    within = np.ndarray(shape, dtype, data, offset).strides if num_rows else ()
+    row_bytes = math.prod(shape) * dtype.itemsize
+    values = np.ndarray((num_rows, *shape), dtype, data, offset, (stride or row_bytes, *within))
+    return MemoryRows.of(values, axes)
 
 
 def _shape(stored: tuple[int, ...], axes: Axes) -> tuple[int, ...]:

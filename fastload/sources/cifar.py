@@ -1,0 +1,295 @@
+"""CIFAR-10 and CIFAR-100, the version for Python and the binary version; images are read where they lie.
+
+    cifar-10-batches-py/    data_batch_1 ... data_batch_5, test_batch, batches.meta          pickles
+    cifar-100-python/       train, test, meta                                                pickles
+    cifar-10-batches-bin/   data_batch_1.bin ... test_batch.bin, batches.meta.txt            1 + 3072 bytes an image
+    cifar-100-binary/       train.bin, test.bin, fine_label_names.txt, coarse_label_names.txt  2 + 3072
+
+The pickles are read by `pickles`, which executes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.sources.listing import Arrays, Column, Listing, OnError, first_few, require_unique
+from fastload.sources.options import SourceOptions
+from fastload.sources.pickles import PickledArray, read_pickle
+from fastload.sources.rows import JoinedRows, MemoryRows, rows_in_tree
+from fastload.sources.tree import Tree, key_of, open_tree
+
+_SHAPE = (3, 32, 32)
+_PIXELS = 3072
+
+
+@dataclass(frozen=True)
+class _Version:
+    """One way in which one of the two datasets is published.
+
+    Attributes:
+        title: for messages.
+        train: names of the files with the training images.
+        test: name of the one with the test images.
+        labels: the columns of labels, in the order in which a binary record holds them: name, number of classes.
+        keys: what a pickle calls those.
+        names: column -> the file with the names of its classes, and what a pickle calls them there.
+        binary: records and not pickles.
+    """
+
+    title: str
+    train: tuple[str, ...]
+    test: str
+    labels: tuple[tuple[str, int], ...]
+    keys: tuple[str, ...]
+    names: dict[str, tuple[str, str]]
+    binary: bool = False
+
+
+_TEN = tuple(f"data_batch_{i}" for i in range(1, 6))
+_FINE_COARSE = (("coarse_labels", 20), ("labels", 100))
+_VERSIONS = (
+    _Version("CIFAR-10 for Python", _TEN, "test_batch", (("labels", 10),), ("labels",),
+             {"labels": ("batches.meta", "label_names")}),
+    _Version("CIFAR-10, binary", tuple(f"{name}.bin" for name in _TEN), "test_batch.bin", (("labels", 10),), (),
+             {"labels": ("batches.meta.txt", "")}, True),
+    _Version("CIFAR-100 for Python", ("train",), "test", _FINE_COARSE, ("coarse_labels", "fine_labels"),
+             {"labels": ("meta", "fine_label_names"), "coarse_labels": ("meta", "coarse_label_names")}),
+    _Version("CIFAR-100, binary", ("train.bin",), "test.bin", _FINE_COARSE, (),
+             {"labels": ("fine_label_names.txt", ""), "coarse_labels": ("coarse_label_names.txt", "")}, True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One file: its rows, their labels by column, and their names ("" where it has none)."""
+
+    rows: Arrays
+    labels: dict[str, NDArray[np.int64]]
+    names: list[str]
+
+
+def cifar_evidence(tree: Tree) -> list[str]:
+    """The files of images by whose names CIFAR is told; empty for anything else."""
+    return [key_of(tree.names[i]) for _, _, files in _find(tree) for i in files.values()]
+
+
+def list_cifar(
+    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
+) -> Listing:
+    """The listing of CIFAR-10 or CIFAR-100, batch after batch, splits `train` and `test`.
+
+    Columns: `labels` int64 (N,), for CIFAR-100 the fine ones, beside `coarse_labels` int64 (N,); `names` from the
+    files of names. Keys: file of the batch, then the image's own name, or its number in the binary version.
+
+    Raises:
+        SourceError: a batch is absent (unless skipped), of a wrong length, with labels that are none, or a pickle
+            that asks for more than arrays and plain values.
+    """
+    tree = open_tree(source)
+    found = _find(tree)
+    if not found:
+        raise SourceError(
+            f"{tree.given}: no batches of CIFAR. Expected data_batch_1 ... test_batch, or train, test and meta, or "
+            "the same with .bin; give the folder that was unpacked from the download."
+        )
+    if len(found) > 1:
+        named = [f"{version.title} in {key_of(folder) or 'the folder itself'}" for version, folder, _ in found]
+        shown = " and ".join(named)
+        raise SourceError(f"{tree.given} holds more than one dataset: {shown}. Give the folder of one of them.")
+    version, folder, files = found[0]
+    notes = [f"Layout cifar: {version.title}, told by {first_few([key_of(tree.names[i]) for i in files.values()])}."]
+    skipped = _absent(tree, version, folder, files, on_error, notes)
+
+    read = _read_binary if version.binary else _read_pickled
+    batches = {name: read(tree, i, version) for name, i in files.items()}
+    counts = [len(batch.names) for batch in batches.values()]
+    split_names = tuple(
+        name for name, there in (("train", any(n in files for n in version.train)), ("test", version.test in files))
+        if there
+    )  # fmt: skip
+    split = [split_names.index("test" if name == version.test else "train") for name in batches]
+    keys = [key for name, i in files.items() for key in _keys(key_of(tree.names[i]), batches[name].names)]
+    require_unique(keys, str(tree.given))
+    columns = {}
+    for column, classes in version.labels[::-1]:
+        values = np.concatenate([batch.labels[column] for batch in batches.values()])
+        names = _class_names(tree, version, folder, column, classes, notes)
+        columns[column] = Column(values, {"names": names} if names else {})
+    used = {*(tree.names[i] for i in files.values()), *(folder + name for name, _ in version.names.values())}
+    others = [key_of(name) for name in tree.names if name not in used]
+    if others:
+        notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
+    return Listing(
+        layout="cifar",
+        keys=tuple(keys),
+        split=np.repeat(np.array(split, np.uint8), counts),
+        split_names=split_names,
+        columns=columns,
+        notes=(*notes, *tree.notes),
+        sizes=np.full(len(keys), _PIXELS, np.int64),
+        mtimes_ns=np.repeat(tree.mtimes_ns[list(files.values())], counts),
+        files=JoinedRows.of([(batch.rows, len(batch.names)) for batch in batches.values()]),
+        skipped=skipped,
+    )
+
+
+def _find(tree: Tree) -> list[tuple[_Version, str, dict[str, int]]]:
+    """Each dataset in a tree: its version, folder with `/` at its end, and positions of its files in their order."""
+    folders: dict[str, dict[str, int]] = {}
+    for i, name in enumerate(tree.names):
+        folder, _, base = name.rpartition("/")
+        folders.setdefault(f"{folder}/" if folder else "", {})[base] = i
+    found = []
+    for folder, names in folders.items():
+        for version in _VERSIONS:
+            files = {name: names[name] for name in (*version.train, version.test) if name in names}
+            if files and _is(tree, version, files, names):
+                found.append((version, folder, files))
+    return found
+
+
+def _is(tree: Tree, version: _Version, files: dict[str, int], names: dict[str, int]) -> bool:
+    """Whether these files are what their names say; `train` and `test` may be anything."""
+    if len(version.labels) == 1:
+        return True
+    known = any(name in names for name, _ in version.names.values())
+    if version.binary:
+        return known or all(tree.sizes[i] % (_PIXELS + 2) == 0 and tree.sizes[i] > 0 for i in files.values())
+    return known and all(tree.files.read_head(i, 1) in (b"\x80", b"(") for i in files.values())
+
+
+def _absent(
+    tree: Tree, version: _Version, folder: str, files: dict[str, int], on_error: OnError, notes: list[str]
+) -> tuple[tuple[str, str], ...]:
+    """(key, reason) of absent batches of a training set that is there in part.
+
+    Raises:
+        SourceError: there are some, and they may not be skipped.
+    """
+    absent = [f"{key_of(folder)}{name}" for name in version.train if name not in files]
+    if absent and len(absent) < len(version.train) and on_error == "fail":
+        raise SourceError(
+            f"{tree.given}: {version.title} lacks {first_few(absent)}, so {len(absent)} of {len(version.train)} parts "
+            "of the training images. Unpack the download again, or pack without them with `--on-error skip`."
+        )
+    if len(absent) == len(version.train):
+        notes.append(f"There are no training images: {first_few(absent)} is absent.")
+        absent = []
+    if version.test not in files:
+        notes.append(f"There are no test images: {key_of(folder)}{version.test} is absent.")
+    return tuple((name, "is absent with all of its images") for name in absent)
+
+
+def _read_pickled(tree: Tree, i: int, version: _Version) -> _Batch:
+    where = str(tree.path / key_of(tree.names[i]))
+    content = tree.read_text(i)
+    batch = _named(read_pickle(content, where), where)
+    data = batch.get("data")
+    if not isinstance(data, PickledArray) or data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
+        kind = f"{data.dtype} {data.shape}" if isinstance(data, PickledArray) else type(data).__name__
+        raise SourceError(f"{where}: `data` is {kind}; expected uint8 (n, {_PIXELS}). Fetch the download again.")
+    count = data.shape[0]
+    labels = {}
+    for (column, classes), key in zip(version.labels, version.keys, strict=True):
+        labels[column] = _checked(batch.get(key), count, classes, f"{where}: `{key}`")
+    names = batch.get("filenames")
+    if not isinstance(names, list) or len(names) != count or not all(isinstance(n, (str, bytes)) for n in names):
+        names = [""] * count
+    rows: Arrays
+    if data.offset >= 0 and not data.fortran:
+        rows = rows_in_tree(
+            tree, i, content, offset=data.offset, num_rows=count, shape=_SHAPE, dtype=np.uint8, axes="CHW"
+        )
+    else:  # written as text: protocols 0 to 2 of Python 3
+        rows = MemoryRows.of(data.values().reshape(count, *_SHAPE), "CHW")
+    return _Batch(rows, labels, list(map(_text, names)))
+
+
+def _read_binary(tree: Tree, i: int, version: _Version) -> _Batch:
+    where = str(tree.path / key_of(tree.names[i]))
+    content = tree.read_text(i)
+    head = len(version.labels)
+    record = head + _PIXELS
+    if len(content) % record or not content:
+        raise SourceError(
+            f"{where}: {len(content):,} bytes are no whole number of records of {record} ({head} of labels, {_PIXELS} "
+            "of pixels). The copy was probably cut short; unpack the download again."
+        )
+    count = len(content) // record
+    table = np.frombuffer(content, np.uint8).reshape(count, record)
+    labels = {
+        column: _checked(table[:, at].tolist(), count, classes, f"{where}: {column}")
+        for at, (column, classes) in enumerate(version.labels)
+    }
+    rows = rows_in_tree(
+        tree, i, content, offset=head, num_rows=count, shape=_SHAPE, dtype=np.uint8, stride=record, axes="CHW"
+    )
+    return _Batch(rows, labels, [""] * count)
+
+
+def _checked(values: object, count: int, classes: int, what: str) -> NDArray[np.int64]:
+    """Labels as they stand in a batch, once there are enough of them and each is one."""
+    if isinstance(values, PickledArray) and values.dtype.kind in "iu":
+        values = values.values().tolist()
+    if not isinstance(values, list) or set(map(type, values)) - {int}:
+        raise SourceError(f"{what}: no list of integers. Unpack the download again.")
+    if len(values) != count:
+        raise SourceError(f"{what}: {len(values)} labels for {count} images. Unpack the download again.")
+    bad = next((row for row, value in enumerate(values) if not 0 <= value < classes), None)
+    if bad is not None:
+        raise SourceError(
+            f"{what}: image {bad} has the label {values[bad]}; expected 0 to {classes - 1}. Unpack the download again."
+        )
+    return np.array(values, np.int64)
+
+
+def _class_names(
+    tree: Tree, version: _Version, folder: str, column: str, classes: int, notes: list[str]
+) -> tuple[str, ...]:
+    file, key = version.names[column]
+    if folder + file not in tree.names:
+        notes.append(f"There is no {file}: the classes of {column} have no names.")
+        return ()
+    i = tree.names.index(folder + file)
+    where, content = str(tree.path / key_of(tree.names[i])), tree.read_text(i)
+    names: Any = content.decode("utf-8", "backslashreplace").split()
+    if not version.binary:
+        names = _named(read_pickle(content, where), where).get(key)
+        if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
+            raise SourceError(f"{where}: `{key}` is no list of names. Unpack the download again, or remove the file.")
+        names = list(map(_text, names))
+    if len(names) != classes:
+        raise SourceError(
+            f"{where}: {len(names)} names for {classes} classes. Unpack the download again, or remove the file."
+        )
+    return tuple(names)
+
+
+def _named(value: object, where: str) -> dict[str, Any]:
+    """A pickled dict with its keys as text, whether Python 2 or 3 wrote them."""
+    if not isinstance(value, dict):
+        raise SourceError(f"{where}: the pickle holds no dict. Fetch the download again.")
+    return {key.decode("latin1") if isinstance(key, bytes) else str(key): item for key, item in value.items()}
+
+
+def _keys(file: str, names: list[str]) -> list[str]:
+    """Unique keys of the images of a file: their own names, with their number where a name is absent or repeated."""
+    seen: set[str] = set()
+    keys = []
+    for row, name in enumerate(names):
+        if not name or name in seen:
+            name = f"{name}#{row:05d}" if name else f"{row:05d}"
+        seen.add(name)
+        keys.append(f"{file}/{name}")
+    return keys
+
+
+def _text(name: str | bytes) -> str:
+    data = name if isinstance(name, bytes) else name.encode("utf-8", "backslashreplace")
+    return data.decode("utf-8", "backslashreplace")

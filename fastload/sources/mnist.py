@@ -1,0 +1,307 @@
+"""MNIST and its family as idx files, gzipped or not: Fashion-MNIST, KMNIST, EMNIST, QMNIST and whatever is like them.
+
+    train-images-idx3-ubyte[.gz]  train-labels-idx1-ubyte[.gz]  t10k-images-...  t10k-labels-...
+    train-images.idx3-ubyte                           a dot, as Kaggle has it
+    emnist-letters-train-images-idx3-ubyte            transposed images
+    qmnist-train-labels-idx2-int                      eight numbers an image, the first its label
+
+MNIST, Fashion-MNIST and KMNIST have the same file names, so they are told by the md5 of a file. Unpacked files are
+read in place; gzipped ones are unpacked in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import math
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.memory import available_memory
+from fastload.sources.folder import ORDER, SPLITS
+from fastload.sources.listing import Arrays, Column, Listing, OnError, first_few, require_unique
+from fastload.sources.options import SourceOptions
+from fastload.sources.rows import Axes, JoinedRows, MemoryRows, rows_in_tree
+from fastload.sources.tree import Tree, key_of, open_tree
+
+_NAME = re.compile(r"(?P<set>.*?)[-_.]?(?P<what>images|labels)[-.]idx[1-4][-.](ubyte|int)(?P<gz>\.gz)?", re.IGNORECASE)
+_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+_DIGITS = tuple("0123456789")
+_FASHION = tuple("T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot".split("|"))
+_KUZUSHIJI = tuple("o ki su tsu na ha ma ya re wo".split())
+_QMNIST = ("hsf_series", "writer", "image_of_writer", "class_code", "image_of_nist", "duplicate", "reserved")
+
+# md5 of the labels: those of the images as published, gzipped, would take far longer and tell no more.
+_MD5 = {
+    "MNIST": "d53e105ee54ea40749a09fcbcd1e9432 ec29112dd5afa0611ce80d1b7f02629c "  # gzipped
+    "a25bea736e30d166cdddb491f175f624 27ae3e4e09519cfbb04c629615203637",  # unpacked
+    "Fashion-MNIST": "25c81989df183df01b3e8a0aad5dffbe bb300cfdad3c16e7a12a480ee83cd310 "
+    "9018921c3c673c538a1fc5bad174d6f9 15d484375f8d13e6eb1aabb0c3f46965",
+    "KMNIST": "e144d726b3acfaa3e44228e80efcd344 7320c461ea6c1c855c0b718fb2a4b134",
+}
+_TITLES = {md5: title for title, sums in _MD5.items() for md5 in sums.split()}
+_CLASSES = {"MNIST": _DIGITS, "Fashion-MNIST": _FASHION, "KMNIST": _KUZUSHIJI, "QMNIST": _DIGITS}
+
+
+@dataclass(frozen=True)
+class _Set:
+    """The files of one split: positions in the tree, -1 where there is none."""
+
+    name: str
+    images: int
+    labels: int
+
+
+@dataclass(frozen=True)
+class _Idx:
+    """The header of an idx file."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    head_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.head_bytes + math.prod(self.shape) * self.dtype.itemsize
+
+
+def mnist_evidence(tree: Tree) -> list[str]:
+    """The idx files of images or labels in a tree, by their names; empty for anything else."""
+    return [key_of(name) for name in tree.names if _NAME.fullmatch(name.rpartition("/")[2])]
+
+
+def list_mnist(
+    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
+) -> Listing:
+    """The listing of the images of idx files, (H, W, 1), in the order of the files; splits by their names.
+
+    Columns: `labels` int64 (N,), -1 for the images of a file without labels; for QMNIST also `qmnist` int32 (N, 7).
+
+    Raises:
+        SourceError: a file is damaged, too long or too short, or labels and images differ in number.
+    """
+    tree = open_tree(source)
+    notes: list[str] = []
+    family, sets = _find(tree, notes)
+    used = {i for found in sets for i in (found.images, found.labels)}
+    title = _title(tree, family, sets, notes)
+    axes: Axes = "WHC" if title.startswith("EMNIST") else "HWC"
+
+    parts: list[tuple[Arrays, int]] = []
+    labels, more, split, keys, mtimes = [], [], [], [], []
+    sets = [found for found in sets if found.images >= 0]
+    names = tuple(dict.fromkeys(found.name for found in sets))
+    for found in sets:
+        rows, count = _images(tree, found.images, axes)
+        values = _labels(tree, found.labels, count, tree.names[found.images])
+        parts.append((rows, count))
+        labels.append(values[:, 0].astype(np.int64))
+        more.append(values[:, 1:])
+        split.append(np.full(count, names.index(found.name), np.uint8))
+        base = key_of(tree.names[found.images])
+        keys += [f"{base}/{row:05d}" for row in range(count)]
+        mtimes.append(np.full(count, tree.mtimes_ns[found.images]))
+        if found.labels < 0:
+            notes.append(f"There are no labels for {base}: its labels are -1.")
+    require_unique(keys, str(tree.given))
+    columns = {}
+    if any(found.labels >= 0 for found in sets):
+        flat = np.concatenate(labels)
+        classes = _class_names(tree, family, title, int(flat.max(initial=0)))
+        columns["labels"] = Column(flat, {"names": classes} if classes else {})
+        if {part.shape[1] for part in more} == {len(_QMNIST)}:
+            columns["qmnist"] = Column(np.concatenate(more).astype(np.int32), {"names": _QMNIST})
+    files = JoinedRows.of(parts)
+    if axes == "WHC":
+        notes.append("EMNIST's images lie transposed in the files; they are packed upright.")
+    others = [key_of(name) for i, name in enumerate(tree.names) if i not in used]
+    if others:
+        notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
+    told = f"Layout mnist: {title}, told by {first_few([key_of(tree.names[i]) for i in sorted(used) if i >= 0])}."
+    height, width, _ = parts[0][0].shape
+    return Listing(
+        layout="mnist",
+        keys=tuple(keys),
+        split=np.concatenate(split),
+        split_names=names,
+        columns=columns,
+        notes=(told, *notes, *tree.notes),
+        sizes=np.full(len(keys), height * width, np.int64),
+        mtimes_ns=np.concatenate(mtimes),
+        files=files,
+    )
+
+
+def _find(tree: Tree, notes: list[str]) -> tuple[str, list[_Set]]:
+    """The family's prefix, such as `emnist-letters`, and its sets in the order of splits.
+
+    Raises:
+        SourceError: there is none with images, or more than one family.
+    """
+    families: dict[tuple[str, str], dict[str, dict[str, int]]] = {}
+    doubled = []
+    # Files that are unpacked before those that are not, whichever way they are sorted.
+    for i in sorted(range(len(tree.names)), key=lambda i: tree.names[i].lower().endswith(".gz")):
+        folder, _, base = tree.names[i].rpartition("/")
+        match = _NAME.fullmatch(base)
+        if match is None:
+            continue
+        family, _, part = match["set"].rpartition("-")
+        found = families.setdefault((folder, family), {}).setdefault(part or "all", {})
+        if match["what"].lower() in found:
+            doubled.append(key_of(tree.names[i]))
+        else:
+            found[match["what"].lower()] = i
+    if doubled:
+        notes.append(f"Read the unpacked files, not {first_few(doubled)}.")
+    with_images = {place: sets for place, sets in families.items() if any("images" in found for found in sets.values())}
+    if not with_images:
+        raise SourceError(
+            f"{tree.given}: no idx file with images, such as train-images-idx3-ubyte or train-images-idx3-ubyte.gz. "
+            "Labels alone are no dataset; fetch the images."
+        )
+    if len(with_images) > 1:
+        places = [key_of(f"{folder}/{family}".strip("/")) or "the folder itself" for folder, family in with_images]
+        shown = first_few(sorted(places))
+        raise SourceError(
+            f"{tree.given} holds more than one dataset of idx files: {shown}. Give the folder of one of them, or move "
+            "its files to a folder of their own."
+        )
+    (_, family), sets = next(iter(with_images.items()))
+    result = []
+    for part, found in sets.items():
+        name = "test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part)
+        result.append(_Set(name, found.get("images", -1), found.get("labels", -1)))
+        if "images" not in found:
+            name = key_of(tree.names[found["labels"]])
+            notes.append(f"Ignored {name}: the images that its labels belong to are not there.")
+    place = {name: at for at, name in enumerate(ORDER)}
+    return family, sorted(result, key=lambda found: (place.get(found.name, len(place)), found.name))
+
+
+def _title(tree: Tree, family: str, sets: list[_Set], notes: list[str]) -> str:
+    if "emnist" in family.lower():
+        return f"EMNIST ({family})"
+    if "qmnist" in family.lower():
+        return "QMNIST"
+    for found in sets:
+        if found.labels < 0:
+            continue
+        content = tree.read_text(found.labels)
+        sums = [hashlib.md5(content, usedforsecurity=False).hexdigest()]
+        if content[:2] == b"\x1f\x8b":
+            sums.append(hashlib.md5(_unpacked(tree, found.labels), usedforsecurity=False).hexdigest())
+        title = next((_TITLES[md5] for md5 in sums if md5 in _TITLES), None)
+        if title:
+            notes.insert(0, f"{key_of(tree.names[found.labels])} has the md5 of {title}'s.")
+            return title
+    notes.insert(0, "No file has the md5 of MNIST's, Fashion-MNIST's or KMNIST's: the classes have no names.")
+    return "idx files like MNIST's"
+
+
+def _images(tree: Tree, i: int, axes: Axes) -> tuple[Arrays, int]:
+    """The images of an idx file and their number."""
+    name = key_of(tree.names[i])
+    packed = tree.files.read_head(i, 2) == b"\x1f\x8b"
+    content = _unpacked(tree, i) if packed or tree.archive else b""
+    head = _head(content or tree.files.read_head(i, 32), f"{tree.path / name}")
+    if len(head.shape) != 3 or head.dtype != np.uint8 or 0 in head.shape:
+        raise SourceError(
+            f"{tree.path / name}: holds {head.dtype} {head.shape}; expected images, uint8 (n, height, width). "
+            "Is it a file of images?"
+        )
+    count, height, width = head.shape
+    _require_bytes(head, len(content) or int(tree.sizes[i]), f"{tree.path / name}")
+    if packed:
+        values = np.frombuffer(content, np.uint8, offset=head.head_bytes).reshape(count, height, width, 1)
+        return MemoryRows.of(values, axes), count
+    rows = rows_in_tree(
+        tree, i, content, offset=head.head_bytes, num_rows=count, shape=(height, width, 1), dtype=np.uint8, axes=axes
+    )
+    return rows, count
+
+
+def _labels(tree: Tree, i: int, count: int, images: str) -> NDArray[np.int64]:
+    """The numbers of each image, int64 (count, 1 or more), the first of them its label; -1 without a file."""
+    if i < 0:
+        return np.full((count, 1), -1, np.int64)
+    where, content = f"{tree.path / key_of(tree.names[i])}", _unpacked(tree, i)
+    head = _head(content, where)
+    if len(head.shape) not in (1, 2) or head.dtype.kind not in "iu":
+        raise SourceError(f"{where}: holds {head.dtype} {head.shape}; expected labels, integers (n,). Is it the file?")
+    _require_bytes(head, len(content), where)
+    if head.shape[0] != count:
+        raise SourceError(
+            f"{where}: {head.shape[0]} labels for the {count} images of {key_of(images)}. Fetch both again."
+        )
+    values = np.frombuffer(content, head.dtype, offset=head.head_bytes).astype(np.int64)
+    return values.reshape(count, -1)
+
+
+def _head(content: bytes, where: str) -> _Idx:
+    rank = content[3] if len(content) >= 4 else 0
+    if content[:2] != b"\0\0" or content[2] not in _TYPES or not 1 <= rank <= 4 or len(content) < 4 + 4 * rank:
+        raise SourceError(
+            f"{where}: not an idx file: it begins with {content[:4]!r}, where two zero bytes, a type and a number of "
+            "dimensions are expected. Fetch it again."
+        )
+    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", rank, 4))
+    return _Idx(np.dtype(_TYPES[content[2]]), shape, 4 + 4 * rank)
+
+
+def _require_bytes(head: _Idx, found: int, where: str) -> None:
+    if found != head.num_bytes:
+        raise SourceError(
+            f"{where}: holds {found:,} bytes, its header promises {head.num_bytes:,} ({head.shape}). "
+            f"{'The copy was probably cut short; fetch' if found < head.num_bytes else 'Fetch'} it again."
+        )
+
+
+def _unpacked(tree: Tree, i: int) -> bytes:
+    """The content of an idx file; a gzipped one is unpacked to at most the bytes that its header promises, and one.
+
+    Raises:
+        SourceError: it is damaged, or would need more memory than there is.
+    """
+    where, content = f"{tree.path / key_of(tree.names[i])}", tree.read_text(i)
+    if content[:2] != b"\x1f\x8b":
+        return content
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            start = file.read(32)
+            head = _head(start, where)
+            if head.num_bytes > available_memory():
+                raise SourceError(
+                    f"{where}: unpacks to {head.num_bytes:,} bytes by its header, more than the memory there is. "
+                    "Unpack it with gunzip: an unpacked file is read in place."
+                )
+            # A reader of many bytes reserves them before it knows whether there are any.
+            pieces, left = [start], head.num_bytes + 1 - len(start)
+            while left > 0 and (piece := file.read(min(left, 1 << 26))):
+                pieces.append(piece)
+                left -= len(piece)
+            return b"".join(pieces)
+    except (OSError, EOFError, zlib.error) as exc:
+        raise SourceError(f"{where}: damaged gzip ({exc}). Fetch it again.") from exc
+
+
+def _class_names(tree: Tree, family: str, title: str, largest: int) -> tuple[str, ...]:
+    """Names of the classes; of EMNIST's from its mapping file, lines of a label and the codes of its characters."""
+    mapping = next((i for i, name in enumerate(tree.names) if name.endswith(f"{family}-mapping.txt")), -1)
+    if not title.startswith("EMNIST") or mapping < 0:
+        return _CLASSES.get(title, ())
+    names: dict[int, str] = {}
+    for line in tree.read_text(mapping).split(b"\n"):
+        numbers = line.split()
+        if len(numbers) >= 2 and all(number.isdigit() for number in numbers):
+            names[int(numbers[0])] = "".join(chr(int(code)) for code in numbers[1:] if 32 < int(code) < 127)
+    return tuple(names.get(label, "") for label in range(largest + 1)) if largest in names else ()

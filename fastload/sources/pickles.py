@@ -1,0 +1,398 @@
+"""Pickles of plain values and NumPy arrays, read without unpickling: by a small machine that has nothing to call.
+
+A pickle is a program. Here only those instructions are known that build numbers, texts, lists, tuples, dicts and NumPy
+arrays. Whatever else one asks for is named in an error and never looked up, so there is no import, no attribute and no
+call to be had, and memory stays in proportion to the file. The instructions are those of the standard library's
+pickletools.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+
+_BYTES = ("builtins.bytes", "__builtin__.bytes")
+_RECONSTRUCT = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
+_SCALAR = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+_FROM_BUFFER = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
+_KNOWN = {*_BYTES, *_RECONSTRUCT, *_SCALAR, *_FROM_BUFFER, "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
+"""Names that a pickle may mention. What they do is imitated: they are not looked up either."""
+
+_SMALL_INTS = re.compile(rb"(?:K.)+", re.DOTALL)
+_TYPE = re.compile(r"[<>|=]?([biuf][1248]|[SU][0-9]{1,6})")
+_BLOB_BYTES = 256
+_OBJECTS = {0x81: "make an object", 0x92: "make an object", 0x6F: "make an object"}
+_OBJECTS |= {0x50: "fetch an object", 0x51: "fetch an object"}
+_OBJECTS |= {0x82: "call an extension", 0x83: "call an extension", 0x84: "call an extension"}
+
+
+class _RefusedError(Exception):
+    """What the pickle asks for, as the rest of a sentence."""
+
+
+@dataclass(frozen=True)
+class _Name:
+    name: str
+
+
+@dataclass
+class _Type:
+    """A NumPy dtype in the making."""
+
+    code: str
+    order: str = "="
+
+    def dtype(self) -> np.dtype[Any]:
+        if not _TYPE.fullmatch(self.code):
+            what = "Python objects, which would be unpickled" if "O" in self.code else f"type {self.code[:20]!r}"
+            raise _RefusedError(f"holds an array of {what}")
+        return np.dtype(self.code).newbyteorder(self.order)  # type: ignore[arg-type]  # one of < > | =
+
+
+@dataclass(frozen=True)
+class _Blob:
+    """Bytes that lie in the pickle as they are."""
+
+    data: memoryview
+    offset: int
+
+
+@dataclass
+class PickledArray:
+    """A NumPy array in a pickle.
+
+    Attributes:
+        shape: its shape.
+        dtype: its type, with the byte order of the file.
+        data: its bytes.
+        offset: byte of the pickle at which these lie; -1 when they are written in another way there.
+        fortran: whether the first axis varies fastest.
+    """
+
+    shape: tuple[int, ...] = (0,)
+    dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 - a dtype is immutable
+    data: bytes | memoryview = b""
+    offset: int = -1
+    fortran: bool = False
+
+    def values(self) -> NDArray[Any]:
+        """The array, read-only, over the bytes of the pickle."""
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
+
+    def fill(self, shape: object, kind: object, data: object, fortran: object) -> None:
+        """Take over what a pickle says the array is."""
+        data, offset = (data.data, data.offset) if isinstance(data, _Blob) else (data, -1)
+        if isinstance(shape, int):
+            shape = (shape,)
+        if not isinstance(kind, _Type) or not isinstance(shape, tuple):
+            raise _RefusedError("holds an array without a shape or type")
+        dtype = kind.dtype()
+        if not isinstance(data, (bytes, memoryview)) or not all(type(n) is int and n >= 0 for n in shape):
+            raise _RefusedError("holds an array that is not made of bytes")
+        if math.prod(shape) * dtype.itemsize != len(data) or dtype.itemsize == 0:
+            raise _RefusedError(f"holds an array {dtype} {shape} of {len(data)} bytes")
+        self.shape, self.dtype, self.data = shape, dtype, data
+        self.offset, self.fortran = offset, bool(fortran)
+
+
+def read_pickle(data: bytes, where: str) -> Any:
+    """The value that a pickle of protocol 0 to 5 describes; its arrays are PickledArray.
+
+    Texts of Python 2 are bytes, as they were there.
+
+    Raises:
+        SourceError: it is damaged, or asks for anything but plain values and NumPy arrays of numbers; names that.
+    """
+    machine = _Machine(data)
+    try:
+        return machine.run()
+    except _RefusedError as exc:
+        raise SourceError(
+            f"{where}: the pickle {exc}. Only plain values and NumPy arrays of numbers are read, nothing is executed. "
+            "Fetch the file again from where the dataset is published."
+        ) from exc
+    except (LookupError, ValueError, TypeError, AttributeError, struct.error, OverflowError, MemoryError) as exc:
+        raise SourceError(
+            f"{where}: not a pickle, or a damaged one (at byte {machine.at:,} of {len(data):,}: "
+            f"{type(exc).__name__}). Fetch the file again."
+        ) from exc
+
+
+class _Machine:
+    """The stack, the marks and the memo of a pickle."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.view = data, memoryview(data)
+        self.at = 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        data, steps = self.data, _STEPS
+        while (code := data[self.at]) != 0x2E:  # STOP
+            self.at += 1
+            step = steps.get(code)
+            if step is None:
+                raise _RefusedError(_asked_for(self, code))
+            step(self)
+        return self.stack.pop()
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        start = self.at
+        if size < 0 or start + size > len(self.data):
+            raise ValueError("beyond the end")
+        self.at += size
+        return self.data[start : self.at]
+
+    def number(self, layout: str) -> Any:
+        """The next number."""
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
+
+    def line(self) -> bytes:
+        """What comes before the next line feed."""
+        start, end = self.at, self.data.index(b"\n", self.at)
+        self.at = end + 1
+        return self.data[start:end]
+
+    def raw(self, size: int) -> bytes | _Blob:
+        """The next bytes, not copied when they are many."""
+        if size < _BLOB_BYTES:
+            return self.take(size)
+        start = self.at
+        if start + size > len(self.data):
+            raise ValueError("beyond the end")
+        self.at += size
+        return _Blob(self.view[start : self.at], start)
+
+    def since_mark(self) -> list[Any]:
+        """What was pushed since the last mark, taken from the stack."""
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def last(self, count: int) -> tuple[Any, ...]:
+        """The last values, taken from the stack."""
+        items = tuple(self.stack[len(self.stack) - count :])
+        if len(items) != count or (self.marks and self.marks[-1] > len(self.stack) - count):
+            raise IndexError("the stack is too short")
+        del self.stack[len(self.stack) - count :]
+        return items
+
+
+def _asked_for(machine: _Machine, code: int) -> str:
+    if code == 0x69:  # INST
+        return f"asks for {_text(machine.line())}.{_text(machine.line())}"
+    return f"asks to {_OBJECTS[code]}" if code in _OBJECTS else f"has an instruction {bytes([code])!r}, not known here"
+
+
+def _text(value: bytes | str) -> str:
+    text = value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
+    return text[:100].encode("ascii", "backslashreplace").decode()
+
+
+def _name(module: bytes | str, name: bytes | str) -> _Name:
+    full = f"{_text(module)}.{_text(name)}"
+    if full not in _KNOWN:
+        raise _RefusedError(f"asks for {full}")
+    return _Name(full)
+
+
+def _small_ints(machine: _Machine) -> None:
+    # A list of labels is one run of these.
+    found = _SMALL_INTS.match(machine.data, machine.at - 1)
+    if found is None:
+        raise ValueError("beyond the end")
+    machine.at = found.end()
+    machine.stack.extend(found.group()[1::2])
+
+
+def _integer(machine: _Machine) -> None:
+    line = machine.line()
+    machine.stack.append({b"00": False, b"01": True}.get(line) if line in (b"00", b"01") else int(line))
+
+
+def _string(machine: _Machine) -> None:
+    line = machine.line()
+    if len(line) < 2 or line[:1] not in (b"'", b'"') or line[-1:] != line[:1]:
+        raise ValueError("a text without quotes")
+    machine.stack.append(codecs.escape_decode(line[1:-1])[0])
+
+
+def _global(machine: _Machine) -> None:
+    module = machine.line()
+    machine.stack.append(_name(module, machine.line()))
+
+
+def _stack_global(machine: _Machine) -> None:
+    module, name = machine.last(2)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise TypeError("a global without a name")
+    machine.stack.append(_name(module, name))
+
+
+def _reduce(machine: _Machine) -> None:
+    target, args = machine.last(2)
+    if not isinstance(target, _Name) or not isinstance(args, tuple):
+        raise _RefusedError("asks to call a value")
+    machine.stack.append(_imitate(target.name, args))
+
+
+def _imitate(name: str, args: tuple[Any, ...]) -> Any:
+    """What calling one of the known names gives."""
+    if name in _RECONSTRUCT and args[:1] == (_Name("numpy.ndarray"),):
+        return PickledArray()
+    if name == "numpy.dtype" and args and isinstance(args[0], (str, bytes)):
+        return _Type(_text(args[0]))
+    if name == "_codecs.encode" and len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
+        return args[0].encode("latin1")
+    if name in _BYTES and not args:
+        return b""
+    array = PickledArray()
+    if name in _SCALAR and len(args) == 2:
+        array.fill((), *args, False)
+        return array.values().item()
+    if name in _FROM_BUFFER and len(args) == 4:
+        array.fill(args[2], args[1], args[0], args[3] == "F")
+        return array
+    raise _RefusedError(f"asks for {name} in a way that NumPy does not write")
+
+
+def _build(machine: _Machine) -> None:
+    (state,) = machine.last(1)
+    target = machine.stack[-1]
+    if isinstance(target, _Type) and isinstance(state, tuple) and len(state) >= 5:
+        order = _text(state[1])
+        if any(part is not None for part in state[2:5]) or order not in ("<", ">", "|", "="):
+            raise _RefusedError("holds an array of records")
+        target.order = order
+    elif isinstance(target, PickledArray) and isinstance(state, tuple) and len(state) == 5:
+        target.fill(state[1], state[2], state[4], state[3])
+    else:
+        raise _RefusedError("asks to set the state of an object")
+
+
+def _append(machine: _Machine, items: Sequence[Any]) -> None:
+    target = machine.stack[-1]
+    if not isinstance(target, list):
+        raise _RefusedError("asks to append to what is no list")
+    target.extend(items)
+
+
+def _set_items(machine: _Machine, items: Sequence[Any]) -> None:
+    target = machine.stack[-1]
+    if not isinstance(target, dict):
+        raise _RefusedError("asks to set items of what is no dict")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        # Only keys whose hash is computed at once: that of tuples in tuples goes as deep as the pickle likes.
+        if not isinstance(key, (str, bytes, int)):
+            raise _RefusedError(f"has a {type(key).__name__} as a key")
+        target[key] = value
+
+
+def _pop(machine: _Machine) -> None:
+    if machine.marks and machine.marks[-1] == len(machine.stack):
+        machine.marks.pop()
+    else:
+        machine.stack.pop()
+
+
+def _pop_mark(machine: _Machine) -> None:
+    machine.since_mark()
+
+
+def _dict(machine: _Machine) -> None:
+    items = machine.since_mark()
+    machine.stack.append({})
+    _set_items(machine, items)
+
+
+def _put(machine: _Machine, index: int) -> None:
+    machine.memo[index] = machine.stack[-1]
+
+
+def _long(machine: _Machine, size: int) -> None:
+    if size > _BLOB_BYTES:
+        raise ValueError("a number beyond all bounds")
+    machine.stack.append(int.from_bytes(machine.take(size), "little", signed=True))
+
+
+def _pushes(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
+    return lambda machine: machine.stack.append(value(machine))
+
+
+def _utf8(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+_STEPS: dict[int, Callable[[_Machine], None]] = {
+    code[0]: step
+    for code, step in {
+        b"K": _small_ints,
+        b"U": _pushes(lambda m: m.raw(m.number("B"))),
+        b"q": lambda m: _put(m, m.number("B")),
+        b"r": lambda m: _put(m, m.number("<I")),
+        b"\x94": lambda m: _put(m, len(m.memo)),
+        b"p": lambda m: _put(m, int(m.line())),
+        b"h": _pushes(lambda m: m.memo[m.number("B")]),
+        b"j": _pushes(lambda m: m.memo[m.number("<I")]),
+        b"g": _pushes(lambda m: m.memo[int(m.line())]),
+        b"\x80": lambda m: m.take(1),  # PROTO
+        b"\x95": lambda m: m.take(8),  # FRAME: its size says nothing that is needed
+        b"(": lambda m: m.marks.append(len(m.stack)),
+        b"}": _pushes(lambda _: {}),
+        b"]": _pushes(lambda _: []),
+        b")": _pushes(lambda _: ()),
+        b"d": _dict,
+        b"l": _pushes(lambda m: m.since_mark()),
+        b"t": _pushes(lambda m: tuple(m.since_mark())),
+        b"\x85": _pushes(lambda m: m.last(1)),
+        b"\x86": _pushes(lambda m: m.last(2)),
+        b"\x87": _pushes(lambda m: m.last(3)),
+        b"a": lambda m: _append(m, m.last(1)),
+        b"e": lambda m: _append(m, m.since_mark()),
+        b"s": lambda m: _set_items(m, m.last(2)),
+        b"u": lambda m: _set_items(m, m.since_mark()),
+        b"0": _pop,
+        b"1": _pop_mark,
+        b"2": _pushes(lambda m: m.stack[-1]),
+        b"N": _pushes(lambda _: None),
+        b"\x88": _pushes(lambda _: True),
+        b"\x89": _pushes(lambda _: False),
+        b"I": _integer,
+        b"J": _pushes(lambda m: m.number("<i")),
+        b"M": _pushes(lambda m: m.number("<H")),
+        b"L": _pushes(lambda m: int(m.line().rstrip(b"L"))),
+        b"\x8a": lambda m: _long(m, m.number("B")),
+        b"\x8b": lambda m: _long(m, m.number("<i")),
+        b"F": _pushes(lambda m: float(m.line())),
+        b"G": _pushes(lambda m: m.number(">d")),
+        b"S": _string,
+        b"T": _pushes(lambda m: m.raw(m.number("<i"))),
+        b"C": _pushes(lambda m: m.raw(m.number("B"))),
+        b"B": _pushes(lambda m: m.raw(m.number("<I"))),
+        b"\x8e": _pushes(lambda m: m.raw(m.number("<Q"))),
+        b"\x96": _pushes(lambda m: m.raw(m.number("<Q"))),
+        b"V": _pushes(lambda m: m.line().decode("raw-unicode-escape")),
+        b"\x8c": _pushes(lambda m: _utf8(m.take(m.number("B")))),
+        b"X": _pushes(lambda m: _utf8(m.take(m.number("<I")))),
+        b"\x8d": _pushes(lambda m: _utf8(m.take(m.number("<Q")))),
+        b"c": _global,
+        b"\x93": _stack_global,
+        b"R": _reduce,
+        b"b": _build,
+    }.items()
+}
+"""Opcode -> what it does; the letters are pickle's own."""
