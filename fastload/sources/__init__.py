@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources.ade20k import ade20k_evidence, list_ade20k
+from fastload.sources.arrays import arrays_evidence, list_arrays
 from fastload.sources.camvid import camvid_evidence, list_camvid
 from fastload.sources.celeba import celeba_evidence, list_celeba
 from fastload.sources.cifar import cifar_evidence, list_cifar
@@ -94,6 +95,7 @@ LAYOUTS: dict[str, Layout] = {
     "mnist": Layout(
         list_mnist, mnist_evidence, "dataset", "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not"
     ),
+    "arrays": Layout(list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays"),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
 

@@ -1,0 +1,435 @@
+"""Arrays that are known by their names, wherever they were stored, as one dataset: images, masks, labels, columns.
+
+images or x or data, uint8 or uint16 (N, H, W[, C]) or (N, C, H, W)     the images
+masks (N, H, W)                                                         their masks
+labels or y or targets                                                  column `labels`
+class_names, filenames, split: texts                                    names of classes, keys, splits
+anything else that is numeric, such as tokens and attention_mask        a column of its name
+x_train, train_images, train/images                                     the same, by split
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.memory import available_memory
+from fastload.sources.folder import ORDER, SPLITS
+from fastload.sources.listing import Arrays, Column, Listing, Masks, first_few, require_unique
+from fastload.sources.rows import Axes, JoinedRows
+
+IMAGES = ("images", "image", "imgs", "img", "pixels", "x", "data", "features")
+_ONLY_IMAGES = IMAGES[:5]
+MASKS = ("masks", "mask", "segmentation")
+LABELS = ("labels", "label", "targets", "target", "y")
+_KEYS = ("key", "keys", "filenames", "filename")
+_CLASS_NAMES = ("class_names", "label_names", "classes", "names")
+_RESERVED = ("split", "key", "digest", "digest_fields", "images", "masks", "labels")
+
+_BY_SPLIT = re.compile(
+    rf"(?:(?P<first>{'|'.join(SPLITS)})[-_./]+(?P<rest>.+)|(?P<name>.+)[-_.](?P<last>{'|'.join(SPLITS)}))",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class NamedArray:
+    """An array as its header describes it.
+
+    Attributes:
+        name: as its file has it.
+        where: path of the file, and of the array inside it, for messages.
+        shape: of all of it, (N, ...).
+        dtype: as stored.
+        values: reads all of it.
+        rows: reads it by rows of a shape, with the axes in an order.
+        mtime_ns: time of modification of its file.
+        names: names of its classes, where they are stored beside it.
+        split: as its file or folder says; "" when it does not.
+    """
+
+    name: str
+    where: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    values: Callable[[], NDArray[Any]]
+    rows: Callable[[tuple[int, ...], Axes], Arrays]
+    mtime_ns: int
+    names: tuple[str, ...] = ()
+    split: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Its bytes in memory."""
+        return int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its elements are texts."""
+        return self.dtype.kind in "SU"
+
+    def texts(self) -> list[str]:
+        """Its elements, when they are texts."""
+        return [
+            item.decode("utf-8", "backslashreplace")
+            if isinstance(item, bytes)
+            else item.encode("utf-8", "backslashreplace").decode()
+            for item in self.values().reshape(-1).tolist()
+        ]
+
+
+def list_named_arrays(arrays: list[NamedArray], *, layout: str, where: str, notes: tuple[str, ...] = ()) -> Listing:
+    """The listing of arrays of equal length, told apart by their names.
+
+    Keys: the texts of an array `filenames`, else the split and the number of the row.
+
+    Raises:
+        SourceError: unequal lengths, images that are no uint8 or uint16, labels that are none, no array at all.
+    """
+    said: list[str] = []
+    groups = _by_split([array for array in arrays if array.shape], where, said)
+    parts = [_Part.of(name, group, where, said) for name, group in groups.items()]
+    columns = _columns(parts, where, said)
+    shown = [f"{array.name} {array.dtype} {array.shape}" for group in groups.values() for array in group]
+    recognised = (
+        f"Layout {layout}: arrays of {' + '.join(str(part.num_rows) for part in parts)} rows: {first_few(shown, 8)}."
+    )
+    keys = [key for part in parts for key in part.keys(len(parts) > 1)]
+    require_unique(keys, where)
+    split_names, split = tuple(groups), np.repeat(np.arange(len(parts), dtype=np.uint8), [p.num_rows for p in parts])
+    by_text = [part.texts["split"] for part in parts if "split" in part.texts]
+    if by_text and len(parts) == 1:
+        split_names, split = _text_splits(by_text[0].texts())
+    files, masks = _images(parts, where), _masks(parts, where)
+    row_bytes = sum(column.values.nbytes for column in columns.values()) // max(1, len(keys))
+    if files is not None:
+        row_bytes = int(np.prod(files.shape)) * files.dtype.itemsize
+    else:
+        said.append("There are no images among the arrays.")
+    return Listing(
+        layout=layout,
+        keys=tuple(keys),
+        split=split,
+        split_names=split_names,
+        columns=columns,
+        notes=(recognised, *notes, *said),
+        sizes=np.full(len(keys), row_bytes, np.int64),
+        mtimes_ns=np.repeat(np.array([p.arrays[0].mtime_ns for p in parts], np.int64), [p.num_rows for p in parts]),
+        files=files,
+        masks=masks,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The arrays of one split.
+
+    Attributes:
+        name: of the split.
+        num_rows: length of its arrays.
+        arrays: all of them that are used.
+        images: of the images, its axes and the shape of one as stored; None.
+        masks: None where there are none.
+        labels: None where there are none.
+        others: numeric ones by the name of their column.
+        texts: "keys", "names" and "split", as far as they are there.
+    """
+
+    name: str
+    num_rows: int
+    arrays: list[NamedArray]
+    images: tuple[NamedArray, Axes, tuple[int, ...]] | None
+    masks: NamedArray | None
+    labels: NamedArray | None
+    others: dict[str, NamedArray]
+    texts: dict[str, NamedArray]
+
+    @classmethod
+    def of(cls, name: str, arrays: list[NamedArray], where: str, notes: list[str]) -> _Part:
+        """The arrays of a split by what they are.
+
+        Raises:
+            SourceError: they are of unequal length.
+        """
+        left = {array.name: array for array in arrays}
+        texts = _take_texts(left, notes)
+        images = _take_images(left)
+        masks = (
+            _take(left, MASKS, lambda array: array.dtype.kind in "iu" and len(array.shape) in (3, 4))
+            if images
+            else None
+        )
+        labels = _take(left, LABELS, lambda array: True)
+        useless = [n for n, array in left.items() if array.dtype.kind not in "biuf"]
+        if useless:
+            notes.append(f"Ignored, since they are not numeric: {first_few(useless)}.")
+        others: dict[str, NamedArray] = {}
+        for array in (array for n, array in left.items() if n not in useless):
+            column = re.sub(r"[^\w-]+", "_", array.name).strip("_") or "array"
+            if column in _RESERVED:
+                notes.append(f"{array.name} is packed as source_{column}: its own name means something else here.")
+                column = f"source_{column}"
+            if column in others:
+                raise SourceError(
+                    f"{where}: {others[column].name} and {array.name} would both become {column}. Rename one."
+                )
+            others[column] = array
+        used = [
+            array for array in (images[0] if images else None, masks, labels, *others.values()) if array is not None
+        ]
+        used += [texts[what] for what in ("keys", "split") if what in texts]
+        if not used:
+            raise SourceError(
+                f"{where}: no numeric array{f' for {name!r}' if name != 'all' else ''}. Is it the right file?"
+            )
+        lengths = {array.shape[0] for array in used}
+        if len(lengths) > 1:
+            shown = first_few([f"{array.name} {array.shape[0]}" for array in used], 10)
+            raise SourceError(
+                f"{where}: arrays of unequal length: {shown}. Each row is one sample, so all need the same; remove "
+                "those that do not belong."
+            )
+        (num_rows,) = lengths
+        if num_rows == 0:
+            raise SourceError(f"{where}: the arrays {first_few([array.name for array in used])} hold no row.")
+        return cls(name, num_rows, used, images, masks, labels, others, texts)
+
+    def keys(self, with_split: bool) -> list[str]:
+        """Names of the rows."""
+        if "keys" in self.texts:
+            return self.texts["keys"].texts()
+        width = max(6, len(str(self.num_rows - 1)))
+        return [f"{self.name}/{row:0{width}d}" if with_split else f"{row:0{width}d}" for row in range(self.num_rows)]
+
+
+def _by_split(arrays: list[NamedArray], where: str, notes: list[str]) -> dict[str, list[NamedArray]]:
+    """The arrays of each split, in the order of splits; `all` when none is named."""
+    groups: dict[str, list[NamedArray]] = {}
+    shared = []
+    for array in arrays:
+        match = _BY_SPLIT.fullmatch(array.name)
+        split = SPLITS.get(array.split.lower(), "")
+        if not split and match is not None:
+            split = SPLITS[(match["first"] or match["last"]).lower()]
+            array = replace(array, name=match["rest"] or match["name"])
+        if split:
+            groups.setdefault(split, []).append(array)
+        else:
+            shared.append(array)
+    if not groups:
+        return {"all": shared}
+    # Some arrays by split, others not: which rows these would belong to is not known.
+    known = [array for array in shared if array.is_text and array.name.lower() in _CLASS_NAMES]
+    others = [array.name for array in shared if array not in known]
+    if others:
+        notes.append(f"Ignored, since they belong to no split while others do: {first_few(others)}.")
+    return {name: [*groups[name], *known] for name in ORDER if name in groups}
+
+
+def _take(left: dict[str, NamedArray], names: tuple[str, ...], fits: Callable[[NamedArray], bool]) -> NamedArray | None:
+    """The first array of one of these names, in any case, that fits, taken from those that are left."""
+    for name in names:
+        for own in left:
+            if own.lower() == name and fits(left[own]):
+                return left.pop(own)
+    return None
+
+
+def _take_texts(left: dict[str, NamedArray], notes: list[str]) -> dict[str, NamedArray]:
+    texts = {}
+    for what, names in (("keys", _KEYS), ("names", _CLASS_NAMES), ("split", ("split", "splits"))):
+        found = _take(left, names, lambda array: array.is_text and len(array.shape) == 1)
+        if found is not None:
+            texts[what] = found
+            notes.append(f"{found.name}: {'names of classes' if what == 'names' else what}.")
+    return texts
+
+
+def _take_images(left: dict[str, NamedArray]) -> tuple[NamedArray, Axes, tuple[int, ...]] | None:
+    """The array of images, the order of its axes, and the shape of one image as stored.
+
+    Raises:
+        SourceError: an array by its name holds images, and cannot be packed as such.
+    """
+    for name in IMAGES:
+        for own, array in left.items():
+            if own.lower() != name:
+                continue
+            axes, shape = image_axes_of(array.shape)
+            if axes and array.dtype.newbyteorder("=") in (np.uint8, np.uint16):
+                del left[own]
+                return array, axes, shape
+            if name in _ONLY_IMAGES or (axes and len(array.shape) == 4):
+                raise SourceError(_no_images(array, bool(axes)))
+    return None
+
+
+def image_axes_of(shape: tuple[int, ...]) -> tuple[Axes | None, tuple[int, ...]]:
+    """The order of the axes of an array (N, ...) of images, None if it is none, and the shape of one with its C."""
+    if len(shape) == 3:
+        return "HWC", (*shape[1:], 1)
+    if len(shape) == 4 and shape[3] in (1, 3, 4):
+        return "HWC", shape[1:]
+    if len(shape) == 4 and shape[1] in (1, 3, 4):
+        return "CHW", shape[1:]
+    return None, ()
+
+
+def _no_images(array: NamedArray, shape_fits: bool) -> str:
+    found = f"{array.where}: the images are {array.dtype} {array.shape}; expected uint8 or uint16"
+    if not shape_fits:
+        return f"{found} (N, H, W), (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels. Reshape or rename the array."
+    if array.dtype.kind == "f":
+        return (
+            f"{found}. Convert them, for example `(images * 255).round().astype('uint8')` where they lie in 0 to 1: "
+            "what they stand for is not for packing to guess. Normalizing comes later, on the device."
+        )
+    return f"{found}. Convert them with `images.astype('uint8')`, if their values lie in 0 to 255."
+
+
+def _images(parts: list[_Part], where: str) -> Arrays | None:
+    with_images = [part for part in parts if part.images]
+    if not with_images:
+        return None
+    if len(with_images) < len(parts):
+        lacking = [part.name for part in parts if not part.images]
+        raise SourceError(f"{where}: there are images for {with_images[0].name}, none for {first_few(lacking)}.")
+    rows = [
+        (array.rows(shape, axes), array.shape[0])
+        for part in parts
+        if part.images
+        for array, axes, shape in [part.images]
+    ]
+    return rows[0][0] if len(rows) == 1 else JoinedRows.of(rows)
+
+
+def _masks(parts: list[_Part], where: str) -> Masks | None:
+    """The masks of all splits; one without any has none present."""
+    given = [part.masks for part in parts if part.masks is not None]
+    if not given:
+        return None
+    rows: list[tuple[Arrays, int]] = []
+    for part in parts:
+        if part.masks is None or part.images is None:
+            raise SourceError(f"{where}: there are masks for some splits, none for {part.name}.")
+        _, axes, stored = part.images
+        size = stored[:2] if axes == "HWC" else stored[1:]
+        shape = part.masks.shape[1:3] if part.masks.shape[3:] in ((), (1,)) else part.masks.shape[1:]
+        if shape != size or part.masks.dtype != np.uint8:
+            raise SourceError(
+                f"{part.masks.where}: the masks are {part.masks.dtype} {part.masks.shape}, the images "
+                f"{size[0]}x{size[1]}; expected uint8 (N, {size[0]}, {size[1]}). Convert them."
+            )
+        rows.append((part.masks.rows(shape, "HWC"), part.num_rows))
+    files = rows[0][0] if len(rows) == 1 else JoinedRows.of(rows)
+    return Masks(files, np.ones(sum(count for _, count in rows), np.bool_), given[0].names)
+
+
+def _columns(parts: list[_Part], where: str, notes: list[str]) -> dict[str, Column]:
+    needed = sum(
+        array.num_bytes for part in parts for array in (*part.others.values(), part.labels) if array is not None
+    )
+    if needed > available_memory():
+        raise SourceError(
+            f"{where}: the arrays beside the images take {needed:,} bytes, more than the memory there is."
+        )
+    columns: dict[str, Column] = {}
+    if any(part.labels is not None for part in parts):
+        name, column = _labels(parts, notes)
+        columns[name] = column
+    for name in dict.fromkeys(name for part in parts for name in part.others):
+        lacking = [part.name for part in parts if name not in part.others]
+        if lacking:
+            raise SourceError(f"{where}: there is no {name} for {first_few(lacking)}, while other splits have it.")
+        stored = [part.others[name] for part in parts]
+        if len({array.shape[1:] for array in stored}) > 1:
+            raise SourceError(f"{where}: {name} has rows of different shapes: {[array.shape for array in stored]}.")
+        if name in columns:
+            raise SourceError(f"{where}: more than one array would become {name}. Rename one.")
+        values = np.concatenate([_native(array.values()) for array in stored])
+        columns[name] = Column(values, {"names": stored[0].names} if stored[0].names else {})
+    return columns
+
+
+def _labels(parts: list[_Part], notes: list[str]) -> tuple[str, Column]:
+    """The column that the labels become, and its name.
+
+    Raises:
+        SourceError: NaN, or numbers that no int64 holds.
+    """
+    given = [part.labels for part in parts if part.labels is not None]
+    classes = next((tuple(part.texts["names"].texts()) for part in parts if "names" in part.texts), given[0].names)
+    if all(array.is_text for array in given):
+        texts = [array.texts() for array in given]
+        classes = tuple(sorted({text for some in texts for text in some}))
+        place = {text: at for at, text in enumerate(classes)}
+        read = [np.array([place[text] for text in some], np.int64) for some in texts]
+    else:
+        read = [_numbers(array) for array in given]
+    widths = {values.shape[1:] for values in read}
+    if len(widths) > 1:
+        raise SourceError(f"{given[0].where}: labels of different shapes: {[array.shape for array in given]}.")
+    (width,) = widths
+    if any(values.dtype.kind == "f" for values in read):
+        notes.append(f"{given[0].name} holds numbers that are no classes: packed as targets.")
+        if len(given) < len(parts):
+            raise SourceError(f"{given[0].where}: there are targets for some splits only.")
+        return "targets", Column(np.concatenate(read))
+    if width and all(values.min(initial=0) >= 0 and values.max(initial=0) <= 1 for values in read):
+        if len(given) < len(parts):
+            raise SourceError(f"{given[0].where}: there are vectors of labels for some splits only.")
+        values = np.concatenate(read).astype(np.uint8)
+        return "labels", Column(values, {"names": classes} if classes else {})
+    if width:
+        notes.append(f"{given[0].name} holds {width} numbers a row: packed as targets.")
+        if len(given) < len(parts):
+            raise SourceError(f"{given[0].where}: there are targets for some splits only.")
+        return "targets", Column(np.concatenate(read))
+    whole, at = [], iter(read)
+    for part in parts:
+        whole.append(next(at) if part.labels is not None else np.full(part.num_rows, -1, np.int64))
+        if part.labels is None:
+            notes.append(f"There are no labels for {part.name}: they are -1.")
+    return "labels", Column(np.concatenate(whole), {"names": classes} if classes else {})
+
+
+def _numbers(array: NamedArray) -> NDArray[Any]:
+    """Labels as int64 (n,) or (n, A); float (n, ...) where some are no whole numbers."""
+    values = array.values()
+    if values.dtype.kind not in "biuf":
+        raise SourceError(f"{array.where}: the labels are {values.dtype}; expected integers or texts. Convert them.")
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.dtype.kind == "f":
+        rows = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        if len(rows):
+            shown = first_few([str(row) for row in rows.tolist()])
+            raise SourceError(
+                f"{array.where}: labels that are NaN or infinite ({len(rows)}), in the rows {shown}. "
+                "Give them a class, -1 for none, or remove those rows."
+            )
+        if np.any(values != np.round(values)) or np.abs(values).max(initial=0) >= 2**53:
+            return _native(values)
+    if values.dtype == np.uint64 and values.max(initial=0) >= 2**63:
+        raise SourceError(f"{array.where}: labels beyond what int64 holds. Number the classes from 0.")
+    return values.astype(np.int64)
+
+
+def _native(values: NDArray[Any]) -> NDArray[Any]:
+    """An array in native byte order and C order, truth values as 0 and 1."""
+    dtype = np.dtype(np.uint8) if values.dtype == np.bool_ else values.dtype.newbyteorder("=")
+    return np.ascontiguousarray(values, dtype=dtype)
+
+
+def _text_splits(texts: list[str]) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
+    names = [SPLITS.get(text.lower(), text) for text in texts]
+    found = set(names)
+    order = [name for name in ORDER if name in found] + sorted(found - set(ORDER))
+    place = {name: at for at, name in enumerate(order)}
+    return tuple(order), np.array([place[name] for name in names], np.uint8)
