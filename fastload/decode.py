@@ -201,7 +201,7 @@ def _loaded(data: bytes) -> Iterator[_Loaded]:
         with pillow_silenced():
             image: Image.Image = open_image(data)
             size = f" of {image.width}x{image.height} pixels"
-            _, _, bits = kind_of(image)
+            _, _, bits = kind_of(image, data)
             largest = _largest_stored(image)
             image = _load(data, image)
             # After load, which turns a TIFF upright by itself and finds the EXIF that a PNG keeps at its end.

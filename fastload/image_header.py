@@ -58,7 +58,7 @@ class ImageHeader(NamedTuple):
     bits: int
     """Bits a channel that decoding yields: 16 or 8."""
     kind: str
-    """Pillow's mode of the stored pixels, with ";16" for 16 bits and "+alpha" for transparency beside the mode."""
+    """Pillow's mode of the stored pixels, with ";16" for more than 8 bits, "+alpha" for transparency beside the mode."""
     frames: int
     """Frames or pages; only the first is used. Some may be damaged."""
 
@@ -103,7 +103,7 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
 
 def _pillow_header(data: bytes) -> ImageHeader:
     image = open_image(data)
-    kind, channels, bits = kind_of(image)
+    kind, channels, bits = kind_of(image, data)
     width, height = image.size
     if isinstance(image, TiffImageFile):
         width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
@@ -138,8 +138,8 @@ def _formats() -> tuple[str, ...]:
     return tuple(names)
 
 
-def kind_of(image: Image.Image) -> tuple[str, int, int]:
-    """Kind, channels and bits of an opened image, as in ImageHeader.
+def kind_of(image: Image.Image, data: bytes) -> tuple[str, int, int]:
+    """Kind, channels and bits of an image opened from data, as in ImageHeader.
 
     Raises:
         ImageError: 32-bit or other pixels that have no faithful form in 8 or 16 bits.
@@ -154,7 +154,7 @@ def kind_of(image: Image.Image) -> tuple[str, int, int]:
         what = {"I": "32-bit integer", "F": "32-bit floating-point"}.get(mode, f"Pillow mode {mode!r}")
         raise ImageError(f"{what} pixels are not supported; convert the image to 8 or 16 bits")
     channels = 4 if alpha else _CHANNELS[mode]
-    if _stored_bits(image) > 8:
+    if _stored_bits(image, data) > 8:
         if isinstance(image, TiffImageFile) and image.tag_v2.get(284) == 2:  # planar: Pillow takes bytes for samples
             raise ImageError("a TIFF of 16-bit colours stored plane by plane is not supported; store it interleaved")
         mode += ";16"
@@ -162,11 +162,18 @@ def kind_of(image: Image.Image) -> tuple[str, int, int]:
     return (f"{mode}+alpha" if alpha and image.mode in _CHANNELS else mode), channels, bits
 
 
-def _stored_bits(image: Image.Image) -> int:
+def _stored_bits(image: Image.Image, data: bytes) -> int:
     """Bits a channel in the file, as far as Pillow, which gives 8 for all colour images, lets one see."""
     if isinstance(image, TiffImageFile):
         bits = image.tag_v2.get(258, (1,))
         return max(bits) if isinstance(bits, tuple) else int(bits)
+    if image.format == "JPEG2000":
+        size = data.find(b"\xff\x4f\xff\x51")  # ISO/IEC 15444-1, A.5.1: the depth of the first component, less 1
+        return (data[size + 42] & 0x7F) + 1 if 0 <= size < len(data) - 42 else 8
+    if image.format == "AVIF":
+        configuration = data.find(b"av1C")  # AV1 in ISOBMFF, 2.3.3: the flags high_bitdepth and twelve_bit
+        flags = data[configuration + 6] if 0 <= configuration < len(data) - 6 else 0
+        return 8 if not flags & 0x40 else 12 if flags & 0x20 else 10
     layout = image.tile[0][3] if isinstance(image, ImageFile.ImageFile) and image.tile else ""
     if image.format == "PPM" and isinstance(layout, tuple):
         return 16 if isinstance(layout[-1], int) and layout[-1] > 255 else 8  # the largest value, as the file says

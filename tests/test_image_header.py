@@ -266,3 +266,18 @@ def test_damaged_files_raise_nothing_but_image_errors(name: str, cut: int, chang
     except ImageError:
         return
     assert header.height * header.width > 0
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options", "kind"),
+    [(".jp2", [], "RGB;16"), (".avif", ["IMWRITE_AVIF_DEPTH", 10], "RGB;16"), (".avif", [], "RGB")],
+)
+def test_what_pillow_cuts_to_8_bits_is_told_by_its_kind(suffix: str, options: list[str | int], kind: str) -> None:
+    cv2 = pytest.importorskip("cv2", reason="OpenCV writes more than 8 bits")
+    pixels = np.full((64, 64, 3), 900, np.uint16) if kind == "RGB;16" else np.zeros((64, 64, 3), np.uint8)
+    try:
+        _, data = cv2.imencode(suffix, pixels, [getattr(cv2, str(options[0])), options[1]] if options else [])
+        header = probe(data.tobytes())
+    except (cv2.error, AttributeError, ImageError):
+        pytest.skip(f"this OpenCV or Pillow has no {suffix}")
+    assert header == ImageHeader(64, 64, 3, 8, kind, 1)

@@ -84,7 +84,8 @@ def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: Pa
         left, top, right, bottom = np.rint(corners.reshape(2, 2) * scale).astype(int).reshape(-1).tolist()
         right, bottom = max(left, right - 1), max(top, bottom - 1)  # its edges are inside
         draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=_HALO)
-        draw.rectangle((left, top, right, bottom), outline=box_colour(index))
+        thick = min(right - left, bottom - top) > 12
+        draw.rectangle((left, top, right, bottom), outline=box_colour(index), width=2 if thick else 1)
     for number, (x, y) in enumerate((marks.points * scale).tolist()):
         if np.isfinite((x, y)).all():
             around = (x - _DOT_RADIUS, y - _DOT_RADIUS, x + _DOT_RADIUS, y + _DOT_RADIUS)
