@@ -33,7 +33,7 @@ ASIDES = (
     "", "", ", to be honest ,", ", as my friends had said before ,", ", even on a friday ,",
     ", for all its bright name ,", ", if you ask me ,", ", at least when the cold rain fell ,",
 )  # fmt: skip
-JOINS = (". ", ", and ", ", but ", "; ")
+JOINS = (" . ", " , and ", " , but ", " ; ")
 OPENINGS = ("", "", "we came twice . ", "a bad day in a good town : ", "i read a great review first . ")
 
 
