@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.cpus import available_cpus
-from fastload.errors import FormatError, OptionError, OutputError, SourceError
+from fastload.decode import Target, decode_image
+from fastload.errors import FormatError, ImageError, OptionError, OutputError, SourceError
 from fastload.export.plan import MANIFEST, ExportLayout, ExportPlan, plan_export
 from fastload.export.png import encode_png
 from fastload.export.table import table_text
@@ -29,6 +29,7 @@ from fastload.layout import writer_name
 from fastload.pack.chunk_work import row_digests_of
 from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.listing import list_packed, regroup
+from fastload.repack.rows import close_readers
 from fastload.sources.listing import Arrays, Listing, first_few
 
 __all__ = ["ExportReport", "export_file"]
@@ -124,7 +125,10 @@ def export_file(
     job = _Job(listing, plan, Path(folder), encode, header.path)
     about = _about(header, split, plan.layout, format)
     resumed = _begin(job.folder, about)
-    kept = _write_images(job, resumed, max(1, available_cpus() if workers is None else workers), progress)
+    try:
+        kept = _write_images(job, resumed, max(1, available_cpus() if workers is None else workers), progress)
+    finally:
+        close_readers()
     notes = list(plan.notes)
     if plan.layout == "csv":
         text, left_out = table_text(listing, plan)
@@ -152,11 +156,6 @@ def _check_pixels(header: PackedFile, listing: Listing) -> None:
         raise FormatError(
             f"{header.path}: holds no images to export, only arrays ({first_few(arrays)}). Read these with h5py: "
             f"`h5py.File({header.path.name!r})[{arrays[0]!r}][:]`."
-        )
-    if listing.files.dtype == np.uint16 and listing.files.shape[2] != 1:
-        raise FormatError(
-            f"{header.path}: its images have 16 bits in {listing.files.shape[2]} channels, which most readers of PNG "
-            f"reduce to 8. Read them with h5py."
         )
 
 
@@ -268,7 +267,7 @@ def _write_picture(job: _Job, path: Path, pixels: NDArray[Any], resumed: bool) -
         OutputError: a whole image of that name shows something else, or the disk is full.
     """
     if resumed and path.exists():
-        found = _decoded(path)
+        found = _decoded(path, pixels)
         if found is not None:
             if not np.array_equal(found.reshape(-1), pixels.reshape(-1)):
                 raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
@@ -277,15 +276,16 @@ def _write_picture(job: _Job, path: Path, pixels: NDArray[Any], resumed: bool) -
     return False
 
 
-def _decoded(path: Path) -> NDArray[Any] | None:
-    """The pixels of an image file; None where it is torn, as a power cut leaves it."""
-    from PIL import Image
-
+def _decoded(path: Path, like: NDArray[Any]) -> NDArray[Any] | None:
+    """The pixels of an image file, in the shape that was written; None where it is torn, as a power cut leaves it."""
+    height, width, *rest = like.shape
+    channels = (rest or [1])[0]
+    out = np.empty((height, width, channels), like.dtype)
     try:
-        with Image.open(BytesIO(path.read_bytes())) as image:
-            return np.asarray(image)
-    except (OSError, SyntaxError, ValueError):
+        decode_image(path.read_bytes(), Target(height, width, channels, like.dtype), out)
+    except (OSError, ImageError):
         return None
+    return out
 
 
 def _unfinished(path: Path) -> Path:

@@ -67,6 +67,8 @@ def _no_folders(listing: Listing) -> str:
             return f"its split {name!r} would be taken for a class"
         if labels is not None and len(set((labels.values[here] < 0).tolist())) > 1:
             return f"some rows of the split {name!r} have no label, others have"
+    if labels is not None and listing.masks is not None:
+        return "it has both labels and masks"
     if labels is not None and len(listing.split_names) == 1:
         names = _class_names(labels)
         mistaken = [name for name in names if name.lower() in SPLITS]
@@ -100,11 +102,8 @@ def _by_folders(listing: Listing, suffix: str) -> ExportPlan:
         images.append(given.path(above, safe_parts(key)[-1], suffix))
     masks: list[str] = []
     if listing.masks is not None:
-        # As CamVid has them: trainannot beside train.
-        tops = [path.partition("/")[0] for path in images] if several else []
-        masks = [f"{top}annot/{path.partition('/')[2]}" for top, path in zip(tops, images, strict=True)]
-        if not several:
-            raise OptionError("masks need folders of splits, or a table. Choose `--layout csv`.")
+        masks = [f"{MASKS}/{path}" for path in images]
+        images = [f"{IMAGES}/{path}" for path in images]
     left = sorted(set(listing.columns) - {"labels"})
     if left:
         notes.append(f"Not written, since folders cannot say it: {first_few(left)}. `--layout csv` does.")

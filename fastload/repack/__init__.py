@@ -24,6 +24,7 @@ from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.compress import CODEC_CHUNK_BYTES, compress_listing
 from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.repack.merge import list_merged
+from fastload.repack.rows import close_readers
 from fastload.sources.listing import Listing, OnError
 
 __all__ = ["Choice", "merge_files", "parse_codec", "repack_file"]
@@ -157,17 +158,20 @@ def _write(
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
     attrs["pack_options"] = dump_options({**options.to_dict(), **told, **changed})
     listing = replace(listing, attrs=attrs)
-    if level is None:
-        return pack_listing(
-            listing, output, options=options, source_name=str(where), workers=0, on_error=on_error, overwrite=overwrite,
-            progress=progress,
-        )  # fmt: skip
-    if on_error == "skip":
+    if level is not None and on_error == "skip":
         raise OptionError("damaged rows cannot be left out while compressing; leave them out first, without a codec.")
-    return compress_listing(
-        listing, output, options=options, source_name=str(where), level=level, workers=workers, overwrite=overwrite,
-        progress=progress,
-    )  # fmt: skip
+    try:
+        if level is None:
+            return pack_listing(
+                listing, output, options=options, source_name=str(where), workers=0, on_error=on_error,
+                overwrite=overwrite, progress=progress,
+            )  # fmt: skip
+        return compress_listing(
+            listing, output, options=options, source_name=str(where), level=level, workers=workers,
+            overwrite=overwrite, progress=progress,
+        )  # fmt: skip
+    finally:
+        close_readers()
 
 
 def _check_apart(files: Sequence[Path], output: Path) -> None:

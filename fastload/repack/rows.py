@@ -110,15 +110,14 @@ class _Readers:
                 self._open[key] = RowReader(file, [name], read="pread", cache_chunks=_CACHE_CHUNKS)
             return self._open[key]
 
-    def close(self, file: PackedFile) -> None:
+    def close(self) -> None:
         with self._lock:
-            for key in [key for key in self._open if key[0] == str(file.path)]:
-                self._open.pop(key).close()
+            self._open.clear()
 
 
 _readers = _Readers()
 
 
-def close_readers(file: PackedFile) -> None:
-    """Close what this process keeps open of a file, once its rows are read."""
-    _readers.close(file)
+def close_readers() -> None:
+    """Let the files go that this process keeps open, once their rows are read."""
+    _readers.close()

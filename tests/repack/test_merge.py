@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from fastload.errors import MissingFileError, OptionError, OutputError, SourceError
+from fastload.format import read_header
+from fastload.layout import write_packed
+from fastload.repack import merge_files
+from fastload.sources.listing import Column
+from fastload.verify import verify_file
+
+
+def make(path: Path, names=("ant", "bee"), *, splits=None, seed=0, shape=(4, 5, 3), keys="", extra=(), **options) -> Path:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    splits = splits or {"train": 6, "val": 4}
+    num_rows = sum(splits.values())
+    labels = np.arange(num_rows) % max(len(names), 2)
+    labels[-1] = -1
+    columns = {"labels": Column(labels, {"names": names} if names else {})}
+    columns["key"] = Column(np.array([f"{keys}{path.stem}{i}".encode() for i in range(num_rows)]))
+    columns |= dict(extra)
+    dtype = options.pop("dtype", np.uint8)
+    images = rng.integers(0, 256, (num_rows, *shape)).astype(dtype)
+    return write_packed(path, images, columns, splits=splits, seed=3, **options)
+
+
+def contents(path: Path) -> dict[str, tuple[str, str, bytes]]:
+    """Key -> split, class name, pixels."""
+    with h5py.File(path) as file:
+        names = [*file["labels"].attrs["names"].astype(str), "none"]
+        splits = file["split"].attrs["names"].astype(str)
+        return {
+            key.decode(): (splits[split], names[label], pixels.tobytes())
+            for key, split, label, pixels in zip(
+                file["key"][()], file["split"][()], file["labels"][()], file["images"][()], strict=True
+            )
+        }
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_splits_are_joined_by_name_in_the_order_given(tmp_path, codec):
+    a = make(tmp_path / "a.h5")
+    b = make(tmp_path / "b.h5", splits={"test": 3, "train": 5}, seed=1)
+    report = merge_files([a, b], tmp_path / "c.h5", codec=codec)
+    header = read_header(tmp_path / "c.h5")
+    assert header.splits == {"train": range(11), "val": range(11, 15), "test": range(15, 18)}
+    with h5py.File(tmp_path / "c.h5") as file:
+        keys = file["key"][()].astype(str).tolist()
+    assert keys == [
+        *(f"a{i}" for i in range(6)), *(f"b{i}" for i in range(3, 8)), *(f"a{i}" for i in range(6, 10)), "b0", "b1", "b2",
+    ]  # fmt: skip
+    assert contents(tmp_path / "c.h5") == contents(a) | contents(b)
+    assert (header.shuffled, header.seed) == (False, 0) and verify_file(tmp_path / "c.h5").ok
+    told = json.loads(header.attrs["repacked"])["merged"]
+    assert told == [{"name": "a.h5", "rows": 10}, {"name": "b.h5", "rows": 8}]
+    assert "Merged a.h5 (10 rows), b.h5 (8 rows)." in report.notes
+
+
+def test_shuffled_anew_it_says_so(tmp_path):
+    a, b = make(tmp_path / "a.h5"), make(tmp_path / "b.h5", seed=1)
+    merge_files([a, b], tmp_path / "c.h5", shuffle=True, seed=8)
+    header = read_header(tmp_path / "c.h5")
+    assert (header.shuffled, header.seed) == (True, 8)
+    assert contents(tmp_path / "c.h5") == contents(a) | contents(b)
+
+
+def test_different_classes_are_joined_by_name(tmp_path):
+    a = make(tmp_path / "a.h5", ("ant", "bee"))
+    b = make(tmp_path / "b.h5", ("cat", "bee", "dog"), seed=1)
+    report = merge_files([a, b], tmp_path / "c.h5")
+    assert read_header(tmp_path / "c.h5").fields["labels"].names == ("ant", "bee", "cat", "dog")
+    assert contents(tmp_path / "c.h5") == contents(a) | contents(b)
+    assert any("classes differ (2 in a.h5, 3 in b.h5); they were joined by name into 4" in n for n in report.notes)
+
+
+def test_keys_that_clash_get_their_files_name(tmp_path):
+    (tmp_path / "x").mkdir()
+    a, b = make(tmp_path / "a.h5"), make(tmp_path / "x" / "a.h5", seed=1)
+    report = merge_files([a, b], tmp_path / "c.h5")
+    wanted = {f"a/{key}": value for key, value in contents(a).items()}
+    assert contents(tmp_path / "c.h5") == wanted | {f"a-2/{key}": value for key, value in contents(b).items()}
+    assert any("(10): all now begin with their file's name, a/, a-2/" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"names": ()}, r"`labels` has names in some of the files and none in .*b\.h5"),
+        ({"shape": (5, 5, 3)}, r"`images`: uint8 \(4, 5, 3\) in .*a\.h5, uint8 \(5, 5, 3\) in .*b\.h5"),
+        ({"dtype": np.uint16}, r"uint8 \(4, 5, 3\) in .*a\.h5, uint16"),
+        ({"masks": np.zeros((10, 4, 5), np.uint8)}, r"`masks`: absent in .*a\.h5, uint8 \(4, 5\) in .*b\.h5"),
+        ({"extra": {"identity": Column(np.arange(10))}}, r"`identity`: absent in .*a\.h5, int64 \(\) in .*b\.h5"),
+    ],
+)
+def test_files_that_differ_are_an_error_that_names_both(tmp_path, other, message):
+    a, b = make(tmp_path / "a.h5"), make(tmp_path / "b.h5", **other)
+    with pytest.raises(SourceError, match=message):
+        merge_files([a, b], tmp_path / "c.h5")
+    assert not (tmp_path / "c.h5").exists()
+
+
+def test_masks_of_other_meaning_are_refused(tmp_path):
+    masks = np.zeros((10, 4, 5), np.uint8)
+    a = make(tmp_path / "a.h5", masks=masks, ignore_index=255)
+    b = make(tmp_path / "b.h5", masks=masks, ignore_index=0)
+    with pytest.raises(SourceError, match=r"ignore_index of `masks` is 255 in .*a\.h5, 0 in .*b\.h5"):
+        merge_files([a, b], tmp_path / "c.h5")
+    merge_files([a, make(tmp_path / "d.h5", masks=masks + 1, ignore_index=255)], tmp_path / "c.h5")
+    assert verify_file(tmp_path / "c.h5").ok
+
+
+def test_other_names_of_coordinates_are_refused(tmp_path):
+    box = np.ones((10, 4), np.float32)
+    a = make(tmp_path / "a.h5", extra={"bbox": Column(box, {"names": ("x", "y", "width", "height")})})
+    b = make(tmp_path / "b.h5", extra={"bbox": Column(box, {"names": ("xmin", "ymin", "xmax", "ymax")})})
+    with pytest.raises(SourceError, match=r"names of `bbox` are x, y, width, height in .*a\.h5, xmin"):
+        merge_files([a, b], tmp_path / "c.h5")
+
+
+def test_a_merge_needs_two_different_files_and_another_output(tmp_path):
+    a, b = make(tmp_path / "a.h5"), make(tmp_path / "b.h5")
+    with pytest.raises(OptionError, match="at least two"):
+        merge_files([a], tmp_path / "c.h5")
+    with pytest.raises(OptionError, match="given twice"):
+        merge_files([a, b, tmp_path / "." / "a.h5"], tmp_path / "c.h5")
+    with pytest.raises(OutputError, match="is the file to be read"):
+        merge_files([a, b], b, overwrite=True)
+    with pytest.raises(MissingFileError, match=r"no\.h5: no such file"):
+        merge_files([a, tmp_path / "no.h5"], tmp_path / "c.h5")

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
+from fastload.format import read_header
+from fastload.layout import create_file, write_packed
+from fastload.repack import Choice, parse_codec, repack_file
+from fastload.sources.listing import Column
+from fastload.verify import verify_file
+
+
+def make(path: Path, num_rows: int = 60, *, seed: int = 0, masks: bool = True, **options) -> Path:
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (num_rows, 8, 6, 3), dtype=np.uint8)
+    images[:, ::2] = 7
+    labels = Column(np.arange(num_rows) % 3, {"names": ("cat", "ant", "bee")})
+    boxes = Column(rng.random((num_rows, 4), dtype=np.float32), {"names": ("x", "y", "width", "height")})
+    options.setdefault("splits", {"train": num_rows - 20, "val": 20})
+    return write_packed(
+        path, images, {"labels": labels, "bbox": boxes}, seed=5, chunk_rows=7, ignore_index=255 if masks else None,
+        masks=rng.integers(0, 5, (num_rows, 8, 6), dtype=np.uint8) if masks else None, **options,
+    )  # fmt: skip
+
+
+def by_key(path: Path) -> dict[bytes, tuple]:
+    with h5py.File(path) as file:
+        names = [name for name in sorted(file) if name not in ("key", "split", "digest_fields")]
+        splits = file["split"].attrs["names"][file["split"][()]]
+        values = [file[name][()] for name in names]
+        return {
+            key: (splits[row], *(value[row].tobytes() for value in values)) for row, key in enumerate(file["key"][()])
+        }
+
+
+def test_other_chunks_and_nothing_else(tmp_path):
+    source = make(tmp_path / "a.h5")
+    report = repack_file(source, tmp_path / "b.h5", chunk_bytes=1000)
+    before, after = read_header(source), read_header(tmp_path / "b.h5")
+    assert after.fields["images"].chunk_rows == 6 and after.fields["images"].offset == 4096
+    assert after.fields["masks"].chunk_rows == 20 and after.fields["masks"].attrs == {"ignore_index": 255}
+    assert after.fields["labels"].names == ("cat", "ant", "bee")
+    assert by_key(source) == by_key(tmp_path / "b.h5")
+    with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
+        assert np.array_equal(a["key"][()], b["key"][()]) and np.array_equal(a["digest"][()], b["digest"][()])
+    for name in ("decoder", "source_layout", "seed", "shuffled"):
+        assert before.attrs[name] == after.attrs[name]
+    assert json.loads(after.attrs["pack_options"])["chunk_bytes"] == 1000 and "repacked" not in after.attrs
+    assert verify_file(tmp_path / "b.h5").ok
+    assert report.splits == {"train": 40, "val": 20} and report.chunks == 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    num_rows=st.integers(22, 60),
+    chunk_bytes=st.integers(1, 9000),
+    shuffle=st.booleans(),
+    codec=st.sampled_from(["none", "gzip:1"]),
+    masks=st.booleans(),
+)
+def test_whatever_the_options_rows_stay_the_same(tmp_path, num_rows, chunk_bytes, shuffle, codec, masks):
+    source = make(tmp_path / "a.h5", num_rows, masks=masks)
+    options = {"chunk_bytes": chunk_bytes, "shuffle": shuffle, "codec": codec, "seed": 9, "workers": 1}
+    repack_file(source, tmp_path / "b.h5", overwrite=True, **options)
+    assert by_key(source) == by_key(tmp_path / "b.h5")
+    header = read_header(tmp_path / "b.h5")
+    assert (header.shuffled, header.seed) == (True, 9 if shuffle else 5)
+    assert verify_file(tmp_path / "b.h5", workers=0).ok
+
+
+def test_compressed_and_back_gives_the_same_bytes(tmp_path):
+    source = make(tmp_path / "a.h5")
+    report = repack_file(source, tmp_path / "z.h5", codec="gzip", chunk_bytes=1500, workers=2)
+    field = read_header(tmp_path / "z.h5").fields["images"]
+    assert field.filters == ("deflate",) and field.offset is None and field.chunk_rows == 10
+    assert report.file_bytes < source.stat().st_size
+    repack_file(tmp_path / "z.h5", tmp_path / "b.h5", chunk_bytes=1000)
+    repack_file(source, tmp_path / "c.h5", chunk_bytes=1000)
+    assert (tmp_path / "b.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
+
+
+def test_a_compressed_file_is_trained_from_shown_and_described(tmp_path):
+    pytest.importorskip("torch")
+    from fastload import FastLoader, PackedDataset, inspect_file
+    from fastload.preview import make_preview
+
+    source = make(tmp_path / "a.h5")
+    repack_file(source, tmp_path / "z.h5", codec="gzip:6", chunk_bytes=1500)
+    found = []
+    for path in (source, tmp_path / "z.h5"):
+        loader = FastLoader(PackedDataset(path, "train"), batch_size=8, device="cpu")
+        found.append(sorted(image.numpy().tobytes() for batch in loader for image in batch[0]))
+    assert found[0] == found[1]
+    assert inspect_file(tmp_path / "z.h5").num_rows == 60
+    make_preview(tmp_path / "z.h5", tmp_path / "p.png")
+
+
+def test_a_foreign_file_becomes_linear(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (25, 3, 9, 5), dtype=np.uint8)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", data=images, chunks=(4, 3, 9, 5), compression="gzip")
+        file["labels"] = np.arange(25, dtype=np.int32)[:, None]
+    repack_file(tmp_path / "a.h5", tmp_path / "b.h5")
+    header = read_header(tmp_path / "b.h5")
+    assert header.fields["images"].offset == 4096 and header.fields["images"].shape == (9, 5, 3)
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert np.array_equal(file["images"][()], images.transpose(0, 2, 3, 1))
+        assert np.array_equal(file["labels"][()], np.arange(25)) and file["labels"].dtype == np.int64
+    assert header.splits == {"all": range(25)} and verify_file(tmp_path / "b.h5").ok and not header.shuffled
+
+
+def test_a_file_without_images_keeps_its_arrays(tmp_path):
+    tokens = np.arange(60).reshape(20, 3)
+    columns = {
+        "tokens": Column(tokens), "split": Column(np.zeros(20, np.uint8), {"names": ("all",)}),
+        "key": Column(np.array([b"%d" % i for i in range(20)])), "digest": Column(np.zeros(20, np.uint64)),
+    }  # fmt: skip
+    create_file(tmp_path / "a.h5", num_rows=20, pixels={}, columns=columns, attrs={})
+    repack_file(tmp_path / "a.h5", tmp_path / "b.h5", choice=Choice(keys=("1?",)))
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert np.array_equal(file["tokens"][()], tokens[10:])
+    with pytest.raises(OptionError, match="holds no images, and only pixels are compressed"):
+        repack_file(tmp_path / "a.h5", tmp_path / "c.h5", codec="gzip")
+
+
+def test_rows_are_chosen_by_all_conditions_together(tmp_path):
+    source = make(tmp_path / "a.h5")
+    choice = Choice(splits=("val",), labels=("ant", "2"), keys=("0000004*", "0000005[0-4]"))
+    repack_file(source, tmp_path / "b.h5", choice=choice)
+    with h5py.File(tmp_path / "b.h5") as file:
+        kept = [int(key) for key in file["key"][()]]
+        assert kept == [row for row in range(40, 55) if row % 3 in (1, 2)]
+        assert file["labels"].attrs["names"].astype(str).tolist() == ["cat", "ant", "bee"]
+    header = read_header(tmp_path / "b.h5")
+    assert header.splits == {"val": range(10)} and header.shuffled
+    assert json.loads(header.attrs["repacked"]) == {
+        "splits": ["val"], "labels": ["ant", "2"], "keys": ["0000004*", "0000005[0-4]"], "rows": 10, "of": 60,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".npy"])
+def test_an_index_file_chooses_rows_and_their_order(tmp_path, suffix):
+    rows = [50, 3, 41, 17]
+    index = tmp_path / f"rows{suffix}"
+    if suffix == ".npy":
+        np.save(index, np.array(rows, np.uint16))
+    else:
+        index.write_text("# rows\n" + "\n".join(map(str, rows)))
+    repack_file(make(tmp_path / "a.h5"), tmp_path / "b.h5", choice=Choice(rows=index))
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert [int(key) for key in file["key"][()]] == [3, 17, 50, 41]
+    assert not read_header(tmp_path / "b.h5").shuffled
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (Choice(splits=("test",)), "no split 'test'; it has train, val"),
+        (Choice(labels=("dog",)), "no label 'dog'.*cat, ant, bee"),
+        (Choice(labels=("3",)), "no label '3'"),
+        (Choice(keys=("x*",)), "no key fits 'x\\*'; keys look like 00000000"),
+        (Choice(splits=("val",), keys=("00000001",)), "no row fits all"),
+    ],
+)
+def test_a_choice_that_means_nothing_is_named(tmp_path, choice, message):
+    with pytest.raises(OptionError, match=message):
+        repack_file(make(tmp_path / "a.h5"), tmp_path / "b.h5", choice=choice)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.h5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1\n2\n1\n", "rows stand there more than once: 1"),
+        ("1\n60\n", "row 60 is not in .*0 to 59"),
+        ("-1\n", "row -1 is not in"),
+        ("1\n2.5\n", "line 2: '2.5' is not a row number"),
+        ("\n", "holds no row number"),
+    ],
+)
+def test_an_index_file_that_cannot_be_is_named(tmp_path, text, message):
+    index = tmp_path / "rows.txt"
+    index.write_text(text)
+    with pytest.raises(OptionError, match=message):
+        repack_file(make(tmp_path / "a.h5"), tmp_path / "b.h5", choice=Choice(rows=index))
+
+
+@pytest.mark.parametrize("array", [np.ones(60, bool), np.ones(3), np.zeros((2, 2), int)])
+def test_an_index_array_of_another_kind_is_refused(tmp_path, array):
+    np.save(tmp_path / "rows.npy", array)
+    with pytest.raises(OptionError, match=r"row numbers|one dimension of integers"):
+        repack_file(make(tmp_path / "a.h5"), tmp_path / "b.h5", choice=Choice(rows=tmp_path / "rows.npy"))
+
+
+def test_outputs_that_cannot_be_are_refused_before_work(tmp_path):
+    source = make(tmp_path / "a.h5")
+    (tmp_path / "link.h5").symlink_to(source)
+    for output in (source, tmp_path / "link.h5"):
+        for overwrite in (False, True):
+            with pytest.raises(OutputError, match="is the file to be read"):
+                repack_file(source, output, overwrite=overwrite)
+    (tmp_path / "old.h5").write_bytes(b"mine")
+    for codec in ("none", "gzip"):
+        with pytest.raises(OutputError, match=r"old\.h5: exists"):
+            repack_file(source, tmp_path / "old.h5", codec=codec)
+        with pytest.raises(OutputError, match="does not exist"):
+            repack_file(source, tmp_path / "no" / "b.h5", codec=codec)
+        with pytest.raises(OutputError, match="a folder"):
+            repack_file(source, tmp_path, codec=codec)
+    with pytest.raises(FormatError, match="not an HDF5 file"):
+        repack_file(tmp_path / "old.h5", tmp_path / "b.h5")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "link.h5", "old.h5"]
+    repack_file(source, tmp_path / "old.h5", codec="gzip", overwrite=True)
+    assert by_key(tmp_path / "old.h5") == by_key(source)
+
+
+def test_codecs_are_named(tmp_path):
+    assert (parse_codec("none"), parse_codec("gzip"), parse_codec("gzip:9")) == (None, 4, 9)
+    for codec in ("zstd", "gzip:10", "gzip:", "", "GZIP"):
+        with pytest.raises(OptionError, match="none, gzip, gzip:0 to gzip:9"):
+            parse_codec(codec)
+
+
+def _damage(path: Path, row: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(4096 + row * 8 * 6 * 3 + 5)
+        file.write(b"\x00\xff")
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_a_damaged_row_is_named_and_can_be_left_out(tmp_path, codec):
+    source = make(tmp_path / "a.h5")
+    _damage(source, 11)
+    with pytest.raises(SourceError, match=r"1 of 60 .*00000011: its pixels are not those that were packed"):
+        repack_file(source, tmp_path / "b.h5", codec=codec, chunk_bytes=700)
+    assert not (tmp_path / "b.h5").exists()
+    if codec == "none":
+        report = repack_file(source, tmp_path / "b.h5", chunk_bytes=700, on_error="skip")
+        assert [key for key, _ in report.skipped] == ["00000011"] and report.num_samples == 59
+        assert verify_file(tmp_path / "b.h5").ok
+
+
+def test_damaged_labels_are_named(tmp_path):
+    source = make(tmp_path / "a.h5")
+    with h5py.File(source, "r+") as file:
+        file["labels"][33] = 1
+    with pytest.raises(SourceError, match=r"values of 1 rows .*row 33 \(00000033\)"):
+        repack_file(source, tmp_path / "b.h5")
+
+
+_SCRIPT = """
+import os, signal, sys
+from fastload.repack import repack_file
+source, output, kill_at, codec = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+seen = 0
+def progress(stage, done, total):
+    global seen
+    seen += 1
+    if seen == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+report = repack_file(source, output, chunk_bytes=1000, codec=codec, workers=1, progress=progress)
+print(seen, report.chunks_kept, report.chunks_decoded)
+"""
+
+
+def _run(source: Path, output: Path, kill_at: int, codec: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _SCRIPT, str(source), str(output), str(kill_at), codec]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_killed_the_same_call_continues_and_gives_the_same_bytes(tmp_path, codec):
+    source = make(tmp_path / "a.h5")
+    whole = _run(source, tmp_path / "whole.h5", 0, codec)
+    events = int(whole.stdout.split()[0])
+    assert events >= 10, whole.stderr
+    for kill_at in (1, 6, events):
+        output = tmp_path / f"{kill_at}.h5"
+        assert _run(source, output, kill_at, codec).returncode == -signal.SIGKILL
+        assert not output.exists() and output.with_name(output.name + ".part").exists()
+        again = _run(source, output, 0, codec)
+        _, kept, copied = map(int, again.stdout.split())
+        # What was reported done is not done again.
+        assert kept >= min(kill_at, 10) - 1 and kept + copied == 10, again.stderr
+        assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    assert [path.name for path in tmp_path.iterdir() if ".h5." in path.name] == []
+
+
+def test_a_torn_spill_is_read_up_to_its_last_whole_record(tmp_path):
+    source = make(tmp_path / "a.h5")
+    assert _run(source, tmp_path / "b.h5", 5, "gzip").returncode == -signal.SIGKILL
+    part = tmp_path / "b.h5.part"
+    data = part.read_bytes()
+    part.write_bytes(data[:-3])
+    report = repack_file(source, tmp_path / "b.h5", codec="gzip", chunk_bytes=1000, workers=1)
+    assert 3 <= report.chunks_kept < 10 and verify_file(tmp_path / "b.h5").ok
+
+
+def test_unfinished_work_on_something_else_is_not_overwritten(tmp_path):
+    source = make(tmp_path / "a.h5")
+    for first, second in (("none", "gzip"), ("gzip", "none"), ("gzip", "gzip:9")):
+        assert _run(source, tmp_path / "b.h5", 5, first).returncode == -signal.SIGKILL
+        with pytest.raises(ResumeError, match="--overwrite"):
+            repack_file(source, tmp_path / "b.h5", codec=second, chunk_bytes=1000)
+        repack_file(source, tmp_path / "b.h5", codec=second, chunk_bytes=1000, overwrite=True)
+        assert by_key(tmp_path / "b.h5") == by_key(source)
+        (tmp_path / "b.h5").unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.h5"]
+
+
+def test_killed_after_the_rename_the_call_ends_well(tmp_path):
+    source = make(tmp_path / "a.h5")
+    assert _run(source, tmp_path / "b.h5", 19, "gzip").returncode == -signal.SIGKILL
+    part = tmp_path / "b.h5.part"
+    shutil.copy(part, tmp_path / "kept")
+    repack_file(source, tmp_path / "b.h5", codec="gzip", chunk_bytes=1000, workers=1)
+    os.replace(tmp_path / "kept", part)  # as if it had been killed before it removed this
+    repack_file(source, tmp_path / "b.h5", codec="gzip", chunk_bytes=1000, workers=1)
+    assert not part.exists()
+    shutil.copy(source, tmp_path / "b.h5")
+    with pytest.raises(OutputError, match="exists"):
+        repack_file(source, tmp_path / "b.h5", codec="gzip", chunk_bytes=1000, workers=1)
