@@ -338,6 +338,8 @@ def _region(value: Any) -> tuple[list[list[float]], list[int], tuple[int, int]]:
         if sum(counts) != size[0] * size[1]:
             raise ValueError(f"has runs of {sum(counts)} pixels for a size of {size[0]}x{size[1]}")
         return [], counts, (size[0], size[1])
+    if not isinstance(value, list | None):
+        raise ValueError(f"has the region {value!r:.60}")
     for ring in value or []:
         if not isinstance(ring, list) or len(ring) % 2 or not all(map(_is_number, ring)):
             raise ValueError(f"has the polygon {ring!r:.60}")
