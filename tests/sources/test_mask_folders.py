@@ -21,7 +21,7 @@ def make(root: Path, *names: str) -> Path:
         (["images/a.jpg", "images/b.jpg", "masks/a.png", "masks/b.png"], ["all", "all"]),
         (["images/train/a.jpg", "images/val/b.jpg", "gt/train/a.png", "gt/val/b.png"], ["train", "val"]),
         (
-            ["x/train/imgs/a.jpg", "x/valid/imgs/b.jpg", "x/train/labels/a.png", "x/valid/labels/b.png"],
+            ["train/imgs/a.jpg", "valid/imgs/b.jpg", "train/labels/a.png", "valid/labels/b.png"],
             ["train", "val"],
         ),
         (["train/a.jpg", "train/b.jpg", "train_masks/a_mask.gif", "train_masks/b_mask.gif"], ["train", "train"]),
