@@ -10,6 +10,7 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -200,6 +201,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < 1e9
 
 
+def _are_numbers(ring: list[Any]) -> bool:
+    # Some 40 million numbers in train2017: the sum tells NaN and what is no number, the ends what is too far out.
+    try:
+        return not ring or (isfinite(sum(ring)) and -1e9 < min(ring) and max(ring) < 1e9)
+    except (TypeError, OverflowError):
+        return False
+
+
 class _Images:
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -338,7 +347,9 @@ def _region(value: Any) -> tuple[list[list[float]], list[int], tuple[int, int]]:
         if sum(counts) != size[0] * size[1]:
             raise ValueError(f"has runs of {sum(counts)} pixels for a size of {size[0]}x{size[1]}")
         return [], counts, (size[0], size[1])
+    if not isinstance(value, list | None):
+        raise ValueError(f"has the region {value!r:.60}")
     for ring in value or []:
-        if not isinstance(ring, list) or len(ring) % 2 or not all(map(_is_number, ring)):
+        if not isinstance(ring, list) or len(ring) % 2 or not _are_numbers(ring):
             raise ValueError(f"has the polygon {ring!r:.60}")
     return value or [], [], (0, 0)

@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload.errors import OptionError, SourceError
+from fastload.sources import SourceOptions, detect_layout, list_source
+
+FRAMES = {"train": ["0001TP_006690", "0016E5_00390"], "val": ["0016E5_07959"], "test": ["Seq05VD_f00000"]}
+
+
+@pytest.fixture
+def camvid(tmp_path: Path) -> Path:
+    root = tmp_path / "CamVid"
+    for split, frames in FRAMES.items():
+        for name in (split, f"{split}annot"):
+            (root / name).mkdir(parents=True)
+        for i, frame in enumerate(frames):
+            Image.fromarray(np.full((4, 6, 3), i, np.uint8)).save(root / split / f"{frame}.png")
+            Image.fromarray(np.full((4, 6), 11 - i, np.uint8)).save(root / f"{split}annot" / f"{frame}.png")
+        rows = [f"/SegNet/CamVid/{split}/{frame}.png /SegNet/CamVid/{split}annot/{frame}.png\n" for frame in frames]
+        (root / f"{split}.txt").write_text("".join(rows))
+    return root
+
+
+def test_frames_and_masks_are_paired_and_void_is_ignored(camvid: Path) -> None:
+    assert detect_layout(camvid) == ("camvid", ["testannot/", "trainannot/", "valannot/"])
+    listing = list_source(camvid)
+    assert listing.keys[:2] == ("train/0001TP_006690.png", "train/0016E5_00390.png")
+    assert listing.split_names == ("train", "val", "test") and listing.split.tolist() == [0, 0, 1, 2]
+    assert listing.masks is not None and listing.masks.ignore_index == 11 and len(listing.masks.names) == 12
+    assert listing.masks.files.read(1) == (camvid / "trainannot/0016E5_00390.png").read_bytes()
+    assert listing.columns == {} and "Checked against train.txt (2 rows)" in " ".join(listing.notes)
+    assert list_source(camvid, options=SourceOptions(masks="none")).masks is None
+
+
+def test_the_lists_may_be_absent(camvid: Path) -> None:
+    for path in camvid.glob("*.txt"):
+        path.unlink()
+    assert len(list_source(camvid)) == 4
+
+
+@pytest.mark.parametrize(
+    ("gone", "key", "message"),
+    [
+        ("train/0016E5_00390.png", "trainannot/0016E5_00390.png", "is a mask without its image"),
+        ("trainannot/0016E5_00390.png", "train/0016E5_00390.png", "has no mask"),
+    ],
+)
+def test_half_a_pair_fails_or_is_skipped(camvid: Path, gone: str, key: str, message: str) -> None:
+    (camvid / gone).unlink()
+    with pytest.raises(SourceError, match=f"{key} {message}"):
+        list_source(camvid)
+    listing = list_source(camvid, on_error="skip")
+    assert len(listing) == 3 and (key, message) in listing.skipped
+
+
+def test_lists_and_folders_must_agree(camvid: Path) -> None:
+    (camvid / "train.txt").write_text("train/0001TP_006690.png trainannot/0001TP_006690.png\n")
+    with pytest.raises(SourceError, match=r"train/0016E5_00390.png does not stand in train.txt"):
+        list_source(camvid)
+    (camvid / "train.txt").write_text("train/0001TP_006690.png\ntrain/0016E5_00390.png\ntrain/gone.png\n")
+    with pytest.raises(SourceError, match=r"train/gone.png stands in train.txt, but has no file"):
+        list_source(camvid)
+    assert list_source(camvid, on_error="skip").skipped == (("train/gone.png", "stands in train.txt, but has no file"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a.png b.png c.png\n", "line 1: 'a.png b.png c.png', expected an image and its mask"),
+        ("a.png 3\n", "expected an image and its mask"),
+        ("a.png\na.png\n", "line 2: a.png is listed twice"),
+        ("train/a.png trainannot/b.png\n", "is listed with the mask of another frame, trainannot/b.png"),
+    ],
+)
+def test_a_bad_row_is_named(camvid: Path, text: str, message: str) -> None:
+    (camvid / "train.txt").write_text(text)
+    with pytest.raises(SourceError, match=f"train.txt, .*{message}"):
+        list_source(camvid)
+
+
+def test_no_pairs_and_instances_are_errors(camvid: Path) -> None:
+    with pytest.raises(SourceError, match="no folder of frames with its masks beside it"):
+        list_source(camvid / "train", "camvid")
+    with pytest.raises(OptionError, match="CamVid has no instance masks"):
+        list_source(camvid, options=SourceOptions(masks="instance"))
+
+
+def test_the_real_frames_are_listed_from_the_tar(shared_data: Path) -> None:
+    listing = list_source(shared_data / "camvid/camvid.tar")
+    assert listing.layout == "camvid" and len(listing) == 125 and listing.split_names == ("train", "val")
+    assert np.bincount(listing.split).tolist() == [100, 25] and not listing.skipped
+    assert listing.keys[0] == "camvid/train/0001TP_006690.png"
+    assert listing.masks is not None and listing.masks.present.all()
+    assert listing.masks.files.read(0)[:4] == b"\x89PNG"

@@ -1,0 +1,255 @@
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload.errors import SourceError
+from fastload.sources import Listing, SourceOptions, detect_layout, list_source
+from fastload.sources.voc import CLASSES
+
+XML = """<annotation><filename>x.jpg</filename><size><width>8</width><height>6</height></size>{}</annotation>"""
+OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>
+<xmax>{xmax}</xmax><xmin>{xmin}</xmin><ymin>{ymin}</ymin><ymax>{ymax}</ymax></bndbox>
+<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part></object>"""
+
+
+def item(name: str, box: tuple[Any, ...], difficult: int = 0) -> str:
+    xmin, ymin, xmax, ymax = box
+    return OBJECT.format(name=name, difficult=difficult, xmin=xmin, ymin=ymin, xmax=xmax, ymax=ymax)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def picture(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((6, 8, 3), 9, np.uint8)).save(path)
+
+
+def palette(path: Path, values: list[int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(np.resize(np.array(values, np.uint8), (6, 8))).convert("P")
+    image.putdata(np.resize(np.array(values, np.uint8), 48).tolist())
+    image.putpalette([n * 7 % 256 for n in range(768)])
+    image.save(path)
+
+
+@pytest.fixture
+def devkit(tmp_path: Path) -> Path:
+    year = tmp_path / "VOCdevkit/VOC2012"
+    for stem in ("2007_1", "2007_2", "2007_3", "2008_4"):
+        picture(year / f"JPEGImages/{stem}.jpg")
+        write(year / f"Annotations/{stem}.xml", XML.format(item("dog", (1, 1, 8, 6)) + item("cat", (2, 3, 4.5, 5), 1)))
+    write(year / "Annotations/2007_2.xml", XML.format(""))
+    for stem in ("2007_1", "2007_3"):
+        palette(year / f"SegmentationClass/{stem}.png", [0, 12, 255])
+        palette(year / f"SegmentationObject/{stem}.png", [0, 1, 255])
+    write(year / "ImageSets/Segmentation/train.txt", "2007_3\n")
+    write(year / "ImageSets/Segmentation/val.txt", "2007_1\r\n\r\n")
+    write(year / "ImageSets/Segmentation/trainval.txt", "2007_1\n2007_3\n")
+    write(year / "ImageSets/Main/train.txt", "2007_3\n2007_2\n2008_4\n")
+    write(year / "ImageSets/Main/val.txt", "2007_1\n")
+    write(year / "ImageSets/Main/trainval.txt", "2007_1\n2007_2\n2007_3\n2008_4\n")
+    for name, train in {"dog": "2007_3  1\n2007_2 -1\n2008_4  0\n", "cat": "2007_3  0\n2007_2 -1\n2008_4  1\n"}.items():
+        write(year / f"ImageSets/Main/{name}_train.txt", train)
+        write(year / f"ImageSets/Main/{name}_val.txt", "2007_1 -1\n")
+        write(year / f"ImageSets/Main/{name}_trainval.txt", train)
+    return tmp_path / "VOCdevkit"
+
+
+def listed(root: Path, masks: Any = "auto", on_error: Any = "fail") -> Listing:
+    return list_source(root, on_error=on_error, options=SourceOptions(masks=masks))
+
+
+def test_the_images_with_masks_are_listed_and_palettes_stay_files(devkit: Path) -> None:
+    assert detect_layout(devkit)[0] == "voc"
+    listing = listed(devkit)
+    assert listing.keys == ("VOC2012/JPEGImages/2007_3.jpg", "VOC2012/JPEGImages/2007_1.jpg")
+    assert listing.split_names == ("train", "val") and listing.split.tolist() == [0, 1]
+    masks = listing.masks
+    assert masks is not None and masks.present.all() and masks.ignore_index == 255
+    assert masks.names == ("background", *CLASSES) and len(masks.names) == 21
+    assert masks.files.read(0) == (devkit / "VOC2012/SegmentationClass/2007_3.png").read_bytes()
+    assert "labels" not in listing.columns
+    notes = " ".join(listing.notes)
+    assert "`--masks none` lists all" in notes and "do not name were left (2)" in notes
+    assert listing.sizes[0] > (devkit / "VOC2012/JPEGImages/2007_3.jpg").stat().st_size
+
+
+def test_boxes_count_from_0_and_parts_are_no_objects(devkit: Path) -> None:
+    columns = listed(devkit, "none").columns
+    boxes = columns["boxes"]
+    assert boxes.moves == "xywh" and boxes.values.dtype == np.float32
+    assert columns["num_boxes"].values.tolist() == [0, 2, 2, 2]
+    assert boxes.values[1].tolist() == [[0, 0, 8, 6], [1, 2, 3.5, 3]]
+    assert columns["box_labels"].values.tolist()[:2] == [[-1, -1], [CLASSES.index("dog"), CLASSES.index("cat")]]
+    assert columns["box_difficult"].values.tolist()[:2] == [[0, 0], [0, 1]]
+
+
+def test_all_images_have_labels_and_difficult_ones_apart(devkit: Path) -> None:
+    listing = listed(devkit, "none")
+    assert [key[-10:-4] for key in listing.keys] == ["2007_2", "2007_3", "2008_4", "2007_1"]
+    assert listing.masks is None
+    dog, cat = CLASSES.index("dog"), CLASSES.index("cat")
+    labels, difficult = listing.columns["labels"], listing.columns["difficult"]
+    assert labels.values.dtype == np.uint8 and labels.attrs["names"] == CLASSES and len(CLASSES) == 20
+    assert labels.values[:, [dog, cat]].tolist() == [[0, 0], [1, 0], [0, 1], [0, 0]]
+    assert difficult.values[:, [dog, cat]].tolist() == [[0, 0], [0, 1], [1, 0], [0, 0]]
+
+
+def test_without_lists_of_classes_the_annotations_give_labels(devkit: Path) -> None:
+    for path in (devkit / "VOC2012/ImageSets/Main").glob("*_*.txt"):
+        path.unlink()
+    listing = listed(devkit, "none")
+    dog, cat = CLASSES.index("dog"), CLASSES.index("cat")
+    assert listing.columns["labels"].values[:, [dog, cat]].tolist() == [[0, 0], [1, 0], [1, 0], [1, 0]]
+    assert listing.columns["difficult"].values[:, [dog, cat]].tolist() == [[0, 0], [0, 1], [0, 1], [0, 1]]
+
+
+def test_instance_masks_are_the_objects(devkit: Path) -> None:
+    masks = listed(devkit, "instance").masks
+    assert masks is not None and masks.names == () and masks.ignore_index == 255
+    assert masks.files.read(1) == (devkit / "VOC2012/SegmentationObject/2007_1.png").read_bytes()
+
+
+def test_the_folder_of_the_year_and_a_tar_give_the_same(devkit: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "voc.tar", "w") as out:
+        out.add(devkit, "VOCdevkit")
+    outside = listed(devkit / "VOC2012")
+    inside = listed(tmp_path / "voc.tar")
+    assert [f"VOCdevkit/VOC2012/{key}" for key in outside.keys] == list(inside.keys)
+    assert all((inside.columns[name].values == outside.columns[name].values).all() for name in outside.columns)
+    assert inside.masks is not None and inside.masks.files.read(0) == outside.masks.files.read(0)  # type: ignore[union-attr]
+
+
+def test_several_years_are_an_error_that_names_them(devkit: Path) -> None:
+    picture(devkit / "VOC2007/JPEGImages/1.jpg")
+    write(devkit / "VOC2007/Annotations/1.xml", XML.format(""))
+    with pytest.raises(SourceError, match=r"several years of VOC: VOC2007/, VOC2012/.*VOC2012.*fastload merge"):
+        listed(devkit)
+
+
+def test_the_augmented_masks_are_noted_and_used_when_alone(devkit: Path) -> None:
+    year = devkit / "VOC2012"
+    for stem in ("2007_1", "2007_2", "2007_3"):
+        palette(year / f"SegmentationClassAug/{stem}.png", [0, 1])
+    assert "SegmentationClassAug (SBD) was not used" in " ".join(listed(devkit).notes)
+    (year / "SegmentationClass").rename(devkit / "away")
+    write(year / "ImageSets/Segmentation/train_aug.txt", "2007_2\n2007_3\n")
+    listing = listed(devkit)
+    assert listing.split.tolist() == [0, 0, 1]
+    assert "Masks in SegmentationClassAug" in " ".join(listing.notes)
+
+
+def test_a_test_split_has_neither_masks_nor_annotations(devkit: Path) -> None:
+    year = devkit / "VOC2012"
+    write(year / "ImageSets/Segmentation/test.txt", "2009_9\n")
+    picture(year / "JPEGImages/2009_9.jpg")
+    listing = listed(devkit)
+    assert listing.split_names == ("train", "val", "test")
+    assert listing.masks is not None and listing.masks.present.tolist() == [True, True, False]
+    assert listing.columns["num_boxes"].values.tolist() == [2, 2, 0]
+    notes = " ".join(listing.notes)
+    assert "Splits without masks: test" in notes and "'test' has no annotations" in notes
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ("JPEGImages/2007_1.jpg", r"JPEGImages/2007_1.jpg is listed in val.txt, but has no file"),
+        ("Annotations/2007_1.xml", r"JPEGImages/2007_1.jpg has no annotation"),
+        ("SegmentationClass/2007_1.png", r"2007_1.jpg has no mask in SegmentationClass"),
+    ],
+)
+def test_what_a_list_names_and_is_not_there_fails_or_is_skipped(devkit: Path, gone: str, message: str) -> None:
+    year = devkit / "VOC2012"
+    write(year / "ImageSets/Segmentation/val.txt", "2007_1\n2008_4\n")
+    palette(year / "SegmentationClass/2008_4.png", [0])
+    (year / gone).unlink()
+    with pytest.raises(SourceError, match=message):
+        listed(devkit)
+    listing = listed(devkit, on_error="skip")
+    assert [key[-10:-4] for key in listing.keys] == ["2007_3", "2008_4"]
+    assert [key for key, _ in listing.skipped] == ["VOC2012/JPEGImages/2007_1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "message"),
+    [
+        (
+            "ImageSets/Segmentation/val.txt",
+            "2007_3\n",
+            r"line 1: 2007_3 is listed a second time \(first in train",
+        ),
+        ("ImageSets/Segmentation/val.txt", "\n", r"val.txt is empty"),
+        (
+            "ImageSets/Segmentation/val.txt",
+            "2007_1 1\n",
+            r"val.txt, line 1: '2007_1 1', expected the name of one",
+        ),
+        ("Annotations/2007_1.xml", "<annotation><object>", "2007_1.jpg has an annotation.*is not well formed"),
+        ("Annotations/2007_1.xml", XML.format(item("", (1, 1, 2, 2))), "an object without a name"),
+        ("Annotations/2007_1.xml", XML.format(item("dog", (1, 1, "nan", 2))), r"\(dog\) with the box 1, 1, nan, 2"),
+        ("Annotations/2007_1.xml", XML.format(item("dog", (5, 1, 2, 2))), r"\(dog\) with the box 5, 1, 2, 2"),
+        ("Annotations/2007_1.xml", XML.format(item("dog", ("x", 1, 2, 2))), r"\(dog\) without a box of four numbers"),
+        (
+            "Annotations/2007_1.xml",
+            '<!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">]><annotation>&c;</annotation>',
+            "declares a document type",
+        ),
+    ],
+)
+def test_damaged_lists_and_annotations_are_named(devkit: Path, path: str, text: str, message: str) -> None:
+    write(devkit / "VOC2012" / path, text)
+    with pytest.raises(SourceError, match=message):
+        listed(devkit)
+
+
+def test_an_annotation_that_hides_a_document_type_in_utf_16_is_refused(devkit: Path) -> None:
+    text = '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY b "b">]><a>&b;</a>'
+    (devkit / "VOC2012/Annotations/2007_1.xml").write_bytes(text.encode("utf-16"))
+    with pytest.raises(SourceError, match="is not in UTF-8"):
+        listed(devkit)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2007_1 2\n", "line 1: '2007_1 2', expected an image and -1, 0 or 1"),
+        ("2007_2 1\n", "2007_2 is not in val"),
+    ],
+)
+def test_a_bad_row_of_a_class_is_named(devkit: Path, text: str, message: str) -> None:
+    write(devkit / "VOC2012/ImageSets/Main/dog_val.txt", text)
+    with pytest.raises(SourceError, match=message):
+        listed(devkit, "none")
+
+
+def test_no_images_no_masks_and_no_lists_are_errors(devkit: Path) -> None:
+    year = devkit / "VOC2012"
+    (year / "SegmentationObject").rename(devkit / "objects")
+    with pytest.raises(SourceError, match="there is no mask in VOC2012/SegmentationObject"):
+        listed(devkit, "instance")
+    (year / "ImageSets/Segmentation").rename(devkit / "lists")
+    with pytest.raises(SourceError, match=r"none of train.txt, .* in VOC2012/ImageSets/Segmentation/"):
+        listed(devkit)
+    (year / "JPEGImages").rename(devkit / "pictures")
+    with pytest.raises(SourceError, match="there are no images in VOC2012/JPEGImages"):
+        listed(devkit)
+    with pytest.raises(SourceError, match="no folder with VOC's JPEGImages"):
+        list_source(devkit / "pictures", "voc")
+
+
+def test_other_classes_and_no_lists_at_all_are_packed_as_they_are(devkit: Path) -> None:
+    year = devkit / "VOC2012"
+    write(year / "Annotations/2007_1.xml", XML.format(item("zebra", (1, 1, 2, 2))))
+    (year / "ImageSets").rename(devkit / "lists")
+    listing = listed(devkit)
+    assert listing.split_names == ("all",) and len(listing) == 2
+    assert listing.masks is not None and listing.masks.names == ()
+    assert listing.columns["box_labels"].attrs["names"] == ("cat", "dog", "zebra")
