@@ -204,7 +204,7 @@ class ImageIndex:
         one, many = self._lookup(stems=stems)
         if base not in one:
             return []
-        found = many.get(base) or [one[base]]
+        found = sorted(many.get(base) or [one[base]])
         if not folder:
             return found
         names = self.tree.names

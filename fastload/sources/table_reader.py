@@ -109,7 +109,7 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
     delimiter = hint[-1] if first else _delimiter(lines, path)
     stream.seek(len(lines[0]) if first else 0)
     reader = csv.reader(stream, delimiter=delimiter, strict=True, skipinitialspace=True)
-    begins: list[int] = []  # the line before that of each row
+    begins: list[int] = []  # how many lines come before each row, and before the next
     # Without quotes a row is a line, and counting them costs nothing.
     rows = _counted(reader, begins) if '"' in text else reader
     columns: list[list[Any]] = []
@@ -127,7 +127,9 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
             ) from exc
         if not block:
             break
-        lines_here = [first + n + 1 for n in (begins[done:] if begins else range(done, done + len(block)))]
+        lines_here = [
+            first + n + 1 for n in (begins[done : done + len(block)] if begins else range(done, done + len(block)))
+        ]
         done += len(block)
         if delimiter == " ":
             block = [[cell for cell in row if cell] for row in block]  # any number of spaces
@@ -139,7 +141,7 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
             continue
         width = len(columns or block[0])
         if set(map(len, block)) != {width}:
-            row, line = next((row, n) for row, n in zip(block, lines_here, strict=False) if len(row) != width)
+            row, line = next((row, n) for row, n in zip(block, lines_here, strict=True) if len(row) != width)
             raise SourceError(
                 f"{path}, line {line}: {len(row)} cells, but the first row has {width} (separator {delimiter!r}). "
                 "Mend the line; a cell that holds the separator must stand in quotes."
@@ -147,17 +149,16 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
         columns = columns or [[] for _ in range(width)]
         for column, cells in zip(columns, zip(*block, strict=True), strict=True):
             column.extend(cells)
-        numbers += lines_here[: len(block)]
+        numbers += lines_here
     if not columns:
         raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
     return Rows(path, (), columns, numbers, tuple(notes), legacy)
 
 
 def _counted(reader: Any, begins: list[int]) -> Iterator[list[str]]:
-    begin = 0
+    begins.append(0)
     for row in reader:
-        begins.append(begin)
-        begin = reader.line_num
+        begins.append(reader.line_num)
         yield row
 
 
