@@ -50,7 +50,8 @@ class Table:
 
 def is_table(name: str) -> bool:
     """Whether a file in a folder may be a manifest, by its suffix."""
-    return name.lower().endswith((".csv", ".tsv", *JSON_LINES))
+    # By the last letter first: there may be a million other names.
+    return name[-1:] in "vVlLnN" and name.lower().endswith((".csv", ".tsv", *JSON_LINES))
 
 
 def manifest_evidence(tree: Tree) -> list[str]:

@@ -20,7 +20,15 @@ from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of
 
 _MASK_FOLDER = re.compile(r"mask|annot|segment|label", re.IGNORECASE)
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+_MANY = 100  # rows that are worth a look at what they have in common
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
+
+
+class _Lookup(NamedTuple):
+    """Positions of images by a part of their path: the only one, or all that share it."""
+
+    one: dict[str, int]
+    many: dict[str, list[int]]
 
 
 class Found(NamedTuple):
@@ -51,8 +59,7 @@ class ImageIndex:
     base: str = ""
     legacy: str = ""
     _paths: dict[str, int] = field(init=False)
-    _names: dict[str, list[int]] = field(init=False, default_factory=dict)
-    _stems: dict[str, list[int]] = field(init=False, default_factory=dict)
+    _lookups: dict[bool, _Lookup] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         names = self.tree.names
@@ -82,7 +89,11 @@ class ImageIndex:
         paths, base = self._paths, self.base
         positions = np.fromiter((paths.get(base + cell, -1) for cell in cells), np.int64, len(cells))
         reasons: dict[int, str] = {}
-        for row in np.flatnonzero(positions < 0).tolist():
+        lost = np.flatnonzero(positions < 0)
+        if len(lost) > _MANY:
+            self._find_alike(cells, split, lost, masks, positions)
+            lost = lost[positions[lost] < 0]
+        for row in lost.tolist():
             if cells[row]:
                 found = self._search(cells[row], split[row], masks)
                 if isinstance(found, str):
@@ -119,6 +130,23 @@ class ImageIndex:
             elif any(self._candidates(bare, stems=True) for bare in self._variants(_stem(below))):
                 stem += 1
         return whole, stem
+
+    def _find_alike(
+        self, cells: list[str], split: list[str], lost: NDArray[np.int64], masks: bool, positions: NDArray[np.int64]
+    ) -> None:
+        """Find the many cells that lack the same beginning and end as the first of them, at once."""
+        if self._lookup(stems=True).many:
+            return  # a match might not be the only one
+        cell = cells[lost[0]]
+        found = self._search(cell, split[lost[0]], masks) if cell else -1
+        if isinstance(found, str) or found < 0:
+            return
+        before, middle, after = self.tree.names[found].partition(cell)
+        if not middle:
+            return
+        theirs = _split_of(before)
+        rows = [row for row in lost.tolist() if cells[row] and (not theirs or split[row] in ("", theirs))]
+        positions[rows] = [self._paths.get(before + cells[row] + after, -1) for row in rows]
 
     def _search(self, cell: str, split: str, masks: bool) -> int | str:
         """Position of a cell's file, -1 if there is none, or why it cannot be told."""
@@ -172,18 +200,28 @@ class ImageIndex:
         return variants
 
     def _candidates(self, path: str, *, stems: bool) -> list[int]:
-        if not self._names:
-            for name, i in self._paths.items():
-                self._names.setdefault(name.rpartition("/")[2], []).append(i)
-        if stems and not self._stems:
-            for name, i in self._paths.items():
-                self._stems.setdefault(_stem(name.rpartition("/")[2]), []).append(i)
         folder, _, base = path.rpartition("/")
-        found = (self._stems if stems else self._names).get(base, [])
+        one, many = self._lookup(stems=stems)
+        if base not in one:
+            return []
+        found = sorted(many.get(base) or [one[base]])
         if not folder:
             return found
         names = self.tree.names
         return [i for i in found if f"/{names[i].rpartition('/')[0]}".endswith(f"/{folder}")]
+
+    def _lookup(self, *, stems: bool) -> _Lookup:
+        if stems not in self._lookups:
+            parts = [name.rpartition("/")[2] for name in self._paths]
+            if stems:
+                parts = [part.rpartition(".")[0] for part in parts]
+            one, many = dict(zip(parts, self._paths.values(), strict=True)), dict[str, list[int]]()
+            if len(one) < len(parts):
+                for part, i in zip(parts, self._paths.values(), strict=True):
+                    if one[part] != i:  # the last of them is the one
+                        many.setdefault(part, [one[part]]).append(i)
+            self._lookups[stems] = _Lookup(one, many)
+        return self._lookups[stems]
 
     def _choose(self, candidates: list[int], split: str, masks: bool) -> int | str:
         names = self.tree.names

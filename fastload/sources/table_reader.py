@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from fastload.errors import SourceError
 DELIMITED = (".csv", ".tsv", ".txt")
 JSON_LINES = (".jsonl", ".ndjson")
 
+_BLOCK_ROWS = 4096
 _HEAD_ROWS = 50  # rows that tell the delimiter
 
 
@@ -106,35 +108,58 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
     first = int(hint.lower().startswith("sep=") and len(hint) == 5)  # Excel's own line about the separator
     delimiter = hint[-1] if first else _delimiter(lines, path)
     stream.seek(len(lines[0]) if first else 0)
-    rows: list[list[str]] = []
-    numbers: list[int] = []
     reader = csv.reader(stream, delimiter=delimiter, strict=True, skipinitialspace=True)
-    begin = 0
-    try:
-        for row in reader:
-            if row and (len(row) > 1 or row[0].strip()):
-                rows.append(row)
-                numbers.append(first + begin + 1)
-            begin = reader.line_num
-    except csv.Error as exc:
-        if not head:
+    begins: list[int] = []  # how many lines come before each row, and before the next
+    # Without quotes a row is a line, and counting them costs nothing.
+    rows = _counted(reader, begins) if '"' in text else reader
+    columns: list[list[Any]] = []
+    numbers: list[int] = []
+    done = 0
+    while True:
+        try:
+            block = list(itertools.islice(rows, _BLOCK_ROWS))
+        except csv.Error as exc:
+            if head and columns:
+                break  # a quoted cell is cut
+            line = first + (begins[-1] if begins else reader.line_num - 1) + 1
             raise SourceError(
-                f"{path}, line {first + begin + 1}: {exc}. Is a quote not closed, or within a quoted cell not doubled?"
+                f"{path}, line {line}: {exc}. Is a quote not closed, or within a quoted cell not doubled?"
             ) from exc
-    if not rows:
-        raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
-    width = len(rows[0])
-    if delimiter == " ":
-        rows = [[cell for cell in row if cell] for row in rows]  # any number of spaces
-        width = len(rows[0])
-    for row, number in zip(rows, numbers, strict=True):
-        if len(row) != width:
+        if not block:
+            break
+        lines_here = [
+            first + n + 1 for n in (begins[done : done + len(block)] if begins else range(done, done + len(block)))
+        ]
+        done += len(block)
+        if delimiter == " ":
+            block = [[cell for cell in row if cell] for row in block]  # any number of spaces
+        if min(map(len, block)) < 2:
+            good = [bool(row) and (len(row) > 1 or bool(row[0].strip())) for row in block]  # not an empty line
+            lines_here = list(itertools.compress(lines_here, good))
+            block = list(itertools.compress(block, good))
+        if not block:
+            continue
+        width = len(columns or block[0])
+        if set(map(len, block)) != {width}:
+            row, line = next((row, n) for row, n in zip(block, lines_here, strict=True) if len(row) != width)
             raise SourceError(
-                f"{path}, line {number}: {len(row)} cells, but the first row has {width} (separator {delimiter!r}). "
+                f"{path}, line {line}: {len(row)} cells, but the first row has {width} (separator {delimiter!r}). "
                 "Mend the line; a cell that holds the separator must stand in quotes."
             )
-    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
+        columns = columns or [[] for _ in range(width)]
+        for column, cells in zip(columns, zip(*block, strict=True), strict=True):
+            column.extend(cells)
+        numbers += lines_here
+    if not columns:
+        raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
     return Rows(path, (), columns, numbers, tuple(notes), legacy)
+
+
+def _counted(reader: Any, begins: list[int]) -> Iterator[list[str]]:
+    begins.append(0)
+    for row in reader:
+        begins.append(reader.line_num)
+        yield row
 
 
 def _delimiter(lines: list[str], path: str) -> str:
