@@ -23,6 +23,7 @@ from fastload.sources.mask_folders import list_mask_folders, mask_folders_eviden
 from fastload.sources.options import SourceOptions
 from fastload.sources.tree import Tree, open_tree
 from fastload.sources.voc import list_voc, voc_evidence
+from fastload.sources.webdataset import list_webdataset, webdataset_evidence
 
 __all__ = [
     "LAYOUTS",
@@ -87,6 +88,9 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "manifest": Layout(
         list_manifest, manifest_evidence, "format", "A table that names the images: CSV, TSV or JSON lines (Kaggle, HF)"
+    ),
+    "webdataset": Layout(
+        list_webdataset, webdataset_evidence, "format", "WebDataset: tar shards, a sample's files by their common name"
     ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
