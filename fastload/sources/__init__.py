@@ -26,6 +26,7 @@ from fastload.sources.mnist import list_mnist, mnist_evidence
 from fastload.sources.options import SourceOptions
 from fastload.sources.tree import Tree, open_tree
 from fastload.sources.voc import list_voc, voc_evidence
+from fastload.sources.webdataset import list_webdataset, webdataset_evidence
 
 __all__ = [
     "LAYOUTS",
@@ -96,6 +97,9 @@ LAYOUTS: dict[str, Layout] = {
         list_mnist, mnist_evidence, "dataset", "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not"
     ),
     "arrays": Layout(list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays"),
+    "webdataset": Layout(
+        list_webdataset, webdataset_evidence, "format", "WebDataset: tar shards, a sample's files by their common name"
+    ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
 

@@ -153,6 +153,14 @@ def list_archive(path: Path) -> Tree:
     return _tree(path, path, status, found)
 
 
+def tar_order(tree: Tree) -> NDArray[np.int64]:
+    """Positions of a tar's members in the order in which they lie there; none for anything else."""
+    files = tree.files
+    if not isinstance(files, ArchiveFiles) or not (files.methods == PLAIN).all():
+        return np.zeros(0, np.int64)
+    return np.argsort(files.offsets, kind="stable").astype(np.int64)
+
+
 def list_inner_tar(tree: Tree, position: int) -> Tree:
     """List a tar that is a member of the tar behind a tree, or a file of the folder behind it; nothing is unpacked.
 

@@ -58,6 +58,18 @@ def list_tar(path: Path, archive_size: int, *, start: int = 0, size: int | None 
     return found
 
 
+def first_names(path: Path, count: int) -> list[str]:
+    """Names of the first files in a tar, in its order; none when it is no tar."""
+    names: list[str] = []
+    try:
+        with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as archive:
+            while len(names) < count and (info := archive.next()) is not None and info.size >= 0:
+                names += [normal(info.name)] if info.isfile() else []
+    except (tarfile.TarError, OSError, ValueError, IndexError):
+        pass  # whoever lists it will say what is wrong
+    return names
+
+
 def _take(found: Found, info: tarfile.TarInfo, links: list[tuple[str, str]]) -> None:
     name = normal(info.name)
     if reason := why_unsafe(info.name):

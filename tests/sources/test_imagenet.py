@@ -8,11 +8,13 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
 from fastload.errors import MissingExtraError, SourceError
+from fastload.pack import pack_images
 from fastload.sources import Listing, detect_layout, list_source
 
 CAT, DOG, EEL = "n02123045", "n02085620", "n01440764"  # sorted: EEL 0, DOG 1, CAT 2
@@ -314,12 +316,17 @@ def test_a_png_named_jpeg_and_cmyk_files_are_handed_over_as_they_are(tmp_path: P
     members = {}
     for name, mode, kind in (("n02105855_2933.JPEG", "RGB", "PNG"), ("n02105855_1.JPEG", "CMYK", "JPEG")):
         out = io.BytesIO()
-        Image.new(mode, (8, 6), 7).save(out, kind)
+        Image.new(mode, (8, 6), (7,) * len(mode)).save(out, kind)
         members[name] = out.getvalue()
     (tmp_path / "train.tar").write_bytes(tar_of({"n02105855.tar": tar_of(members)}))
     listing = list_source(tmp_path / "train.tar")
     opened = [Image.open(io.BytesIO(listing.files.read(i))) for i in range(2)]
     assert [(image.format, image.mode) for image in opened] == [("JPEG", "CMYK"), ("PNG", "RGB")]
+    pack_images(tmp_path / "train.tar", tmp_path / "out.h5", workers=1, shuffle=False)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["images"].shape == (2, 6, 8, 3) and file["images"][1].max() == 7
+        assert file["key"][1] == b"n02105855.tar/n02105855_2933.JPEG"
+        assert file["labels"].attrs["names"].tolist() == [b"n02105855"]
 
 
 def test_inner_archives_in_a_zip_must_be_unpacked(tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""What WebDataset's fields other than images become: columns of numbers. Pickles are refused, text is left out."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import OptionError, SourceError
+from fastload.sources.listing import Column, OnError, first_few
+from fastload.sources.tree import Tree, key_of
+from fastload.sources.webdataset_samples import Members, Sample, is_picture
+
+INTEGERS = frozenset("cls cls2 class count index inx id".split())
+PICKLES = frozenset("pyd pkl pickle pth pt".split())
+JSON, ARRAY = "json", "npy"
+
+_LABELS = ("cls", "class", "label")  # which integers are the labels, unless the user names others
+_TAKEN = frozenset("images masks split key digest digest_fields labels".split())  # columns of a packed file
+
+
+def kind_of(field: str) -> str:
+    """What a field holds, by its last suffix: `cls` of `top.cls`."""
+    return field.rpartition(".")[2]
+
+
+def collect_columns(
+    tree: Tree,
+    members: Members,
+    samples: list[Sample],
+    labels: tuple[str, ...],
+    on_error: OnError,
+    left: dict[int, str],
+    notes: list[str],
+) -> dict[str, Column]:
+    """The columns of all samples.
+
+    Args:
+        tree: what was given, for messages.
+        members: of all shards.
+        samples: all of them.
+        labels: the columns that are the labels; () for those with a usual name.
+        on_error: whether pickles are left out.
+        left: takes index of a sample -> why it cannot be packed.
+        notes: takes what was not packed.
+
+    Raises:
+        SourceError: a field is a pickle.
+        OptionError: there is no column of that name.
+    """
+    counts = Counter(field for sample in samples for field in sample.fields)
+    _refuse_pickles(tree, members, samples, counts, on_error, notes)
+    columns: dict[str, Column] = {}
+    unused: list[str] = []
+    for field, count in sorted(counts.items()):
+        kind = kind_of(field)
+        if kind not in INTEGERS and kind not in (JSON, ARRAY):
+            if not is_picture(field) and kind not in PICKLES:
+                unused.append(f"{field} ({count})")
+            continue
+        if 2 * count < len(samples):
+            unused.append(f"{field} (in {count} of {len(samples)} samples)")
+            continue
+        values: list[Any] = [None] * len(samples)
+        for i, sample in enumerate(samples):
+            if field not in sample.fields:
+                left.setdefault(i, f"has no field {field!r}")
+                continue
+            try:
+                values[i] = _PARSERS.get(kind, _integer)(members.files.read(sample.fields[field]))
+            except (ValueError, RecursionError) as exc:
+                left.setdefault(i, f"has in {field!r} {exc}")
+        if kind == JSON:
+            found = _json_columns(field, values, left, notes)
+            columns |= {f"{_name(field)}_{name}" if name in columns else name: found[name] for name in found}
+        elif kind == ARRAY:
+            columns |= _array_columns(field, values, left, notes)
+        else:
+            columns[_name(field)] = Column(np.array([value or 0 for value in values], np.int64))
+    if unused:
+        notes.append(f"Fields that are not packed: {first_few(unused, 12)}.")
+    return _with_labels(tree, columns, labels)
+
+
+def _refuse_pickles(
+    tree: Tree, members: Members, samples: list[Sample], counts: Counter[str], on_error: OnError, notes: list[str]
+) -> None:
+    pickles = sorted(field for field in counts if kind_of(field) in PICKLES)
+    if not pickles:
+        return
+    member = next(sample.fields[field] for sample in samples for field in pickles if field in sample.fields)
+    said = f"{key_of(members.names[member])} is a pickle, which can run any program when it is read"
+    if on_error == "fail":
+        raise SourceError(
+            f"{tree.path}: {said}. Write the field {', '.join(pickles)} as json or npy instead, or leave it out with "
+            "`--on-error skip`."
+        )
+    notes.append(f"Fields that are pickles were left out ({first_few(pickles)}): {said}.")
+
+
+def _integer(data: bytes) -> int:
+    try:
+        value = int(data.decode("ascii"))
+    except ValueError:
+        raise ValueError(f"{data[:40]!r}, not an integer as text") from None
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value}, which does not fit 64 bits")
+    return value
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise ValueError(f"no JSON that can be read ({exc})") from None
+    return found if isinstance(found, dict) else {"": found}
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    # Not np.load: it makes room for whatever the header claims before it looks whether that is there.
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except (ValueError, EOFError, SyntaxError, TypeError, KeyError, RecursionError) as exc:
+        raise ValueError(f"no array that can be read ({exc})") from None
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects, which is a pickle and never read")
+    if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
+        raise ValueError(f"an array {shape} of {dtype} in {len(data) - file.tell()} bytes")
+    flat = np.frombuffer(data, dtype, offset=file.tell())
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+_PARSERS: dict[str, Any] = {JSON: _json, ARRAY: _array}
+
+
+def _json_columns(field: str, values: list[Any], left: dict[int, str], notes: list[str]) -> dict[str, Column]:
+    """A column for each number that is in every json: int64, uint8 (true and false) or float64 (NaN where absent)."""
+    there = [value for i, value in enumerate(values) if i not in left]
+    names = dict.fromkeys(name for value in there for name in value)
+    columns, unused = {}, []
+    for name in names:
+        kinds = {type(value.get(name)) for value in there}
+        if kinds <= {bool}:
+            dtype: type[np.generic] = np.uint8
+        elif kinds <= {int} and all(-(2**63) <= value[name] < 2**63 for value in there):
+            dtype = np.int64
+        elif float in kinds and kinds <= {int, float, type(None)}:
+            dtype = np.float64
+        else:
+            unused.append(f"{name} ({', '.join(sorted(kind.__name__ for kind in kinds))})")
+            continue
+        of = [0 if value is None else value.get(name, math.nan) for value in values]
+        try:
+            found = np.array([math.nan if value is None else value for value in of], dtype)
+        except (OverflowError, ValueError):
+            unused.append(f"{name} (numbers too large)")
+            continue
+        columns[_name(f"{field.removesuffix(JSON)}{name}" if name else field)] = Column(found)
+    if unused:
+        notes.append(f"Of {field!r}, what is no number in every sample is not packed: {first_few(unused, 12)}.")
+    return columns
+
+
+def _array_columns(field: str, values: list[Any], left: dict[int, str], notes: list[str]) -> dict[str, Column]:
+    there = [value for i, value in enumerate(values) if i not in left]
+    kinds = {(value.shape, value.dtype.newbyteorder("=")) for value in there}
+    if len(kinds) != 1 or next(iter(kinds))[1].kind not in "biuf":
+        said = first_few([f"{shape} {dtype}" for shape, dtype in sorted(kinds, key=str)], 3)
+        notes.append(f"The field {field!r} is not packed, since its arrays are not numbers of one shape: {said}.")
+        return {}
+    ((shape, dtype),) = kinds
+    found = np.zeros((len(values), *shape), np.uint8 if dtype.kind == "b" else dtype)
+    for i, value in enumerate(values):
+        if i not in left:
+            found[i] = value
+    return {_name(field): Column(found)}
+
+
+def _name(field: str) -> str:
+    name = field.replace(".", "_").replace("/", "_")
+    return f"{name}_" if name in _TAKEN else name
+
+
+def _with_labels(tree: Tree, columns: dict[str, Column], labels: tuple[str, ...]) -> dict[str, Column]:
+    """The columns with the one that is the labels under that name."""
+    if lacking := [name for name in labels if name not in columns]:
+        raise OptionError(
+            f"{tree.path}: there is no column {', '.join(lacking)} for --labels; there are "
+            f"{first_few(sorted(columns), 20) or 'none'}."
+        )
+    if labels:
+        chosen = labels[0] if len(labels) == 1 else ""
+    else:
+        chosen = next((name for name in _LABELS if name in columns and columns[name].values.dtype.kind == "i"), "")
+    if chosen and (columns[chosen].values.dtype.kind not in "iu" or columns[chosen].values.ndim != 1):
+        values = columns[chosen].values
+        raise OptionError(
+            f"{tree.path}: the column {chosen!r} holds {values.dtype} {values.shape[1:] or 'numbers'}; labels are "
+            "integers, one a sample. Name another with `--labels`."
+        )
+    rest = {name: column for name, column in columns.items() if name != chosen}
+    return {"labels": Column(columns[chosen].values.astype(np.int64)), **rest} if chosen else rest
