@@ -204,7 +204,7 @@ def _is_number(value: Any) -> bool:
 def _are_numbers(ring: list[Any]) -> bool:
     # Some 40 million numbers in train2017: the sum tells NaN and what is no number, the ends what is too far out.
     try:
-        return not ring or (isfinite(sum(ring)) and -1e9 < min(ring) and max(ring) < 1e9)
+        return not ring or (isfinite(sum(ring)) and min(ring) > -1e9 and max(ring) < 1e9)
     except (TypeError, OverflowError):
         return False
 
