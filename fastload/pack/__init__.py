@@ -8,90 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xxhash
-from numpy.typing import NDArray
-
 from fastload.cpus import available_cpus
-from fastload.errors import FormatError, OptionError, OutputError, SourceError
-from fastload.format import PackedFile, read_header
+from fastload.errors import OptionError, OutputError
 from fastload.layout import CHUNK_BYTES
-from fastload.pack.chunk_work import Places, Worker
-from fastload.pack.finish import chunk_tasks, planned_places, publish, write_metadata
-from fastload.pack.holes import close_holes
-from fastload.pack.journal import DONE, SKIPPED, Claims, Journal
-from fastload.pack.resume import PackJob, begin, exists, journal_path, unchanged_survey
-from fastload.pack.settle import settle_rows
-from fastload.pack.survey import (
-    Bits,
-    Fit,
-    Mode,
-    OnError,
-    PackOptions,
-    Progress,
-    Survey,
-    limited,
-    list_samples,
-    row_order,
-    survey_source,
-    unreadable,
-)
+from fastload.pack.options import Bits, Fit, Mode, PackOptions, Progress
+from fastload.pack.resume import PackJob, exists, journal_path
+from fastload.pack.run import PackReport, run_job
+from fastload.pack.survey import Survey, limited, list_samples, survey_source
 from fastload.pack.workers import WorkerPool
 from fastload.sources import LAYOUTS, detect_layout
-from fastload.sources.listing import Arrays, Listing
+from fastload.sources.listing import Listing, OnError
 from fastload.sources.options import MasksWanted, SourceOptions
 from fastload.sources.tree import open_tree
 
 __all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
-
-
-_NOT_OF_THE_SAMPLE = ("images", "split", "key", "digest", "digest_fields")
-
-
-@dataclass(frozen=True)
-class PackReport:
-    """What was packed.
-
-    Attributes:
-        path: the finished file.
-        layout: name of the source's layout.
-        num_samples: rows of the file.
-        image_shape: (H, W, C); () without images.
-        dtype: "uint8" or "uint16"; "" without images.
-        fields: names of the file's other datasets that hold something of a sample: masks, labels, ...
-        splits: name -> number of rows.
-        converted: how many images were changed in kind, by a description such as "gray -> RGB".
-        skipped: (key, reason) of each sample left out.
-        notes: what was recognised in the source, and what was absent or ignored.
-        file_bytes: size of the file.
-        seconds: time this call took.
-        images_per_s: images this call decoded over the time that decoding and writing them took.
-        chunks: chunks of the file as planned.
-        chunks_kept: those that an earlier, interrupted call had packed.
-        chunks_decoded: those that this call decoded.
-    """
-
-    path: Path
-    layout: str
-    num_samples: int
-    image_shape: tuple[int, ...]
-    dtype: str
-    fields: tuple[str, ...]
-    splits: dict[str, int]
-    converted: dict[str, int]
-    skipped: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
-    file_bytes: int
-    seconds: float
-    images_per_s: float
-    chunks: int
-    chunks_kept: int
-    chunks_decoded: int
 
 
 def pack_images(
@@ -175,7 +108,7 @@ def pack_images(
         if name not in LAYOUTS or LAYOUTS[name].decodes:
             pool.start_early()
         listing = list_samples(tree, name, options, on_error)
-        return _pack_job(PackJob(str(source), output, listing, options, on_error, overwrite, progress), pool, started)
+        return run_job(PackJob(str(source), output, listing, options, on_error, overwrite, progress), pool, started)
 
 
 def pack_listing(
@@ -197,7 +130,7 @@ def pack_listing(
     started = time.perf_counter()
     output = _checked_output(output, overwrite, workers)
     with WorkerPool(available_cpus() if workers is None else workers) as pool:
-        return _pack_job(PackJob(source_name, output, listing, options, on_error, overwrite, progress), pool, started)
+        return run_job(PackJob(source_name, output, listing, options, on_error, overwrite, progress), pool, started)
 
 
 def _checked_output(output: str | Path, overwrite: bool, workers: int | None) -> Path:
@@ -211,193 +144,6 @@ def _checked_output(output: str | Path, overwrite: bool, workers: int | None) ->
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise exists(output)
     return output
-
-
-def _pack_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
-    """Begin or continue, under the journal's lock."""
-    pool.use(job.listing)
-    if job.options.size is None and job.options.mode is None and _only_arrays(job.listing):
-        pool.stay_here()
-    with closing(Journal(journal_path(job.output))) as journal:
-        try:
-            if done := _finished(job, journal):
-                return done
-            survey, claims, places = begin(job, journal, pool)
-        except BaseException:
-            if not job.part.exists():
-                journal.remove()  # Nothing was begun, so there is nothing to continue.
-            raise
-        return _pack(job, journal, pool, survey, claims, places, started)
-
-
-def _only_arrays(listing: Listing) -> bool:
-    masks = listing.masks
-    return isinstance(listing.files, Arrays) and (masks is None or isinstance(masks.files, Arrays))
-
-
-def _pack(
-    job: PackJob,
-    journal: Journal,
-    pool: WorkerPool,
-    survey: Survey,
-    claims: Claims,
-    places: Places | None,
-    started: float,
-) -> PackReport:
-    """Decode what is not done yet, close the holes, and publish."""
-    rows = row_order(survey)
-    kept = decoded = 0
-    rate = 0.0
-    if places is None:
-        claims.state[:], claims.digest[:] = DONE, xxhash.xxh3_64_intdigest(b"")
-    elif not claims.closing:
-        _check_claims(job, pool, survey, claims, places)
-        todo = _chunks_to_do(survey, claims)
-        kept, decoded = _num_chunks(survey) - len(todo), len(todo)
-        decode_started = time.perf_counter()
-        images = _decode(job, journal, pool, survey, claims, places, rows, todo)
-        rate = images / max(time.perf_counter() - decode_started, 1e-9)
-    _check_skips(job, survey, claims, rows)
-    sources = close_holes(claims.state == DONE, survey.listing.split[rows], shuffled=job.options.shuffle)
-    samples, digests = rows[sources], claims.digest[sources]
-    again = claims.closing
-    if not again:
-        journal.closing()
-    settled = planned_places(survey, len(samples), job.meta)
-    if places is not None and settled is not None:
-        settle_rows(
-            survey, job.part, pool, places, settled, sources=sources, samples=samples, digests=digests, again=again,
-            progress=job.progress,
-        )  # fmt: skip
-    header_digest = write_metadata(survey, job.part, job.meta, settled, samples=samples, digests=digests)
-    if job.output.exists() and not job.overwrite:
-        raise exists(job.output)
-    publish(job.part, job.meta, job.output, journal, header_digest)
-    skipped = _all_skipped(survey, claims, rows)
-    return _report(
-        job, read_header(job.output), survey.converted, skipped, started=started, images_per_s=rate,
-        chunks=_num_chunks(survey), chunks_kept=kept if not again else _num_chunks(survey), chunks_decoded=decoded,
-    )  # fmt: skip
-
-
-def _num_chunks(survey: Survey) -> int:
-    return -(-survey.num_samples // survey.chunk_rows) if survey.chunk_rows else 0
-
-
-def _chunks_to_do(survey: Survey, claims: Claims) -> NDArray[np.int64]:
-    """Chunks with a row that is not decided."""
-    return np.unique(np.flatnonzero(claims.state == 0) // survey.chunk_rows)
-
-
-def _check_claims(job: PackJob, pool: WorkerPool, survey: Survey, claims: Claims, places: Places) -> None:
-    """Hash what the journal says is done, and forget what is not so: order of writes to disk is not to be trusted."""
-    whole = np.setdiff1d(np.arange(_num_chunks(survey)), _chunks_to_do(survey, claims))
-    tasks = chunk_tasks(survey, job.part, places, survey.num_samples, whole, digests=claims.digest)
-    for done, (rows, right) in enumerate(pool.run(Worker.check, tasks)):
-        claims.state[rows[~right & (claims.state[rows] == DONE)]] = 0
-        if job.progress:
-            job.progress("checking what an earlier run packed", done + 1, len(whole))
-
-
-def _decode(
-    job: PackJob,
-    journal: Journal,
-    pool: WorkerPool,
-    survey: Survey,
-    claims: Claims,
-    places: Places,
-    rows: NDArray[np.int64],
-    chunks: NDArray[np.int64],
-) -> int:
-    """Decode these chunks into their places, journaling each; images decoded."""
-    done = 0
-    total = sum(min(survey.num_samples, (c + 1) * survey.chunk_rows) - c * survey.chunk_rows for c in chunks.tolist())
-    arrays: dict[str, NDArray[Any]] = {"samples": rows}
-    if survey.listing.digests is not None and survey.target is not None and survey.target.fit is None:
-        arrays["digests"] = survey.listing.digests[rows]
-    for result in pool.run(Worker.pack, chunk_tasks(survey, job.part, places, len(rows), chunks, **arrays)):
-        if result.reasons and job.on_error == "fail":
-            bad = [(survey.listing.keys[rows[row]], reason) for row, reason in sorted(result.reasons.items())]
-            kept = "Chunks packed so far are kept: the same command continues with them."
-            raise SourceError(f"{unreadable(job.source, bad, len(rows))} {kept}")
-        journal.rows(result.rows, result.digests, result.reasons)
-        claims.state[result.rows] = DONE
-        claims.digest[result.rows] = result.digests
-        for row, reason in result.reasons.items():
-            claims.state[row], claims.reasons[row] = SKIPPED, reason
-        done += len(result.rows)
-        if job.progress:
-            job.progress("packing", done, total)
-    return done
-
-
-def _check_skips(job: PackJob, survey: Survey, claims: Claims, rows: NDArray[np.int64]) -> None:
-    """Refuse what an earlier call skipped when this one must not, and a file without a single row."""
-    if claims.reasons and (job.on_error == "fail" or len(claims.reasons) == len(rows)):
-        bad = [(survey.listing.keys[rows[row]], reason) for row, reason in sorted(claims.reasons.items())]
-        raise SourceError(unreadable(job.source, bad, len(rows)))
-
-
-def _finished(job: PackJob, journal: Journal) -> PackReport | None:
-    """The report of a pack that was killed between the file's final name and the removal of its journal."""
-    found = journal.read()
-    if found is None or not found[2].finished or job.part.exists() or not job.output.exists():
-        return None
-    started = time.perf_counter()
-    head, _, claims = found
-    try:
-        file = read_header(job.output)
-    except FormatError:
-        return None
-    survey = unchanged_survey(job, found)
-    if survey is None or not file.header_digest.startswith(claims.finished):
-        return None  # The file is whole, but of another pack than the one asked for now.
-    job.meta.unlink(missing_ok=True)
-    journal.remove()
-    chunks = -(-int(head["num_rows"]) // max(1, file.fields["images"].chunk_rows)) if "images" in file.fields else 0
-    skipped = _all_skipped(survey, claims, row_order(survey))
-    return _report(
-        job, file, survey.converted, skipped, started=started, images_per_s=0.0, chunks=chunks,
-        chunks_kept=chunks, chunks_decoded=0,
-    )  # fmt: skip
-
-
-def _all_skipped(survey: Survey, claims: Claims, rows: NDArray[np.int64]) -> tuple[tuple[str, str], ...]:
-    """(key, reason) of what was left out when the source was listed, when headers were read and when decoding."""
-    return (*survey.skipped, *((survey.listing.keys[rows[row]], text) for row, text in sorted(claims.reasons.items())))
-
-
-def _report(
-    job: PackJob,
-    file: PackedFile,
-    converted: dict[str, int],
-    skipped: tuple[tuple[str, str], ...],
-    *,
-    started: float,
-    images_per_s: float,
-    chunks: int,
-    chunks_kept: int,
-    chunks_decoded: int,
-) -> PackReport:
-    images = file.fields.get("images")
-    return PackReport(
-        path=job.output,
-        layout=job.listing.layout,
-        num_samples=file.num_rows,
-        image_shape=images.shape if images else (),
-        dtype=str(images.dtype) if images else "",
-        fields=tuple(name for name in file.fields if name not in _NOT_OF_THE_SAMPLE),
-        splits={name: len(rows) for name, rows in file.splits.items()},
-        converted=converted,
-        skipped=skipped,
-        notes=job.listing.notes,
-        file_bytes=file.identity.size,
-        seconds=time.perf_counter() - started,
-        images_per_s=images_per_s,
-        chunks=chunks,
-        chunks_kept=chunks_kept,
-        chunks_decoded=chunks_decoded,
-    )
 
 
 def _check_output(output: Path) -> None:

@@ -24,9 +24,10 @@ from fastload.pack.chunk_work import Place, Places
 from fastload.pack.finish import end_of, planned_places
 from fastload.pack.journal import DONE, Claims, Journal, source_table
 from fastload.pack.moved import move_columns
-from fastload.pack.survey import OnError, PackOptions, Progress, Survey, all_but, free_bytes, row_order, survey_listing
+from fastload.pack.options import PackOptions, Progress
+from fastload.pack.survey import Survey, all_but, free_bytes, row_order, survey_listing
 from fastload.pack.workers import WorkerPool
-from fastload.sources.listing import Listing
+from fastload.sources.listing import Listing, OnError
 
 
 @dataclass(frozen=True)

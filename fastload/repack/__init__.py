@@ -19,7 +19,7 @@ import numpy as np
 from fastload.errors import OptionError, OutputError
 from fastload.layout import CHUNK_BYTES, dump_options
 from fastload.pack import PackOptions, PackReport, pack_listing
-from fastload.pack.survey import Progress
+from fastload.pack.options import Progress
 from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.compress import CODEC_CHUNK_BYTES, compress_listing
 from fastload.repack.listing import list_packed, pack_options, regroup

@@ -33,8 +33,9 @@ from fastload.layout import PixelSpec, create_file, writer_name
 from fastload.pack import PackOptions, PackReport
 from fastload.pack.chunk_work import Worker, row_digests_of
 from fastload.pack.finish import sync_folder
+from fastload.pack.options import Progress
 from fastload.pack.resume import exists, journal_path
-from fastload.pack.survey import Progress, free_bytes, row_order, survey_listing, unreadable
+from fastload.pack.survey import free_bytes, row_order, survey_listing, unreadable
 from fastload.pack.workers import WorkerPool
 from fastload.repack.spill import Spill
 from fastload.sources.listing import Column, Listing

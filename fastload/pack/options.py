@@ -1,0 +1,60 @@
+"""The options of packing that shape a packed file's bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from fastload.errors import OptionError
+from fastload.layout import CHUNK_BYTES
+from fastload.sources.options import SourceOptions
+
+Fit = Literal["crop", "pad", "stretch"]
+Mode = Literal["rgb", "gray", "rgba"]
+Bits = Literal[8, 16]
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, done, total)."""
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """The options that shape a packed file's bytes; the attribute `pack_options` holds them as JSON."""
+
+    size: tuple[int, int] | None = None
+    fit: Fit = "crop"
+    mode: Mode | None = None
+    seed: int = 0
+    shuffle: bool = True
+    chunk_bytes: int = CHUNK_BYTES
+    limit: int | None = None
+    source: SourceOptions = field(default_factory=SourceOptions)
+    bits: Bits | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("fit", self.fit, get_args(Fit))
+        if self.mode is not None:
+            check_choice("mode", self.mode, get_args(Mode))
+        if self.bits not in (None, *get_args(Bits)):
+            raise OptionError(f"bits={self.bits!r} is not known; accepted: 8, 16.")
+        sides = [1, 1] if self.size is None else list(self.size)
+        if len(sides) != 2 or min(sides) < 1:
+            raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed={self.seed}: needs 0 <= seed < 2**63.")
+        if self.chunk_bytes < 1:
+            raise OptionError(f"chunk_bytes={self.chunk_bytes}: needs at least 1; 8 MiB is a good choice.")
+        if self.limit is not None and self.limit < 1:
+            raise OptionError(f"limit={self.limit}: needs at least 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values; bits, and what is said of the source, only where something is said."""
+        told = {**vars(self), "size": list(self.size) if self.size else None, "source": self.source.to_dict()}
+        unsaid = {name for name in ("source", "bits") if not told[name]}  # neither was there in older files
+        return {name: value for name, value in told.items() if name not in unsaid}
+
+
+def check_choice(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    """Raise OptionError for a value that is not one of those accepted."""
+    if value not in accepted:
+        raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(accepted)}.")
