@@ -14,7 +14,7 @@ source tools/environment.sh
 # The stages before the loader: these import and work without torch.
 torch_free=(
     tests/verdict tests/doctor/test_records.py tests/doctor/test_kernel_looks.py
-    tests/plan tests/sources tests/pack tests/read tests/report tests/cli tests/test_chunks.py tests/test_compare.py
+    tests/plan tests/sources tests/pack tests/read tests/report tests/repack tests/export tests/cli tests/test_chunks.py tests/test_compare.py
     tests/test_decode.py tests/test_fitting.py tests/test_format.py
     tests/test_image_header.py tests/test_info.py tests/test_jpeg_scan.py tests/test_order_measures.py
     tests/test_nasty.py tests/test_page_cache.py tests/test_pairs.py

@@ -15,6 +15,8 @@ from fastload.sources.listing import Column, Listing, first_few
 ExportLayout = Literal["auto", "folder", "csv"]
 
 IMAGES, MASKS, MANIFEST = "images", "masks", "manifest.csv"
+TABLE_MASKS = "mask_images"
+"""Beside a table: `masks` beside `images` would be a layout of its own, which says less."""
 
 
 @dataclass(frozen=True)
@@ -131,5 +133,5 @@ def _with_table(listing: Listing, suffix: str) -> ExportPlan:
     for key in listing.keys:
         *folders, name = safe_parts(key)
         images.append(given.path(folders, name, suffix))
-    masks = () if listing.masks is None else tuple(f"{MASKS}/{path}" for path in images)
+    masks = () if listing.masks is None else tuple(f"{TABLE_MASKS}/{path}" for path in images)
     return ExportPlan("csv", tuple(f"{IMAGES}/{path}" for path in images), masks, ())

@@ -15,14 +15,14 @@ from fastload.sources.listing import Column
 from fastload.verify import verify_file
 
 
-def make(path: Path, names=("ant", "bee"), *, splits=None, seed=0, shape=(4, 5, 3), keys="", extra=(), **options) -> Path:  # fmt: skip
+def make(path: Path, names=("ant", "bee"), *, splits=None, seed=0, shape=(4, 5, 3), extra=(), **options) -> Path:
     rng = np.random.default_rng(seed)
     splits = splits or {"train": 6, "val": 4}
     num_rows = sum(splits.values())
     labels = np.arange(num_rows) % max(len(names), 2)
     labels[-1] = -1
     columns = {"labels": Column(labels, {"names": names} if names else {})}
-    columns["key"] = Column(np.array([f"{keys}{path.stem}{i}".encode() for i in range(num_rows)]))
+    columns["key"] = Column(np.array([f"{path.stem}{i}".encode() for i in range(num_rows)]))
     columns |= dict(extra)
     dtype = options.pop("dtype", np.uint8)
     images = rng.integers(0, 256, (num_rows, *shape)).astype(dtype)
@@ -52,7 +52,8 @@ def test_splits_are_joined_by_name_in_the_order_given(tmp_path, codec):
     with h5py.File(tmp_path / "c.h5") as file:
         keys = file["key"][()].astype(str).tolist()
     assert keys == [
-        *(f"a{i}" for i in range(6)), *(f"b{i}" for i in range(3, 8)), *(f"a{i}" for i in range(6, 10)), "b0", "b1", "b2",
+        *(f"a{i}" for i in range(6)), *(f"b{i}" for i in range(3, 8)), *(f"a{i}" for i in range(6, 10)), "b0",
+        "b1", "b2",
     ]  # fmt: skip
     assert contents(tmp_path / "c.h5") == contents(a) | contents(b)
     assert (header.shuffled, header.seed) == (False, 0) and verify_file(tmp_path / "c.h5").ok

@@ -104,7 +104,7 @@ def test_a_compressed_file_is_trained_from_shown_and_described(tmp_path):
         loader = FastLoader(PackedDataset(path, "train"), batch_size=8, device="cpu")
         found.append(sorted(image.numpy().tobytes() for batch in loader for image in batch[0]))
     assert found[0] == found[1]
-    assert inspect_file(tmp_path / "z.h5").num_rows == 60
+    assert inspect_file(tmp_path / "z.h5").num_samples == 60
     make_preview(tmp_path / "z.h5", tmp_path / "p.png")
 
 

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload.errors import FormatError, OptionError, OutputError, SourceError
+from fastload.export import JOURNAL, export_file
+from fastload.format import read_header
+from fastload.layout import create_file, write_packed
+from fastload.pack import pack_images
+from fastload.sources.listing import Column
+
+
+def make(path: Path, *, shape=(6, 5, 3), dtype=np.uint8, labels=True, keys=None, extra=(), **options) -> Path:
+    num_rows = 24
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, np.iinfo(dtype).max + 1, (num_rows, *shape)).astype(dtype)
+    columns = {"labels": Column(np.arange(num_rows) % 3, {"names": ("ant", "bee", "cat")})} if labels else {}
+    columns |= dict(extra)
+    if keys is not None:
+        columns["key"] = Column(np.array([key.encode() for key in keys]))
+    return write_packed(path, images, columns, **options)
+
+
+def digests(path: Path) -> dict[int, tuple[str, str]]:
+    """Pixel digest -> split and class of its row."""
+    with h5py.File(path) as file:
+        splits = file["split"].attrs["names"].astype(str)
+        labels = ["" for _ in file["digest"]]
+        if "labels" in file and file["labels"].ndim == 1:
+            names = [*file["labels"].attrs["names"].astype(str), ""]
+            labels = [names[label] for label in file["labels"][()]]
+        return {
+            int(digest): (splits[split], label)
+            for digest, split, label in zip(file["digest"][()], file["split"][()], labels, strict=True)
+        }
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("layout", ["auto", "folder", "csv"])
+@pytest.mark.parametrize("splits", [None, {"train": 15, "val": 9}])
+def test_exported_and_packed_again_it_is_the_same(tmp_path, layout, splits):
+    source = make(tmp_path / "a.h5", splits=splits)
+    report = export_file(source, tmp_path / "out", layout=layout, workers=2)
+    assert (report.num_images, report.layout) == (24, "csv" if layout == "csv" else "folder")
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert digests(tmp_path / "b.h5") == digests(source)
+    assert read_header(tmp_path / "b.h5").fields["labels"].names == ("ant", "bee", "cat")
+    if report.layout == "folder":
+        top = "train/" if splits else ""
+        assert files_in(tmp_path / "out")[0] == f"{top}ant/00000000.png"
+    else:
+        assert files_in(tmp_path / "out")[-1] == "manifest.csv"
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "mode"),
+    [
+        ((6, 5, 1), np.uint8, "L"), ((6, 5, 4), np.uint8, "RGBA"), ((6, 5, 1), np.uint16, "I;16"),
+        ((1, 1, 3), np.uint8, "RGB"), ((6, 5, 3), np.uint16, "RGB"),
+    ],
+)  # fmt: skip
+def test_gray_alpha_and_16_bits_lose_nothing(tmp_path, shape, dtype, mode):
+    source = make(tmp_path / "a.h5", shape=shape, dtype=dtype, labels=False)
+    export_file(source, tmp_path / "out", workers=1)
+    with Image.open(tmp_path / "out" / "00000003.png") as image:
+        assert image.mode == mode
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert digests(tmp_path / "b.h5") == digests(source)
+
+
+def test_masks_boxes_and_other_values_come_back_through_the_table(tmp_path):
+    rng = np.random.default_rng(1)
+    masks = rng.integers(0, 4, (24, 6, 5), dtype=np.uint8)
+    extra = {
+        "bbox": Column(rng.integers(0, 5, (24, 4)).astype(np.float32), {"names": ("x", "y", "width", "height")}),
+        "identity": Column(rng.integers(0, 50, 24)),
+    }
+    source = make(tmp_path / "a.h5", masks=masks, extra=extra, splits={"train": 15, "val": 9})
+    report = export_file(source, tmp_path / "out")
+    assert (report.layout, report.num_masks) == ("csv", 24)
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert digests(tmp_path / "b.h5") == digests(source)
+    with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
+        order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
+        for name in ("bbox", "identity", "labels", "masks"):
+            assert np.array_equal(a[name][()][order], b[name][()]), name
+
+
+def test_masks_alone_lie_in_a_folder_beside_the_images(tmp_path):
+    masks = np.random.default_rng(1).integers(0, 4, (24, 6, 5), dtype=np.uint8)
+    source = make(tmp_path / "a.h5", masks=masks, labels=False, splits={"train": 15, "val": 9})
+    export_file(source, tmp_path / "out", layout="folder")
+    assert files_in(tmp_path / "out")[24] == "masks/train/00000000.png"
+    with Image.open(tmp_path / "out" / "masks" / "train" / "00000000.png") as image:
+        assert image.mode == "L" and np.array_equal(np.asarray(image), masks[0])
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert digests(tmp_path / "b.h5") == digests(source)
+
+
+def test_several_boxes_an_image_are_rows_of_the_table(tmp_path):
+    counts = np.arange(24) % 3
+    boxes, classes = np.zeros((24, 2, 4), np.float32), np.full((24, 2), -1)
+    for row, count in enumerate(counts):
+        boxes[row, :count] = np.arange(count * 4).reshape(-1, 4) + row
+        classes[row, :count] = (np.arange(count) + row) % 2
+    extra = {
+        "boxes": Column(boxes, {"names": ("x", "y", "width", "height")}),
+        "box_labels": Column(classes, {"names": ("car", "dog")}),
+        "num_boxes": Column(counts),
+    }
+    source = make(tmp_path / "a.h5", labels=False, extra=extra)
+    export_file(source, tmp_path / "out")
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
+        order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
+        for name in extra:
+            assert np.array_equal(a[name][()][order], b[name][()]), name
+
+
+def test_attribute_vectors_are_columns(tmp_path):
+    labels = np.random.default_rng(0).integers(0, 2, (24, 3), dtype=np.uint8)
+    extra = {"labels": Column(labels, {"names": ("Smiling", "Young", "Hat")})}
+    source = make(tmp_path / "a.h5", labels=False, extra=extra)
+    export_file(source, tmp_path / "out")
+    assert (tmp_path / "out" / "manifest.csv").read_text().startswith("file_name,Smiling,Young,Hat\n")
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
+        order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
+        assert np.array_equal(a["labels"][()][order], b["labels"][()])
+
+
+def test_one_split_alone(tmp_path):
+    source = make(tmp_path / "a.h5", splits={"train": 15, "val": 9})
+    report = export_file(source, tmp_path / "out", split="val")
+    assert report.splits == {"val": 9} and len(files_in(tmp_path / "out")) == 9
+    with pytest.raises(OptionError, match="no split 'test'"):
+        export_file(source, tmp_path / "two", split="test")
+    assert not (tmp_path / "two").exists()
+
+
+def test_no_key_leads_out_of_the_folder(tmp_path):
+    hostile = [
+        "../../etc/passwd", "/etc/passwd", "..\\..\\x.jpg", "a/../../b.jpg", "C:\\x.png", "a\x01.jpg",
+        "con.jpg", "x" * 240 + ".jpg", "A.jpg", "a.png", "a.jpg", "dir.png/a.jpg", "dir",
+        "/".join("abcdefghijklmnopqrstuv"),
+        "..", ".hidden/.x.jpg", "é.jpg", "e\u0301.jpg", "a .jpg", "a*?.jpg", "nul", "", "trailing. ", "日本/写真.jpg",
+    ]  # fmt: skip
+    for layout in ("csv", "folder"):
+        # The name of one could be longer than what NumPy keeps; all are unique, as in any packed file.
+        source = make(tmp_path / f"{layout}.h5", keys=hostile)
+        before = {path.name for path in tmp_path.iterdir()}
+        export_file(source, tmp_path / f"out-{layout}", layout=layout)
+        assert {path.name for path in tmp_path.iterdir()} == before | {f"out-{layout}"}
+        found = [name for name in files_in(tmp_path / f"out-{layout}") if name.endswith(".png")]
+        assert len(found) == 24 == len({name.casefold() for name in found})
+        assert all(part.isprintable() and not part.startswith(".") for name in found for part in name.split("/"))
+        pack_images(tmp_path / f"out-{layout}", tmp_path / "b.h5", workers=0, overwrite=True)
+        assert digests(tmp_path / "b.h5") == digests(source)
+        (tmp_path / "b.h5").unlink()
+
+
+def test_class_names_that_are_no_folders_are_made_safe(tmp_path):
+    names = ("../up", "a/b", "a_b")
+    extra = {"labels": Column(np.arange(24) % 3, {"names": names})}
+    source = make(tmp_path / "a.h5", labels=False, extra=extra)
+    report = export_file(source, tmp_path / "out", layout="folder")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_._up", "a_b", "a_b_2"]
+    assert any("a/b as a_b" in note for note in report.notes)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.h5", "out"}
+
+
+def test_what_folders_cannot_say_goes_into_a_table_or_is_refused(tmp_path):
+    some = np.arange(24) % 3 - 1
+    cases = [
+        ({"labels": Column(some, {"names": ("a", "b")})}, None, "have no label"),
+        ({"labels": Column(np.zeros((24, 2), np.uint8), {"names": ("a", "b")})}, None, "several labels"),
+        (
+            {"labels": Column(np.arange(24) % 2, {"names": ("bus", "train")})},
+            None,
+            "'train' would be taken for a split",
+        ),
+        ({"labels": Column(np.arange(24) % 2, {"names": ("a", "b")})}, {"train": 12, "extra": 12}, "taken for a class"),
+    ]
+    for number, (extra, splits, why) in enumerate(cases):
+        source = make(tmp_path / f"{number}.h5", labels=False, extra=extra, splits=splits)
+        with pytest.raises(OptionError, match=f"{why}.*--layout csv"):
+            export_file(source, tmp_path / "no", layout="folder")
+        assert export_file(source, tmp_path / f"out{number}").layout == "csv"
+
+
+def test_a_folder_of_others_is_left_alone(tmp_path):
+    source = make(tmp_path / "a.h5")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x").write_text("x")
+    with pytest.raises(OutputError, match="is not empty"):
+        export_file(source, tmp_path / "mine")
+    assert files_in(tmp_path / "mine") == ["x"]
+    with pytest.raises(OutputError, match="is a file"):
+        export_file(source, source)
+    with pytest.raises(OutputError, match="does not exist"):
+        export_file(source, tmp_path / "no" / "out")
+    (tmp_path / "empty").mkdir()
+    export_file(source, tmp_path / "empty")
+    with pytest.raises(OutputError, match="is not empty"):
+        export_file(source, tmp_path / "empty")
+
+
+def test_a_damaged_row_is_named(tmp_path):
+    source = make(tmp_path / "a.h5")
+    with open(source, "r+b") as file:
+        file.seek(4096 + 7 * 90)
+        file.write(b"\x00\xff\x00")
+    with pytest.raises(SourceError, match=r"pixels of 1 rows .*: 00000007"):
+        export_file(source, tmp_path / "out")
+
+
+def test_a_file_without_images_says_what_reads_it(tmp_path):
+    columns = {
+        "tokens": Column(np.arange(60).reshape(20, 3)), "split": Column(np.zeros(20, np.uint8), {"names": ("all",)}),
+        "key": Column(np.array([b"%d" % i for i in range(20)])), "digest": Column(np.zeros(20, np.uint64)),
+    }  # fmt: skip
+    create_file(tmp_path / "a.h5", num_rows=20, pixels={}, columns=columns, attrs={})
+    with pytest.raises(FormatError, match=r"holds no images to export, only arrays \(tokens\).*h5py"):
+        export_file(tmp_path / "a.h5", tmp_path / "out")
+
+
+_SCRIPT = """
+import os, signal, sys
+import fastload.export as export
+export._BLOCK_ROWS = 2
+seen = 0
+def progress(stage, done, total):
+    global seen
+    seen += 1
+    if seen == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+export.export_file(sys.argv[1], sys.argv[2], workers=1, progress=progress)
+"""
+
+
+def _killed(source: Path, folder: Path, kill_at: int) -> None:
+    command = [sys.executable, "-c", _SCRIPT, str(source), str(folder), str(kill_at)]
+    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+
+
+def test_killed_the_same_call_continues(tmp_path):
+    source = make(tmp_path / "a.h5")
+    _killed(source, tmp_path / "out", 5)
+    there = {path: os.stat(path).st_ino for path in (tmp_path / "out").rglob("*.png")}
+    assert 10 <= len(there) < 24 and (tmp_path / "out" / JOURNAL).exists()
+    torn = min(there)
+    torn.write_bytes(torn.read_bytes()[:30])
+    with pytest.raises(OutputError, match="holds an unfinished export of another"):
+        export_file(source, tmp_path / "out", layout="csv")
+    report = export_file(source, tmp_path / "out")
+    assert report.kept == len(there) - 1
+    assert all(os.stat(path).st_ino == inode for path, inode in there.items() if path != torn)
+    export_file(source, tmp_path / "whole")
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
+    for name in files_in(tmp_path / "whole"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_what_was_changed_meanwhile_is_not_overwritten(tmp_path):
+    source = make(tmp_path / "a.h5")
+    _killed(source, tmp_path / "out", 5)
+    mine = min((tmp_path / "out").rglob("*.png"))
+    Image.new("RGB", (5, 6)).save(mine)
+    before = mine.read_bytes()
+    with pytest.raises(OutputError, match="was changed since it was exported"):
+        export_file(source, tmp_path / "out")
+    assert mine.read_bytes() == before
