@@ -58,7 +58,7 @@ class ImageHeader(NamedTuple):
     bits: int
     """Bits a channel that decoding yields: 16 or 8."""
     kind: str
-    """Pillow's mode of the stored pixels, with ";16" for more than 8 bits, "+alpha" for transparency beside the mode."""
+    """Pillow's mode of the stored pixels; ";16": more than 8 bits, "+alpha": transparency beside the mode."""
     frames: int
     """Frames or pages; only the first is used. Some may be damaged."""
 

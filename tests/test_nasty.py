@@ -5,6 +5,7 @@ Needs ../shared/data beside the checkout, and skips without it.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from fastload import pack_images
-from fastload.errors import SourceError
+from fastload.decode import decode_mask
+from fastload.errors import ImageError, SourceError
 from fastload.fitting import Target, place_pixels
 
 SIZE = 48
@@ -104,6 +106,18 @@ def test_each_alone_gives_the_same(tmp_path, shared_data, manifest):
         place_pixels(pixels, Target(SIZE, SIZE, 3, alone.dtype, "crop"), alone)
         data = (source / name).read_bytes()
         np.testing.assert_array_equal(alone, as_pillow_shows_it(data, row), name)
+
+
+def test_as_a_mask_each_gives_its_index_or_an_image_error(shared_data, manifest):
+    decoded = []
+    for name in manifest:
+        data = (shared_data / "nasty" / "files" / name).read_bytes()
+        out = np.empty((SIZE, SIZE), np.uint8)
+        with contextlib.suppress(ImageError):
+            decode_mask(data, Target(SIZE, SIZE, 3, out.dtype, "crop"), out)
+            decoded.append(name)
+    assert {"1_trns.png", "l_trns.png", "p_trns_single.png", "pil123p.png", "multipage.tiff"} <= set(decoded)
+    assert not any(name.endswith((".jpg", ".webp")) for name in decoded)
 
 
 def expected_reason(row: dict[str, str]) -> str:

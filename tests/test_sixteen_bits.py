@@ -23,9 +23,16 @@ KEYED = np.dstack([RGB, np.where((RGB[4, 5] == RGB).all(axis=2), 0, 65535).astyp
 GRAY_KEYED = np.dstack([RGB[..., 0]] * 3 + [np.where(RGB[..., 0] == KEY[0], 0, 65535).astype(np.uint16)])
 
 
-def png(pixels: NDArray[np.uint16], colour: int, *chunks: tuple[bytes, bytes], end: bool = True) -> bytes:
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, colour, 0, 0, 0)
+ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""First column and row, and their steps, of each pass of an interlaced PNG."""
+
+
+def png(
+    pixels: NDArray[np.uint16], colour: int, *chunks: tuple[bytes, bytes], end: bool = True, interlaced: bool = False
+) -> bytes:
+    passes = [pixels[y::dy, x::dx] for x, y, dx, dy in ADAM7] if interlaced else [pixels]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for part in passes for row in part)
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, colour, 0, 0, int(interlaced))
     parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(rows)), *([(b"IEND", b"")] if end else [])]
     framed = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in parts)
     return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
@@ -57,6 +64,8 @@ FILES = {
     "png gray alpha": (png(RGBA[..., [0, 3]], 4), GRAY_ALPHA, "RGBA;16"),
     "png rgb tRNS": (png(RGB, 2, (b"tRNS", struct.pack(">3H", *KEY))), KEYED, "RGB;16+alpha"),
     "png gray tRNS": (png(RGB[..., :1], 0, (b"tRNS", struct.pack(">H", KEY[0]))), GRAY_KEYED, "I;16+alpha"),
+    "png interlaced": (png(RGB, 2, interlaced=True), RGB, "RGB;16"),
+    "png gray alpha interlaced": (png(RGBA[..., [0, 3]], 4, interlaced=True), GRAY_ALPHA, "RGBA;16"),
     "png without its end": (png(RGB, 2, end=False), RGB, "RGB;16"),
     "tiff little-endian": (tiff(RGB, "<"), RGB, "RGB;16"),
     "tiff big-endian": (tiff(RGB, ">"), RGB, "RGB;16"),

@@ -20,7 +20,7 @@ def preview(
     seed: Annotated[int, typer.Option(help="Another seed shows other images.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
 ) -> None:
-    """Draw a contact sheet of a file: images, labels, masks."""
+    """Draw a contact sheet of a file: images, labels, masks, boxes, landmarks."""
     with one_line_errors():
         from fastload.preview import make_preview
 
