@@ -197,14 +197,14 @@ def pack_reviews(source: Path, packed: Path) -> Path:
 
 
 def test_padding_says_nothing(tasks):
-    network = tasks.SmallTransformer(words=20, length=6, outputs=2, width=8, layers=2).eval()
+    network = tasks.SmallTransformer(words=20, outputs=2, width=8, layers=2).eval()
     tokens = torch.tensor([[3, 4, 5, 0, 0, 0], [3, 4, 5, 9, 9, 9], [0, 0, 0, 0, 0, 0]])
     mask = torch.tensor([[True] * 3 + [False] * 3] * 2 + [[False] * 6])
     answers = network(tokens, mask)
     assert torch.allclose(answers[0], answers[1], atol=1e-6) and torch.isfinite(answers).all()
     turned = torch.tensor([[5, 4, 3, 0, 0, 0]])
     assert not torch.allclose(answers[:1], network(turned, mask[:1]))
-    bag = tasks.SmallTransformer(words=20, length=6, outputs=2, width=8, layers=0)
+    bag = tasks.SmallTransformer(words=20, outputs=2, width=8, layers=0)
     assert torch.allclose(bag(tokens[:1], mask[:1]), bag(turned, mask[:1]))
 
 
