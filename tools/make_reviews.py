@@ -9,8 +9,9 @@ positive where it praises more of them than it blames. "not" turns what comes af
 which of the praising and blaming words it belongs to shows only in their order, so a bag of words is right on two in
 three at best.
 
-The arrays: `tokens` int32 (N, L), 0 behind the end; `attention_mask` uint8 (N, L), 1 for words; `labels` int64 (N,), 0
-negative and 1 positive; `split`, 0 train and 1 test; `words`, the vocabulary, by token, is a text file beside them.
+The arrays, each once with `train_` and once with `test_` before its name: `tokens` int32 (N, L), 0 behind the end;
+`attention_mask` uint8 (N, L), 1 for words; `labels` int64 (N,), 0 negative and 1 positive. The vocabulary, a word a line,
+is a text file beside them.
 """
 
 from __future__ import annotations
@@ -63,11 +64,14 @@ def arrays(count: int, test: int, seed: int) -> tuple[dict[str, NDArray[np.gener
     tokens = np.zeros((count, max(map(len, texts))), np.int32)
     for row, words in zip(tokens, texts, strict=True):
         row[: len(words)] = [number[word] for word in words]
-    return {
+    whole = {
         "tokens": tokens,
         "attention_mask": (tokens != 0).astype(np.uint8),
         "labels": np.array(list(found.values()), np.int64),
-        "split": (np.arange(count) >= count - test).astype(np.uint8),
+    }
+    parts = {"train": slice(count - test), "test": slice(count - test, count)}
+    return {
+        f"{part}_{name}": values[rows] for part, rows in parts.items() for name, values in whole.items()
     }, vocabulary
 
 
@@ -89,8 +93,8 @@ def main() -> None:
     words = options.output.with_suffix(".txt")
     words.write_text("\n".join(vocabulary) + "\n")
     print(
-        f"{options.output}: {options.count} reviews of up to {made['tokens'].shape[1]} tokens, {test} of them test; "
-        f"{made['labels'].mean():.1%} positive; {words}: {len(vocabulary)} words"
+        f"{options.output}: {options.count} reviews of up to {made['train_tokens'].shape[1]} tokens, {test} of them test; "
+        f"{made['test_labels'].mean():.1%} of these positive; {words}: {len(vocabulary)} words"
     )
 
 
