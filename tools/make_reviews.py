@@ -10,8 +10,8 @@ which of the praising and blaming words it belongs to shows only in their order,
 three at best.
 
 The arrays, each once with `train_` and once with `test_` before its name: `tokens` int32 (N, L), 0 behind the end;
-`attention_mask` uint8 (N, L), 1 for words; `labels` int64 (N,), 0 negative and 1 positive. The vocabulary, a word a line,
-is a text file beside them.
+`attention_mask` uint8 (N, L), 1 for words; `labels` int64 (N,), 0 negative and 1 positive. The vocabulary, a word a
+line, is a text file beside them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def main() -> None:
     words = options.output.with_suffix(".txt")
     words.write_text("\n".join(vocabulary) + "\n")
     print(
-        f"{options.output}: {options.count} reviews of up to {made['train_tokens'].shape[1]} tokens, {test} of them test; "
+        f"{options.output}: {options.count} reviews of up to {made['train_tokens'].shape[1]} tokens, "
+        f"{test} of them test; "
         f"{made['test_labels'].mean():.1%} of these positive; {words}: {len(vocabulary)} words"
     )
 
