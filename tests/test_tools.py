@@ -18,8 +18,7 @@ from PIL import Image
 
 import fastload
 from fastload import pack_images
-from fastload.layout import create_file, write_packed
-from fastload.sources.listing import Column
+from fastload.layout import write_packed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -177,34 +176,22 @@ def test_pixels_that_are_ignored_count_nowhere(tasks, tmp_path):
 def test_training_reads_texts(tmp_path):
     said = run(ROOT / "tools/make_reviews.py", tmp_path / "reviews.npz", "--count", 300, cwd=tmp_path)
     assert "300 reviews" in said and "50 of them test" in said
-    packed = pack_reviews(tmp_path / "reviews.npz", tmp_path / "reviews.h5")
+    packed = pack_images(tmp_path / "reviews.npz", tmp_path / "reviews.h5").path
     words = ["--layers", 1, "--epochs", 2, "--batch-size", 32, "--width", 16]
     said = run(ROOT / "tools/train.py", packed, *words, cwd=tmp_path)
     assert "250 texts of" in said and "50 held out" in said
     assert len(accuracies(said)) == 2
 
 
-def pack_reviews(source: Path, packed: Path) -> Path:
-    with np.load(source) as found:
-        columns = {name: Column(found[name]) for name in ("tokens", "attention_mask", "labels", "split")}
-    count = len(columns["split"].values)
-    columns["split"].attrs["names"] = ("train", "test")
-    columns["key"] = Column(np.array([f"{i:06d}".encode() for i in range(count)]))
-    columns["digest"] = Column(np.zeros(count, np.uint64))
-    attrs = {"decoder": "none", "source_layout": "arrays", "pack_options": "{}", "seed": 0, "shuffled": False}
-    create_file(packed, num_rows=count, pixels={}, columns=columns, attrs=attrs)
-    return packed
-
-
 def test_padding_says_nothing(tasks):
-    network = tasks.SmallTransformer(words=20, length=6, outputs=2, width=8, layers=2).eval()
+    network = tasks.SmallTransformer(words=20, outputs=2, width=8, layers=2).eval()
     tokens = torch.tensor([[3, 4, 5, 0, 0, 0], [3, 4, 5, 9, 9, 9], [0, 0, 0, 0, 0, 0]])
     mask = torch.tensor([[True] * 3 + [False] * 3] * 2 + [[False] * 6])
     answers = network(tokens, mask)
     assert torch.allclose(answers[0], answers[1], atol=1e-6) and torch.isfinite(answers).all()
     turned = torch.tensor([[5, 4, 3, 0, 0, 0]])
     assert not torch.allclose(answers[:1], network(turned, mask[:1]))
-    bag = tasks.SmallTransformer(words=20, length=6, outputs=2, width=8, layers=0)
+    bag = tasks.SmallTransformer(words=20, outputs=2, width=8, layers=0).eval()
     assert torch.allclose(bag(tokens[:1], mask[:1]), bag(turned, mask[:1]))
 
 
@@ -233,7 +220,7 @@ def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
     "name",
     [
         f"bench_{what}.py"
-        for what in ("loader", "pack", "shuffle", "workers", "augment", "echo", "accelerator", "meter")
+        for what in ("loader", "pack", "sources", "shuffle", "workers", "augment", "echo", "accelerator", "meter")
     ],
 )
 def test_benchmarks_run_and_write_records(tmp_path, name):

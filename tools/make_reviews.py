@@ -5,12 +5,13 @@
     python tools/train.py reviews.h5                    with attention; --layers 0 is a bag of words
 
 Each review says something about three things, in words such as "the soup was not , to be honest , very good", and is
-positive where it praises more of them than it blames. "not" turns what comes after it around, often some words later,
-and the other two clauses have words of both kinds as well: which of them are meant shows only in their order, so a bag
-of words is right on three in four at best.
+positive where it praises more of them than it blames. "not" turns what comes after it around, often some words later:
+which of the praising and blaming words it belongs to shows only in their order, so a bag of words is right on two in
+three at best.
 
-The arrays: `tokens` int32 (N, L), 0 behind the end; `attention_mask` uint8 (N, L), 1 for words; `labels` int64 (N,), 0
-negative and 1 positive; `split`, 0 train and 1 test; `words`, the vocabulary, by token, is a text file beside them.
+The arrays, each once with `train_` and once with `test_` before its name: `tokens` int32 (N, L), 0 behind the end;
+`attention_mask` uint8 (N, L), 1 for words; `labels` int64 (N,), 0 negative and 1 positive. The vocabulary, a word a
+line, is a text file beside them.
 """
 
 from __future__ import annotations
@@ -29,10 +30,7 @@ GOOD = "good great fine lovely fresh superb warm pleasant bright delightful exce
 BAD = "bad awful dull poor stale dreadful cold unpleasant dim boring terrible clumsy".split()
 STRENGTHS = "very really quite rather truly".split()
 NEGATIONS = ("not", "never", "hardly", "by no means")
-ASIDES = (
-    "", "", ", to be honest ,", ", as my friends had said before ,", ", even on a friday ,",
-    ", for all its bright name ,", ", if you ask me ,", ", at least when the cold rain fell ,",
-)  # fmt: skip
+ASIDES = ("", "", "", ", to be honest ,", ", if you ask me ,", ", for so bright a name ,")
 JOINS = (" . ", " , and ", " , but ", " ; ")
 OPENINGS = ("", "", "we came twice . ", "a bad day in a good town : ", "i read a great review first . ")
 
@@ -45,7 +43,7 @@ def review(rng: np.random.Generator) -> tuple[str, int]:
 
     text, praised = one(OPENINGS), 0
     for clause in range(3):
-        kind, turned = rng.random(2) < 0.5
+        kind, turned = rng.random(2) < (0.5, 0.3)
         praised += bool(kind) != bool(turned)
         words = ["the", one(THINGS), "was", one(NEGATIONS) if turned else "", one(ASIDES)]
         words += [one(STRENGTHS) if rng.random() < 0.5 else "", one(GOOD if kind else BAD)]
@@ -66,11 +64,14 @@ def arrays(count: int, test: int, seed: int) -> tuple[dict[str, NDArray[np.gener
     tokens = np.zeros((count, max(map(len, texts))), np.int32)
     for row, words in zip(tokens, texts, strict=True):
         row[: len(words)] = [number[word] for word in words]
-    return {
+    whole = {
         "tokens": tokens,
         "attention_mask": (tokens != 0).astype(np.uint8),
         "labels": np.array(list(found.values()), np.int64),
-        "split": (np.arange(count) >= count - test).astype(np.uint8),
+    }
+    parts = {"train": slice(count - test), "test": slice(count - test, count)}
+    return {
+        f"{part}_{name}": values[rows] for part, rows in parts.items() for name, values in whole.items()
     }, vocabulary
 
 
@@ -92,8 +93,9 @@ def main() -> None:
     words = options.output.with_suffix(".txt")
     words.write_text("\n".join(vocabulary) + "\n")
     print(
-        f"{options.output}: {options.count} reviews of up to {made['tokens'].shape[1]} tokens, {test} of them test; "
-        f"{made['labels'].mean():.1%} positive; {words}: {len(vocabulary)} words"
+        f"{options.output}: {options.count} reviews of up to {made['train_tokens'].shape[1]} tokens, "
+        f"{test} of them test; "
+        f"{made['test_labels'].mean():.1%} of these positive; {words}: {len(vocabulary)} words"
     )
 
 

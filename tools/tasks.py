@@ -146,20 +146,20 @@ class TextLabels(_Labels):
         super().__init__(dataset)
         fields = dataset.file.fields
         self.tokens = next(name for name in TOKENS if name in fields)
-        self.length, self.layers = fields[self.tokens].shape[0], layers
+        self.layers, length = layers, fields[self.tokens].shape[0]
         self.masked = "attention_mask" in fields
         self.steady: list[object] = []
         self.transforms: list[object] = []
         self.fields = (self.tokens, *(["attention_mask"] if self.masked else []), "labels")
         self.words = _largest(dataset.path, self.tokens) + 1
         self.summary = (
-            f"texts of {self.length} tokens out of {self.words} to learn {self.outputs} {self.kind} from, "
+            f"texts of {length} tokens out of {self.words} to learn {self.outputs} {self.kind} from, "
             f"by {layers} layers of attention" + ("" if layers else " (a bag of words)")
         )
 
     def network(self, width: int) -> nn.Module:
         """See `Task.network`."""
-        return SmallTransformer(self.words, self.length, self.outputs, width, self.layers)
+        return SmallTransformer(self.words, self.outputs, width, self.layers)
 
     def answers(self, model: nn.Module, batch: Fields) -> Tensor:
         """See `Task.answers`."""
