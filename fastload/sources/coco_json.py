@@ -297,7 +297,7 @@ class _Annotations:
         for row in np.flatnonzero(run_size[:, 0] > 0).tolist():
             at, said = image[row], tuple(run_size[row].tolist())
             if at >= 0 and said != (size := (int(heights[at]), int(widths[at]))):
-                why = f"has runs of {said[0]}x{said[1]} for an image of {size[0]}x{size[1]} (height x width)"
+                why = f"has runs of {said[1]}x{said[0]} for an image of {size[1]}x{size[0]} (width x height)"
                 bad.append((int(at), f"{self._ids[row]} {why}"))
                 good[row] = False
         for row in np.flatnonzero((image < 0) | (category < 0)).tolist():
@@ -345,7 +345,7 @@ def _region(value: Any) -> tuple[list[list[float]], list[int], tuple[int, int]]:
         if not isinstance(counts, list) or not all(_is_int(length) and 0 <= length < 2**32 for length in counts):
             raise ValueError("has runs with lengths that are none")
         if sum(counts) != size[0] * size[1]:
-            raise ValueError(f"has runs of {sum(counts)} pixels for a size of {size[0]}x{size[1]}")
+            raise ValueError(f"has runs of {sum(counts)} pixels for a size of {size[1]}x{size[0]}")
         return [], counts, (size[0], size[1])
     if not isinstance(value, list | None):
         raise ValueError(f"has the region {value!r:.60}")
