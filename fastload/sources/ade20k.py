@@ -46,8 +46,8 @@ _ANNOTATIONS = ("annotations/", "annotations_detectron2/")
 
 def ade20k_evidence(tree: Tree) -> list[str]:
     """The names in a tree by which SceneParsing is told: an image of its own kind of name, and its two text files."""
-    image = next((name for name in tree.names if _IMAGE.search(name)), None)
-    texts = [name for name in tree.names if split_path(name)[1] in (OBJECTS, SCENES)]
+    image = next((name for name in tree.names if "ADE_" in name and _IMAGE.search(name)), None)
+    texts = [name for name in tree.names if name.endswith((OBJECTS, SCENES))]
     return [key_of(name) for name in ([image] if image else []) + texts]
 
 

@@ -36,7 +36,7 @@ _FRAME = re.compile(r"(?:^|/)(\w+)annot/(?:0001TP|0006R0|0016E5|Seq05VD)_\w+\.pn
 
 def camvid_evidence(tree: Tree) -> list[str]:
     """Folders of masks (`trainannot/`) in a tree that hold frames of CamVid's own names."""
-    found = dict.fromkeys(split_path(name)[0] for name in tree.names if _FRAME.search(name))
+    found = dict.fromkeys(split_path(name)[0] for name in tree.names if "annot/" in name and _FRAME.search(name))
     return [key_of(folder) for folder in found]
 
 

@@ -10,49 +10,28 @@ Boxes are packed as they are; masks are drawn from the polygons only when they a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.coco_json import Instances, Regions, read_instances
-from fastload.sources.coco_masks import DrawnMasks
+from fastload.sources.coco_json import read_instances
+from fastload.sources.coco_samples import Boxes, Classes, Part
 from fastload.sources.folder import SPLITS
-from fastload.sources.listing import Column, Listing, Masks, OnError, first_few
+from fastload.sources.listing import Column, Listing, OnError, first_few
 from fastload.sources.options import SourceOptions
 from fastload.sources.paired import Contradictions, assemble, split_path, told_by
 from fastload.sources.tree import Tree, key_of, open_tree
-from fastload.sources.voc_objects import BOX_NAMES
-
-VOID = 255
-MOST_VALUES = 254
-"""Classes or instances that a mask of 8 bits holds beside background and void."""
 
 _INSTANCES = re.compile(r"(?:^|/)instances_([^/]+)\.json$")
 _OTHERS = re.compile(r"(?:^|/)((?:person_keypoints|captions|stuff|panoptic|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")
 
 
-class _Part(NamedTuple):
-    """One instances file with the images it is about."""
-
-    split: str
-    json: str
-    instances: Instances
-    rows: NDArray[np.int64]
-    """Position in the tree of each image of the file, -1 where it has none or is left out."""
-    listed: frozenset[int]
-    """Positions of all the images that it lists."""
-    position: int
-    """Of the file itself."""
-
-
 def coco_evidence(tree: Tree) -> list[str]:
     """The instances files in a tree."""
-    return [key_of(name) for name in tree.names if _INSTANCES.search(name)]
+    return [key_of(name) for name in tree.names if name.endswith(".json") and _INSTANCES.search(name)]
 
 
 def list_coco(
@@ -80,7 +59,7 @@ def list_coco(
     tree = open_tree(source)
     found = Contradictions(tree, on_error)
     notes = [told_by("coco", coco_evidence(tree))]
-    ignored = [key_of(name) for name in tree.names if _OTHERS.search(name)]
+    ignored = [key_of(name) for name in tree.names if name.endswith(".json") and _OTHERS.search(name)]
     if ignored:
         notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
     parts = _read_parts(tree, bool(drawn), found, notes)
@@ -95,16 +74,16 @@ def list_coco(
     images += tests
     splits += ["test"] * len(tests)
     ids.append(np.full(len(tests), -1, np.int64))
-    flat = _Flat.of(parts, len(images))
-    columns = {"image_id": Column(np.concatenate(ids)), **flat.columns(classes)}
-    empty = int((flat.counts == 0).sum()) - len(tests)
+    boxes = Boxes.of(parts, len(images))
+    columns = {"image_id": Column(np.concatenate(ids)), **boxes.columns(classes)}
+    empty = int((boxes.counts == 0).sum()) - len(tests)
     if empty:
         notes.append(f"Images without an annotation were kept ({empty}).")
-    thin = int((flat.boxes[:, 2:] == 0).any(axis=1).sum())
+    thin = int((boxes.boxes[:, 2:] == 0).any(axis=1).sum())
     if thin:
         notes.append(f"Boxes without area were kept as they are ({thin}).")
     skipped = found.settle()
-    masks = flat.masks(tree, drawn, parts, images, classes) if drawn and images else None
+    masks = boxes.masks(tree, drawn, parts, images, classes) if drawn and images else None
     if masks is not None:
         regions = [part.instances.regions for part in parts if part.instances.regions is not None]
         without = sum(int(region.empty().sum()) for region in regions)
@@ -133,16 +112,11 @@ def list_coco(
     )
 
 
-class _Classes(NamedTuple):
-    names: tuple[str, ...]
-    ids: tuple[int, ...]
-
-
-def _read_parts(tree: Tree, drawn: bool, found: Contradictions, notes: list[str]) -> list[_Part]:
+def _read_parts(tree: Tree, drawn: bool, found: Contradictions, notes: list[str]) -> list[Part]:
     """The instances files whose images are there."""
     position_of = {tree.names[i]: i for i in tree.images().tolist()}
     folders = {split_path(name)[0] for name in position_of}
-    parts: list[_Part] = []
+    parts: list[Part] = []
     owner: dict[int, str] = {}
     jsons = [(i, match) for i, name in enumerate(tree.names) if (match := _INSTANCES.search(name))]
     if not jsons:
@@ -188,7 +162,7 @@ def _read_parts(tree: Tree, drawn: bool, found: Contradictions, notes: list[str]
         listed = rows.copy()
         listed[bad] = -1
         notes.append(f"Split {split}: {len(rows)} images of {json} in {key_of(folder) or 'the folder itself'}.")
-        parts.append(_Part(split, json, instances, listed, frozenset(rows.tolist()), position))
+        parts.append(Part(split, json, instances, listed, frozenset(rows.tolist()), position))
     if not parts:
         raise SourceError(
             f"{tree.given}: there are no images of {first_few([key_of(tree.names[i]) for i, _ in jsons])}. Unpack them "
@@ -205,7 +179,7 @@ def _image_folders(json: str, name: str) -> list[str]:
     return [root + at for at in (*named, "images/", "")]
 
 
-def _same_categories(tree: Tree, parts: list[_Part]) -> _Classes:
+def _same_categories(tree: Tree, parts: list[Part]) -> Classes:
     first = parts[0].instances
     for part in parts[1:]:
         if (part.instances.category_ids, part.instances.category_names) != (first.category_ids, first.category_names):
@@ -213,10 +187,10 @@ def _same_categories(tree: Tree, parts: list[_Part]) -> _Classes:
                 f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or "
                 "mend the files."
             )
-    return _Classes(tuple(map(key_of, first.category_names)), first.category_ids)
+    return Classes(tuple(map(key_of, first.category_names)), first.category_ids)
 
 
-def _unlisted(tree: Tree, parts: list[_Part], found: Contradictions, notes: list[str]) -> list[int]:
+def _unlisted(tree: Tree, parts: list[Part], found: Contradictions, notes: list[str]) -> list[int]:
     """Positions of the images of a folder test2017/ or the like; those beside listed ones are contradictions."""
     listed = frozenset().union(*(part.listed for part in parts))
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
@@ -237,128 +211,3 @@ def _unlisted(tree: Tree, parts: list[_Part], found: Contradictions, notes: list
     if others:
         notes.append(f"Ignored images in folders without instances ({len(others)}): {first_few(others)}.")
     return tests
-
-
-@dataclass(frozen=True, eq=False)
-class _Flat:
-    """The annotations of all parts, one after another.
-
-    Attributes:
-        row: int64 (A,), the sample of each, -1 for those of images that are left out.
-        slot: int64 (A,), its place among the boxes of its sample.
-        counts: int64 (N,), boxes of each sample.
-        others: of each annotation.
-    """
-
-    row: NDArray[np.int64]
-    slot: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    category: NDArray[np.int64]
-    boxes: NDArray[np.float64]
-    areas: NDArray[np.float64]
-    crowd: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, parts: list[_Part], num_samples: int) -> _Flat:
-        rows, start = [], 0
-        for part in parts:
-            kept = part.rows >= 0
-            sample = np.where(kept, np.cumsum(kept) - 1 + start, -1)
-            rows.append(np.where(part.instances.good, sample[part.instances.image], -1))
-            start += int(kept.sum())
-        row = np.concatenate(rows)
-        counts = np.bincount(row[row >= 0], minlength=num_samples).astype(np.int64)
-        order = np.argsort(row, kind="stable")
-        order = order[np.count_nonzero(row < 0) :]
-        slot = np.full(len(row), -1, np.int64)
-        slot[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return cls(
-            row,
-            slot,
-            counts,
-            category=np.concatenate([part.instances.category for part in parts]),
-            boxes=np.concatenate([part.instances.boxes for part in parts]),
-            areas=np.concatenate([part.instances.areas for part in parts]),
-            crowd=np.concatenate([part.instances.crowd for part in parts]),
-        )
-
-    def columns(self, classes: _Classes) -> dict[str, Column]:
-        """Padded to the most boxes of any image, at least 1."""
-        shape = len(self.counts), max(1, int(self.counts.max(initial=0)))
-        boxes = np.zeros((*shape, 4), np.float32)
-        labels = np.full(shape, -1, np.int64)
-        crowd = np.zeros(shape, np.uint8)
-        here = self.row >= 0
-        at = self.row[here], self.slot[here]
-        boxes[at], labels[at], crowd[at] = self.boxes[here], self.category[here], self.crowd[here]
-        return {
-            "boxes": Column(boxes, {"names": BOX_NAMES}, "xywh"),
-            "box_labels": Column(labels, {"names": classes.names, "category_ids": classes.ids}),
-            "box_crowd": Column(crowd),
-            "num_boxes": Column(self.counts),
-        }
-
-    def masks(self, tree: Tree, kind: str, parts: list[_Part], images: list[int], classes: _Classes) -> Masks:
-        """What draws them.
-
-        Raises:
-            SourceError: more values than a mask can hold, or an image whose size is not said.
-        """
-        if kind == "semantic" and len(classes.names) > MOST_VALUES:
-            raise SourceError(
-                f"{tree.given}: {len(classes.names)} categories, but a mask of 8 bits holds {MOST_VALUES}. "
-                "Pack boxes only, or `--masks instance`."
-            )
-        single = (self.row >= 0) & (self.crowd == 0)
-        if kind == "instance" and (beyond := single & (self.slot >= MOST_VALUES)).any():
-            row = int(self.row[beyond][0])
-            raise SourceError(
-                f"{tree.given}: {key_of(tree.names[images[row]])} has {self.counts[row]} instances, but a mask of 8 "
-                f"bits holds {MOST_VALUES}. Pack boxes only, or `--masks semantic`."
-            )
-        heights, widths = np.zeros(len(images), np.int64), np.zeros(len(images), np.int64)
-        start = 0
-        for part in parts:
-            kept = part.rows >= 0
-            stop = start + int(kept.sum())
-            heights[start:stop], widths[start:stop] = part.instances.heights[kept], part.instances.widths[kept]
-            start = stop
-        present = np.arange(len(images)) < start
-        if (unknown := present & ((heights == 0) | (widths == 0))).any():
-            name = key_of(tree.names[images[int(np.flatnonzero(unknown)[0])]])
-            raise SourceError(f"{tree.given}: height and width of {name} are not said, so its mask cannot be drawn.")
-        values = self.category + 1 if kind == "semantic" else np.where(self.crowd == 1, VOID, self.slot + 1)
-        # By sample; within it crowds first, then the larger before the smaller, then as in the file.
-        order = np.lexsort((-self.areas, 1 - self.crowd, self.row)).astype(np.int64)
-        rows = self.row[order]
-        return Masks(
-            files=DrawnMasks(
-                heights=heights,
-                widths=widths,
-                first=np.searchsorted(rows, np.arange(len(images)), "left").astype(np.int64),
-                last=np.searchsorted(rows, np.arange(len(images)), "right").astype(np.int64),
-                drawn=order,
-                values=np.where(self.row < 0, 0, values).astype(np.uint8),
-                regions=_joined([part.instances.regions for part in parts if part.instances.regions is not None]),
-            ),
-            present=present,
-            names=("background", *classes.names) if kind == "semantic" else (),
-            ignore_index=VOID,
-            attrs={"kind": kind, "category_ids": classes.ids} if kind == "semantic" else {"kind": kind},
-        )
-
-
-def _joined(regions: list[Regions]) -> Regions:
-    """Those of several files as one."""
-
-    def ends(parts: list[NDArray[np.int64]], lengths: list[int]) -> NDArray[np.int64]:
-        starts = np.cumsum([0, *lengths[:-1]])
-        return np.concatenate([part + start for part, start in zip(parts, starts, strict=True)]).astype(np.int64)
-
-    return Regions(
-        ends=ends([part.ends for part in regions], [len(part.ring_ends) for part in regions]),
-        ring_ends=ends([part.ring_ends for part in regions], [len(part.points) for part in regions]),
-        points=np.concatenate([part.points for part in regions]),
-        run_ends=ends([part.run_ends for part in regions], [len(part.lengths) for part in regions]),
-        lengths=np.concatenate([part.lengths for part in regions]),
-    )

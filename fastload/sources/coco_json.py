@@ -10,40 +10,16 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.sources.coco_regions import Regions, is_int, is_number, parse_region
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
-
-
-@dataclass(frozen=True, eq=False)
-class Regions:
-    """What each annotation covers, all of them one after another: polygons, or runs down the columns.
-
-    Attributes:
-        ends: int64 (A,), where the rings of each annotation end in `ring_ends`.
-        ring_ends: int64, where the numbers of each ring end in `points`.
-        points: float32, x, y, x, y, ...
-        run_ends: int64 (A,), where the runs of each annotation end in `lengths`.
-        lengths: uint32, of background and region in turn.
-    """
-
-    ends: NDArray[np.int64]
-    ring_ends: NDArray[np.int64]
-    points: NDArray[np.float32]
-    run_ends: NDArray[np.int64]
-    lengths: NDArray[np.uint32]
-
-    def empty(self) -> NDArray[np.bool_]:
-        """Whether an annotation has neither polygon nor runs, bool (A,)."""
-        without: NDArray[np.bool_] = np.diff(self.ends, prepend=0) + np.diff(self.run_ends, prepend=0) == 0
-        return without
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,34 +100,6 @@ def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
     return annotations.resolve(images, dict(sorted(categories.items())))
 
 
-def decode_counts(counts: str) -> list[int]:
-    """The lengths of the runs in COCO's compressed string.
-
-    Each character holds 5 bits, the low ones first, and whether more follow; from the third length on it is the
-    difference to the one two before it (as defined by cocoapi's maskApi.c).
-
-    Raises:
-        ValueError: it is no such string.
-    """
-    lengths: list[int] = []
-    value = shift = 0
-    for code in counts.encode("ascii", "replace"):
-        bits = code - 48
-        if not 0 <= bits < 64 or shift > 35:
-            raise ValueError("has runs in a string that is not COCO's")
-        value |= (bits & 0x1F) << shift
-        shift += 5
-        if bits & 0x20:
-            continue
-        if bits & 0x10:
-            value -= 1 << shift
-        lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
-        value = shift = 0
-    if shift:
-        raise ValueError("has runs in a string that is cut short")
-    return lengths
-
-
 def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
     """(name, number, element) of the lists in the object that a text is; (name, -1, None) for each name first.
 
@@ -192,23 +140,6 @@ def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
         raise ValueError(f"there is more behind its end at character {at}")
 
 
-def _is_int(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-
-
-def _is_number(value: Any) -> bool:
-    # No pixel lies further out; the comparison is False for NaN, and safe for integers beyond any float.
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < 1e9
-
-
-def _are_numbers(ring: list[Any]) -> bool:
-    # Some 40 million numbers in train2017: the sum tells NaN and what is no number, the ends what is too far out.
-    try:
-        return not ring or (isfinite(sum(ring)) and min(ring) > -1e9 and max(ring) < 1e9)
-    except (TypeError, OverflowError):
-        return False
-
-
 class _Images:
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -217,12 +148,12 @@ class _Images:
 
     def add(self, item: dict[str, Any], where: str) -> None:
         number, name = item.get("id"), item.get("file_name")
-        if not _is_int(number) or not isinstance(name, str):
+        if not is_int(number) or not isinstance(name, str):
             raise SourceError(f"{where} has id {number!r} and file_name {name!r}. Mend the file.")
         if number in self.index:
             raise SourceError(f"{where}: image id {number} occurs a second time, for {name}. Mend the file.")
         size = item.get("height", 0), item.get("width", 0)
-        if not all(_is_int(side) and 0 <= side < 2**31 for side in size):
+        if not all(is_int(side) and 0 <= side < 2**31 for side in size):
             raise SourceError(f"{where} ({name}) has the height {size[0]!r} and width {size[1]!r}. Mend the file.")
         self.index[number] = len(self.names)
         self.names.append(name)
@@ -232,7 +163,7 @@ class _Images:
 
 def _add_category(categories: dict[int, str], item: dict[str, Any], where: str) -> None:
     number, name = item.get("id"), item.get("name")
-    if not _is_int(number) or not isinstance(name, str):
+    if not is_int(number) or not isinstance(name, str):
         raise SourceError(f"{where} has id {number!r} and name {name!r}. Mend the file.")
     if number in categories:
         raise SourceError(f"{where}: category id {number} occurs a second time, for {name}. Mend the file.")
@@ -255,20 +186,20 @@ class _Annotations:
         name = f"annotation {item.get('id', f'number {number}')}"
         image = item.get("image_id")
         try:
-            if not _is_int(image):
+            if not is_int(image):
                 raise ValueError(f"has image id {image!r}")
-            if not _is_int(item.get("category_id")):
+            if not is_int(item.get("category_id")):
                 raise ValueError(f"has category id {item.get('category_id')!r}")
             box = item.get("bbox")
-            if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)) or min(box[2:]) < 0:
+            if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)) or min(box[2:]) < 0:
                 raise ValueError(f"has the box {box!r:.80}")
             area = item.get("area", 0)
-            if not _is_number(area):
+            if not is_number(area):
                 raise ValueError(f"has the area {area!r:.80}")
             crowd = item.get("iscrowd", 0)
             if crowd not in (0, 1):
                 raise ValueError(f"has iscrowd {crowd!r:.80}, expected 0 or 1")
-            rings, lengths, size = _region(item.get("segmentation")) if self._with_regions else ([], [], (0, 0))
+            rings, lengths, size = parse_region(item.get("segmentation")) if self._with_regions else ([], [], (0, 0))
         except ValueError as exc:
             self._bad.append((image, f"{name} {exc}"))
             return
@@ -291,13 +222,13 @@ class _Annotations:
         image = np.array([images.index.get(number, -1) for number in self._image], np.int64)
         category = np.array([place.get(number, -1) for number in self._category], np.int64)
         heights, widths = np.array(images.heights, np.int64), np.array(images.widths, np.int64)
-        bad = [(images.index.get(at, -1) if _is_int(at) else -1, reason) for at, reason in self._bad]
+        bad = [(images.index.get(at, -1) if is_int(at) else -1, reason) for at, reason in self._bad]
         good = (image >= 0) & (category >= 0)
         run_size = np.array(self._run_size, np.int64).reshape(-1, 2)
         for row in np.flatnonzero(run_size[:, 0] > 0).tolist():
             at, said = image[row], tuple(run_size[row].tolist())
             if at >= 0 and said != (size := (int(heights[at]), int(widths[at]))):
-                why = f"has runs of {said[0]}x{said[1]} for an image of {size[0]}x{size[1]} (height x width)"
+                why = f"has runs of {said[1]}x{said[0]} for an image of {size[1]}x{size[0]} (width x height)"
                 bad.append((int(at), f"{self._ids[row]} {why}"))
                 good[row] = False
         for row in np.flatnonzero((image < 0) | (category < 0)).tolist():
@@ -328,28 +259,3 @@ class _Annotations:
             bad=bad,
             good=good,
         )
-
-
-def _region(value: Any) -> tuple[list[list[float]], list[int], tuple[int, int]]:
-    """Polygons, or the lengths of runs and their height and width (0, 0 without); all empty when there is no region.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if isinstance(value, dict):
-        size, counts = value.get("size"), value.get("counts")
-        if not isinstance(size, list) or len(size) != 2 or not all(_is_int(side) and 0 < side < 2**31 for side in size):
-            raise ValueError(f"has runs of size {size!r:.80}")
-        if isinstance(counts, str):
-            counts = decode_counts(counts)
-        if not isinstance(counts, list) or not all(_is_int(length) and 0 <= length < 2**32 for length in counts):
-            raise ValueError("has runs with lengths that are none")
-        if sum(counts) != size[0] * size[1]:
-            raise ValueError(f"has runs of {sum(counts)} pixels for a size of {size[0]}x{size[1]}")
-        return [], counts, (size[0], size[1])
-    if not isinstance(value, list | None):
-        raise ValueError(f"has the region {value!r:.60}")
-    for ring in value or []:
-        if not isinstance(ring, list) or len(ring) % 2 or not _are_numbers(ring):
-            raise ValueError(f"has the polygon {ring!r:.60}")
-    return value or [], [], (0, 0)

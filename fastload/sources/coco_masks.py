@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError
-from fastload.sources.coco_json import Regions
+from fastload.sources.coco_regions import Regions
 
 if TYPE_CHECKING:
     from fastload.image_header import ImageHeader

@@ -121,15 +121,15 @@ class _Pairs:
 
 def _find_pairs(tree: Tree) -> _Pairs:
     pairs = _Pairs({}, {}, [])
-    positions = tree.images().tolist()
-    folders = [split_path(tree.names[i])[0] for i in positions]
-    roles = {folder: folder[:-1].split("/") for folder in set(folders)}
-    parts_seen = {part for parts in roles.values() for part in parts}
-    role_of = {folder: _role(parts, parts_seen) for folder, parts in roles.items()}
+    parts = {f"{folder}/": folder.split("/") for folder in tree.folders}
+    parts_seen = {part for each in parts.values() for part in each}
+    role_of = {folder: _role(each, parts_seen) for folder, each in parts.items()}
     if len({role[0] for role in role_of.values() if role}) < 2:
         return pairs
+    positions = tree.images().tolist()
+    folders = [split_path(tree.names[i])[0] for i in positions]
     for i, folder in zip(positions, folders, strict=True):
-        role = role_of[folder]
+        role = role_of.get(folder)  # none for files that lie outside of any folder
         if role is None:
             continue
         kind, above = role

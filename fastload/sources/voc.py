@@ -113,7 +113,14 @@ def _years(tree: Tree) -> dict[str, list[str]]:
         above, base = split_path(folder)
         if base in _PARTS:
             found.setdefault(above, []).append(f"{folder}/")
-    return {above: parts for above, parts in found.items() if len(parts) > 1}
+    # ImageNet has folders Annotations and ImageSets too, but none of these.
+    own = {f"{part}/" for part in _PARTS if part not in ("Annotations", "ImageSets")} | {"ImageSets/Main/"}
+    folders = {f"{folder}/" for folder in tree.folders}
+    return {
+        above: parts
+        for above, parts in found.items()
+        if len(parts) > 1 and any(above + part in folders for part in own)
+    }
 
 
 def _one_year(tree: Tree) -> str:

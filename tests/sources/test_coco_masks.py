@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.sources.coco_json import decode_counts
+from fastload.sources.coco_regions import decode_counts
 from fastload.sources.coco_masks import fill_polygon
 
 

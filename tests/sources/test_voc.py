@@ -253,3 +253,10 @@ def test_other_classes_and_no_lists_at_all_are_packed_as_they_are(devkit: Path) 
     assert listing.split_names == ("all",) and len(listing) == 2
     assert listing.masks is not None and listing.masks.names == ()
     assert listing.columns["box_labels"].attrs["names"] == ("cat", "dog", "zebra")
+
+
+def test_folders_of_imagenet_with_the_same_names_are_not_voc(tmp_path: Path) -> None:
+    write(tmp_path / "ILSVRC/Annotations/CLS-LOC/val/1.xml", XML.format(""))
+    write(tmp_path / "ILSVRC/ImageSets/CLS-LOC/val.txt", "1 1\n")
+    picture(tmp_path / "ILSVRC/Data/1.jpg")
+    assert detect_layout(tmp_path)[0] == "folder"
