@@ -113,7 +113,13 @@ def _years(tree: Tree) -> dict[str, list[str]]:
         above, base = split_path(folder)
         if base in _PARTS:
             found.setdefault(above, []).append(f"{folder}/")
-    return {above: parts for above, parts in found.items() if len(parts) > 1}
+    # Kaggle's ImageNet has Annotations and ImageSets too, and nothing else of VOC's.
+    shared = ("Annotations/", "ImageSets/")
+    return {
+        above: parts
+        for above, parts in found.items()
+        if len(parts) > 1 and not all(part.endswith(shared) for part in parts)
+    }
 
 
 def _one_year(tree: Tree) -> str:
