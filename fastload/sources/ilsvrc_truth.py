@@ -3,6 +3,7 @@
     ILSVRC2012_devkit_t12.tar.gz    the devkit, packed or unpacked: data/meta.mat, data/..._ground_truth.txt
     LOC_synset_mapping.txt          Kaggle: `n01440764 tench, Tinca tinca`; Caffe's synset_words.txt is the same
     LOC_val_solution.csv            Kaggle: `ILSVRC2012_val_00000001,n01751748 111 108 441 193`
+    val_annotations.txt             Tiny ImageNet: `val_0.JPEG n03444034 0 32 44 62`, with tabs
 
 The devkit's ground truth holds ILSVRC2012_IDs, 1 to 1000, which follow no order of names: only meta.mat tells their
 wnids.
@@ -13,7 +14,6 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from typing import Any
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.sources.tree import Tree, key_of
@@ -24,6 +24,7 @@ GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 META = "meta.mat"
 SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt")
 SOLUTION = "LOC_val_solution.csv"
+TINY = "val_annotations.txt"
 
 _MAX_DEVKIT = 2**26  # bytes unpacked; the real one has 8 million
 
@@ -89,13 +90,13 @@ def parse_meta(data: bytes, where: str) -> dict[int, tuple[str, str]]:
     return found
 
 
-def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str) -> dict[int, str]:
-    """Number of each validation image, from 1 -> its wnid.
+def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str) -> dict[str, str]:
+    """Image without its suffix -> its wnid.
 
     Raises:
         SourceError: a line that is none of meta's IDs.
     """
-    wnids: dict[int, str] = {}
+    wnids: dict[str, str] = {}
     for number, line in enumerate(data.split(), 1):
         known = meta.get(int(line)) if line.isdigit() else None
         if known is None:
@@ -104,7 +105,7 @@ def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str
                 f"{where}, line {number}: {shown!r} is not an ILSVRC2012_ID of {META} ({min(meta)} to {max(meta)}). "
                 "Fetch the devkit again."
             )
-        wnids[number] = known[0]
+        wnids[f"ILSVRC2012_val_{number:08d}"] = known[0]
     return wnids
 
 
@@ -127,19 +128,26 @@ def parse_synsets(data: bytes, where: str) -> dict[str, str]:
 
 
 def parse_solution(data: bytes, where: str) -> dict[str, str]:
-    """Image without its suffix -> its wnid, from LOC_val_solution.csv.
+    """Image without its suffix -> its wnid, from LOC_val_solution.csv or, with tabs, val_annotations.txt.
 
     Raises:
         SourceError: a row without a wnid, with different ones, or an image twice.
     """
     import csv
 
-    rows = csv.reader(io.StringIO(_text(data, where)))
+    text = _text(data, where)
+    if where.endswith(TINY):
+        rows = [
+            [row[0].rpartition(".")[0], row[1]] for row in csv.reader(io.StringIO(text), delimiter="\t") if len(row) > 1
+        ]
+    else:
+        rows = list(csv.reader(io.StringIO(text)))
     wnids: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         if not row or row[0] == "ImageId":
             continue
-        found: set[Any] = set(row[1].split()[::5]) if len(row) == 2 else set()
+        # After each wnid stand the four numbers of its box.
+        found = set(row[1].split()[::5]) if len(row) == 2 else set()
         (wnid,) = found if len(found) == 1 else ("",)
         if not WNID.fullmatch(wnid) or row[0] in wnids:
             why = "stands there twice" if row[0] in wnids else "has not one wnid such as n01440764 before its boxes"

@@ -5,6 +5,7 @@
     ILSVRC/Data/CLS-LOC/{train,val,test}/, LOC_*.{txt,csv}      Kaggle
     ILSVRC2012_img_train.tar, ..._val.tar, ..._devkit_t12...    the original archives, read in place
     n01440764.tar, ...                                          the train archive unpacked once, or itself
+    train/n01443537/images/*.JPEG, val/images/val_0.JPEG        Tiny ImageNet
     n01440764_tench.JPEG, ...                                   flat: the class begins the name
 
 The class of an image is the rank of its wnid among the sorted wnids, as for torchvision.
@@ -25,6 +26,7 @@ from fastload.sources.ilsvrc_truth import (
     META,
     SOLUTION,
     SYNSETS,
+    TINY,
     WNID,
     parse_ground_truth,
     parse_meta,
@@ -56,7 +58,7 @@ def imagenet_evidence(tree: Tree) -> list[str]:
     if tree.file:
         return []
     bases = {name.rpartition("/")[2]: name for name in tree.names if not is_image(name)}
-    telling = [name for base, name in bases.items() if ARCHIVE.fullmatch(base) or base in (SYNSETS[0], SOLUTION)]
+    telling = [name for base, name in bases.items() if ARCHIVE.fullmatch(base) or base in (SYNSETS[0], SOLUTION, TINY)]
     telling += [name for base, name in bases.items() if CLASS_ARCHIVE.fullmatch(base)][:3]
     if not telling:
         telling = _class_folders(tree)
@@ -149,7 +151,7 @@ def _refuse_strays(tree: Tree, keys: list[str], images: list[NamedImage]) -> Non
     strays = [
         key
         for key, image in zip(keys, images, strict=True)
-        if not image.wnid and not image.number and image.split != "test"
+        if not image.wnid and not image.stem and image.split != "test"
     ]
     if strays:
         raise SourceError(
@@ -195,12 +197,11 @@ class _Truth:
         """ILSVRC2012_ID -> (wnid, words)."""
         return parse_meta(self.devkit[META], self.where(META))
 
-    def by_number(self) -> dict[int, str]:
-        """Number of a validation image -> its wnid; empty when nothing tells it."""
-        if SOLUTION in self.at:
-            rows = parse_solution(self.tree.read_text(self.at[SOLUTION]), self.where(SOLUTION))
-            matches = ((NUMBERED.fullmatch(f"{name}.JPEG"), wnid) for name, wnid in rows.items())
-            return {int(match[2]): wnid for match, wnid in matches if match}
+    def by_stem(self) -> dict[str, str]:
+        """Validation image without its suffix -> its wnid; empty when nothing tells it."""
+        for base in (SOLUTION, TINY):
+            if base in self.at:
+                return parse_solution(self.tree.read_text(self.at[base]), self.where(base))
         if GROUND_TRUTH in self.devkit and META in self.devkit:
             return parse_ground_truth(self.devkit[GROUND_TRUTH], self.meta(), self.where(GROUND_TRUTH))
         return {}
@@ -210,15 +211,16 @@ def _wnids(
     tree: Tree, keys: list[str], images: list[NamedImage], truth: _Truth, on_error: OnError, notes: list[str]
 ) -> list[str]:
     """wnid of each image, "" where it has none."""
-    flat = {image.number for image in images if image.split == "val" and image.number}
+    flat = {image.stem for image in images if image.split == "val" and image.stem}
     if not flat:
         return [image.wnid for image in images]
-    known = truth.by_number()
-    lacking = [key for key, image in zip(keys, images, strict=True) if image.number in flat - set(known)]
+    known = truth.by_stem()
+    unknown = flat.difference(known)
+    lacking = [key for key, image in zip(keys, images, strict=True) if image.stem in unknown]
     if not known or lacking:
         what = f"{SOLUTION}, or ILSVRC2012_devkit_t12.tar.gz (with {META} and {GROUND_TRUTH} in it)"
         if known:
-            what = f"a whole {SOLUTION if SOLUTION in truth.at else GROUND_TRUTH}"
+            what = f"a whole {next((base for base in (SOLUTION, TINY) if base in truth.at), GROUND_TRUTH)}"
         why = f"nothing tells the classes of {len(lacking)} validation images: {first_few(lacking, 3)}"
         if on_error == "fail":
             raise SourceError(
@@ -228,9 +230,10 @@ def _wnids(
         notes.append(f"The label of what has no class is -1: {why}.")
     absent = sorted(set(known) - flat)
     if absent:
-        first = f"ILSVRC2012_val_{absent[0]:08d}"
-        notes.append(f"Validation images without a file, though their classes are told ({len(absent)}): {first}, ...")
-    return [image.wnid or (known.get(image.number, "") if image.split == "val" else "") for image in images]
+        notes.append(
+            f"Validation images without a file, though their classes are told ({len(absent)}): {first_few(absent)}."
+        )
+    return [image.wnid or (known.get(image.stem, "") if image.split == "val" else "") for image in images]
 
 
 def _classes(seen: set[str], truth: _Truth, notes: list[str]) -> list[str]:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.sources.folder import SPLITS, leave_out_broken
-from fastload.sources.ilsvrc_truth import DEVKIT, GROUND_TRUTH, META, SOLUTION, SYNSETS, WNID
+from fastload.sources.ilsvrc_truth import DEVKIT, GROUND_TRUTH, META, SOLUTION, SYNSETS, TINY, WNID
 from fastload.sources.listing import OnError, first_few
 from fastload.sources.tree import Tree, is_image, key_of
 
 ARCHIVE = re.compile(r"ILSVRC2012_img_(train|val|test)(_v10102019)?\.tar", re.IGNORECASE)
 CLASS_ARCHIVE = re.compile(r"(n\d{8})\.tar")
-NUMBERED = re.compile(r"ILSVRC2012_(val|test)_(\d{8})\.\w+", re.IGNORECASE)
+NUMBERED = re.compile(r"((?:ILSVRC2012_)?(val|test)_\d+)\.\w+")
 PREFIXED = re.compile(r"(n\d{8})_[^/]*")
 
 
@@ -35,8 +35,8 @@ class NamedImage(NamedTuple):
     """What the name of an image says."""
 
     split: str
-    wnid: str
-    number: int
+    wnid: str  # "" when it does not tell its class
+    stem: str  # then: what it is called in tables; "" when they do not know such names
 
 
 def find_parts(tree: Tree, on_error: OnError, notes: list[str], skipped: list[tuple[str, str]]) -> list[Part]:
@@ -46,9 +46,13 @@ def find_parts(tree: Tree, on_error: OnError, notes: list[str], skipped: list[tu
     have: set[str] | None = None
     parts, classes = [own] if len(own.rows) else [], []
     used: set[int] = set()
+    unpacked = set(tree.folders)
     for i, name in enumerate(tree.names):
         base = name.rpartition("/")[2]
         if match := CLASS_ARCHIVE.fullmatch(base):
+            if name.removesuffix(".tar") in unpacked:
+                notes.append(f"Read the images of {match[1]} in its folder, not {key_of(name)}.")
+                continue
             classes.append((i, match[1]))
         elif match := ARCHIVE.fullmatch(base):
             split = match[1].lower()
@@ -58,7 +62,7 @@ def find_parts(tree: Tree, on_error: OnError, notes: list[str], skipped: list[tu
                 continue
             parts += _whole_split(tree, i, split, on_error, skipped)
             notes.append(f"Read the images of {split!r} in {key_of(name)}.")
-        elif not (base in (*SYNSETS, SOLUTION, META, GROUND_TRUTH) or DEVKIT.fullmatch(base)):
+        elif not (base in (*SYNSETS, SOLUTION, TINY, META, GROUND_TRUTH) or DEVKIT.fullmatch(base)):
             continue
         used.add(i)
     itself = ARCHIVE.fullmatch(tree.path.name)
@@ -79,7 +83,11 @@ def _whole_split(
     name = tree.names[position]
     inner = list_inner_tar(tree, position)
     skipped += [(f"{key_of(name)}/{key}", why) for key, why in leave_out_broken(inner, on_error)]
-    found = [(i, match[1]) for i, base in enumerate(inner.names) if (match := CLASS_ARCHIVE.fullmatch(base))]
+    found = [
+        (i, match[1])
+        for i, base in enumerate(inner.names)
+        if (match := CLASS_ARCHIVE.fullmatch(base.rpartition("/")[2]))
+    ]
     own = [Part(f"{name}/", inner, inner.images(), split, "")] if len(inner.images()) else []
     return own + _class_archives(inner, found, f"{name}/", split, on_error, skipped)
 
@@ -117,13 +125,13 @@ def tell(part: Part) -> Iterator[NamedImage]:
         if (image := told.get(folder)) is None:
             steps = folder.split("/")
             wnid = part.wnid or next((step for step in reversed(steps) if WNID.fullmatch(step)), "")
-            image = told[folder] = NamedImage(part.split or _split_of(steps) or "all", wnid, 0)
+            image = told[folder] = NamedImage(part.split or _split_of(steps) or "all", wnid, "")
         if image.wnid:
             yield image
         elif match := NUMBERED.fullmatch(base):
-            yield NamedImage(match[1].lower(), "", int(match[2]))
+            yield NamedImage(match[2], "", match[1])
         elif match := PREFIXED.fullmatch(base):
-            yield NamedImage(image.split, match[1], 0)
+            yield NamedImage(image.split, match[1], "")
         else:
             yield image
 

@@ -280,6 +280,25 @@ def test_classes_are_those_of_the_table_and_their_absence_is_told(tmp_path: Path
     assert "train: 2 images, none of 1 classes." in listing.notes
 
 
+def test_tiny_imagenet(tmp_path: Path) -> None:
+    make(tmp_path, *[f"train/{wnid}/images/{wnid}_0.JPEG" for wnid in WORDS], f"train/{CAT}/{CAT}_boxes.txt")
+    make(tmp_path, "val/images/val_0.JPEG", "val/images/val_1.JPEG", "test/images/test_0.JPEG")
+    (tmp_path / "val" / "val_annotations.txt").write_text(
+        f"val_1.JPEG\t{CAT}\t0\t1\t2\t3\nval_0.JPEG\t{DOG}\t1\t1\t2\t3\n"
+    )
+    listing = list_source(tmp_path)
+    assert listing.layout == "imagenet" and labels(listing) == [0, 1, 2, 1, 2, -1]
+    assert listing.split_names == ("train", "val", "test")
+
+
+def test_a_class_unpacked_beside_its_archive_is_read_once(tmp_path: Path) -> None:
+    make(tmp_path, f"{CAT}/{CAT}_1.JPEG")
+    (tmp_path / f"{CAT}.tar").write_bytes(class_tars()[f"{CAT}.tar"])
+    listing = list_source(tmp_path)
+    assert listing.keys == (f"{CAT}/{CAT}_1.JPEG",)
+    assert f"Read the images of {CAT} in its folder, not {CAT}.tar." in listing.notes
+
+
 def test_the_flat_sample_set_takes_its_classes_from_the_names(tmp_path: Path) -> None:
     listing = list_source(make(tmp_path, f"{EEL}_tench.JPEG", f"{CAT}_tabby.JPEG", "README.md"))
     assert listing.layout == "imagenet" and listing.split_names == ("all",)
