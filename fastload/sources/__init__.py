@@ -18,6 +18,7 @@ from fastload.sources.celeba import celeba_evidence, list_celeba
 from fastload.sources.cifar import cifar_evidence, list_cifar
 from fastload.sources.coco import coco_evidence, list_coco
 from fastload.sources.folder import folder_evidence, list_folder
+from fastload.sources.hdf5 import hdf5_evidence, list_hdf5
 from fastload.sources.imagenet import imagenet_evidence, list_imagenet
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures, first_few
 from fastload.sources.manifest import list_manifest, manifest_evidence
@@ -96,6 +97,7 @@ LAYOUTS: dict[str, Layout] = {
         list_mnist, mnist_evidence, "dataset", "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not"
     ),
     "arrays": Layout(list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays"),
+    "hdf5": Layout(list_hdf5, hdf5_evidence, "format", "HDF5 of other writers: images and labels, fuel's, PCam's"),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
 
