@@ -18,6 +18,7 @@ from fastload.sources.celeba import celeba_evidence, list_celeba
 from fastload.sources.cifar import cifar_evidence, list_cifar
 from fastload.sources.coco import coco_evidence, list_coco
 from fastload.sources.folder import folder_evidence, list_folder
+from fastload.sources.hdf5 import hdf5_evidence, list_hdf5
 from fastload.sources.imagenet import imagenet_evidence, list_imagenet
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures, first_few
 from fastload.sources.manifest import list_manifest, manifest_evidence
@@ -86,19 +87,33 @@ LAYOUTS: dict[str, Layout] = {
     "voc": Layout(list_voc, voc_evidence, "dataset", "Pascal VOC, one year: palette masks, boxes, labels"),
     "camvid": Layout(list_camvid, camvid_evidence, "dataset", "CamVid as in SegNet's tutorial: frames and masks"),
     "coco": Layout(list_coco, coco_evidence, "dataset", "COCO: boxes; masks drawn with --masks semantic or instance"),
-    "mask-folders": Layout(
-        list_mask_folders, mask_folders_evidence, "format", "Images and masks of the same names in sibling folders"
+    "cifar": Layout(
+        list_cifar, cifar_evidence, "dataset", "CIFAR-10 and CIFAR-100: pickles for Python, or binary", decodes=False
+    ),
+    "mnist": Layout(
+        list_mnist,
+        mnist_evidence,
+        "dataset",
+        "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not",
+        decodes=False,
     ),
     "manifest": Layout(
-        list_manifest, manifest_evidence, "format", "A table that names the images: CSV, TSV or JSON lines (Kaggle, HF)"
+        list_manifest,
+        manifest_evidence,
+        "format",
+        "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)",
     ),
-    "cifar": Layout(list_cifar, cifar_evidence, "dataset", "CIFAR-10 and CIFAR-100: pickles for Python, or binary"),
-    "mnist": Layout(
-        list_mnist, mnist_evidence, "dataset", "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not"
-    ),
-    "arrays": Layout(list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays"),
     "webdataset": Layout(
         list_webdataset, webdataset_evidence, "format", "WebDataset: tar shards, a sample's files by their common name"
+    ),
+    "arrays": Layout(
+        list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False
+    ),
+    "hdf5": Layout(
+        list_hdf5, hdf5_evidence, "format", "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False
+    ),
+    "mask-folders": Layout(
+        list_mask_folders, mask_folders_evidence, "format", "Images and masks of the same names in sibling folders"
     ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
