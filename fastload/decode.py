@@ -280,11 +280,11 @@ def _indices_of(loaded: _Loaded) -> NDArray[np.uint8]:
 
 def _largest_stored(image: Image.Image) -> int:
     """The largest number that an opened gray file can hold where Pillow spreads 0 to it over all bits; else 0."""
-    tile = image.tile[0] if isinstance(image, ImageFile.ImageFile) and image.tile else None
-    if tile is None:
+    if not isinstance(image, ImageFile.ImageFile) or not image.tile:
         return 0
-    layout = tile.args if isinstance(tile.args, tuple) else (tile.args,)
-    if tile.codec_name.startswith("ppm"):
+    tile: Any = image.tile[0]  # a plain tuple before Pillow 11
+    layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+    if tile[0].startswith("ppm"):
         return int(layout[1])
     return {"L;2": 3, "L;4": 15}.get(str(layout[0])[:3], 0)
 
