@@ -284,7 +284,7 @@ def _largest_stored(image: Image.Image) -> int:
         return 0
     tile: Any = image.tile[0]  # a plain tuple before Pillow 11
     layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
-    if tile[0].startswith("ppm"):
+    if tile[0].startswith("ppm") and len(layout) > 1:
         return int(layout[1])
     return {"L;2": 3, "L;4": 15}.get(str(layout[0])[:3], 0)
 

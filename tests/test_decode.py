@@ -417,6 +417,7 @@ def packed_rows(values: NDArray[np.uint8], depth: int) -> bytes:
         (png(31, 23, 2, 0, packed_rows(MASK % 4, 2)), MASK % 4),
         (png(31, 23, 4, 0, packed_rows(MASK % 16, 4)), MASK % 16),
         (b"P5 31 23 20\n" + MASK.tobytes(), MASK),
+        (b"P1 31 23\n" + b" ".join(b"%d" % (1 - value % 2) for value in MASK.flat), MASK % 2),
         (b"P5 31 23 1000\n" + MASK.astype(">u2").tobytes(), MASK),
     ],
 )
