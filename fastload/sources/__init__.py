@@ -18,6 +18,7 @@ from fastload.sources.celeba import celeba_evidence, list_celeba
 from fastload.sources.cifar import cifar_evidence, list_cifar
 from fastload.sources.coco import coco_evidence, list_coco
 from fastload.sources.folder import folder_evidence, list_folder
+from fastload.sources.hdf5 import hdf5_evidence, list_hdf5
 from fastload.sources.imagenet import imagenet_evidence, list_imagenet
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures, first_few
 from fastload.sources.manifest import list_manifest, manifest_evidence
@@ -100,6 +101,7 @@ LAYOUTS: dict[str, Layout] = {
     "webdataset": Layout(
         list_webdataset, webdataset_evidence, "format", "WebDataset: tar shards, a sample's files by their common name"
     ),
+    "hdf5": Layout(list_hdf5, hdf5_evidence, "format", "HDF5 of other writers: images and labels, fuel's, PCam's"),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
 

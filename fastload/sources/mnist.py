@@ -120,7 +120,7 @@ def list_mnist(
         columns["labels"] = Column(flat, {"names": classes} if classes else {})
         if {part.shape[1] for part in more} == {len(_QMNIST)}:
             columns["qmnist"] = Column(np.concatenate(more).astype(np.int32), {"names": _QMNIST})
-    files = JoinedRows.of(parts)
+    files = parts[0][0] if len(parts) == 1 else JoinedRows.of(parts)
     if axes == "WHC":
         notes.append("EMNIST's images lie transposed in the files; they are packed upright.")
     others = [key_of(name) for i, name in enumerate(tree.names) if i not in used]

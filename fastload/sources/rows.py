@@ -295,6 +295,13 @@ def rows_in_tree(
     return MemoryRows.of(values, axes)
 
 
+def upright(values: NDArray[Any], axes: Axes) -> NDArray[Any]:
+    """A view of samples (n, ...) with their axes in the order H, W, C."""
+    if values.ndim == 3:
+        return values
+    return values.transpose(0, *(axis + 1 for axis in _ORDER[axes]))
+
+
 def _shape(stored: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
     return stored if len(stored) == 2 else tuple(stored[axis] for axis in _ORDER[axes])
 

@@ -1,0 +1,320 @@
+"""HDF5 files of other writers: named datasets of equal length, as for NumPy's files; fuel's splits; PCam's pairs.
+
+    images, labels                          (N, H, W, C) or (N, C, H, W), at the top or in train/ and test/
+    features, targets, attribute `split`    fuel
+    ..._train_x.h5, ..._train_y.h5, ...     PatchCamelyon: a file for each split and field
+
+Links and storage outside the file, and virtual datasets, are refused. Datasets that lie linearly in the file are read
+where they lie; others are read through HDF5, at once where they fit into half of the memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FileChangedError, FormatError, SourceError
+from fastload.format import linear_offset, open_hdf5, plain
+from fastload.memory import available_memory
+from fastload.sources.folder import ORDER, SPLITS
+from fastload.sources.listing import Arrays, Listing, OnError, first_few
+from fastload.sources.named_arrays import IMAGES, NamedArray, list_named_arrays
+from fastload.sources.options import SourceOptions
+from fastload.sources.rows import Axes, MemoryRows, RawRows, upright
+from fastload.sources.tree import Tree, key_of, open_tree
+
+_SUFFIXES = (".h5", ".hdf5", ".hdf")
+_DEPTH = 3
+_FUEL = ("split", "split_array")
+
+
+def hdf5_evidence(tree: Tree) -> list[str]:
+    """The HDF5 files of a tree that holds no images; empty for anything else."""
+    if len(tree.images()):
+        return []
+    return [key_of(name) for name in tree.names if name.lower().endswith(_SUFFIXES)]
+
+
+def list_hdf5(
+    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
+) -> Listing:
+    """The listing of the rows of HDF5 datasets; see `list_named_arrays` for what becomes of each.
+
+    Raises:
+        SourceError: no HDF5, unsafe, packed by fastload itself, or what `list_named_arrays` refuses.
+    """
+    tree = open_tree(source)
+    names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
+    if not names:
+        raise SourceError(f"{tree.given}: no HDF5 file (.h5, .hdf5). Give the file, or the folder that holds it.")
+    if tree.archive:
+        raise SourceError(f"{tree.given}: HDF5 in an archive cannot be read in place. Unpack it, and pack the folder.")
+    notes = list(tree.notes)
+    arrays: list[NamedArray] = []
+    splits: dict[str, NDArray[np.int64]] = {}
+    hidden: dict[str, NDArray[np.int64]] = {}
+    for name in names:
+        path = tree.path / name
+        split = next((part for part in re.split(r"[-_./]", name.lower()) if part in SPLITS), "")
+        try:
+            with open_hdf5(path) as file:
+                if "fastload_version" in file.attrs:
+                    raise SourceError(
+                        f"{path}: fastload packed this file. Change its chunks, order or rows with "
+                        f"`fastload repack {path} OUT.h5`."
+                    )
+                found = list(_datasets(path, file, notes))
+                arrays += [replace(array, split=split if len(names) > 1 else "") for array in found]
+                if len(names) == 1:
+                    splits, hidden = _fuel_splits(path, file)
+        except FormatError as exc:
+            raise SourceError(str(exc)) from exc
+        except (OSError, RuntimeError, KeyError) as exc:  # h5py, where the metadata is damaged
+            raise SourceError(f"{path}: its HDF5 metadata is damaged ({exc}). Copy it again.") from exc
+    twice = [array.name for at, array in enumerate(arrays)
+             if any((array.name, array.split) == (other.name, other.split) for other in arrays[:at])]  # fmt: skip
+    if twice:
+        raise SourceError(f"{tree.given}: several files hold {first_few(sorted(set(twice)))}. Give one of them.")
+    listing = list_named_arrays(arrays, layout="hdf5", where=str(tree.given), notes=tuple(notes))
+    return _with_splits(listing, splits, hidden, str(tree.given)) if splits else listing
+
+
+@dataclass(frozen=True, eq=False)
+class _Hdf5Rows:
+    """Rows that only HDF5 can read: compressed, or in pieces; a chunk is decoded for every batch that needs it.
+
+    Attributes:
+        path: absolute path of the file.
+        file_bytes: its size when it was listed.
+        mtime_ns: its time of modification then.
+        name: of the dataset.
+        shape: (H, W, C), or (H, W).
+        dtype: in native byte order.
+        chunk_rows: rows that are decoded together.
+        rows: int64 (N,), the rows that are meant.
+        axes: order of the axes in the file.
+    """
+
+    path: str
+    file_bytes: int
+    mtime_ns: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: int
+    stored_shape: tuple[int, ...]
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    axes: Axes = "HWC"
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fill out with these rows; see Arrays."""
+        rows = self.rows[indices]
+        try:
+            status = os.stat(self.path)
+            if (status.st_size, status.st_mtime_ns) != (self.file_bytes, self.mtime_ns):
+                raise FileChangedError(f"{self.path}: was written to since it was listed. Leave it alone, run again.")
+            with open_hdf5(Path(self.path)) as file:
+                chunk = rows // self.chunk_rows
+                for number in np.unique(chunk).tolist():
+                    where, first = np.flatnonzero(chunk == number), number * self.chunk_rows
+                    block = np.asarray(file[self.name][first : first + self.chunk_rows])
+                    block = block.reshape(len(block), *self.stored_shape)
+                    out[where] = upright(block, self.axes)[rows[where] - first]
+        except (OSError, RuntimeError, KeyError, FormatError) as exc:
+            if isinstance(exc, FileChangedError):
+                raise
+            raise SourceError(f"{self.path}: {self.name} cannot be read ({exc}). Copy the file again.") from exc
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> _Hdf5Rows:
+        """Some of the rows, in the order of indices."""
+        return replace(self, rows=self.rows[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class _Dataset:
+    """One dataset of a file, which is opened anew to read it."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int | None
+    chunk_rows: int
+    is_text: bool
+
+    def values(self) -> NDArray[Any]:
+        """All of it."""
+        try:
+            with open_hdf5(self.path) as file:
+                item = file[self.name]
+                return np.array(item.asstr(errors="backslashreplace")[()].tolist()) if self.is_text else item[()]
+        except (OSError, RuntimeError, KeyError) as exc:
+            raise SourceError(f"{self.path}: {self.name} cannot be read ({exc}). Copy the file again.") from exc
+
+    def rows(self, shape: tuple[int, ...], axes: Axes) -> Arrays:
+        """It by rows."""
+        if self.offset is not None:
+            return RawRows.of(
+                self.path, offset=self.offset, num_rows=self.shape[0], shape=shape, dtype=self.dtype, axes=axes
+            )
+        if int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize <= available_memory() // 2:
+            return MemoryRows.of(self.values().reshape(self.shape[0], *shape), axes)
+        status = os.stat(self.path)
+        final = upright(np.empty((0, *shape), np.uint8), axes).shape[1:]
+        return _Hdf5Rows(
+            os.path.abspath(self.path), status.st_size, status.st_mtime_ns, self.name, final,
+            self.dtype.newbyteorder("="), self.chunk_rows, shape, np.arange(self.shape[0], dtype=np.int64), axes,
+        )  # fmt: skip
+
+
+def _datasets(path: Path, file: Any, notes: list[str]) -> Iterator[NamedArray]:
+    """Every dataset of a file, groups looked through; where all lie in one group, without its name."""
+    found = dict(_walk(path, file, file, "", 0))
+    tops = {name.partition("/")[0] for name in found}
+    around = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in found) else ""
+    if around.rstrip("/").lower() in SPLITS:
+        around = ""
+    mtime = os.stat(path).st_mtime_ns
+    for name, item in found.items():
+        where, short = f"{path}: {name}", name.removeprefix(around)
+        if item.shape is None or item.shape == ():
+            notes.append(f"Ignored {name}: a single value.")
+            continue
+        import h5py
+
+        is_text = h5py.check_string_dtype(item.dtype) is not None and item.dtype.kind == "O" and len(item.shape) == 1
+        if item.dtype.kind not in "biufS" and not is_text:
+            if short.rpartition("/")[2].lower() in IMAGES:
+                raise SourceError(
+                    f"{where}: rows of different length (or of type {item.dtype}), which have no one shape. Export "
+                    "the images to files, and pack those with --size."
+                )
+            notes.append(f"Ignored {name}: of type {item.dtype}.")
+            continue
+        names = plain(item.attrs["names"]) if "names" in item.attrs else ()
+        stored = _Dataset(
+            path, name, tuple(int(n) for n in item.shape), item.dtype, _offset(item),
+            int(item.chunks[0]) if item.chunks else 1, is_text,
+        )  # fmt: skip
+        yield NamedArray(
+            short, where, stored.shape, np.dtype("U1") if is_text else item.dtype, stored.values, stored.rows, mtime,
+            tuple(map(str, names)) if isinstance(names, tuple) else (str(names),),
+        )  # fmt: skip
+
+
+def _walk(path: Path, file: Any, group: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """(name, dataset) of all below a group.
+
+    Raises:
+        SourceError: a link or storage outside of the file.
+    """
+    import h5py
+
+    for name in group:
+        where = f"{path}: `{prefix}{name}`"
+        link = group.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise SourceError(f"{where} is a link into another file ({link.filename}); refused as unsafe.")
+        try:
+            item = group[name]
+        except KeyError as exc:
+            raise SourceError(f"{where} leads nowhere; refused. Copy the file again, or remove the link.") from exc
+        if Path(item.file.filename) != Path(file.filename):
+            raise SourceError(f"{where} leads into another file ({item.file.filename}); refused as unsafe.")
+        if isinstance(item, h5py.Group):
+            if depth < _DEPTH:  # links may lead in a circle
+                yield from _walk(path, file, item, f"{prefix}{name}/", depth + 1)
+        elif isinstance(item, h5py.Dataset):
+            if item.external:
+                raise SourceError(f"{where} keeps its data in another file ({item.external[0][0]}); refused as unsafe.")
+            if item.is_virtual:
+                raise SourceError(f"{where} is a virtual dataset over other files; refused as unsafe.")
+            yield f"{prefix}{name}", item
+
+
+def _offset(item: Any) -> int | None:
+    """Byte at which row 0 lies when the rows lie back to back, in any byte order."""
+    if item.dtype.kind not in "biufS":
+        return None
+    if item.chunks is None and not item.id.get_create_plist().get_nfilters():
+        offset = item.id.get_offset()
+        return None if offset is None else int(offset)
+    return linear_offset(item)
+
+
+def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]]]:
+    """Of fuel's table of splits: split -> its rows, and source -> rows for which it has no values.
+
+    Raises:
+        SourceError: the table is none of fuel's.
+    """
+    import h5py
+
+    name = next((name for name in _FUEL if name in file.attrs), "")
+    table = file.attrs[name] if name else None
+    if not isinstance(table, np.ndarray) or not table.dtype.names:
+        return {}, {}
+    if not {"split", "source", "start", "stop"} <= set(table.dtype.names):
+        raise SourceError(
+            f"{path}: attribute `{name}` is not fuel's table of splits. Remove it to pack without splits."
+        )
+    splits: dict[str, NDArray[np.int64]] = {}
+    hidden: dict[str, list[NDArray[np.int64]]] = {}
+    for line in table:
+        split, source = (str(plain(line[key])) for key in ("split", "source"))
+        rows = np.arange(int(line["start"]), int(line["stop"]), dtype=np.int64)
+        indices = line["indices"] if "indices" in table.dtype.names else None
+        if isinstance(indices, h5py.Reference) and indices:
+            target = file[indices]
+            if not isinstance(target, h5py.Dataset) or target.dtype.kind not in "iu" or len(target.shape) != 1:
+                raise SourceError(f"{path}: the indices of the split {split!r} are no list of rows.")
+            rows = target[()].astype(np.int64)
+        if "available" in table.dtype.names and not line["available"]:
+            hidden.setdefault(source, []).append(rows)
+        else:
+            before = splits.setdefault(split, rows)
+            if not np.array_equal(before, rows):
+                raise SourceError(
+                    f"{path}: the split {split!r} has other rows for {source} than for what stands before it."
+                )
+    return splits, {source: np.concatenate(rows) for source, rows in hidden.items()}
+
+
+def _with_splits(
+    listing: Listing, splits: dict[str, NDArray[np.int64]], hidden: dict[str, NDArray[np.int64]], where: str
+) -> Listing:
+    """The listing with fuel's splits; rows in none of them are a split `other`, labels that are withheld -1."""
+    by_name = {SPLITS.get(name.lower(), name): rows for name, rows in splits.items()}
+    names = [name for name in ORDER if name in by_name] + sorted(set(by_name) - set(ORDER))
+    split = np.full(len(listing), 255, np.uint8)
+    for number, name in enumerate(names):
+        rows = by_name[name]
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(listing)):
+            raise SourceError(f"{where}: the split {name!r} names rows that are not there, of {len(listing)}.")
+        taken = np.unique(split[rows])
+        if len(taken) and taken[0] != 255:
+            raise SourceError(
+                f"{where}: the splits {names[taken[0]]!r} and {name!r} share rows. Each sample is in one split; "
+                "remove one of them from the attribute."
+            )
+        split[rows] = number
+    notes = [f"Splits as fuel's attribute has them: {', '.join(names)}."]
+    if np.any(split == 255):
+        notes.append(f"Rows in no split ({int(np.sum(split == 255))}) are the split 'other'.")
+        split[split == 255] = len(names)
+        names.append("other")
+    columns = dict(listing.columns)
+    for source, rows in hidden.items():
+        if source in ("targets", "labels") and "labels" in columns and columns["labels"].values.ndim == 1:
+            labels = columns["labels"].values.copy()
+            labels[rows] = -1
+            columns["labels"] = replace(columns["labels"], values=labels)
+            notes.append(f"{source} are withheld for {len(rows)} rows: their labels are -1.")
+    return replace(listing, split=split, split_names=tuple(names), columns=columns, notes=(*listing.notes, *notes))
