@@ -31,7 +31,6 @@ from fastload.sources.rows import Axes, MemoryRows, RawRows, upright
 from fastload.sources.tree import Tree, key_of, open_tree
 
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
-_DEPTH = 3
 _FUEL = ("split", "split_array")
 
 
@@ -73,7 +72,8 @@ def list_hdf5(
                 found = list(_datasets(path, file, notes))
                 arrays += [replace(array, split=split if len(names) > 1 else "") for array in found]
                 if len(names) == 1:
-                    splits, hidden = _fuel_splits(path, file)
+                    splits, hidden, lists = _fuel_splits(path, file)
+                    arrays = [array for array in arrays if array.name not in lists]
         except FormatError as exc:
             raise SourceError(str(exc)) from exc
         except (OSError, RuntimeError, KeyError) as exc:  # h5py, where the metadata is damaged
@@ -176,7 +176,7 @@ class _Dataset:
 
 def _datasets(path: Path, file: Any, notes: list[str]) -> Iterator[NamedArray]:
     """Every dataset of a file, groups looked through; where all lie in one group, without its name."""
-    found = dict(_walk(path, file, file, "", 0))
+    found = dict(_walk(path, file, file, "", set()))
     tops = {name.partition("/")[0] for name in found}
     around = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in found) else ""
     if around.rstrip("/").lower() in SPLITS:
@@ -209,14 +209,15 @@ def _datasets(path: Path, file: Any, notes: list[str]) -> Iterator[NamedArray]:
         )  # fmt: skip
 
 
-def _walk(path: Path, file: Any, group: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """(name, dataset) of all below a group.
+def _walk(path: Path, file: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """(name, dataset) of all below a group, except for groups that were seen: links may lead in a circle.
 
     Raises:
         SourceError: a link or storage outside of the file.
     """
     import h5py
 
+    seen.add(h5py.h5o.get_info(group.id).addr)
     for name in group:
         where = f"{path}: `{prefix}{name}`"
         link = group.get(name, getlink=True)
@@ -229,8 +230,8 @@ def _walk(path: Path, file: Any, group: Any, prefix: str, depth: int) -> Iterato
         if Path(item.file.filename) != Path(file.filename):
             raise SourceError(f"{where} leads into another file ({item.file.filename}); refused as unsafe.")
         if isinstance(item, h5py.Group):
-            if depth < _DEPTH:  # links may lead in a circle
-                yield from _walk(path, file, item, f"{prefix}{name}/", depth + 1)
+            if h5py.h5o.get_info(item.id).addr not in seen:
+                yield from _walk(path, file, item, f"{prefix}{name}/", seen)
         elif isinstance(item, h5py.Dataset):
             if item.external:
                 raise SourceError(f"{where} keeps its data in another file ({item.external[0][0]}); refused as unsafe.")
@@ -249,8 +250,8 @@ def _offset(item: Any) -> int | None:
     return linear_offset(item)
 
 
-def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]]]:
-    """Of fuel's table of splits: split -> its rows, and source -> rows for which it has no values.
+def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]], set[str]]:
+    """Of fuel's table of splits: split -> its rows; source -> rows for which it has no values; datasets of rows.
 
     Raises:
         SourceError: the table is none of fuel's.
@@ -260,13 +261,14 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
     name = next((name for name in _FUEL if name in file.attrs), "")
     table = file.attrs[name] if name else None
     if not isinstance(table, np.ndarray) or not table.dtype.names:
-        return {}, {}
+        return {}, {}, set()
     if not {"split", "source", "start", "stop"} <= set(table.dtype.names):
         raise SourceError(
             f"{path}: attribute `{name}` is not fuel's table of splits. Remove it to pack without splits."
         )
     splits: dict[str, NDArray[np.int64]] = {}
     hidden: dict[str, list[NDArray[np.int64]]] = {}
+    lists: set[str] = set()
     for line in table:
         split, source = (str(plain(line[key])) for key in ("split", "source"))
         rows = np.arange(int(line["start"]), int(line["stop"]), dtype=np.int64)
@@ -276,6 +278,7 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
             if not isinstance(target, h5py.Dataset) or target.dtype.kind not in "iu" or len(target.shape) != 1:
                 raise SourceError(f"{path}: the indices of the split {split!r} are no list of rows.")
             rows = target[()].astype(np.int64)
+            lists.add(str(target.name).lstrip("/"))
         if "available" in table.dtype.names and not line["available"]:
             hidden.setdefault(source, []).append(rows)
         else:
@@ -284,7 +287,7 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
                 raise SourceError(
                     f"{path}: the split {split!r} has other rows for {source} than for what stands before it."
                 )
-    return splits, {source: np.concatenate(rows) for source, rows in hidden.items()}
+    return splits, {source: np.concatenate(rows) for source, rows in hidden.items()}, lists
 
 
 def _with_splits(

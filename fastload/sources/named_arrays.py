@@ -404,8 +404,8 @@ def _numbers(array: NamedArray) -> NDArray[Any]:
     values = array.values()
     if values.dtype.kind not in "biuf":
         raise SourceError(f"{array.where}: the labels are {values.dtype}; expected integers or texts. Convert them.")
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
+    if values.ndim > 1 and set(values.shape[1:]) == {1}:
+        values = values.reshape(-1)
     if values.dtype.kind == "f":
         rows = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if len(rows):
