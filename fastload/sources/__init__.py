@@ -93,7 +93,9 @@ LAYOUTS: dict[str, Layout] = {
     "manifest": Layout(
         list_manifest, manifest_evidence, "format", "A table that names the images: CSV, TSV or JSON lines (Kaggle, HF)"
     ),
-    "cifar": Layout(list_cifar, cifar_evidence, "dataset", "CIFAR-10 and CIFAR-100: pickles for Python, or binary", False),
+    "cifar": Layout(
+        list_cifar, cifar_evidence, "dataset", "CIFAR-10 and CIFAR-100: pickles for Python, or binary", False
+    ),
     "mnist": Layout(
         list_mnist, mnist_evidence, "dataset", "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not", False
     ),
@@ -104,6 +106,12 @@ LAYOUTS: dict[str, Layout] = {
     "hdf5": Layout(list_hdf5, hdf5_evidence, "format", "HDF5 of other writers: images and labels, fuel's, PCam's"),
     "arrays": Layout(list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays", False),
     "hdf5": Layout(list_hdf5, hdf5_evidence, "format", "HDF5 of other writers: images and labels, fuel's, PCam's", False),
+    "arrays": Layout(
+        list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays", False
+    ),
+    "hdf5": Layout(
+        list_hdf5, hdf5_evidence, "format", "HDF5 of other writers: images and labels, fuel's, PCam's", False
+    ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
 
