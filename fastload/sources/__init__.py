@@ -99,13 +99,9 @@ LAYOUTS: dict[str, Layout] = {
     "mnist": Layout(
         list_mnist, mnist_evidence, "dataset", "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not", False
     ),
-    "arrays": Layout(list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays"),
     "webdataset": Layout(
         list_webdataset, webdataset_evidence, "format", "WebDataset: tar shards, a sample's files by their common name"
     ),
-    "hdf5": Layout(list_hdf5, hdf5_evidence, "format", "HDF5 of other writers: images and labels, fuel's, PCam's"),
-    "arrays": Layout(list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays", False),
-    "hdf5": Layout(list_hdf5, hdf5_evidence, "format", "HDF5 of other writers: images and labels, fuel's, PCam's", False),
     "arrays": Layout(
         list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays", False
     ),
