@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from fastload.errors import ImageError, SourceError
-from fastload.image_header import ImageHeader, check_size, kind_of, pillow_silenced, probe_image
+from fastload.image_header import ImageHeader, check_size, pillow_silenced, probe_image
 from fastload.sources.listing import Column, Listing, OnError
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
@@ -194,9 +194,11 @@ def _of_pillow(image: Image.Image) -> NDArray[Any]:
     try:
         check_size(image.height, image.width)
         upright = ImageOps.exif_transpose(image)
-        _, channels, bits = kind_of(upright)
-        if bits == 16 and channels == 1:
+        if upright.mode.startswith("I;16"):
             return np.asarray(upright).astype(np.uint16)
+        if upright.mode in ("I", "F"):
+            raise ImageError("has 32 bits a pixel, which are not supported; convert it to 8 or 16 bits")
+        channels = 4 if upright.has_transparency_data else 1 if upright.mode in ("1", "L") else 3
         return np.array(upright.convert(_MODES[channels]))
     except ImageError:
         raise

@@ -48,6 +48,14 @@ IMAGES = {
     "a Pillow image": (Image.fromarray(PIXELS), PIXELS),
     "a lazy Pillow image": (Image.open(io.BytesIO(encoded())), PIXELS),
     "a black and white one": (Image.fromarray(PIXELS[..., 0] > 99), np.where(PIXELS[..., 0] > 99, 255, 0)),
+    "a palette": (
+        Image.fromarray(PIXELS).convert("P"),
+        np.asarray(Image.fromarray(PIXELS).convert("P").convert("RGB")),
+    ),
+    "gray with alpha": (
+        Image.fromarray(PIXELS[..., 0]).convert("LA"),
+        np.dstack([PIXELS[..., [0, 0, 0]], np.full((7, 5), 255, np.uint8)]),
+    ),
     "a 16-bit Pillow image": (Image.fromarray(PIXELS[..., 0].astype("u2") * 257), PIXELS[..., 0].astype("u2") * 257),
 }
 
@@ -136,7 +144,7 @@ REFUSED = {
     "a dict without image": ({"text": "a"}, "a dict without an image: it has text"),
     "bytes of no image": (b"hello", "not an image: starts with b'hello'"),
     "a damaged image": (encoded()[:60], "cannot be decoded|damaged|truncated|broken"),
-    "32-bit pixels": (Image.fromarray(PIXELS[..., 0].astype("i4")), "32-bit integer pixels are not supported"),
+    "32-bit pixels": (Image.fromarray(PIXELS[..., 0].astype("i4")), "has 32 bits a pixel, which are not supported"),
     "a label that is a dict": ((PIXELS, {"boxes": []}), "has a label that is no class"),
     "a label that is half a class": ((PIXELS, 0.5), r"has a label that is no class: 0.5 \(float\)"),
     "NaN": ((PIXELS, float("nan")), "has a label that is no class: nan"),
