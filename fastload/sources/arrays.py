@@ -40,8 +40,8 @@ _SUFFIXES = (".npy", ".npz")
 
 
 def arrays_evidence(tree: Tree) -> list[str]:
-    """The .npy and .npz files of a tree that holds no images; empty for anything else."""
-    if len(tree.images()):
+    """The .npy and .npz files of a folder that holds no images; empty for anything else."""
+    if tree.archive or len(tree.images()):
         return []
     return [key_of(name) for name in tree.names if name.lower().endswith(_SUFFIXES)]
 

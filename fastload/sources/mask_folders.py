@@ -25,6 +25,7 @@ MASKS = frozenset(
     "segmentationclass seg target targets".split()
 )
 _ENDS = tuple("annot _annot _mask _masks _label _labels _gt".split())
+_TABLES = (".csv", ".tsv", ".jsonl")
 _BEHIND_FOLDER = re.compile(rf"(.+?)(?:{'|'.join(_ENDS)})")
 _BEHIND_STEM = re.compile(r"_(?:mask|masks|label|labels|gt|seg|segmentation|annot)$", re.IGNORECASE)
 
@@ -34,8 +35,15 @@ def mask_folders_evidence(tree: Tree) -> list[str]:
     pairs = _find_pairs(tree)
     for place, image in pairs.images.items():
         if place in pairs.masks:
-            return [key_of(tree.names[image]), key_of(tree.names[pairs.masks[place]])]
+            mask = tree.names[pairs.masks[place]]
+            return [] if _in_a_table(tree, mask) else [key_of(tree.names[image]), key_of(mask)]
     return []
+
+
+def _in_a_table(tree: Tree, mask: str) -> bool:
+    """Whether a table beside the folders names the mask: then the table knows more than the folders do."""
+    tables = [i for i, name in enumerate(tree.names) if name.lower().endswith(_TABLES) and "/" not in name]
+    return any(mask.encode("utf-8", "surrogateescape") in tree.files.read(i) for i in tables)
 
 
 def list_mask_folders(

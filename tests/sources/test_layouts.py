@@ -20,7 +20,7 @@ def test_two_formats_that_fit_equally_well_are_left_to_the_user(tmp_path: Path) 
     image(tmp_path / "images" / "1.png")
     image(tmp_path / "masks" / "1.png", "L")
     (tmp_path / "train.csv").write_text("file,label\nimages/1.png,cat\n")
-    with pytest.raises(SourceError, match="more than one layout fits: .*Say which one it is: `--layout") as error:
+    with pytest.raises(SourceError, match=r"more than one layout fits: .*Say which one it is: `--layout") as error:
         list_source(tmp_path)
     assert "train.csv" in str(error.value) and "masks" in str(error.value)
     assert list_source(tmp_path, "manifest").layout == "manifest"

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload.errors import ImageError, SourceError
+from fastload.sources.listing import Pictures
+from fastload.sources.objects import list_objects
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (7, 5, 3), dtype=np.uint8)
+
+
+def encoded(pixels=PIXELS, kind="PNG", **more):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **more)
+    return file.getvalue()
+
+
+class Tensor:
+    """What of a torch tensor is used, so that the test needs no torch."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+
+    def detach(self):
+        return self
+
+    cpu = detach
+
+    def numpy(self):
+        return self.values
+
+
+IMAGES = {
+    "an array": (PIXELS, PIXELS),
+    "a gray array": (PIXELS[..., 0], PIXELS[..., 0]),
+    "16 bits": (PIXELS[..., 0].astype(">u2") * 257, PIXELS[..., 0].astype("u2") * 257),
+    "channels first": (PIXELS.transpose(2, 0, 1), PIXELS),
+    "a tensor": (Tensor(PIXELS.transpose(2, 0, 1)), PIXELS),
+    "a tensor three pixels wide": (Tensor(PIXELS.transpose(2, 0, 1)[:, :, :3]), PIXELS[:, :3]),
+    "PNG bytes": (encoded(), PIXELS),
+    "PNG in a dict": ({"bytes": encoded(), "path": "x"}, PIXELS),
+    "a Pillow image": (Image.fromarray(PIXELS), PIXELS),
+    "a lazy Pillow image": (Image.open(io.BytesIO(encoded())), PIXELS),
+    "a black and white one": (Image.fromarray(PIXELS[..., 0] > 99), np.where(PIXELS[..., 0] > 99, 255, 0)),
+    "a palette": (
+        Image.fromarray(PIXELS).convert("P"),
+        np.asarray(Image.fromarray(PIXELS).convert("P").convert("RGB")),
+    ),
+    "gray with alpha": (
+        Image.fromarray(PIXELS[..., 0]).convert("LA"),
+        np.dstack([PIXELS[..., [0, 0, 0]], np.full((7, 5), 255, np.uint8)]),
+    ),
+    "a 16-bit Pillow image": (Image.fromarray(PIXELS[..., 0].astype("u2") * 257), PIXELS[..., 0].astype("u2") * 257),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize(
+    "way", [lambda image: image, lambda image: (image, 3), lambda image: {"image": image, "label": 3}]
+)
+def test_images_of_every_kind_are_read(kind, way):
+    image, expected = IMAGES[kind]
+    if isinstance(image, dict):
+        way_of = (lambda _: (image, 3)) if way(0) == 0 else way
+    else:
+        way_of = way
+    listing = list_objects([way_of(image)])
+    assert isinstance(listing.files, Pictures) and listing.layout == "objects"
+    pixels, header = listing.files.read(0), listing.files.header(0)
+    assert np.array_equal(pixels.reshape(expected.shape), expected) and pixels.dtype.isnative
+    assert (header.height, header.width, header.bits) == (*expected.shape[:2], 8 * pixels.itemsize)
+    assert header.channels == (*pixels.shape, 1)[2]
+    assert listing.keys == ("000000",)
+
+
+def test_orientation_is_applied_as_to_files():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(kind="JPEG", exif=exif.tobytes(), quality=95)
+    listing = list_objects([(data, 0), (Image.open(io.BytesIO(data)), 1)])
+    assert [header.height for header in listing.files.headers] == [5, 5]
+    assert listing.files.read(0).shape == listing.files.read(1).shape == (5, 7, 3)
+
+
+LABELS = {
+    "ints": ([1, 0, None], [1, 0, -1]),
+    "numpy ints": ([np.int32(1), np.uint8(0), np.int64(5)], [1, 0, 5]),
+    "tensors": ([Tensor(1), Tensor(0), Tensor(2)], [1, 0, 2]),
+    "arrays of no dimension": ([np.array(4), np.array(0), np.array(2)], [4, 0, 2]),
+    "whole floats": ([1.0, 0.0, 2.0], [1, 0, 2]),
+    "truth values": ([True, False, True], [1, 0, 1]),
+    "texts": (["dog", "cat", None], [1, 0, -1]),
+    "vectors": ([[0, 1], np.array([1, 1]), Tensor([0.0, 0.0])], [[0, 1], [1, 1], [0, 0]]),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_of_every_kind_are_kept(kind):
+    given, expected = LABELS[kind]
+    column = list_objects([(PIXELS, label) for label in given]).columns["labels"]
+    assert column.values.tolist() == expected
+    assert column.values.dtype == (np.uint8 if kind == "vectors" else np.int64)
+    assert column.attrs == ({"names": ("cat", "dog")} if kind == "texts" else {})
+
+
+class Photos:
+    classes = ("cat", "dog")
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, i):
+        return self.samples[i]
+
+
+def test_names_of_classes_come_from_the_object_or_what_it_is_a_part_of():
+    photos = Photos([(PIXELS, 1), (PIXELS, 0)])
+    assert list_objects(photos).columns["labels"].attrs == {"names": ("cat", "dog")}
+    subset = Photos([(PIXELS, 1)])
+    subset.classes, subset.dataset = None, photos
+    assert list_objects(subset).columns["labels"].attrs == {"names": ("cat", "dog")}
+    assert list_objects(Photos([(PIXELS, 2)])).columns["labels"].attrs == {}
+    assert list_objects([PIXELS, PIXELS]).columns == {}
+
+
+REFUSED = {
+    "a float array": (PIXELS / 255, r"sample 1 of 2 is float64 \(7, 5, 3\); expected uint8 or uint16: convert it"),
+    "a float tensor": (Tensor(PIXELS / 255), "leave ToTensor and Normalize out"),
+    "ints": (PIXELS.astype(int), "is int64"),
+    "two channels": (PIXELS[..., :2], r"has the shape \(7, 5, 2\)"),
+    "a batch": (PIXELS[None], r"has the shape \(1, 7, 5, 3\)"),
+    "no pixel": (PIXELS[:0], "claims 5x0 pixels"),
+    "a path": ("photo.jpg", "is a str; expected a Pillow image"),
+    "nothing": ((), r"is empty; expected \(image, label\)"),
+    "a dict without image": ({"text": "a"}, "a dict without an image: it has text"),
+    "bytes of no image": (b"hello", "not an image: starts with b'hello'"),
+    "a damaged image": (encoded()[:60], "cannot be decoded|damaged|truncated|broken"),
+    "32-bit pixels": (Image.fromarray(PIXELS[..., 0].astype("i4")), "has 32 bits a pixel, which are not supported"),
+    "a label that is a dict": ((PIXELS, {"boxes": []}), "has a label that is no class"),
+    "a label that is half a class": ((PIXELS, 0.5), r"has a label that is no class: 0.5 \(float\)"),
+    "NaN": ((PIXELS, float("nan")), "has a label that is no class: nan"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_sample_that_is_none_is_named_or_skipped(case):
+    sample, reason = REFUSED[case]
+    samples = [(PIXELS, 0), sample]
+    if case == "a damaged image":
+        with pytest.raises(ImageError, match=reason):
+            list_objects(samples).files.read(1)
+        return
+    with pytest.raises(SourceError, match=f"list: sample 1 of 2 .*{reason.removeprefix('sample 1 of 2 ')}"):
+        list_objects(samples)
+    listing = list_objects(samples, on_error="skip")
+    assert len(listing) == 1 and listing.skipped[0][0] == "000001"
+
+
+def test_what_the_object_raises_is_told_with_its_sample():
+    class Raises(Photos):
+        def __getitem__(self, i):
+            if i == 2:
+                raise IndexError("out of photos")
+            return self.samples[i]
+
+    with pytest.raises(SourceError, match="Raises: sample 2 of 3 cannot be had: IndexError: out of photos"):
+        list_objects(Raises([(PIXELS, 0)] * 3))
+
+
+def test_a_sample_of_another_size_when_read_again_is_an_error():
+    class Random(Photos):
+        calls = 0
+
+        def __getitem__(self, i):
+            self.calls += 1
+            return PIXELS[: 5 + self.calls], 0
+
+    listing = list_objects(Random([0]))
+    with pytest.raises(ImageError, match=r"is uint8 \(7, 5, 3\) now and was 6x5 .*Leave random transforms out"):
+        listing.files.read(0)
+
+
+@pytest.mark.parametrize("source", [iter([PIXELS]), {"a": PIXELS}, 7, "folder", None])
+def test_what_has_no_samples_by_number_is_refused(source):
+    with pytest.raises(SourceError, match="has no length, or no samples by number"):
+        list_objects(source)
+
+
+def test_an_empty_object_and_labels_of_several_kinds_are_refused():
+    with pytest.raises(SourceError, match="list: has no sample"):
+        list_objects([])
+    with pytest.raises(SourceError, match="labels of several kinds: 1 of sample 0, 'cat' of sample 2"):
+        list_objects([(PIXELS, 1), (PIXELS, None), (PIXELS, "cat")])
+    with pytest.raises(SourceError, match=r"labels of several kinds: \(0, 1\) of sample 0, \(1,\) of sample 1"):
+        list_objects([(PIXELS, [0, 1]), (PIXELS, [1])])
+    with pytest.raises(SourceError, match="sample 1 has no label, where others have vectors"):
+        list_objects([(PIXELS, [0, 1]), (PIXELS, None)])
+    with pytest.raises(SourceError, match="beyond what int64 holds"):
+        list_objects([(PIXELS, 2**63)])
+
+
+def test_pictures_are_taken_and_pickled():
+    listing = list_objects([(PIXELS[:3], 0), (PIXELS[:4], 1), (PIXELS, 2)])
+    taken = pickle.loads(pickle.dumps(listing)).take(np.array([2, 0]))
+    assert [taken.files.read(i).shape[0] for i in range(2)] == [7, 3]
+    assert [taken.files.header(i).height for i in range(2)] == [7, 3] and taken.keys == ("000002", "000000")
