@@ -140,6 +140,11 @@ def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
         raise ValueError(f"there is more behind its end at character {at}")
 
 
+def _sound(name: str) -> str:
+    """A name as text that UTF-8 can hold: JSON can spell half a surrogate pair."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 class _Images:
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -156,7 +161,7 @@ class _Images:
         if not all(is_int(side) and 0 <= side < 2**31 for side in size):
             raise SourceError(f"{where} ({name}) has the height {size[0]!r} and width {size[1]!r}. Mend the file.")
         self.index[number] = len(self.names)
-        self.names.append(name)
+        self.names.append(_sound(name))
         self.heights.append(size[0])
         self.widths.append(size[1])
 
@@ -167,7 +172,7 @@ def _add_category(categories: dict[int, str], item: dict[str, Any], where: str) 
         raise SourceError(f"{where} has id {number!r} and name {name!r}. Mend the file.")
     if number in categories:
         raise SourceError(f"{where}: category id {number} occurs a second time, for {name}. Mend the file.")
-    categories[number] = name
+    categories[number] = _sound(name)
 
 
 class _Annotations:

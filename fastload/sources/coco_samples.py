@@ -50,7 +50,7 @@ class Boxes:
         row: int64 (A,), the sample of each, -1 for those of images that are left out.
         slot: int64 (A,), its place among the boxes of its sample.
         counts: int64 (N,), boxes of each sample.
-        others: of each annotation.
+        category: int64 (A,); boxes: float64 (A, 4); areas: float64 (A,); crowd: uint8 (A,).
     """
 
     row: NDArray[np.int64]
@@ -63,6 +63,7 @@ class Boxes:
 
     @classmethod
     def of(cls, parts: list[Part], num_samples: int) -> Boxes:
+        """Those of the kept images, which are the first samples, part by part; the others have none."""
         rows, start = [], 0
         for part in parts:
             kept = part.rows >= 0
