@@ -24,6 +24,7 @@ from fastload.sources.manifest import list_manifest, manifest_evidence
 from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
 from fastload.sources.mnist import list_mnist, mnist_evidence
 from fastload.sources.options import SourceOptions
+from fastload.sources.parquet import list_parquet, parquet_evidence
 from fastload.sources.tree import Tree, open_tree
 from fastload.sources.voc import list_voc, voc_evidence
 from fastload.sources.webdataset import list_webdataset, webdataset_evidence
@@ -91,6 +92,9 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "manifest": Layout(
         list_manifest, manifest_evidence, "format", "A table that names the images: CSV, TSV or JSON lines (Kaggle, HF)"
+    ),
+    "parquet": Layout(
+        list_parquet, parquet_evidence, "format", "Parquet files and Hugging Face's datasets, with images or without"
     ),
     "cifar": Layout(list_cifar, cifar_evidence, "dataset", "CIFAR-10 and CIFAR-100: pickles for Python, or binary"),
     "mnist": Layout(

@@ -24,13 +24,12 @@ from fastload.sources.table_columns import columns_of, missing_labels, plain_nam
 from fastload.sources.table_files import find_tables, manifest_evidence
 from fastload.sources.table_images import ImageIndex, common_folders
 from fastload.sources.table_rows import JoinedRows, join_rows
-from fastload.sources.table_splits import split_index, splits_of_folders, splits_said
+from fastload.sources.table_splits import MASK_COLUMNS, split_index, splits_of_folders, splits_said
 from fastload.sources.table_values import Values, values_of
 from fastload.sources.tree import Tree, key_of, open_tree
 
 __all__ = ["list_manifest", "manifest_evidence"]
 
-MASK_COLUMNS = "mask mask_path mask_file mask_file_name mask_filename mask_name mask_id segmentation_path".split()
 IGNORE = 255  # where only some samples have a mask
 
 
