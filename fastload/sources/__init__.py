@@ -25,6 +25,7 @@ from fastload.sources.manifest import list_manifest, manifest_evidence
 from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
 from fastload.sources.mnist import list_mnist, mnist_evidence
 from fastload.sources.options import SourceOptions
+from fastload.sources.parquet import list_parquet, parquet_evidence
 from fastload.sources.tree import Tree, open_tree
 from fastload.sources.voc import list_voc, voc_evidence
 from fastload.sources.webdataset import list_webdataset, webdataset_evidence
@@ -102,6 +103,9 @@ LAYOUTS: dict[str, Layout] = {
         manifest_evidence,
         "format",
         "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)",
+    ),
+    "parquet": Layout(
+        list_parquet, parquet_evidence, "format", "Parquet with an image column, as on the Hugging Face Hub"
     ),
     "webdataset": Layout(
         list_webdataset, webdataset_evidence, "format", "WebDataset: tar shards, a sample's files by their common name"

@@ -15,13 +15,12 @@ import math
 import os
 import re
 import warnings
-import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +34,17 @@ from fastload.sources.named_arrays import NamedArray, list_named_arrays
 from fastload.sources.options import SourceOptions
 from fastload.sources.rows import Axes, MemoryRows, RawRows
 from fastload.sources.tree import Tree, key_of, open_tree
+from fastload.sources.webdataset import webdataset_evidence
+
+if TYPE_CHECKING:
+    from zipfile import ZipInfo
 
 _SUFFIXES = (".npy", ".npz")
 
 
 def arrays_evidence(tree: Tree) -> list[str]:
-    """The .npy and .npz files of a folder that holds no images; empty for anything else."""
-    if tree.archive or len(tree.images()):
+    """The .npy and .npz files of a tree that holds no images and is no shard; empty for anything else."""
+    if len(tree.images()) or webdataset_evidence(tree):
         return []
     return [key_of(name) for name in tree.names if name.lower().endswith(_SUFFIXES)]
 
@@ -142,6 +145,8 @@ def _read_npy(tree: Tree, i: int) -> NamedArray:
 
 
 def _read_npz(tree: Tree, i: int) -> list[NamedArray]:
+    import zipfile
+
     where, split = str(tree.path / key_of(tree.names[i])), _split_of(tree.names[i])
     mtime, content = int(tree.mtimes_ns[i]), tree.read_text(i) if tree.archive else b""
 
@@ -173,7 +178,7 @@ def _read_npz(tree: Tree, i: int) -> list[NamedArray]:
     return arrays
 
 
-def _member_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
+def _member_offset(file: IO[bytes], member: ZipInfo) -> int:
     """Byte of the bundle at which a stored member's content begins."""
     place = file.tell()
     file.seek(member.header_offset)
@@ -182,7 +187,9 @@ def _member_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
     return member.header_offset + LOCAL_HEADER.size + int(name_size) + int(extra_size)
 
 
-def _member_loader(reopen: Callable[[], IO[bytes]], member: zipfile.ZipInfo, where: str) -> Callable[[], bytes]:
+def _member_loader(reopen: Callable[[], IO[bytes]], member: ZipInfo, where: str) -> Callable[[], bytes]:
+    import zipfile
+
     def load() -> bytes:
         _require_memory(member.file_size, where)
         try:

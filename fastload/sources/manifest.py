@@ -21,16 +21,15 @@ from fastload.sources.listing import Column, Files, Listing, Masks, OnError, fir
 from fastload.sources.options import SourceOptions
 from fastload.sources.table_boxes import box_columns, boxes_of, many_each, one_each
 from fastload.sources.table_columns import columns_of, missing_labels, plain_name
-from fastload.sources.table_files import find_tables, manifest_evidence
+from fastload.sources.table_files import find_tables, manifest_evidence, text_cells
 from fastload.sources.table_images import ImageIndex, common_folders
 from fastload.sources.table_rows import JoinedRows, join_rows
-from fastload.sources.table_splits import split_index, splits_of_folders, splits_said
+from fastload.sources.table_splits import MASK_COLUMNS, split_index, splits_of_folders, splits_said
 from fastload.sources.table_values import Values, values_of
 from fastload.sources.tree import Tree, key_of, open_tree
 
 __all__ = ["list_manifest", "manifest_evidence"]
 
-MASK_COLUMNS = "mask mask_path mask_file mask_file_name mask_filename mask_name mask_id segmentation_path".split()
 IGNORE = 255  # where only some samples have a mask
 
 
@@ -201,9 +200,11 @@ def _masks(
     """The masks that a column names; it is taken out of the table."""
     plain = {plain_name(name): name for name in table}
     name = next((plain[known] for known in MASK_COLUMNS if known in plain), "")
-    if not name or table[name].kind != "text":
+    if not name or table[name].kind not in ("text", "int"):
         return None
-    cells = table[name].texts()
+    cells = text_cells(rows.cells[name][row] for row in kept.tolist())  # as written: 007 is no 7
+    if table[name].kind == "int" and len(set(cells)) < len(cells):
+        return None  # whether there is a mask, say
     base = index.at(rows.tables[0].base, rows.tables[0].rows.legacy)
     if sum(base.hits(cells[:50])) == 0:
         return None  # run lengths, say

@@ -18,6 +18,9 @@ from fastload.sources.tree import Tree, key_of
 SPLIT_COLUMNS = (
     "split data_split dataset_split subset partition set phase fold is_valid is_val is_test is_train"
 ).split()
+MASK_COLUMNS = (
+    "mask mask_path mask_file mask_file_name mask_filename mask_name mask_id segmentation_path annotation"
+).split()
 MOST_SPLITS = 64
 
 
@@ -32,7 +35,7 @@ def splits_said(rows: JoinedRows, options: SourceOptions, notes: list[str]) -> t
     plain = {plain_name(column): column for column in rows.cells}
     for candidate in [plain_name(name)] if name else [known for known in SPLIT_COLUMNS if known in plain]:
         column = name or plain[candidate]
-        said = _split_cells(text_cells(rows.cells[column]), candidate)
+        said = split_cells(text_cells(rows.cells[column]), candidate)
         known = {split for split in said if split}
         if not name and candidate in ("set", "partition", "phase", "fold", "subset") and len(known) > MOST_SPLITS:
             continue
@@ -53,7 +56,7 @@ def splits_said(rows: JoinedRows, options: SourceOptions, notes: list[str]) -> t
     return [by_table[i] for i in rows.table.tolist()] if any(by_table) else [""] * count, ""
 
 
-def _split_cells(cells: list[str], column: str) -> list[str]:
+def split_cells(cells: list[str], column: str) -> list[str]:
     if column.startswith("is_"):
         this, that = {"is_test": ("test", "train"), "is_train": ("train", "val")}.get(column, ("val", "train"))
         truth = {"1": this, "true": this, "1.0": this, "yes": this, "0": that, "false": that, "0.0": that, "no": that}

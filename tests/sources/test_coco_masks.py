@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.sources.coco_masks import fill_polygon
-from fastload.sources.coco_regions import decode_counts
 
 
 def inside(points: np.ndarray, height: int, width: int) -> np.ndarray:

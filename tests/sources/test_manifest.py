@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
+from fastload import pack_images
 from fastload.errors import SourceError
 from fastload.sources import Listing, SourceOptions, detect_layout, list_source
 
@@ -288,7 +291,7 @@ def test_masks_of_a_column_are_found_and_may_be_absent(tmp_path: Path) -> None:
     partly = list_source(write(root / "t.csv", "image,mask,label\n1.jpg,,0\n2.jpg,2.png,1\n"))
     assert partly.masks is not None and partly.masks.present.tolist() == [False, True]
     assert partly.masks.ignore_index == 255 and partly.masks.files.read(1) == b"masks/2.png"
-    assert list_source(root, options=SourceOptions(masks="none")).masks is None
+    assert list_source(root / "t.csv", options=SourceOptions(masks="none")).masks is None
     with pytest.raises(SourceError, match=r"masks that rows name in column 'mask'.*masks/3.png .line 2"):
         list_source(write(root / "t.csv", "image,mask,label\n1.jpg,masks/3.png,0\n2.jpg,2.png,1\n"))
 
@@ -332,3 +335,23 @@ def test_a_dangling_link_that_a_row_names_says_so(abc: Path) -> None:
     (abc / "d.jpg").symlink_to(abc / "nowhere.jpg")
     with pytest.raises(SourceError, match=r"d.jpg .line 3 of t.csv.: is a link to a file that does not exist"):
         list_source(write(abc / "t.csv", "image,label\na.jpg,1\nd.jpg,2\n"))
+
+
+def test_a_manifest_packs_with_its_masks_boxes_and_splits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    text = "image;mask;label;split;x;y;w;h\n"
+    for i in range(6):
+        for folder, shape in (("images", (8, 12, 3)), ("masks", (8, 12))):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            Image.fromarray(rng.integers(0, 9, shape, np.uint8)).save(tmp_path / folder / f"{i}.png")
+        text += f"{i};{i};{'ab'[i % 2]};{'train' if i else 'dev'};{i};2;4;6\n"
+    report = pack_images(
+        write(tmp_path / "t.csv", text), tmp_path / "t.h5", root=tmp_path, size=(4, 6), workers=1, shuffle=False
+    )
+    assert report.layout == "manifest"
+    with h5py.File(tmp_path / "t.h5") as file:
+        keys = file["key"].asstr()[:].tolist()
+        assert keys == [f"images/{i}.png" for i in (1, 2, 3, 4, 5, 0)]
+        assert file["images"].shape == (6, 4, 6, 3) and file["masks"].shape == (6, 4, 6)
+        assert file["bbox"][0].tolist() == [0.5, 1, 2, 3] and file["labels"][:].tolist() == [1, 0, 1, 0, 1, 0]
+        assert file["split"].attrs["names"].tolist() == [b"train", b"dev"]

@@ -1,0 +1,223 @@
+"""Parquet files and Hugging Face's datasets: images as bytes within the table, or tables without any image.
+
+data/train-00000-of-00257.parquet   as on the Hub; splits by the names of files or of the folders above them
+photos.parquet                      one file, one split
+train/data-00000-of-00001.arrow     a folder that `datasets` saved with save_to_disk, told by its state.json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FastloadError, SourceError
+from fastload.sources.arrow_rows import encoded_column, index_of, keys_of, masks_of, resolved, values_in
+from fastload.sources.arrow_shards import Shard
+from fastload.sources.arrow_values import Features, features_of
+from fastload.sources.folder import SPLITS
+from fastload.sources.listing import Listing, OnError, first_few
+from fastload.sources.options import SourceOptions
+from fastload.sources.table_columns import columns_of, missing_labels, plain_name
+from fastload.sources.table_files import IMAGE_COLUMNS, split_of_name
+from fastload.sources.table_splits import MASK_COLUMNS, split_cells, split_index
+from fastload.sources.tree import Tree, key_of, open_tree
+
+_FIRST_IMAGES = ("image", "img", "pixel_values", "picture", "photo")
+
+
+def parquet_evidence(tree: Tree) -> list[str]:
+    """The Parquet files of a tree without images of its own, or whose schema has some; or folders saved by datasets."""
+    if tree.archive:
+        return []
+    names = [tree.names[i] for i in _places(tree)]
+    if not names or tree.file:
+        return [key_of(name) for name in names]
+    if len(tree.images()) and not names[0].endswith(".arrow"):
+        try:
+            features = features_of(Shard(tree.path / names[0]).schema)
+        except FastloadError:
+            return []
+        if not features.images:
+            return []
+    return [key_of(name) for name in names[:3]]
+
+
+def list_parquet(
+    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
+) -> Listing:
+    """The listing of a dataset of Parquet or Arrow files, row by row.
+
+    Columns as for a manifest; lists of one length and numbers keep their type: `input_ids` int64 (N, L).
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+        SourceError: a file is damaged or has other columns than the first; a row without its image or label (unless
+            skipped).
+    """
+    options = options or SourceOptions()
+    tree = open_tree(source)
+    if tree.archive:
+        raise SourceError(f"{tree.path}: Parquet files inside an archive are not read. Unpack it and give the folder.")
+    places = _places(tree)
+    if not places:
+        raise SourceError(f"{tree.path}: there is no .parquet file, nor a folder that `datasets` saved.")
+    names = [tree.names[i] for i in places]
+    shards = [Shard(tree.path / name) for name in names]
+    counts = [shard.num_rows for shard in shards]
+    total = sum(counts)
+    if total == 0:
+        raise SourceError(
+            f"{tree.given}: {first_few([key_of(name) for name in names])} hold no rows. Fetch them again."
+        )
+    shard_of = np.repeat(np.arange(len(shards)), counts)
+    row_of = np.concatenate([np.arange(count) for count in counts])
+    features = features_of(shards[0].schema)
+    columns = _column_names(shards, names)
+    notes = [f"Layout parquet, told by {first_few([key_of(name) for name in names], 3)}; {total} rows."]
+
+    image = _image_column(features, columns, shards, tree, options, notes)
+    splits, split_column = _splits(shards, names, columns, shard_of, options, notes)
+    split, split_names = split_index(splits)
+    encoded = encoded_column(shards, image, features, tree) if image else None
+    files, sizes, bad = resolved(encoded, tree, names, shard_of) if encoded else (None, np.zeros(total, np.int64), {})
+    mask = next((n for n in features.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
+    masks = None
+    if mask and image and options.masks == "none":
+        notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
+    elif mask and image:
+        masks = masks_of(encoded_column(shards, mask, features, tree), tree, names, shard_of, notes, mask)
+    others = [name for name in features.images if name not in (image, mask)]
+    if others:
+        notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
+    taken = {image, mask, split_column, *others}
+    table = {name: values_in(shards, name, features) for name in columns if name not in taken}
+
+    def place(row: int) -> str:
+        return f"row {row_of[row]} of {key_of(names[shard_of[row]])}"
+
+    if bad and on_error == "fail":
+        shown = first_few([f"{place(row)} {why}" for row, why in sorted(bad.items())])
+        raise SourceError(
+            f"{tree.given}: rows without their image ({len(bad)}): {shown}. Fetch the files again, or leave those rows "
+            "out with `--on-error skip`."
+        )
+    made, lost, said = columns_of(
+        table, wanted=options.labels, split=split, split_names=split_names, where=str(tree.given)
+    )
+    if lost and on_error == "fail":
+        raise missing_labels(lost, place, str(tree.given))
+    if not image and not made:
+        raise SourceError(
+            f"{tree.given}: there is neither a column of images nor one of numbers: {', '.join(columns)}."
+        )
+    if not image:
+        notes.append("No column holds images: a dataset of columns only.")
+        sizes = np.full(total, sum(column.values[:1].nbytes for column in made.values()), np.int64)
+    bad = lost | bad
+    keep = np.delete(np.arange(total), list(bad))
+    if len(keep) == 0:
+        raise SourceError(f"{tree.given}: not one row can be packed, e.g. {place(0)}: {bad[0]}.")
+    listing = Listing(
+        layout="parquet",
+        keys=tuple(keys_of(encoded, names, counts)),
+        split=split,
+        split_names=split_names,
+        columns=made,
+        notes=(*notes, *said, *tree.notes),
+        sizes=sizes,
+        mtimes_ns=tree.mtimes_ns[np.array(places)][shard_of],
+        files=files,
+        skipped=tuple((place(row), why) for row, why in sorted(bad.items())),
+        masks=masks,
+    )
+    return listing.take(keep) if bad else listing
+
+
+def _places(tree: Tree) -> list[int]:
+    """Positions of the Parquet files, else of the Arrow files beside a state.json."""
+    found = [i for i, name in enumerate(tree.names) if name[-1:] in "tT" and name.lower().endswith(".parquet")]
+    if found:
+        return found
+    saved = {name.rpartition("/")[0] for name in tree.names if name.rpartition("/")[2] == "state.json"}
+    return [i for i, name in enumerate(tree.names) if name.endswith(".arrow") and name.rpartition("/")[0] in saved]
+
+
+def _column_names(shards: list[Shard], names: list[str]) -> list[str]:
+    """The columns of all shards; the same name must mean the same type, and null is any."""
+    import pyarrow as pa
+
+    known: dict[str, tuple[Any, str]] = {}
+    for shard, file in zip(shards, names, strict=True):
+        for field in shard.schema:
+            kind, first = known.setdefault(field.name, (field.type, file))
+            if pa.types.is_null(kind):
+                known[field.name] = (field.type, file)
+            elif field.type != kind and not pa.types.is_null(field.type):
+                raise SourceError(
+                    f"{shard.path}: column {field.name!r} is {field.type}, but {kind} in {key_of(first)}. "
+                    "Give the files of one dataset (one configuration of it)."
+                )
+    return list(known)
+
+
+def _image_column(
+    features: Features,
+    columns: list[str],
+    shards: list[Shard],
+    tree: Tree,
+    options: SourceOptions,
+    notes: list[str],
+) -> str:
+    """The column of images: bytes, or paths that lead to files; "" for none."""
+    if options.image_column:
+        if options.image_column not in columns:
+            raise SourceError(
+                f"{tree.given}: there is no column {options.image_column!r} for images. There are {', '.join(columns)}."
+            )
+        return options.image_column
+    usual = [name for name in features.images if plain_name(name) in _FIRST_IMAGES]
+    no_masks = [name for name in features.images if plain_name(name) not in MASK_COLUMNS]
+    if found := usual or no_masks:
+        notes.append(f"Images by column {found[0]!r}.")
+        return found[0]
+    plain = {plain_name(name): name for name in columns}
+    for candidate in [plain[name] for name in IMAGE_COLUMNS if name in plain]:
+        values = values_in(shards[:1], candidate, features)
+        if values.kind == "text" and any(index_of(tree).hits(values.texts()[:40])):
+            notes.append(f"Images by the paths in column {candidate!r}.")
+            return candidate
+    return ""
+
+
+def _splits(
+    shards: list[Shard],
+    names: list[str],
+    columns: list[str],
+    shard_of: NDArray[np.int64],
+    options: SourceOptions,
+    notes: list[str],
+) -> tuple[list[str], str]:
+    """The split of each row, by a column if there is one, else by the names of files and folders; and that column."""
+    wanted = options.split_column or ("split" if "split" in columns else "")
+    if wanted:
+        if wanted not in columns:
+            raise SourceError(
+                f"{shards[0].path}: there is no column {wanted!r} for splits. There are {', '.join(columns)}."
+            )
+        said = split_cells(values_in(shards, wanted, Features((), {})).texts(), plain_name(wanted))
+        if all(said) and len(set(said)) < 256:
+            notes.append(f"Splits by column {wanted!r}: {', '.join(sorted(set(said)))}.")
+            return said, wanted
+        raise SourceError(
+            f"{shards[0].path}: column {wanted!r} can be no split: a value is empty, or there are too many."
+        )
+    by_file = []
+    for name in names:
+        folders = [SPLITS[part.lower()] for part in name.split("/")[:-1] if part.lower() in SPLITS]
+        by_file.append(split_of_name(name) or (folders[-1] if folders else ""))
+    if any(by_file):
+        notes.append(f"Splits by names of files: {', '.join(sorted(set(by_file) - {''}))}.")
+    return [by_file[i] for i in shard_of.tolist()], ""

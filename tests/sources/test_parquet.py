@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload import pack_images
+from fastload.errors import FileChangedError, MissingExtraError, SourceError
+from fastload.sources import Listing, SourceOptions, detect_layout, list_source
+
+pa = pytest.importorskip("pyarrow", reason="the extra [parquet] is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def features(**named: Any) -> dict[bytes, bytes]:
+    return {b"huggingface": json.dumps({"info": {"features": named}}).encode()}
+
+
+def write(path: Path, rows: dict[str, Any], metadata: dict[bytes, bytes] | None = None, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(rows)
+    pq.write_table(table.replace_schema_metadata(metadata) if metadata else table, path, **options)
+    return path
+
+
+def images(*cells: tuple[bytes | None, str | None] | None) -> Any:
+    return pa.array([None if cell is None else {"bytes": cell[0], "path": cell[1]} for cell in cells], IMAGE)
+
+
+def notes(listing: Listing) -> str:
+    return " ".join(listing.notes)
+
+
+def test_a_hub_folder_gives_splits_labels_and_names(tmp_path: Path) -> None:
+    meta = features(image={"_type": "Image"}, label={"_type": "ClassLabel", "names": ["cat", "dog"]})
+    data = tmp_path / "set" / "data"
+    first = {"image": images((b"0", "a.jpg"), (b"one", "b.jpg"), (b"2", "c.jpg")), "label": [0, 1, 1]}
+    write(data / "train-00000-of-00002.parquet", first, meta, row_group_size=2)
+    write(data / "train-00001-of-00002.parquet", {"image": images((b"3", "a.jpg")), "label": [0]}, meta)
+    write(
+        data / "validation-00000-of-00001.parquet", {"image": images((b"4", None), (b"5", "x")), "label": [1, 0]}, meta
+    )
+    assert detect_layout(tmp_path / "set")[0] == "parquet"
+    listing = list_source(tmp_path / "set")
+    assert listing.keys == (
+        "data/train-00000-of-00002.parquet/a.jpg",
+        "data/train-00000-of-00002.parquet/b.jpg",
+        "data/train-00000-of-00002.parquet/c.jpg",
+        "data/train-00001-of-00002.parquet/a.jpg",
+        "data/validation-00000-of-00001.parquet/00000000",
+        "data/validation-00000-of-00001.parquet/00000001",
+    )
+    assert listing.split_names == ("train", "val") and listing.split.tolist() == [0, 0, 0, 0, 1, 1]
+    assert listing.columns["labels"].values.tolist() == [0, 1, 1, 0, 1, 0]
+    assert listing.columns["labels"].attrs == {"names": ("cat", "dog")}
+    assert [listing.files.read(i) for i in range(6)] == [b"0", b"one", b"2", b"3", b"4", b"5"]
+    assert listing.files.take(np.array([5, 1])).read_head(1, 2) == b"on" and listing.sizes[1] == 3
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_plain_binary_and_null_pieces_within_batches(tmp_path: Path, kind: Any) -> None:
+    cells = [b"x" * (i % 7 + 1) for i in range(3000)]
+    path = write(tmp_path / "t.parquet", {"img": pa.array(cells, kind), "y": np.arange(3000)})
+    listing = list_source(path)
+    assert listing.split_names == ("all",) and listing.keys[2999] == "t.parquet/00002999"
+    assert [listing.files.read(i) for i in range(0, 3000, 7)] == cells[::7]
+
+
+def test_the_temporary_file_serves_other_processes_and_goes_with_its_owner(tmp_path: Path) -> None:
+    listing = list_source(write(tmp_path / "t.parquet", {"image": images((b"abc", "a"), (b"de", "b"))}))
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).read(1).decode())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(listing.files), capture_output=True, check=True
+    )
+    assert done.stdout == b"de\n"
+    other = pickle.loads(pickle.dumps(listing.files))
+    taken = listing.take(np.array([1]))
+    del listing
+    gc.collect()
+    assert taken.files.read(0) == b"de"  # type: ignore[union-attr]
+    del taken
+    gc.collect()
+    with pytest.raises(FileChangedError):
+        other.read(0)
+
+
+def test_rows_without_bytes_are_files_beside_the_table(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.jpg").write_bytes(b"beside")
+    path = write(tmp_path / "t.parquet", {"image": images((None, "a.jpg"), (b"within", "b.jpg"))})
+    listing = list_source(path)
+    assert [listing.files.read(i) for i in range(2)] == [b"beside", b"within"] and listing.sizes.tolist() == [6, 6]
+    assert detect_layout(tmp_path)[0] == "parquet"
+
+
+def test_null_rows_are_named_and_skip_leaves_them_out(tmp_path: Path) -> None:
+    cells = images((b"0", "a"), None, (None, "far/x.jpg"), (b"", None), (b"4", "e"))
+    path = write(tmp_path / "t.parquet", {"image": cells, "label": [0, 1, 2, 3, None]})
+    with pytest.raises(SourceError, match=r"\(3\): row 1 of t.parquet holds no image.*row 2 .*path 'far/x.jpg'"):
+        list_source(path)
+    listing = list_source(path, on_error="skip")
+    assert [listing.files.read(i) for i in range(len(listing))] == [b"0"]
+    assert [key for key, _ in listing.skipped] == [f"row {i} of t.parquet" for i in (1, 2, 3, 4)]
+    assert listing.skipped[3][1] == "its label is empty"
+
+
+def test_a_path_that_leads_out_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", {"image": images((None, "../a.jpg"))})
+    with pytest.raises(SourceError, match="leads out of the folder"):
+        list_source(path)
+
+
+def test_a_column_of_paths_names_files_as_a_manifest_does(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in "ab":
+        (tmp_path / "images" / f"{name}.jpg").write_text(name)
+    path = write(tmp_path / "metadata.parquet", {"file_name": ["b.jpg", "a.jpg"], "label": ["x", "y"]})
+    listing = list_source(path)
+    assert [listing.files.read(i) for i in range(2)] == [b"b", b"a"] and listing.columns["labels"].values.tolist() == [
+        0,
+        1,
+    ]
+
+
+def test_a_table_without_images_is_a_dataset_of_columns(tmp_path: Path) -> None:
+    rows = {"input_ids": [[1, 2, 3], [4, 5, 6]], "mask": pa.array([[True, False], [True, True]]), "label": [1, 0],
+            "text": ["word " * 20, "other " * 20], "grid": [[[1.5], [2.5]], [[3.5], [4.5]]]}  # fmt: skip
+    listing = list_source(write(tmp_path / "tokens.parquet", rows))
+    assert listing.files is None and listing.keys == ("tokens.parquet/00000000", "tokens.parquet/00000001")
+    assert listing.columns["input_ids"].values.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert listing.columns["input_ids"].values.dtype == np.int64
+    assert listing.columns["mask"].values.dtype == np.uint8
+    assert listing.columns["grid"].values.shape == (2, 2, 1) and listing.columns["labels"].values.tolist() == [1, 0]
+    assert "text (text, mostly different in each row)" in notes(listing)
+
+
+def test_columns_keep_their_meaning(tmp_path: Path) -> None:
+    rows = {
+        "image": images((b"0", None), (b"1", None), (b"2", None)),
+        "tags": pa.array([[0, 2], [], [1]]),
+        "age": pa.array([1, None, 3]),
+        "ragged": pa.array([[1], [1, 2], []]),
+        "kind": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "nested": pa.array([{"x": 1}] * 3),
+        "none": pa.nulls(3),
+    }
+    meta = features(tags={"feature": {"_type": "ClassLabel", "names": ["p", "q", "r"]}, "_type": "Sequence"})
+    listing = list_source(write(tmp_path / "t.parquet", rows, meta))
+    assert listing.columns["labels"].values.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert listing.columns["labels"].attrs == {"names": ("p", "q", "r")}
+    assert np.isnan(listing.columns["age"].values[1]) and listing.columns["kind"].values.tolist() == [0, 1, 0]
+    assert all(f"{name} (" in notes(listing) for name in ("ragged", "nested", "none"))
+    assert list_source(tmp_path / "t.parquet", options=SourceOptions(labels=("kind",))).columns["labels"].attrs == {
+        "names": ("a", "b")
+    }
+
+
+def test_a_second_image_column_of_masks_becomes_masks(tmp_path: Path) -> None:
+    rows = {"pixel_values": images((b"0", None), (b"1", None)), "label": images((b"m", None), None)}
+    listing = list_source(write(tmp_path / "t.parquet", rows))
+    assert listing.masks is not None and listing.masks.present.tolist() == [True, False]
+    assert listing.masks.ignore_index == 255 and listing.masks.files.read(0) == b"m"
+
+
+def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", {"image": images((b"0", None)), "label": [1]})
+    write(tmp_path / "b.parquet", {"image": images((b"0", None)), "label": ["x"]})
+    with pytest.raises(SourceError, match=r"b.parquet: column 'label' is string, but int64 in a.parquet"):
+        list_source(tmp_path)
+
+
+@pytest.mark.parametrize("cut", [0, 6, 200])
+def test_a_damaged_file_is_named(tmp_path: Path, cut: int) -> None:
+    path = write(tmp_path / "t.parquet", {"image": images(*[(os.urandom(90), None)] * 9), "label": list(range(9))})
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(SourceError, match=r"t.parquet cannot be read: "):
+        list_source(path)
+
+
+def test_class_folders_beside_a_stray_parquet_stay_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_text("1")
+    write(tmp_path / "embeddings.parquet", {"x": [[0.5, 1.5]]})
+    assert detect_layout(tmp_path)[0] == "folder"
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "t.parquet", {"image": images((b"0", None))})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"fastload\[parquet\]"):
+        list_source(path)
+
+
+def test_what_datasets_saves_is_read_in_place_and_as_it_reads_it(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    rng = np.random.default_rng(0)
+    encoded = []
+    for orientation, shape in ((1, (12, 8, 3)), (6, (8, 12, 3))):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        stream = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(stream, "JPEG", exif=exif)
+        encoded.append(stream.getvalue())
+    table = datasets.Dataset.from_dict(
+        {"image": [{"bytes": data, "path": None} for data in encoded], "label": [1, 0]},
+        features=datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}),
+    )
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(tmp_path / "saved")
+    table.to_parquet(tmp_path / "set" / "train-00000-of-00001.parquet")
+    wanted = [np.asarray(table[i]["image"]) for i in range(2)]
+    assert wanted[0].shape == wanted[1].shape == (12, 8, 3)
+    for folder in ("saved", "set"):
+        listing = list_source(tmp_path / folder)
+        assert listing.layout == "parquet" and listing.columns["labels"].attrs == {"names": ("a", "b")}
+        assert [listing.files.read(i) for i in range(2)] == encoded
+        packed = tmp_path / f"{folder}.h5"
+        pack_images(tmp_path / folder, packed, shuffle=False, workers=2)
+        with h5py.File(packed) as file:
+            assert np.array_equal(file["images"][:2], wanted)
+            assert file["labels"][:2].tolist() == [1, 0] and file["split"].attrs["names"][0] == b"train"
