@@ -14,6 +14,7 @@ import io
 import math
 import os
 import re
+import struct
 import warnings
 import zlib
 from collections.abc import Callable
@@ -169,7 +170,7 @@ def _read_npz(tree: Tree, i: int) -> list[NamedArray]:
                 with bundle.open(member) as head:
                     stored = _stored(inside, head, member.file_size, path, base, load)
                 arrays.append(stored.named(name, mtime, split))
-    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, NotImplementedError, zlib.error) as exc:
+    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, zlib.error, struct.error) as exc:
         if isinstance(exc, SourceError):
             raise
         raise SourceError(f"{where}: cannot be read as an .npz ({exc}). Copy or save it again.") from exc

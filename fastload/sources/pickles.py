@@ -219,6 +219,26 @@ def _small_ints(machine: _Machine) -> None:
     machine.stack.extend(found.group()[1::2])
 
 
+def _short_string(machine: _Machine) -> None:
+    # A list of file names is made of these and the next.
+    start = machine.at + 1
+    end = start + machine.data[machine.at]
+    if end > len(machine.data):
+        raise ValueError("beyond the end")
+    machine.stack.append(machine.data[start:end])
+    machine.at = end
+
+
+def _short_put(machine: _Machine) -> None:
+    machine.memo[machine.data[machine.at]] = machine.stack[-1]
+    machine.at += 1
+
+
+def _long_put(machine: _Machine) -> None:
+    at, machine.at = machine.at, machine.at + 4
+    machine.memo[int.from_bytes(machine.data[at : at + 4], "little")] = machine.stack[-1]
+
+
 def _integer(machine: _Machine) -> None:
     line = machine.line()
     machine.stack.append({b"00": False, b"01": True}.get(line) if line in (b"00", b"01") else int(line))
@@ -341,9 +361,9 @@ _STEPS: dict[int, Callable[[_Machine], None]] = {
     code[0]: step
     for code, step in {
         b"K": _small_ints,
-        b"U": _pushes(lambda m: m.raw(m.number("B"))),
-        b"q": lambda m: _put(m, m.number("B")),
-        b"r": lambda m: _put(m, m.number("<I")),
+        b"U": _short_string,
+        b"q": _short_put,
+        b"r": _long_put,
         b"\x94": lambda m: _put(m, len(m.memo)),
         b"p": lambda m: _put(m, int(m.line())),
         b"h": _pushes(lambda m: m.memo[m.number("B")]),
