@@ -31,7 +31,8 @@ from fastload.memory import available_memory
 from fastload.sources.folder import SPLITS
 from fastload.sources.listing import Arrays, Listing, OnError, first_few
 from fastload.sources.members import LOCAL_HEADER
-from fastload.sources.named_arrays import NamedArray, list_named_arrays
+from fastload.sources.named_array import NamedArray
+from fastload.sources.named_arrays import list_named_arrays
 from fastload.sources.options import SourceOptions
 from fastload.sources.rows import Axes, MemoryRows, RawRows
 from fastload.sources.tree import Tree, key_of, open_tree
