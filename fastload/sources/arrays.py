@@ -14,6 +14,7 @@ import io
 import math
 import os
 import re
+import struct
 import warnings
 import zlib
 from collections.abc import Callable
@@ -30,7 +31,8 @@ from fastload.memory import available_memory
 from fastload.sources.folder import SPLITS
 from fastload.sources.listing import Arrays, Listing, OnError, first_few
 from fastload.sources.members import LOCAL_HEADER
-from fastload.sources.named_arrays import NamedArray, list_named_arrays
+from fastload.sources.named_array import NamedArray
+from fastload.sources.named_arrays import list_named_arrays
 from fastload.sources.options import SourceOptions
 from fastload.sources.rows import Axes, MemoryRows, RawRows
 from fastload.sources.tree import Tree, key_of, open_tree
@@ -169,7 +171,7 @@ def _read_npz(tree: Tree, i: int) -> list[NamedArray]:
                 with bundle.open(member) as head:
                     stored = _stored(inside, head, member.file_size, path, base, load)
                 arrays.append(stored.named(name, mtime, split))
-    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, NotImplementedError, zlib.error) as exc:
+    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, zlib.error, struct.error) as exc:
         if isinstance(exc, SourceError):
             raise
         raise SourceError(f"{where}: cannot be read as an .npz ({exc}). Copy or save it again.") from exc

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from fastload.errors import SourceError
 from fastload.memory import available_memory
 from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import Arrays, Column, Listing, Masks, first_few, require_unique
+from fastload.sources.named_array import NamedArray, image_axes_of, label_numbers, native, why_no_images
 from fastload.sources.rows import Axes, JoinedRows
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "x", "data", "features")
@@ -36,52 +36,6 @@ _BY_SPLIT = re.compile(
     rf"(?:(?P<first>{'|'.join(SPLITS)})[-_./]+(?P<rest>.+)|(?P<name>.+)[-_.](?P<last>{'|'.join(SPLITS)}))",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class NamedArray:
-    """An array as its header describes it.
-
-    Attributes:
-        name: as its file has it.
-        where: path of the file, and of the array inside it, for messages.
-        shape: of all of it, (N, ...).
-        dtype: as stored.
-        values: reads all of it.
-        rows: reads it by rows of a shape, with the axes in an order.
-        mtime_ns: time of modification of its file.
-        names: names of its classes, where they are stored beside it.
-        split: as its file or folder says; "" when it does not.
-    """
-
-    name: str
-    where: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    values: Callable[[], NDArray[Any]]
-    rows: Callable[[tuple[int, ...], Axes], Arrays]
-    mtime_ns: int
-    names: tuple[str, ...] = ()
-    split: str = ""
-
-    @property
-    def num_bytes(self) -> int:
-        """Its bytes in memory."""
-        return int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
-
-    @property
-    def is_text(self) -> bool:
-        """Whether its elements are texts."""
-        return self.dtype.kind in "SU"
-
-    def texts(self) -> list[str]:
-        """Its elements, when they are texts."""
-        return [
-            item.decode("utf-8", "backslashreplace")
-            if isinstance(item, bytes)
-            else item.encode("utf-8", "backslashreplace").decode()
-            for item in self.values().reshape(-1).tolist()
-        ]
 
 
 def list_named_arrays(arrays: list[NamedArray], *, layout: str, where: str, notes: tuple[str, ...] = ()) -> Listing:
@@ -266,31 +220,8 @@ def _take_images(left: dict[str, NamedArray]) -> tuple[NamedArray, Axes, tuple[i
                 del left[own]
                 return array, axes, shape
             if name in _ONLY_IMAGES or (axes and len(array.shape) == 4):
-                raise SourceError(_no_images(array, bool(axes)))
+                raise SourceError(why_no_images(array, bool(axes)))
     return None
-
-
-def image_axes_of(shape: tuple[int, ...]) -> tuple[Axes | None, tuple[int, ...]]:
-    """The order of the axes of an array (N, ...) of images, None if it is none, and the shape of one with its C."""
-    if len(shape) == 3:
-        return "HWC", (*shape[1:], 1)
-    if len(shape) == 4 and shape[3] in (1, 3, 4):
-        return "HWC", shape[1:]
-    if len(shape) == 4 and shape[1] in (1, 3, 4):
-        return "CHW", shape[1:]
-    return None, ()
-
-
-def _no_images(array: NamedArray, shape_fits: bool) -> str:
-    found = f"{array.where}: the images are {array.dtype} {array.shape}; expected uint8 or uint16"
-    if not shape_fits:
-        return f"{found} (N, H, W), (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels. Reshape or rename the array."
-    if array.dtype.kind == "f":
-        return (
-            f"{found}. Convert them, for example `(images * 255).round().astype('uint8')` where they lie in 0 to 1: "
-            "what they stand for is not for packing to guess. Normalizing comes later, on the device."
-        )
-    return f"{found}. Convert them with `images.astype('uint8')`, if their values lie in 0 to 255."
 
 
 def _images(parts: list[_Part], where: str) -> Arrays | None:
@@ -352,7 +283,7 @@ def _columns(parts: list[_Part], where: str, notes: list[str]) -> dict[str, Colu
             raise SourceError(f"{where}: {name} has rows of different shapes: {[array.shape for array in stored]}.")
         if name in columns:
             raise SourceError(f"{where}: more than one array would become {name}. Rename one.")
-        values = np.concatenate([_native(array.values()) for array in stored])
+        values = np.concatenate([native(array.values()) for array in stored])
         columns[name] = Column(values, {"names": stored[0].names} if stored[0].names else {})
     return columns
 
@@ -371,7 +302,7 @@ def _labels(parts: list[_Part], notes: list[str]) -> tuple[str, Column]:
         place = {text: at for at, text in enumerate(classes)}
         read = [np.array([place[text] for text in some], np.int64) for some in texts]
     else:
-        read = [_numbers(array) for array in given]
+        read = [label_numbers(array) for array in given]
     widths = {values.shape[1:] for values in read}
     if len(widths) > 1:
         raise SourceError(f"{given[0].where}: labels of different shapes: {[array.shape for array in given]}.")
@@ -397,34 +328,6 @@ def _labels(parts: list[_Part], notes: list[str]) -> tuple[str, Column]:
         if part.labels is None:
             notes.append(f"There are no labels for {part.name}: they are -1.")
     return "labels", Column(np.concatenate(whole), {"names": classes} if classes else {})
-
-
-def _numbers(array: NamedArray) -> NDArray[Any]:
-    """Labels as int64 (n,) or (n, A); float (n, ...) where some are no whole numbers."""
-    values = array.values()
-    if values.dtype.kind not in "biuf":
-        raise SourceError(f"{array.where}: the labels are {values.dtype}; expected integers or texts. Convert them.")
-    if values.ndim > 1 and set(values.shape[1:]) == {1}:
-        values = values.reshape(-1)
-    if values.dtype.kind == "f":
-        rows = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
-        if len(rows):
-            shown = first_few([str(row) for row in rows.tolist()])
-            raise SourceError(
-                f"{array.where}: labels that are NaN or infinite ({len(rows)}), in the rows {shown}. "
-                "Give them a class, -1 for none, or remove those rows."
-            )
-        if np.any(values != np.round(values)) or np.abs(values).max(initial=0) >= 2**53:
-            return _native(values)
-    if values.dtype == np.uint64 and values.max(initial=0) >= 2**63:
-        raise SourceError(f"{array.where}: labels beyond what int64 holds. Number the classes from 0.")
-    return values.astype(np.int64)
-
-
-def _native(values: NDArray[Any]) -> NDArray[Any]:
-    """An array in native byte order and C order, truth values as 0 and 1."""
-    dtype = np.dtype(np.uint8) if values.dtype == np.bool_ else values.dtype.newbyteorder("=")
-    return np.ascontiguousarray(values, dtype=dtype)
 
 
 def _text_splits(texts: list[str]) -> tuple[tuple[str, ...], NDArray[np.uint8]]:

@@ -9,100 +9,30 @@ pickletools.
 from __future__ import annotations
 
 import codecs
-import math
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fastload.errors import SourceError
+from fastload.sources.pickled_arrays import (
+    KNOWN,
+    Blob,
+    PickledArray,
+    PickledName,
+    PickledType,
+    RefusedError,
+    imitate,
+    printable,
+)
 
-_BYTES = ("builtins.bytes", "__builtin__.bytes")
-_RECONSTRUCT = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
-_SCALAR = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-_FROM_BUFFER = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
-_KNOWN = {*_BYTES, *_RECONSTRUCT, *_SCALAR, *_FROM_BUFFER, "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
-"""Names that a pickle may mention. What they do is imitated: they are not looked up either."""
+__all__ = ["PickledArray", "read_pickle"]
 
 _SMALL_INTS = re.compile(rb"(?:K.)+", re.DOTALL)
-_TYPE = re.compile(r"[<>|=]?([biuf][1248]|[SU][0-9]{1,6})")
 _BLOB_BYTES = 256
 _OBJECTS = {0x81: "make an object", 0x92: "make an object", 0x6F: "make an object"}
 _OBJECTS |= {0x50: "fetch an object", 0x51: "fetch an object"}
 _OBJECTS |= {0x82: "call an extension", 0x83: "call an extension", 0x84: "call an extension"}
-
-
-class _RefusedError(Exception):
-    """What the pickle asks for, as the rest of a sentence."""
-
-
-@dataclass(frozen=True)
-class _Name:
-    name: str
-
-
-@dataclass
-class _Type:
-    """A NumPy dtype in the making."""
-
-    code: str
-    order: str = "="
-
-    def dtype(self) -> np.dtype[Any]:
-        if not _TYPE.fullmatch(self.code):
-            what = "Python objects, which would be unpickled" if "O" in self.code else f"type {self.code[:20]!r}"
-            raise _RefusedError(f"holds an array of {what}")
-        return np.dtype(self.code).newbyteorder(self.order)  # type: ignore[arg-type]  # one of < > | =
-
-
-@dataclass(frozen=True)
-class _Blob:
-    """Bytes that lie in the pickle as they are."""
-
-    data: memoryview
-    offset: int
-
-
-@dataclass
-class PickledArray:
-    """A NumPy array in a pickle.
-
-    Attributes:
-        shape: its shape.
-        dtype: its type, with the byte order of the file.
-        data: its bytes.
-        offset: byte of the pickle at which these lie; -1 when they are written in another way there.
-        fortran: whether the first axis varies fastest.
-    """
-
-    shape: tuple[int, ...] = (0,)
-    dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 - a dtype is immutable
-    data: bytes | memoryview = b""
-    offset: int = -1
-    fortran: bool = False
-
-    def values(self) -> NDArray[Any]:
-        """The array, read-only, over the bytes of the pickle."""
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
-
-    def fill(self, shape: object, kind: object, data: object, fortran: object) -> None:
-        """Take over what a pickle says the array is."""
-        data, offset = (data.data, data.offset) if isinstance(data, _Blob) else (data, -1)
-        if isinstance(shape, int):
-            shape = (shape,)
-        if not isinstance(kind, _Type) or not isinstance(shape, tuple):
-            raise _RefusedError("holds an array without a shape or type")
-        dtype = kind.dtype()
-        if not isinstance(data, (bytes, memoryview)) or not all(type(n) is int and n >= 0 for n in shape):
-            raise _RefusedError("holds an array that is not made of bytes")
-        if math.prod(shape) * dtype.itemsize != len(data) or dtype.itemsize == 0:
-            raise _RefusedError(f"holds an array {dtype} {shape} of {len(data)} bytes")
-        self.shape, self.dtype, self.data = shape, dtype, data
-        self.offset, self.fortran = offset, bool(fortran)
 
 
 def read_pickle(data: bytes, where: str) -> Any:
@@ -116,7 +46,7 @@ def read_pickle(data: bytes, where: str) -> Any:
     machine = _Machine(data)
     try:
         return machine.run()
-    except _RefusedError as exc:
+    except RefusedError as exc:
         raise SourceError(
             f"{where}: the pickle {exc}. Only plain values and NumPy arrays of numbers are read, nothing is executed. "
             "Fetch the file again from where the dataset is published."
@@ -144,7 +74,7 @@ class _Machine:
             self.at += 1
             step = steps.get(code)
             if step is None:
-                raise _RefusedError(_asked_for(self, code))
+                raise RefusedError(_asked_for(self, code))
             step(self)
         return self.stack.pop()
 
@@ -166,7 +96,7 @@ class _Machine:
         self.at = end + 1
         return self.data[start:end]
 
-    def raw(self, size: int) -> bytes | _Blob:
+    def raw(self, size: int) -> bytes | Blob:
         """The next bytes, not copied when they are many."""
         if size < _BLOB_BYTES:
             return self.take(size)
@@ -174,7 +104,7 @@ class _Machine:
         if start + size > len(self.data):
             raise ValueError("beyond the end")
         self.at += size
-        return _Blob(self.view[start : self.at], start)
+        return Blob(self.view[start : self.at], start)
 
     def since_mark(self) -> list[Any]:
         """What was pushed since the last mark, taken from the stack."""
@@ -194,20 +124,15 @@ class _Machine:
 
 def _asked_for(machine: _Machine, code: int) -> str:
     if code == 0x69:  # INST
-        return f"asks for {_text(machine.line())}.{_text(machine.line())}"
+        return f"asks for {printable(machine.line())}.{printable(machine.line())}"
     return f"asks to {_OBJECTS[code]}" if code in _OBJECTS else f"has an instruction {bytes([code])!r}, not known here"
 
 
-def _text(value: bytes | str) -> str:
-    text = value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
-    return text[:100].encode("ascii", "backslashreplace").decode()
-
-
-def _name(module: bytes | str, name: bytes | str) -> _Name:
-    full = f"{_text(module)}.{_text(name)}"
-    if full not in _KNOWN:
-        raise _RefusedError(f"asks for {full}")
-    return _Name(full)
+def _name(module: bytes | str, name: bytes | str) -> PickledName:
+    full = f"{printable(module)}.{printable(name)}"
+    if full not in KNOWN:
+        raise RefusedError(f"asks for {full}")
+    return PickledName(full)
 
 
 def _small_ints(machine: _Machine) -> None:
@@ -217,6 +142,26 @@ def _small_ints(machine: _Machine) -> None:
         raise ValueError("beyond the end")
     machine.at = found.end()
     machine.stack.extend(found.group()[1::2])
+
+
+def _short_string(machine: _Machine) -> None:
+    # A list of file names is made of these and the next.
+    start = machine.at + 1
+    end = start + machine.data[machine.at]
+    if end > len(machine.data):
+        raise ValueError("beyond the end")
+    machine.stack.append(machine.data[start:end])
+    machine.at = end
+
+
+def _short_put(machine: _Machine) -> None:
+    machine.memo[machine.data[machine.at]] = machine.stack[-1]
+    machine.at += 1
+
+
+def _long_put(machine: _Machine) -> None:
+    at, machine.at = machine.at, machine.at + 4
+    machine.memo[int.from_bytes(machine.data[at : at + 4], "little")] = machine.stack[-1]
 
 
 def _integer(machine: _Machine) -> None:
@@ -245,60 +190,40 @@ def _stack_global(machine: _Machine) -> None:
 
 def _reduce(machine: _Machine) -> None:
     target, args = machine.last(2)
-    if not isinstance(target, _Name) or not isinstance(args, tuple):
-        raise _RefusedError("asks to call a value")
-    machine.stack.append(_imitate(target.name, args))
-
-
-def _imitate(name: str, args: tuple[Any, ...]) -> Any:
-    """What calling one of the known names gives."""
-    if name in _RECONSTRUCT and args[:1] == (_Name("numpy.ndarray"),):
-        return PickledArray()
-    if name == "numpy.dtype" and args and isinstance(args[0], (str, bytes)):
-        return _Type(_text(args[0]))
-    if name == "_codecs.encode" and len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
-        return args[0].encode("latin1")
-    if name in _BYTES and not args:
-        return b""
-    array = PickledArray()
-    if name in _SCALAR and len(args) == 2:
-        array.fill((), *args, False)
-        return array.values().item()
-    if name in _FROM_BUFFER and len(args) == 4:
-        array.fill(args[2], args[1], args[0], args[3] == "F")
-        return array
-    raise _RefusedError(f"asks for {name} in a way that NumPy does not write")
+    if not isinstance(target, PickledName) or not isinstance(args, tuple):
+        raise RefusedError("asks to call a value")
+    machine.stack.append(imitate(target.name, args))
 
 
 def _build(machine: _Machine) -> None:
     (state,) = machine.last(1)
     target = machine.stack[-1]
-    if isinstance(target, _Type) and isinstance(state, tuple) and len(state) >= 5:
-        order = _text(state[1])
+    if isinstance(target, PickledType) and isinstance(state, tuple) and len(state) >= 5:
+        order = printable(state[1])
         if any(part is not None for part in state[2:5]) or order not in ("<", ">", "|", "="):
-            raise _RefusedError("holds an array of records")
+            raise RefusedError("holds an array of records")
         target.order = order
     elif isinstance(target, PickledArray) and isinstance(state, tuple) and len(state) == 5:
         target.fill(state[1], state[2], state[4], state[3])
     else:
-        raise _RefusedError("asks to set the state of an object")
+        raise RefusedError("asks to set the state of an object")
 
 
 def _append(machine: _Machine, items: Sequence[Any]) -> None:
     target = machine.stack[-1]
     if not isinstance(target, list):
-        raise _RefusedError("asks to append to what is no list")
+        raise RefusedError("asks to append to what is no list")
     target.extend(items)
 
 
 def _set_items(machine: _Machine, items: Sequence[Any]) -> None:
     target = machine.stack[-1]
     if not isinstance(target, dict):
-        raise _RefusedError("asks to set items of what is no dict")
+        raise RefusedError("asks to set items of what is no dict")
     for key, value in zip(items[::2], items[1::2], strict=True):
         # Only keys whose hash is computed at once: that of tuples in tuples goes as deep as the pickle likes.
         if not isinstance(key, (str, bytes, int)):
-            raise _RefusedError(f"has a {type(key).__name__} as a key")
+            raise RefusedError(f"has a {type(key).__name__} as a key")
         target[key] = value
 
 
@@ -341,9 +266,9 @@ _STEPS: dict[int, Callable[[_Machine], None]] = {
     code[0]: step
     for code, step in {
         b"K": _small_ints,
-        b"U": _pushes(lambda m: m.raw(m.number("B"))),
-        b"q": lambda m: _put(m, m.number("B")),
-        b"r": lambda m: _put(m, m.number("<I")),
+        b"U": _short_string,
+        b"q": _short_put,
+        b"r": _long_put,
         b"\x94": lambda m: _put(m, len(m.memo)),
         b"p": lambda m: _put(m, int(m.line())),
         b"h": _pushes(lambda m: m.memo[m.number("B")]),

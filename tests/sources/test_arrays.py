@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
@@ -225,6 +229,21 @@ def test_damaged_files_are_named(tmp_path):
         source.write_bytes(content)
         with pytest.raises(SourceError, match=r"a\.npz"):
             list_source(source)
+
+
+@given(place=st.integers(0, 5000), to=st.integers(0, 255), packed=st.booleans())
+def test_a_changed_byte_is_refused_or_read(place, to, packed):
+    with tempfile.TemporaryDirectory() as folder:
+        source = npz(Path(folder) / "a.npz", packed, images=PIXELS, labels=LABELS)
+        data = bytearray(source.read_bytes())
+        data[place % len(data)] = to
+        source.write_bytes(data)
+        try:
+            files = list_source(source).files
+            if files is not None:
+                read(files, 1)
+        except SourceError as exc:
+            assert "a.npz" in str(exc)
 
 
 def test_a_bomb_is_not_unpacked(tmp_path):
