@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.sources.listing import Files, Listing, Masks, OnError, first_few
 from fastload.sources.options import SourceOptions
+from fastload.sources.table_boxes import OBJECTS, nested_boxes
 from fastload.sources.table_columns import missing_labels, plain_name
 from fastload.sources.table_files import find_tables, manifest_evidence, text_cells
 from fastload.sources.table_images import ImageIndex, common_folders
@@ -74,8 +75,15 @@ def list_manifest(
     refuse_two_splits(split, kept, first, sample, names, rows, where)
     masks, mask_positions = _masks(table, rows, kept, first, split, images, index, options, notes, where)
     split_rows, split_names = split_index([split[row] for row in first.tolist()])
+    nested = None
+    if sample is None and (name := next((name for name in OBJECTS if name in table), "")):
+        nested = nested_boxes([left[name][row] for row in kept.tolist()])
+        if nested:
+            notes.append(f"Boxes by column {name!r}, taken for x, y, width, height.")
+            del table[name]
     columns, lost, said = columns_with_boxes(table, sample, split_rows, split_names, options, where)
     notes += said
+    columns = (nested or {}) | columns
     if lost and on_error == "fail":
         raise missing_labels(lost, lambda row: f"{names[first[row]]} ({rows.place(int(first[row]))})", where)
     skipped += [(key_of(names[first[i]]), f"{why} ({rows.place(int(first[i]))})") for i, why in sorted(lost.items())]

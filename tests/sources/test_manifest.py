@@ -353,6 +353,21 @@ def test_nested_values_of_json_are_ignored_and_lists_of_one_length_kept(abc: Pat
     assert "more (nested" in notes(listing)
 
 
+def test_objects_of_hugging_face_are_boxes(abc: Path) -> None:
+    rows = [
+        {"file_name": "a.jpg", "objects": {"bbox": [[1, 2, 3, 4], [5, 6, 7, 8.5]], "categories": ["dog", "cat"]}},
+        {"file_name": "b.jpg", "objects": {"bbox": [], "categories": []}},
+        {"file_name": "c.jpg", "objects": {"bbox": [[0, 0, 1, 1]], "categories": ["dog"]}},
+    ]
+    listing = list_source(write(abc / "metadata.jsonl", "\n".join(map(json.dumps, rows))))
+    assert values(listing, "num_boxes") == [2, 0, 1] and values(listing, "box_labels") == [[1, 0], [-1, -1], [1, -1]]
+    assert values(listing, "boxes")[0] == [[1, 2, 3, 4], [5, 6, 7, 8.5]] and names(listing, "box_labels") == (
+        "cat",
+        "dog",
+    )
+    assert listing.columns["boxes"].moves == "xywh"
+
+
 def test_a_missing_integer_becomes_nan_only_in_columns_that_are_no_labels(abc: Path) -> None:
     listing = list_source(write(abc / "t.csv", "image,label,age\na.jpg,1,3\nb.jpg,2,NA\nc.jpg,3,5\n"))
     assert listing.columns["age"].values.dtype == np.float32 and np.isnan(listing.columns["age"].values[1])
