@@ -47,6 +47,9 @@ def features_of(schema: Any) -> Features:
             feature = feature["feature"]
         if isinstance(feature, list) and len(feature) == 1:
             feature = feature[0]
+        if isinstance(feature, dict) and "_type" not in feature:  # objects with boxes: the classes of these
+            inner = [value.get("feature", value) for value in feature.values() if isinstance(value, dict)]
+            feature = next((value for value in inner if isinstance(value, dict) and "names" in value), None)
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
             classes[field.name] = tuple(map(str, feature["names"]))
     return Features(tuple(images), classes)

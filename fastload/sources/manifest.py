@@ -11,19 +11,19 @@ images, names of folders are not labels.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.listing import Column, Files, Listing, Masks, OnError, first_few
+from fastload.sources.listing import Files, Listing, Masks, OnError, first_few
 from fastload.sources.options import SourceOptions
-from fastload.sources.table_boxes import box_columns, boxes_of, many_each, one_each
-from fastload.sources.table_columns import columns_of, missing_labels, plain_name
+from fastload.sources.table_boxes import OBJECTS, nested_boxes
+from fastload.sources.table_columns import missing_labels, plain_name
 from fastload.sources.table_files import find_tables, manifest_evidence, text_cells
 from fastload.sources.table_images import ImageIndex, common_folders
 from fastload.sources.table_rows import JoinedRows, join_rows
+from fastload.sources.table_samples import columns_with_boxes, refuse_two_splits, samples_of
 from fastload.sources.table_splits import MASK_COLUMNS, split_index, splits_of_folders, splits_said
 from fastload.sources.table_values import Values, values_of
 from fastload.sources.tree import Tree, key_of, open_tree
@@ -68,21 +68,30 @@ def list_manifest(
     kept = np.array([row for row in range(len(names)) if row not in bad], np.int64)
     if len(kept) == 0:
         raise SourceError(f"{where}: not one row names an image that is there, e.g. {names[0]!r} ({rows.place(0)}).")
-    sample_rows, sample = _samples(positions[kept], names, rows, kept, left, where, on_error, skipped)
+    sample_rows, sample = samples_of(positions[kept], names, rows, kept, left, where, on_error, skipped)
     kept = kept[sample_rows >= 0] if sample is None else kept
     first = kept if sample is None else kept[sample_rows]
     table = {name: values_of([cells[row] for row in kept.tolist()]) for name, cells in left.items()}
-    masks = _masks(table, rows, kept, first, split, images, index, options, notes, where) if table else None
+    refuse_two_splits(split, kept, first, sample, names, rows, where)
+    masks, mask_positions = _masks(table, rows, kept, first, split, images, index, options, notes, where)
     split_rows, split_names = split_index([split[row] for row in first.tolist()])
-    columns, lost, said = _columns(table, sample, split_rows, split_names, options, where)
+    nested = None
+    if sample is None and (name := next((name for name in OBJECTS if name in table), "")):
+        nested = nested_boxes([left[name][row] for row in kept.tolist()])
+        if nested:
+            notes.append(f"Boxes by column {name!r}, taken for x, y, width, height.")
+            del table[name]
+    columns, lost, said = columns_with_boxes(table, sample, split_rows, split_names, options, where)
     notes += said
+    columns = (nested or {}) | columns
     if lost and on_error == "fail":
         raise missing_labels(lost, lambda row: f"{names[first[row]]} ({rows.place(int(first[row]))})", where)
     skipped += [(key_of(names[first[i]]), f"{why} ({rows.place(int(first[i]))})") for i, why in sorted(lost.items())]
     at = positions[first]
-    unused = len(images.images()) - len(set(positions[positions >= 0].tolist()))
-    if unused > 0:
-        notes.append(f"Images that no row names were left alone ({unused}): {first_few(_unused(images, positions))}.")
+    used = np.union1d(positions, mask_positions)
+    unused = [key_of(images.names[i]) for i in np.setdiff1d(images.images(), used).tolist()]
+    if unused:
+        notes.append(f"Images that no row names were left alone ({len(unused)}): {first_few(unused)}.")
     listing = Listing(
         layout="manifest",
         keys=tuple([key_of(images.names[i]) for i in at.tolist()]),
@@ -144,47 +153,6 @@ def _leave_out(
     return [(named(row), f"{reason} ({rows.place(row)})") for row, reason in sorted(bad.items())]
 
 
-def _samples(
-    positions: NDArray[np.int64],
-    names: list[str],
-    rows: JoinedRows,
-    kept: NDArray[np.int64],
-    left: dict[str, list[Any]],
-    where: str,
-    on_error: OnError,
-    skipped: list[tuple[str, str]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Which rows are samples. Several rows of an image are its boxes where the table has such columns, else an error.
-
-    Returns:
-        Without such boxes: int64 (R,), -1 where a row is left out; and None. With them: int64 (N,), the first row of
-        each sample; and int64 (R,), the sample of each row.
-    """
-    unique, first, inverse, counts = np.unique(positions, return_index=True, return_inverse=True, return_counts=True)
-    if len(unique) == len(positions):
-        return np.arange(len(positions)), None
-    if box_columns(left)[1]:
-        order = np.argsort(first)
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        return first[order], rank[inverse]
-    twice: list[tuple[str, str]] = []
-    result = np.arange(len(positions))
-    for k in np.flatnonzero(counts > 1)[: 2**31].tolist():
-        these = np.flatnonzero(inverse == k) if len(twice) < 5 or on_error == "skip" else np.zeros(0, np.int64)
-        result[these] = -1
-        places = " and ".join(rows.place(int(kept[row])) for row in these[:4])
-        twice.append((key_of(names[kept[first[k]]]), f"has {counts[k]} rows: {places}"))
-    if on_error == "fail":
-        shown = first_few([f"{key} {reason}" for key, reason in twice])
-        raise SourceError(
-            f"{where}: images with more than one row ({len(twice)}): {shown}. Remove the wrong rows, or leave those "
-            "images out with `--on-error skip`."
-        )
-    skipped += twice
-    return result, None
-
-
 def _masks(
     table: dict[str, Values],
     rows: JoinedRows,
@@ -196,22 +164,23 @@ def _masks(
     options: SourceOptions,
     notes: list[str],
     where: str,
-) -> Masks | None:
-    """The masks that a column names; it is taken out of the table."""
+) -> tuple[Masks | None, NDArray[np.int64]]:
+    """The masks that a column names, and where they lie in the tree; the column is taken out of the table."""
+    nowhere = np.zeros(0, np.int64)
     plain = {plain_name(name): name for name in table}
     name = next((plain[known] for known in MASK_COLUMNS if known in plain), "")
     if not name or table[name].kind not in ("text", "int"):
-        return None
+        return None, nowhere
     cells = text_cells(rows.cells[name][row] for row in kept.tolist())  # as written: 007 is no 7
     if table[name].kind == "int" and len(set(cells)) < len(cells):
-        return None  # whether there is a mask, say
+        return None, nowhere  # whether there is a mask, say
     base = index.at(rows.tables[0].base, rows.tables[0].rows.legacy)
     if sum(base.hits(cells[:50])) == 0:
-        return None  # run lengths, say
+        return None, nowhere  # run lengths, say
     del table[name]
     if options.masks == "none":
         notes.append(f"Masks in column {name!r} were left alone, as asked for.")
-        return None
+        return None, nowhere
     found = base.find(cells, [split[row] for row in kept.tolist()], masks=True)
     lost = [i for i in np.flatnonzero(found.positions < 0).tolist() if cells[i]]
     if lost:
@@ -227,58 +196,4 @@ def _masks(
     if not present.all():
         notes.append(f"Images without a mask ({int((~present).sum())}): theirs are {IGNORE} throughout.")
     files: Files = images.files.take(np.where(present, positions, positions[present][0]))
-    return Masks(files, present, ignore_index=None if present.all() else IGNORE)
-
-
-def _columns(
-    table: dict[str, Values],
-    sample: NDArray[np.int64] | None,
-    split: NDArray[np.uint8],
-    split_names: tuple[str, ...],
-    options: SourceOptions,
-    where: str,
-) -> tuple[dict[str, Column], dict[int, str], list[str]]:
-    """All columns: boxes first, then what `columns_of` makes of the others."""
-    moves, four = box_columns(table)
-    boxes = boxes_of([table[name] for name in four], moves) if four else None
-    if boxes is None and sample is not None:
-        raise SourceError(
-            f"{where}: images with more than one row, whose box columns {', '.join(four)} are no numbers."
-        )
-    if boxes is None:
-        return columns_of(table, wanted=options.labels, split=split, split_names=split_names, where=where)
-    rest = {name: values for name, values in table.items() if name not in four}
-    said = f"Boxes by the columns {', '.join(four)}."
-    if sample is None:
-        if np.isnan(boxes).any():
-            boxed = many_each(boxes, moves, np.arange(len(boxes)), len(boxes), None)
-        else:
-            boxed = one_each(boxes, moves)
-        columns, bad, notes = columns_of(rest, wanted=options.labels, split=split, split_names=split_names, where=where)
-        return boxed | columns, bad, [said, *notes]
-    count = len(split)
-    every = np.zeros(len(sample), np.uint8)
-    empty: NDArray[np.bool_] = np.asarray(np.isnan(boxes).any(axis=1))
-    made, bad, notes = columns_of(rest, wanted=options.labels, split=every, split_names=("all",), where=where)
-    labels = made.pop("labels", None)
-    if labels is not None and labels.values.ndim > 1:
-        made["labels"], labels = labels, None
-    columns = many_each(boxes, moves, sample, count, labels)
-    first = np.full(count, -1, np.int64)
-    first[sample[::-1]] = np.arange(len(sample))[::-1]
-    varying = []
-    for name, column in made.items():
-        if np.array_equal(column.values, column.values[first][sample]):
-            columns[name] = Column(column.values[first], column.attrs)
-        else:
-            varying.append(name)
-    notes = [said, "Several rows of an image are its boxes.", *notes]
-    if varying:
-        notes.append(f"Columns ignored, since they differ among the boxes of an image: {first_few(varying)}.")
-    lost = {int(sample[row]): why for row, why in bad.items() if not empty[row]}
-    return columns, lost, notes
-
-
-def _unused(images: Tree, positions: NDArray[np.int64]) -> list[str]:
-    used = set(positions.tolist())
-    return [key_of(images.names[i]) for i in images.images().tolist() if i not in used]
+    return Masks(files, present, ignore_index=None if present.all() else IGNORE), positions

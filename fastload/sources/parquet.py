@@ -20,6 +20,7 @@ from fastload.sources.arrow_values import Features, features_of
 from fastload.sources.folder import SPLITS
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.options import SourceOptions
+from fastload.sources.table_boxes import OBJECTS, nested_boxes
 from fastload.sources.table_columns import columns_of, missing_labels, plain_name
 from fastload.sources.table_files import IMAGE_COLUMNS, split_of_name
 from fastload.sources.table_splits import MASK_COLUMNS, split_cells, split_index
@@ -93,6 +94,13 @@ def list_parquet(
     if others:
         notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
     taken = {image, mask, split_column, *others}
+    nested = None
+    if objects := next((name for name in OBJECTS if name in columns and name not in taken), ""):
+        cells = [cell for shard in shards for cell in shard.column(objects).to_pylist()]
+        nested = nested_boxes(cells, features.classes.get(objects, ()))
+        if nested:
+            taken.add(objects)
+            notes.append(f"Boxes by column {objects!r}, taken for x, y, width, height.")
     table = {name: values_in(shards, name, features) for name in columns if name not in taken}
 
     def place(row: int) -> str:
@@ -107,6 +115,7 @@ def list_parquet(
     made, lost, said = columns_of(
         table, wanted=options.labels, split=split, split_names=split_names, where=str(tree.given)
     )
+    made = (nested or {}) | made
     if lost and on_error == "fail":
         raise missing_labels(lost, place, str(tree.given))
     if not image and not made:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.sources.listing import Column, Moves
-from fastload.sources.table_columns import plain_name
-from fastload.sources.table_values import Values
+from fastload.sources.table_columns import categories, plain_name
+from fastload.sources.table_values import Values, values_of
+
+OBJECTS = ("objects", "annotations")
+_BOX_KEYS = ("bbox", "bboxes", "boxes", "box")
+_LABEL_KEYS = ("category", "categories", "category_id", "label", "labels", "class")
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 SIZED = ("x", "y", "width", "height")
@@ -84,3 +90,47 @@ def many_each(
         classes[owner, place] = labels.values[rows]
         columns["box_labels"] = Column(classes, labels.attrs)
     return columns
+
+
+def nested_boxes(cells: Sequence[Any], names: tuple[str, ...] = ()) -> dict[str, Column] | None:
+    """Columns of boxes from cells of objects, as Hugging Face writes them: x, y, width, height.
+
+    Args:
+        cells: N of {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...}.
+        names: of the classes that the categories stand for.
+
+    Returns:
+        As `many_each`; None where the cells are something else.
+    """
+    owners: list[int] = []
+    boxes: list[Any] = []
+    labels: list[Any] = []
+    for i, cell in enumerate(cells):
+        several = isinstance(cell, dict)
+        for part in [cell] if several else cell or []:
+            if not isinstance(part, dict):
+                return None
+            box = next((part[key] for key in _BOX_KEYS if key in part), None)
+            label = next((part[key] for key in _LABEL_KEYS if key in part), None)
+            box = (box or []) if several else [box]
+            label = label if several else [label]
+            if not isinstance(box, list) or (label is not None and (not isinstance(label, list))):
+                return None
+            if label and len(label) != len(box):
+                return None
+            owners += [i] * len(box)
+            boxes += box
+            labels += label or [None] * len(box)
+    array = np.zeros((0, 4), np.float32)
+    if boxes:
+        with contextlib.suppress(ValueError, TypeError):
+            array = np.array(boxes, np.float32)
+        if array.shape != (len(boxes), 4):
+            return None
+    classes = values_of(labels) if boxes else None
+    column = None
+    if classes is not None and classes.kind == "int" and not classes.missing.any():
+        column = Column(classes.values, {"names": names} if names else {})
+    elif classes is not None and classes.kind == "text":
+        column = categories(classes)
+    return many_each(array, "xywh", np.array(owners, np.int64), len(cells), column)

@@ -199,12 +199,12 @@ def _label(values: Values, name: str, where: str, notes: list[str], asked: bool)
         extent = "" if values.names else f", kept as they are: {known[0]} to {known[-1]}, {len(known)} different"
         notes.append(f"Labels are the column {name!r}{extent}.")
         return Column(labels, {"names": values.names} if values.names else {}), "labels"
-    column = _categories(values)
+    column = categories(values)
     notes.append(f"Labels are the column {name!r}: {first_few(list(column.attrs['names']))}.")
     return column, "labels"
 
 
-def _categories(values: Values) -> Column:
+def categories(values: Values) -> Column:
     """Text as its place among the sorted different texts, -1 where missing."""
     cells = values.values.tolist()
     classes = sorted({cell for cell, gone in zip(cells, values.missing.tolist(), strict=True) if not gone})
@@ -256,7 +256,7 @@ def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
 def _extra(values: Values) -> Column | str:
     """The column that values which are no labels become, or why they are ignored."""
     if values.kind == "text":
-        return "text, mostly different in each row" if is_free_text(values) else _categories(values)
+        return "text, mostly different in each row" if is_free_text(values) else categories(values)
     if values.kind == "list":
         if values.values.ndim == 1:
             return "lists of different lengths"

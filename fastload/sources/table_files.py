@@ -65,11 +65,7 @@ def manifest_evidence(tree: Tree) -> list[str]:
     found = []
     for i in places:
         name = tree.names[i]
-        try:
-            rows = read_rows(tree.files.read_head(i, _HEAD_BYTES), key_of(name), head=tree.sizes[i] > _HEAD_BYTES)
-            table = _named(rows, index.at(_folder(name)), SourceOptions())
-        except (SourceError, ImageError):
-            continue
+        table = _heads(tree, i, index.at(_folder(name)))
         if table:
             cells = list(map(str, table[0].columns[table[0].names.index(table[1])]))
             found.append(f"{key_of(name)} (column {table[1]}, e.g. {key_of(cells[0])})")
@@ -101,7 +97,15 @@ def find_tables(
     tables: list[Table] = []
     others: list[str] = []
     for i in _places(tree):
-        table = _read(tree, i, options, index_of(_folder(tree.names[i])))
+        name = tree.names[i]
+        try:
+            table = _read(tree, i, options, index_of(_folder(name)))
+        except SourceError:
+            # A broken table that is none of the dataset's must not stop it; one that may be must.
+            if split_of_name(name) or _stem(name) == METADATA or _heads(tree, i, index_of(_folder(name))):
+                raise
+            others.append(f"{key_of(name)} (broken)")
+            continue
         if table is None:
             others.append(key_of(tree.names[i]))
         else:
@@ -227,6 +231,16 @@ def _image_column(rows: Rows, index: ImageIndex) -> str:
         if whole or stem:
             scores.append((whole == 0, usual, -whole - stem, place, name))
     return min(scores)[-1] if scores else ""
+
+
+def _heads(tree: Tree, i: int, index: ImageIndex) -> tuple[Rows, str] | None:
+    """The first rows of a table and its column of images; None if there is none, or not even these can be read."""
+    try:
+        data = tree.files.read_head(i, _HEAD_BYTES)
+        rows = read_rows(data, key_of(tree.names[i]), head=len(data) < tree.sizes[i])
+        return _named(rows, index, SourceOptions())
+    except (SourceError, ImageError):
+        return None
 
 
 def _no_images(tree: Tree, name: str, options: SourceOptions, index: ImageIndex) -> str:

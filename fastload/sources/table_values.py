@@ -103,6 +103,8 @@ def _numbers_or_text(cells: Sequence[str | None]) -> Values:
     empty = np.fromiter((cell in _EMPTY for cell in low), np.bool_, len(cells))
     if empty.all():
         return nothing(len(cells))
+    if set(low) <= {"true", "false"}:
+        return _integers([cell == "true" for cell in low])
     missing = np.fromiter((cell in _NO_NUMBER for cell in low), np.bool_, len(cells))
     given = [cell for cell, gone in zip(plain, missing.tolist(), strict=True) if not gone]
     if not given or any("_" in cell for cell in given):

@@ -249,6 +249,34 @@ def test_columns_of_zeros_and_ones_are_one_vector(abc: Path) -> None:
     assert listing.columns["labels"].values.dtype == np.uint8
 
 
+def test_true_and_false_are_one_and_zero(abc: Path) -> None:
+    listing = list_source(write(abc / "t.csv", "image,cat,dog\na.jpg,True,False\nb.jpg,False,False\nc.jpg,True,True\n"))
+    assert values(listing) == [[1, 0], [0, 0], [1, 1]]
+
+
+def test_a_broken_table_beside_the_dataset_does_not_stop_it_unless_it_is_part_of_it(abc: Path) -> None:
+    write(abc / "labels.csv", "image,label\na.jpg,1\n")
+    write(abc / "log.csv", "epoch,loss\n1,2\n3\n")
+    listing = list_source(abc)
+    assert listing.keys == ("a.jpg",) and "log.csv (broken)" in notes(listing)
+    write(abc / "train.csv", "image,label\na.jpg,1\nb.jpg\n")
+    with pytest.raises(SourceError, match=r"train.csv, line 3"):
+        list_source(abc)
+
+
+def test_an_image_whose_boxes_are_in_two_splits_is_refused(abc: Path) -> None:
+    text = "image,x,y,w,h,split\na.jpg,1,2,3,4,train\na.jpg,1,2,3,4,test\n"
+    with pytest.raises(SourceError, match=r"a.jpg is in two splits: train .line 2 of t.csv. and test .line 3"):
+        list_source(write(abc / "t.csv", text))
+
+
+def test_an_image_in_two_tables_is_refused(abc: Path) -> None:
+    write(abc / "train.csv", "image,label\na.jpg,1\nb.jpg,1\n")
+    write(abc / "val.csv", "image,label\na.jpg,1\n")
+    with pytest.raises(SourceError, match=r"a.jpg has 2 rows: line 2 of train.csv and line 2 of val.csv"):
+        list_source(abc)
+
+
 def test_columns_asked_for_are_labels_and_others_stay_under_their_names(abc: Path) -> None:
     text = "image,kind,age,split?,key,caption,none\n" + "".join(
         f"{n}.jpg,{k},{a},x,{k},{'word ' * 20}{n},\n" for n, k, a in (("a", "cat", 3), ("b", "dog", 5), ("c", "cat", 4))
@@ -323,6 +351,21 @@ def test_nested_values_of_json_are_ignored_and_lists_of_one_length_kept(abc: Pat
     listing = list_source(write(abc / "t.jsonl", "\n".join(map(json.dumps, rows))))
     assert values(listing, "place") == [[0, 2.5], [1, 2.5], [2, 2.5]] and values(listing, "ok") == [0, 1, 0]
     assert "more (nested" in notes(listing)
+
+
+def test_objects_of_hugging_face_are_boxes(abc: Path) -> None:
+    rows = [
+        {"file_name": "a.jpg", "objects": {"bbox": [[1, 2, 3, 4], [5, 6, 7, 8.5]], "categories": ["dog", "cat"]}},
+        {"file_name": "b.jpg", "objects": {"bbox": [], "categories": []}},
+        {"file_name": "c.jpg", "objects": {"bbox": [[0, 0, 1, 1]], "categories": ["dog"]}},
+    ]
+    listing = list_source(write(abc / "metadata.jsonl", "\n".join(map(json.dumps, rows))))
+    assert values(listing, "num_boxes") == [2, 0, 1] and values(listing, "box_labels") == [[1, 0], [-1, -1], [1, -1]]
+    assert values(listing, "boxes")[0] == [[1, 2, 3, 4], [5, 6, 7, 8.5]] and names(listing, "box_labels") == (
+        "cat",
+        "dog",
+    )
+    assert listing.columns["boxes"].moves == "xywh"
 
 
 def test_a_missing_integer_becomes_nan_only_in_columns_that_are_no_labels(abc: Path) -> None:

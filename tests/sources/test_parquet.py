@@ -175,6 +175,22 @@ def test_a_second_image_column_of_masks_becomes_masks(tmp_path: Path) -> None:
     assert listing.masks.ignore_index == 255 and listing.masks.files.read(0) == b"m"
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_objects_are_boxes_with_the_names_of_their_classes(tmp_path: Path, listed: bool) -> None:
+    cell: Any = {"bbox": [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]], "category": [1, 0]}
+    if listed:
+        cell = [{"bbox": box, "category": label} for box, label in zip(cell["bbox"], cell["category"], strict=True)]
+    label = {"_type": "ClassLabel", "names": ["cat", "dog"]}
+    inner = {"category": label} if listed else {"category": {"feature": label, "_type": "List"}}
+    meta = features(objects={"feature": inner, "_type": "List"} if listed else inner)
+    rows = {"image": images((b"0", None), (b"1", None)), "objects": [cell, None]}
+    listing = list_source(write(tmp_path / "t.parquet", rows, meta))
+    assert listing.columns["num_boxes"].values.tolist() == [2, 0]
+    assert listing.columns["boxes"].values[0].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert listing.columns["box_labels"].values.tolist() == [[1, 0], [-1, -1]]
+    assert listing.columns["box_labels"].attrs == {"names": ("cat", "dog")}
+
+
 def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", {"image": images((b"0", None)), "label": [1]})
     write(tmp_path / "b.parquet", {"image": images((b"0", None)), "label": ["x"]})
