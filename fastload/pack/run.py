@@ -68,6 +68,9 @@ class PackReport:
     chunks_decoded: int
 
 
+_RUN_BYTES = 8 * 2**20
+
+
 def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
     """Begin or continue, under the journal's lock."""
     pool.use(job.listing)
@@ -170,7 +173,10 @@ def _decode(
     arrays: dict[str, NDArray[Any]] = {"samples": rows}
     if survey.listing.digests is not None and survey.target is not None and survey.target.fit is None:
         arrays["digests"] = survey.listing.digests[rows]
-    for result in pool.run(Worker.pack, chunk_tasks(survey, job.part, places, len(rows), chunks, **arrays)):
+    # What is only copied takes less time than a record of it, so small chunks are copied together.
+    run_bytes = _RUN_BYTES if _only_arrays(job.listing) else 0
+    tasks = chunk_tasks(survey, job.part, places, len(rows), chunks, task_bytes=run_bytes, **arrays)
+    for result in pool.run(Worker.pack, tasks):
         if result.reasons and job.on_error == "fail":
             bad = [(survey.listing.keys[rows[row]], reason) for row, reason in sorted(result.reasons.items())]
             kept = "Chunks packed so far are kept: the same command continues with them."
