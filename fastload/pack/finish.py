@@ -48,12 +48,27 @@ def end_of(survey: Survey, num_rows: int, places: Places) -> int:
 
 
 def chunk_tasks(
-    survey: Survey, part: Path, places: Places, num_rows: int, chunks: NDArray[np.int64], **arrays: NDArray[Any]
+    survey: Survey,
+    part: Path,
+    places: Places,
+    num_rows: int,
+    chunks: NDArray[np.int64],
+    *,
+    task_bytes: int = 0,
+    **arrays: NDArray[Any],
 ) -> Iterator[ChunkTask]:
-    """A task for each of these chunks of a file of num_rows rows, with its rows' part of each array."""
+    """A task for each of these chunks of a file of num_rows rows, with its rows' part of each array.
+
+    Args:
+        chunks: int64, ascending.
+        task_bytes: neighbouring chunks are one task as long as they have no more bytes than that.
+    """
     assert survey.target is not None, "without images there are no chunks"
-    for chunk in chunks.tolist():
-        rows = np.arange(chunk * survey.chunk_rows, min(num_rows, (chunk + 1) * survey.chunk_rows))
+    chunk_bytes = survey.chunk_rows * sum(place.row_bytes for place in places.all)
+    most = max(1, task_bytes // chunk_bytes)
+    runs = np.split(chunks, np.flatnonzero(np.diff(chunks) != 1) + 1)
+    for some in (run[at : at + most] for run in runs for at in range(0, len(run), most)):
+        rows = np.arange(some[0] * survey.chunk_rows, min(num_rows, (some[-1] + 1) * survey.chunk_rows))
         parts = {name: array[rows] for name, array in arrays.items()}
         yield ChunkTask(str(part), places, rows, survey.target, **parts)
 

@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fastload.cpus import available_cpus
 from fastload.errors import FormatError, SourceError
 from fastload.format import PackedFile, read_header
 from fastload.pack.chunk_work import Places, Worker
@@ -68,11 +69,15 @@ class PackReport:
     chunks_decoded: int
 
 
+_RUN_BYTES = 8 * 2**20
+_LARGE_ROW_BYTES = 16 * 2**10
+
+
 def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
     """Begin or continue, under the journal's lock."""
     pool.use(job.listing)
     if job.options.size is None and job.options.mode is None and _only_arrays(job.listing):
-        pool.stay_here()
+        pool.stay_here(_copying_threads(job.listing))
     with closing(Journal(journal_path(job.output))) as journal:
         try:
             if done := _finished(job, journal):
@@ -83,6 +88,13 @@ def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
                 journal.remove()  # Nothing was begun, so there is nothing to continue.
             raise
         return _pack(job, journal, pool, survey, claims, places, started)
+
+
+def _copying_threads(listing: Listing) -> int:
+    """Threads that copy rows: 2, while one reads or hashes the other writes; 1 for small rows, which keep the GIL."""
+    assert isinstance(listing.files, Arrays), "asked for arrays only"
+    row_bytes = int(np.prod(listing.files.shape, dtype=np.int64)) * listing.files.dtype.itemsize
+    return min(2, available_cpus()) if row_bytes >= _LARGE_ROW_BYTES else 1
 
 
 def _only_arrays(listing: Listing) -> bool:
@@ -170,7 +182,10 @@ def _decode(
     arrays: dict[str, NDArray[Any]] = {"samples": rows}
     if survey.listing.digests is not None and survey.target is not None and survey.target.fit is None:
         arrays["digests"] = survey.listing.digests[rows]
-    for result in pool.run(Worker.pack, chunk_tasks(survey, job.part, places, len(rows), chunks, **arrays)):
+    # What is only copied takes less time than a record of it, so small chunks are copied together.
+    run_bytes = _RUN_BYTES if _only_arrays(job.listing) else 0
+    tasks = chunk_tasks(survey, job.part, places, len(rows), chunks, task_bytes=run_bytes, **arrays)
+    for result in pool.run(Worker.pack, tasks):
         if result.reasons and job.on_error == "fail":
             bad = [(survey.listing.keys[rows[row]], reason) for row, reason in sorted(result.reasons.items())]
             kept = "Chunks packed so far are kept: the same command continues with them."

@@ -264,7 +264,9 @@ def test_damaged_labels_are_named(tmp_path):
 
 _SCRIPT = """
 import os, signal, sys
+import fastload.pack.run
 from fastload.repack import repack_file
+fastload.pack.run._RUN_BYTES = 0  # so that there are moments between the chunks
 source, output, kill_at, codec = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 seen = 0
 def progress(stage, done, total):
