@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +96,7 @@ def make_cifar(folder: Path, share: int) -> Path:
 class OldPickler(pickle._Pickler):  # type: ignore[name-defined]  # the one in Python, which can be told otherwise
     """Writes bytes as Python 2 did, as they are; Python 3 would wrap them in text for protocol 2."""
 
-    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
 
     def save_bytes(self, value: bytes) -> None:
         """The opcode BINSTRING."""
