@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +93,24 @@ def make_cifar(folder: Path, share: int) -> Path:
     return folder
 
 
+class OldPickler(pickle._Pickler):  # type: ignore[name-defined]  # the one in Python, which can be told otherwise
+    """Writes bytes as Python 2 did, as they are; Python 3 would wrap them in text for protocol 2."""
+
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+
+    def save_bytes(self, value: bytes) -> None:
+        """The opcode BINSTRING."""
+        self.write(b"T" + len(value).to_bytes(4, "little") + value)
+        self.memoize(value)
+
+    dispatch[bytes] = save_bytes
+
+
 def write_old_pickle(path: Path, value: object) -> None:
     """Protocol 2, naming NumPy's parts as they were called then."""
-    path.write_bytes(pickle.dumps(value, protocol=2).replace(b"numpy._core.", b"numpy.core."))
+    written = io.BytesIO()
+    OldPickler(written, 2).dump(value)
+    path.write_bytes(written.getvalue().replace(b"numpy._core.", b"numpy.core."))
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

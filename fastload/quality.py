@@ -169,7 +169,7 @@ def measure_shuffles(
     if main.chunk_rows:
         shuffles[1:1] = [ChunkWindow(chunks) for chunks in sorted(windows, reverse=True)]
     else:
-        notes.append("The images are stored without chunks, so there are no chunk windows; shuffle=True means full.")
+        notes.append("The file is stored without chunks, so there are no chunk windows; shuffle=True means full.")
     sampling = _Sampling.of(len(rows), batch_size, seed)
     if sampling.batches.size < len(rows) // batch_size:
         part = f"{sampling.batches.size * batch_size:,} of {len(rows):,} samples"

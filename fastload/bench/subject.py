@@ -82,8 +82,8 @@ class Subject:
         file = read_header(path)
         if "images" not in file.fields:
             raise OptionError(
-                f"{path}: has no dataset `images`, only {', '.join(file.fields) or 'none'}; there is nothing to load. "
-                f"`fastload pack` makes a file of images."
+                f"{path}: has no dataset `images`, only {', '.join(file.fields) or 'none'}, and it is images that "
+                f"bench loads. FastLoader gives what the file holds all the same; time your own loop over it."
             )
         self.path, self.options = path, options
         self.dataset = PackedDataset(path, options.split)
