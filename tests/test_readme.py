@@ -33,12 +33,19 @@ def draw(folder: Path, count: int, sizes: list[tuple[int, int]], seed: int) -> N
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the examples speak of: photos/ of one size with splits, phone/ of several sizes."""
+    """What the examples speak of: photos/ of one size with splits, phone/ of several sizes, cells/ with masks, birds.csv."""
     for split, count in (("train", 48), ("val", 20)):
         for seed, label in enumerate(("cat", "dog")):
             draw(tmp_path / "photos" / split / label, count, [(24, 32)], seed)
     for seed, label in enumerate(("inside", "outside")):
         draw(tmp_path / "phone" / label, 15, [(40, 60), (60, 40), (50, 50)], seed)
+    draw(tmp_path / "cells" / "images", 6, [(40, 40)], 5)
+    (tmp_path / "cells" / "masks").mkdir()
+    for image in (tmp_path / "cells" / "images").iterdir():
+        Image.new("L", (40, 40), 1).save(tmp_path / "cells" / "masks" / f"{image.stem}.png")
+    draw(tmp_path / "birds", 4, [(40, 60)], 6)
+    rows = [f"birds/{i:03d}.jpg,{species},{i}" for i, species in enumerate(("owl", "wren", "owl", "kite"))]
+    (tmp_path / "birds.csv").write_text("\n".join(["file,species,age", *rows]))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
