@@ -76,7 +76,9 @@ class _Idx:
 
 def mnist_evidence(tree: Tree) -> list[str]:
     """The idx files of images or labels in a tree, by their names; empty for anything else."""
-    return [key_of(name) for name in tree.names if _NAME.fullmatch(name.rpartition("/")[2])]
+    # Most trees are large and have no such name: the regular expression is spared them.
+    names = (name for name in tree.names if "idx" in name or "IDX" in name)
+    return [key_of(name) for name in names if _NAME.fullmatch(name.rpartition("/")[2])]
 
 
 def list_mnist(
