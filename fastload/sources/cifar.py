@@ -10,6 +10,7 @@ The pickles are read by `pickles`, which executes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,7 @@ def _read_pickled(tree: Tree, i: int, version: _Version) -> _Batch:
     for (column, classes), key in zip(version.labels, version.keys, strict=True):
         labels[column] = _checked(batch.get(key), count, classes, f"{where}: `{key}`")
     names = batch.get("filenames")
-    if not isinstance(names, list) or len(names) != count or not all(isinstance(n, (str, bytes)) for n in names):
+    if not isinstance(names, list) or len(names) != count or set(map(type, names)) - {str, bytes}:
         names = [""] * count
     rows: Arrays
     if data.offset >= 0 and not data.fortran:
@@ -208,7 +209,7 @@ def _read_pickled(tree: Tree, i: int, version: _Version) -> _Batch:
         )
     else:  # written as text: protocols 0 to 2 of Python 3
         rows = MemoryRows.of(data.values().reshape(count, *_SHAPE), "CHW")
-    return _Batch(rows, labels, list(map(_text, names)))
+    return _Batch(rows, labels, _texts(names))
 
 
 def _read_binary(tree: Tree, i: int, version: _Version) -> _Batch:
@@ -263,7 +264,7 @@ def _class_names(
         names = _named(read_pickle(content, where), where).get(key)
         if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
             raise SourceError(f"{where}: `{key}` is no list of names. Unpack the download again, or remove the file.")
-        names = list(map(_text, names))
+        names = _texts(names)
     if len(names) != classes:
         raise SourceError(
             f"{where}: {len(names)} names for {classes} classes. Unpack the download again, or remove the file."
@@ -280,6 +281,8 @@ def _named(value: object, where: str) -> dict[str, Any]:
 
 def _keys(file: str, names: list[str]) -> list[str]:
     """Unique keys of the images of a file: their own names, with their number where a name is absent or repeated."""
+    if len(set(names)) == len(names) and "" not in names:
+        return list(map(f"{file}/".__add__, names))
     seen: set[str] = set()
     keys = []
     for row, name in enumerate(names):
@@ -290,6 +293,11 @@ def _keys(file: str, names: list[str]) -> list[str]:
     return keys
 
 
-def _text(name: str | bytes) -> str:
-    data = name if isinstance(name, bytes) else name.encode("utf-8", "backslashreplace")
-    return data.decode("utf-8", "backslashreplace")
+def _texts(names: Sequence[str | bytes]) -> list[str]:
+    """Names as text that UTF-8 can hold; those of Python 2 are bytes, and decoded all at once."""
+    if set(map(type, names)) == {bytes} and (joined := b"\n".join(names)).isascii():  # type: ignore[arg-type]  # all bytes
+        texts = joined.decode().split("\n")
+        if len(texts) == len(names):
+            return texts
+    encoded = (name if isinstance(name, bytes) else name.encode("utf-8", "backslashreplace") for name in names)
+    return [name.decode("utf-8", "backslashreplace") for name in encoded]

@@ -145,13 +145,19 @@ def _small_ints(machine: _Machine) -> None:
 
 
 def _short_string(machine: _Machine) -> None:
-    # A list of file names is made of these and the next.
-    start = machine.at + 1
-    end = start + machine.data[machine.at]
-    if end > len(machine.data):
-        raise ValueError("beyond the end")
-    machine.stack.append(machine.data[start:end])
-    machine.at = end
+    # A list of file names is a run of these, each put into the memo: read in one go.
+    data, stack, memo, at = machine.data, machine.stack, machine.memo, machine.at - 1
+    while data[at] == 0x55:
+        start = at + 2
+        at = start + data[at + 1]
+        stack.append(data[start:at])
+        if data[at] == 0x72:
+            memo[int.from_bytes(data[at + 1 : at + 5], "little")] = stack[-1]
+            at += 5
+        elif data[at] == 0x71:
+            memo[data[at + 1]] = stack[-1]
+            at += 2
+    machine.at = at
 
 
 def _short_put(machine: _Machine) -> None:
