@@ -69,15 +69,15 @@ class PackReport:
     chunks_decoded: int
 
 
+# A second thread that copies gains nothing: both then wait for the file's lock (with neighbours on both cores, slower).
 _RUN_BYTES = 8 * 2**20
-_LARGE_ROW_BYTES = 16 * 2**10
 
 
 def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
     """Begin or continue, under the journal's lock."""
     pool.use(job.listing)
     if job.options.size is None and job.options.mode is None and _only_arrays(job.listing):
-        pool.stay_here(_copying_threads(job.listing))
+        pool.stay_here()
     with closing(Journal(journal_path(job.output))) as journal:
         try:
             if done := _finished(job, journal):
@@ -88,13 +88,6 @@ def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
                 journal.remove()  # Nothing was begun, so there is nothing to continue.
             raise
         return _pack(job, journal, pool, survey, claims, places, started)
-
-
-def _copying_threads(listing: Listing) -> int:
-    """Threads that copy rows: 2, while one reads or hashes the other writes; 1 for small rows, which keep the GIL."""
-    assert isinstance(listing.files, Arrays), "asked for arrays only"
-    row_bytes = int(np.prod(listing.files.shape, dtype=np.int64)) * listing.files.dtype.itemsize
-    return min(2, available_cpus()) if row_bytes >= _LARGE_ROW_BYTES else 1
 
 
 def _only_arrays(listing: Listing) -> bool:
