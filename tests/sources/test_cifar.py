@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tarfile
 import zipfile
 
 import numpy as np
@@ -85,6 +86,15 @@ def test_cifar10_for_python_is_read_with_labels_names_splits_and_file_names(tmp_
     assert all(isinstance(part, RawRows if in_place else MemoryRows) for part in listing.files.parts)
     assert "CIFAR-10 for Python" in listing.notes[0]
     assert listing.notes[1] == "Ignored the other files (1): cifar-10-batches-py/readme.html."
+
+
+def test_the_pickles_are_read_inside_an_uncompressed_tar(tmp_path):
+    folder, batches = cifar10(tmp_path)
+    with tarfile.open(tmp_path / "cifar-10-python.tar", "w") as archive:
+        archive.add(folder, folder.name)
+    listing = list_source(tmp_path / "cifar-10-python.tar")
+    assert np.array_equal(read(listing), pixels(np.concatenate([b["data"] for b in batches.values()])))
+    assert listing.keys[-1] == "cifar-10-batches-py/test_batch/thing_s_009003.png"
 
 
 def test_cifar100_has_fine_and_coarse_labels(tmp_path):
