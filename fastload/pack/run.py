@@ -12,7 +12,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.cpus import available_cpus
 from fastload.errors import FormatError, SourceError
 from fastload.format import PackedFile, read_header
 from fastload.pack.chunk_work import Places, Worker

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe, wait
@@ -37,7 +35,6 @@ class WorkerPool:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._local: Worker | None = None
-        self._threads = 1
         self._listing: Listing | None = None
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
         self._told = False
@@ -51,13 +48,9 @@ class WorkerPool:
         self._listing = listing
         self.workers = min(self.workers, -(-len(listing) // _SAMPLES_A_WORKER))
 
-    def stay_here(self, threads: int = 1) -> None:
-        """Let this process do the work: copying arrays takes less time than telling another one of them.
-
-        Args:
-            threads: that do it; more than one help where rows are large, since the GIL is then mostly free.
-        """
-        self.workers, self._threads = 0, threads
+    def stay_here(self) -> None:
+        """Let this process do the work: copying arrays takes less time than telling another one of them."""
+        self.workers = 0
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -99,9 +92,6 @@ class WorkerPool:
         """
         assert self._listing is not None, "use() comes first"
         if not self.workers:
-            if self._threads > 1:
-                yield from self._run_in_threads(work, tasks)
-                return
             self._local = self._local or Worker(*_what_is_read(self._listing))
             for task in tasks:
                 yield work(self._local, task)
@@ -129,35 +119,6 @@ class WorkerPool:
                 if error is not None:
                     raise error
                 yield result
-
-    def _run_in_threads(self, work: Callable[[Worker, TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
-        assert self._listing is not None, "use() comes first"
-        read = _what_is_read(self._listing)
-        idle = [Worker(*read) for _ in range(self._threads)]
-        everyone = list(idle)
-
-        def run(task: TaskT) -> ResultT:
-            worker = idle.pop()  # there are as many as threads
-            try:
-                return work(worker, task)
-            finally:
-                idle.append(worker)
-
-        coming, pending = iter(tasks), set[Future[ResultT]]()
-        with ThreadPoolExecutor(self._threads) as threads:
-            try:
-                while True:
-                    for task in islice(coming, 2 * self._threads - len(pending)):
-                        pending.add(threads.submit(run, task))
-                    if not pending:
-                        return
-                    done, pending = futures.wait(pending, return_when=futures.FIRST_COMPLETED)
-                    for future in done:
-                        yield future.result()
-            finally:
-                threads.shutdown(cancel_futures=True)
-                for worker in everyone:
-                    worker.close()
 
 
 def _what_is_read(listing: Listing) -> tuple[Files | Pictures | Arrays, Masks | None]:
