@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from fastload.format import (
     read_header,
     row_digests,
 )
+from fastload.in_threads import in_threads
 
 if TYPE_CHECKING:
     from fastload.compare import SourceReport
@@ -198,7 +198,8 @@ def _damaged_pixels(
     reader = _Rows(hdf5, file)
     found: list[tuple[int, str]] = []
     try:
-        for rows, wrong in _in_threads(lambda rows: (rows, _check_span(reader, rows, expected)), spans, workers):
+        # More than one thread helps reading; hashing alone is faster than memory.
+        for rows, wrong in in_threads(lambda rows: (rows, _check_span(reader, rows, expected)), spans, workers):
             found += wrong
             advance(len(rows))
     finally:
@@ -262,22 +263,3 @@ class _Rows:
                 raise OSError("the file ends before this row")
             view, at = view[count:], at + count
         return out
-
-
-def _in_threads(work: Callable[[range], Any], spans: list[range], workers: int) -> Iterator[Any]:
-    """Results in the order they are done. More than one thread helps reading; hashing alone is faster than memory."""
-    if workers == 0:
-        yield from map(work, spans)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        pending: set[Future[Any]] = set()
-        try:
-            for span in spans:
-                pending.add(pool.submit(work, span))
-                if len(pending) >= 2 * workers:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            for future in pending:
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)

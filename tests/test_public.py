@@ -35,7 +35,7 @@ TORCH_FREE = [
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory", "measured", "new_file", "pairs"},
+    {"errors", "cpus", "memory", "measured", "new_file", "pairs", "in_threads"},
     {"verdict", "report"},
     {"ranges", "stopwatch"},
     {"meter"},

@@ -33,7 +33,7 @@ def draw(folder: Path, count: int, sizes: list[tuple[int, int]], seed: int) -> N
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the examples speak of: photos/ of one size with splits, phone/ of several sizes, cells/ with masks, birds.csv."""
+    """What the examples speak of: photos/ with splits, phone/ of several sizes, cells/ with masks, birds.csv."""
     for split, count in (("train", 48), ("val", 20)):
         for seed, label in enumerate(("cat", "dog")):
             draw(tmp_path / "photos" / split / label, count, [(24, 32)], seed)

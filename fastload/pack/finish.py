@@ -136,7 +136,6 @@ def publish(part: Path, meta: Path, output: Path, journal: Journal, header_diges
     sync_folder(output.parent)
     meta.unlink(missing_ok=True)
     journal.remove()
-    sync_folder(output.parent)
 
 
 def sync_folder(folder: Path) -> None:

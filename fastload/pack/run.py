@@ -120,10 +120,10 @@ def _pack(
     sources = close_holes(claims.state == DONE, survey.listing.split[rows], shuffled=job.options.shuffle)
     samples, digests = rows[sources], claims.digest[sources]
     again = claims.closing
-    if not again:
-        journal.closing()
     settled = planned_places(survey, len(samples), job.meta)
-    if places is not None and settled is not None:
+    if places is not None and settled is not None and (again or len(samples) < len(rows)):
+        if not again:
+            journal.closing()
         settle_rows(
             survey, job.part, pool, places, settled, sources=sources, samples=samples, digests=digests, again=again,
             progress=job.progress,

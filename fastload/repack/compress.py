@@ -14,8 +14,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from fastload.cpus import available_cpus
 from fastload.decode import Target
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
 from fastload.format import read_header
+from fastload.in_threads import in_threads
 from fastload.layout import PixelSpec, create_file, writer_name
 from fastload.pack import PackOptions, PackReport
 from fastload.pack.chunk_work import Worker, row_digests_of
@@ -104,7 +104,7 @@ def compress_listing(
         threads = max(1, available_cpus() if workers is None else workers)
         begun = time.perf_counter()
         done = job.num_rows - sum(len(job.rows(number)) for number in todo)
-        for number, row_digests, body in _in_threads(job, todo, level, threads):
+        for number, row_digests, body in in_threads(lambda number: _compressed(job, number, level), todo, threads):
             spill.append(number, body)
             rows = job.rows(number)
             digests[rows.start : rows.stop] = row_digests
@@ -241,25 +241,6 @@ def _compressed(job: _Job, number: int, level: int) -> tuple[int, NDArray[np.uin
         pieces.append(zlib.compress(whole, level))
     lengths = np.array([len(piece) for piece in pieces], "<u8").tobytes()
     return number, digests, b"".join([digests.astype("<u8").tobytes(), lengths, *pieces])
-
-
-def _in_threads(
-    job: _Job, numbers: list[int], level: int, threads: int
-) -> Iterator[tuple[int, NDArray[np.uint64], bytes]]:
-    """Chunks in the order in which they are done, a few of them under way."""
-    with ThreadPoolExecutor(threads) as pool:
-        pending: set[Future[tuple[int, NDArray[np.uint64], bytes]]] = set()
-        try:
-            for number in numbers:
-                pending.add(pool.submit(_compressed, job, number, level))
-                if len(pending) >= 2 * threads:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _check_space(job: _Job, output: Path, level: int, spill: Spill) -> None:
