@@ -73,7 +73,7 @@ def first_names(path: Path, count: int) -> list[str]:
 def _take(found: Found, info: tarfile.TarInfo, links: list[tuple[str, str]]) -> None:
     name = normal(info.name)
     if reason := why_unsafe(info.name):
-        found.refuse(info.name, reason)
+        found.refuse(info.name or "a member", reason)
     elif info.isdir():
         found.folders.append(name)
     elif info.issym() or info.islnk():

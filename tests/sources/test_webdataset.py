@@ -108,6 +108,7 @@ def test_the_key_ends_at_the_first_dot_and_fields_are_lower_case(tmp_path: Path)
         ([("a.jpg", b""), ("a.json", b"{")], "no JSON that can be read"),
         ([("a.jpg", b""), ("a.json", b"[" * 99_999)], "no JSON that can be read"),
         ([("a.jpg", b""), ("a.npy", b"x" * 200)], "a has in 'npy' no array that can be read"),
+        ([("a.jpg", b""), ("a.npy", npy(np.zeros(9)).replace(b"'shape'", b"'sha(\0("))], "no array that can be read"),
         ([("a.jpg", b""), ("a.npy", npy(np.zeros(9))[:-8])], r"an array \(9,\) of float64 in 64 bytes"),
         ([("a.jpg", b""), ("a.npy", npy([{}], allow_pickle=True))], "array of Python objects, which is a pickle"),
         ([("a.jpg", b""), ("a.cls", b"1"), ("c.cls", b"1")], "c has no image, only cls"),
