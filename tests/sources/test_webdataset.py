@@ -186,9 +186,8 @@ def test_arrays_without_images_are_columns(tmp_path: Path) -> None:
         for field, data in {"tokens.npy": npy(tokens[i]), "fat.npy": npy(np.zeros(i)), "cls": b"%d" % i}.items()
     }
     path = write_tar(tmp_path / "x.tar", members)
-    with pytest.raises(SourceError, match=r"`--layout webdataset` or `--layout arrays`"):
-        list_source(path)
-    listing = list_source(path, "webdataset")
+    listing = list_source(path)
+    assert listing.layout == "webdataset"
     assert listing.files is None and listing.keys == ("0", "1") and values(listing) == [0, 1]
     assert listing.columns["tokens_npy"].values.dtype == np.int32
     np.testing.assert_array_equal(listing.columns["tokens_npy"].values, tokens)
