@@ -27,6 +27,15 @@ SOLUTION = "LOC_val_solution.csv"
 TINY = "val_annotations.txt"
 
 _MAX_DEVKIT = 2**26  # bytes unpacked; the real one has 8 million
+_MAX_SECONDS = 120  # for SciPy to start and to read meta.mat, a few at most
+
+_READ_META = """
+import io, json, sys
+from scipy.io import loadmat
+synsets = loadmat(io.BytesIO(sys.stdin.buffer.read()), variable_names=["synsets"], squeeze_me=True)["synsets"]
+leaves = [synset for synset in synsets.reshape(-1) if int(synset["num_children"]) == 0]
+print(json.dumps([[int(one["ILSVRC2012_ID"]), str(one["WNID"]), str(one["words"])] for one in leaves]))
+"""
 
 
 def read_devkit(tree: Tree, position: int) -> dict[str, bytes]:
@@ -67,26 +76,31 @@ def parse_meta(data: bytes, where: str) -> dict[int, tuple[str, str]]:
         MissingExtraError: SciPy, which reads .mat files, is not installed.
         SourceError: it is not the devkit's.
     """
-    try:
-        from scipy.io import loadmat
-    except ImportError as exc:
+    import importlib.util
+    import json
+    import subprocess
+    import sys
+
+    if importlib.util.find_spec("scipy") is None:
         raise MissingExtraError(
             f"{where}: SciPy reads this file, which tells the classes of the validation images, and is not installed. "
             'Install it with `pip install "fastload[matlab]"`.'
-        ) from exc
-    found: dict[int, tuple[str, str]] = {}
+        )
     try:
-        synsets = loadmat(io.BytesIO(data), variable_names=["synsets"], squeeze_me=True)["synsets"]
-        for synset in synsets.reshape(-1):
-            if int(synset["num_children"]) == 0:
-                found[int(synset["ILSVRC2012_ID"])] = (str(synset["WNID"]), str(synset["words"]))
-    # What SciPy raises at a file that is none has no common class.
-    except (ValueError, TypeError, KeyError, IndexError, NotImplementedError, OSError, zlib.error) as exc:
-        raise SourceError(
-            f"{where} is not the devkit's table of classes ({type(exc).__name__}: {exc}). Fetch the devkit again."
-        ) from exc
+        # In a process of its own: a damaged file makes SciPy's reader crash (a segmentation fault in SciPy 1.17).
+        read = subprocess.run(
+            [sys.executable, "-P", "-c", _READ_META], input=data, capture_output=True, timeout=_MAX_SECONDS, check=False
+        )
+        rows = json.loads(read.stdout) if read.returncode == 0 else []
+        said = read.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    except subprocess.TimeoutExpired:
+        rows, said = [], f"not read within {_MAX_SECONDS} seconds"
+    found = {number: (wnid, words) for number, wnid, words in rows}
     if not found or not all(WNID.fullmatch(wnid) for wnid, _ in found.values()):
-        raise SourceError(f"{where} names no classes such as n01440764. Fetch the devkit again.")
+        raise SourceError(
+            f"{where} is not the devkit's table of classes: no wnids such as n01440764 in it"
+            f"{f' ({said})' if said else ''}. Fetch the devkit again."
+        )
     return found
 
 
@@ -98,7 +112,7 @@ def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str
     """
     wnids: dict[str, str] = {}
     for number, line in enumerate(data.split(), 1):
-        known = meta.get(int(line)) if line.isdigit() else None
+        known = meta.get(int(line)) if line.isdigit() and len(line) < 9 else None
         if known is None:
             shown = line[:40].decode("utf-8", "backslashreplace")
             raise SourceError(

@@ -178,6 +178,7 @@ class _Truth:
         self.devkit = {} if devkit is None else read_devkit(tree, devkit)
         self.devkit |= {base: tree.read_text(self.at[base]) for base in (META, GROUND_TRUTH) if base in self.at}
         self.words: dict[str, str] = {}
+        self._meta: dict[int, tuple[str, str]] = {}
         table = next((base for base in SYNSETS if base in self.at), "")
         if table:
             self.words = parse_synsets(tree.read_text(self.at[table]), self.where(table))
@@ -195,7 +196,9 @@ class _Truth:
 
     def meta(self) -> dict[int, tuple[str, str]]:
         """ILSVRC2012_ID -> (wnid, words)."""
-        return parse_meta(self.devkit[META], self.where(META))
+        if not self._meta:
+            self._meta = parse_meta(self.devkit[META], self.where(META))
+        return self._meta
 
     def by_stem(self) -> dict[str, str]:
         """Validation image without its suffix -> its wnid; empty when nothing tells it."""

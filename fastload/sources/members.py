@@ -44,7 +44,9 @@ class Found:
 
 
 def why_unsafe(name: str) -> str:
-    """Why a member's name is refused: it points out of the archive; "" when it does not."""
+    """Why a member's name is refused: it points out of the archive, or is empty; "" when all is well."""
+    if not name:
+        return "has no name"
     if name[:1] == "/" or (name[1:3] in (":/", ":\\") and name[0].isalpha()):
         return "has an absolute name, which points out of the archive"
     if ".." in name and ".." in name.split("/"):

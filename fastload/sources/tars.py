@@ -5,10 +5,29 @@ from __future__ import annotations
 import posixpath
 import tarfile
 from pathlib import Path
+from typing import Self
 
 from fastload.errors import SourceError
 from fastload.sources.members import PLAIN, Found, Member, cut_short, normal, why_unsafe, with_parents
 from fastload.sources.tree import key_of, walk_order
+
+
+class _Header(tarfile.TarInfo):
+    """A header of which no more is parsed than a listing needs: twice tarfile's speed for plain files."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> Self:  # type: ignore[override]  # typeshed: bytearray
+        """The header in a block, as tarfile reads it."""
+        size = buf[124:136].rstrip(b" \0")
+        stated = buf[148:156].strip(b" \0")
+        plain = len(buf) == 512 and buf[156:157] == tarfile.REGTYPE and not buf[345] and size.isdigit()
+        if not plain or not stated.isdigit() or b"8" in size + stated or b"9" in size + stated:
+            return super().frombuf(buf, encoding, errors)
+        if int(stated, 8) != sum(buf) - sum(buf[148:156]) + 256:
+            return super().frombuf(buf, encoding, errors)
+        header = cls(buf[:100].partition(b"\0")[0].decode(encoding, errors))
+        header.size = int(size, 8)
+        return header
 
 
 def list_tar(path: Path, archive_size: int, *, start: int = 0, size: int | None = None, inner: str = "") -> Found:
@@ -34,7 +53,9 @@ def list_tar(path: Path, archive_size: int, *, start: int = 0, size: int | None 
     try:
         with open(path, "rb") as file:
             file.seek(start)
-            with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+            with tarfile.open(
+                fileobj=file, mode="r:", tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
+            ) as archive:
                 while (info := archive.next()) is not None:
                     archive.members.clear()  # type: ignore[attr-defined]  # or all headers stay in memory
                     if info.offset + 512 > end:
@@ -73,7 +94,7 @@ def first_names(path: Path, count: int) -> list[str]:
 def _take(found: Found, info: tarfile.TarInfo, links: list[tuple[str, str]]) -> None:
     name = normal(info.name)
     if reason := why_unsafe(info.name):
-        found.refuse(info.name, reason)
+        found.refuse(info.name or "a member", reason)
     elif info.isdir():
         found.folders.append(name)
     elif info.issym() or info.islnk():

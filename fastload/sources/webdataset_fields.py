@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections import Counter
+from tokenize import TokenError  # NumPy's reader of headers lets it through
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ def _array(data: bytes) -> NDArray[Any]:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except (ValueError, EOFError, SyntaxError, TypeError, KeyError, RecursionError) as exc:
+    except (ValueError, EOFError, SyntaxError, TypeError, KeyError, RecursionError, TokenError) as exc:
         raise ValueError(f"no array that can be read ({exc})") from None
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which is a pickle and never read")

@@ -40,7 +40,7 @@ def list_zip(path: Path) -> Found:
         given = _zip_name(info).replace("\\", "/") if backslashes else _zip_name(info)
         name = normal(given)
         if reason := why_unsafe(given):
-            found.refuse(given, reason)
+            found.refuse(given or "a member", reason)
         elif info.is_dir():
             found.folders.append(name)
         elif reason := _why_not_a_file(info) or overlapping.get(info.header_offset, "") or _why_a_bomb(info):

@@ -237,6 +237,16 @@ def test_names_and_links_that_leave_a_zip_are_refused_and_named(tmp_path: Path) 
     assert open_tree(windows).names == ["cat/1.jpg"] and len(open_tree(windows).broken) == 2
 
 
+def test_a_member_without_a_name_is_passed_over(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": b"1", "2.jpg": b"2"})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"1.jpg", b"\0.jpg"))
+    tree = open_tree(path)
+    assert tree.names == ["2.jpg"] and tree.notes == ("Passed over in the archive (1): a member has no name.",)
+    write_tar(tmp_path / "x.tar", {"": b"1", "2.jpg": b"2"})
+    assert open_tree(tmp_path / "x.tar").names == ["2.jpg"]
+
+
 def in_directory(path: Path, member: int, at: int, kind: str, value: int) -> None:
     """Change a number in the n-th entry of a zip's list."""
     data = bytearray(path.read_bytes())

@@ -16,6 +16,7 @@ from PIL import Image
 from fastload.errors import MissingExtraError, SourceError
 from fastload.pack import pack_images
 from fastload.sources import Listing, detect_layout, list_source
+from fastload.sources.ilsvrc_truth import parse_ground_truth
 
 CAT, DOG, EEL = "n02123045", "n02085620", "n01440764"  # sorted: EEL 0, DOG 1, CAT 2
 WORDS = {CAT: "tabby, tabby cat", DOG: "Chihuahua", EEL: "tench, Tinca tinca"}
@@ -205,7 +206,7 @@ def test_validation_images_without_a_truth_are_an_error_that_says_what_to_do(ori
 
 
 def test_without_scipy_the_devkit_names_its_extra(originals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(MissingExtraError, match=r"fastload\[matlab\]"):
         list_source(originals)
     (originals / "ILSVRC2012_img_val.tar").unlink()  # then only the words are missing
@@ -215,7 +216,6 @@ def test_without_scipy_the_devkit_names_its_extra(originals: Path, monkeypatch: 
 
 
 def test_an_unpacked_devkit_serves_too_and_its_damage_is_named(originals: Path) -> None:
-    want = labels(list_source(originals))
     (originals / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(b"\x1f\x8b broken")
     with pytest.raises(SourceError, match=r"devkit_t12.tar.gz is damaged or cut short"):
         list_source(originals)
@@ -223,21 +223,24 @@ def test_an_unpacked_devkit_serves_too_and_its_damage_is_named(originals: Path) 
     for name, data in devkit().items():
         (originals / name).parent.mkdir(parents=True, exist_ok=True)
         (originals / name).write_bytes(data)
-    assert labels(list_source(originals)) == want
     truth = originals / "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
-    truth.write_text("3\n1\n1001\n2\n")
-    with pytest.raises(SourceError, match=r"ground_truth.txt, line 3: '1001' is not an ILSVRC2012_ID"):
-        list_source(originals)
-    truth.write_text("3\n1\n1\n")
-    with pytest.raises(SourceError, match=r"classes of 1 validation images: .*_val_00000004.JPEG.*a whole ILSVRC"):
-        list_source(originals)
-    truth.write_text("3\n1\n1\n2\n2\n")
-    assert "Validation images without a file, though their classes are told (1)" in " ".join(
-        list_source(originals).notes
-    )
-    truth.with_name("meta.mat").write_bytes(b"no matlab file" * 20)
+    truth.write_bytes(truth.read_bytes() + b"2\n")
+    listing = list_source(originals)
+    assert labels(listing)[-4:] == VAL_LABELS
+    assert "though their classes are told (1): ILSVRC2012_val_00000005." in " ".join(listing.notes)
+    meta = bytearray(truth.with_name("meta.mat").read_bytes())
+    meta[128::8] = b"\xfe" * len(meta[128::8])  # the types of elements: SciPy's reader crashes
+    truth.with_name("meta.mat").write_bytes(meta)
     with pytest.raises(SourceError, match=r"meta.mat is not the devkit's table of classes"):
         list_source(originals)
+
+
+@pytest.mark.parametrize("line", [b"0", b"1001", b"-1", b"cat", b"9" * 5000])
+def test_an_id_that_no_class_has_is_named_with_its_line(line: bytes) -> None:
+    meta = {number: (wnid, WORDS[wnid]) for number, wnid in IDS.items()}
+    assert parse_ground_truth(b"2\n3\n", meta, "x") == {VAL[0][:-5]: EEL, VAL[1][:-5]: DOG}
+    with pytest.raises(SourceError, match=r"x, line 3: '.*' is not an ILSVRC2012_ID of meta.mat \(1 to 3\)"):
+        parse_ground_truth(b"3\n1\n" + line, meta, "x")
 
 
 def test_a_devkit_that_inflates_hugely_is_refused(tmp_path: Path) -> None:

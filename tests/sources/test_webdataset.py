@@ -108,6 +108,7 @@ def test_the_key_ends_at_the_first_dot_and_fields_are_lower_case(tmp_path: Path)
         ([("a.jpg", b""), ("a.json", b"{")], "no JSON that can be read"),
         ([("a.jpg", b""), ("a.json", b"[" * 99_999)], "no JSON that can be read"),
         ([("a.jpg", b""), ("a.npy", b"x" * 200)], "a has in 'npy' no array that can be read"),
+        ([("a.jpg", b""), ("a.npy", npy(np.zeros(9)).replace(b"'shape'", b"'sha(\0("))], "no array that can be read"),
         ([("a.jpg", b""), ("a.npy", npy(np.zeros(9))[:-8])], r"an array \(9,\) of float64 in 64 bytes"),
         ([("a.jpg", b""), ("a.npy", npy([{}], allow_pickle=True))], "array of Python objects, which is a pickle"),
         ([("a.jpg", b""), ("a.cls", b"1"), ("c.cls", b"1")], "c has no image, only cls"),
@@ -184,7 +185,9 @@ def test_arrays_without_images_are_columns(tmp_path: Path) -> None:
         for i in range(2)
         for field, data in {"tokens.npy": npy(tokens[i]), "fat.npy": npy(np.zeros(i)), "cls": b"%d" % i}.items()
     }
-    listing = list_source(write_tar(tmp_path / "x.tar", members))
+    path = write_tar(tmp_path / "x.tar", members)
+    listing = list_source(path)
+    assert listing.layout == "webdataset"
     assert listing.files is None and listing.keys == ("0", "1") and values(listing) == [0, 1]
     assert listing.columns["tokens_npy"].values.dtype == np.int32
     np.testing.assert_array_equal(listing.columns["tokens_npy"].values, tokens)
