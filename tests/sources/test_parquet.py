@@ -198,6 +198,19 @@ def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
         list_source(tmp_path)
 
 
+def test_a_class_without_a_name_is_refused(tmp_path: Path) -> None:
+    meta = features(label={"_type": "ClassLabel", "names": ["cat", "dog"]})
+    path = write(tmp_path / "t.parquet", {"image": images((b"0", None)), "label": [2]}, meta)
+    with pytest.raises(SourceError, match=r"'label' holds the class 2, but its schema names only 2"):
+        list_source(path)
+
+
+@pytest.mark.parametrize("told", [b"{", b"[]", b'{"info": {"features": [1]}}', b"[" * 100_000])
+def test_metadata_that_make_no_sense_are_passed_over(tmp_path: Path, told: bytes) -> None:
+    path = write(tmp_path / "t.parquet", {"image": images((b"0", None)), "label": [2]}, {b"huggingface": told})
+    assert list_source(path).columns["labels"].values.tolist() == [2]
+
+
 @pytest.mark.parametrize("cut", [0, 6, 200])
 def test_a_damaged_file_is_named(tmp_path: Path, cut: int) -> None:
     path = write(tmp_path / "t.parquet", {"image": images(*[(os.urandom(90), None)] * 9), "label": list(range(9))})
