@@ -219,6 +219,20 @@ def test_a_damaged_file_is_named(tmp_path: Path, cut: int) -> None:
         list_source(path)
 
 
+def test_offsets_of_a_mapped_file_that_point_elsewhere_are_refused(tmp_path: Path) -> None:
+    good = pa.table({"image": images((b"abcd", None), (b"efgh", None)), "label": [0, 1]})
+    with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, good.schema) as writer:
+        writer.write_table(good)
+    (tmp_path / "state.json").write_text("{}")
+    assert list_source(tmp_path).files.read(1) == b"efgh"  # type: ignore[union-attr]
+    data = (tmp_path / "data.arrow").read_bytes()
+    offsets = np.array([0, 4, 8], np.int32).tobytes()
+    assert data.count(offsets) == 1
+    (tmp_path / "data.arrow").write_bytes(data.replace(offsets, np.array([0, 4, 2**30], np.int32).tobytes()))
+    with pytest.raises(SourceError, match=r"data.arrow cannot be read"):
+        list_source(tmp_path)
+
+
 def test_class_folders_beside_a_stray_parquet_stay_a_folder(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_text("1")
