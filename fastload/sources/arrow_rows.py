@@ -29,10 +29,17 @@ def values_in(shards: list[Shard], name: str, features: Features) -> Values:
     for shard in shards:
         there = name in shard.schema.names and shard.schema.field(name).type == kind
         chunks += shard.column(name).chunks if there else [pa.nulls(shard.num_rows, kind)]
+    names = features.classes.get(name, ())
     try:
-        return values_of_arrow(pa.chunked_array(chunks, kind), name, features.classes.get(name, ()))
+        values = values_of_arrow(pa.chunked_array(chunks, kind), name, names)
     except UnicodeDecodeError as exc:
         raise SourceError(f"{shards[0].path}: column {name!r} holds text that is not UTF-8: {exc}.") from exc
+    if names and values.kind == "int" and len(values) and int(values.values.max()) >= len(names):
+        raise SourceError(
+            f"{shards[0].path}: column {name!r} holds the class {values.values.max()}, but its schema names only "
+            f"{len(names)}. Mend the schema, or fetch the files again."
+        )
+    return values
 
 
 def index_of(tree: Tree) -> ImageIndex:

@@ -72,28 +72,37 @@ class Shard:
                 self._table = pa.ipc.open_stream(self._map).read_all()
                 self.schema, self.num_rows = self._table.schema, self._table.num_rows
 
+        if self.num_rows < 0:
+            raise SourceError(f"{path} is damaged: it promises {self.num_rows} rows. Fetch it again.")
+
     def column(self, name: str) -> Any:
         """One column as a chunked array."""
         with _named(self.path):
-            return self._file.read(columns=[name]).column(0) if self.parquet else self._table.column(name)
+            column = self._file.read(columns=[name]).column(0) if self.parquet else self._table.column(name)
+            column.validate(full=not self.parquet)  # a mapped file's offsets were never looked at
+            self.check(len(column))
+            return column
 
-    def bytes_of(self, name: str) -> int:
-        """Bytes that a column takes when it is unpacked."""
-        meta = self._file.metadata
-        total = 0
-        for group in range(meta.num_row_groups):
-            for i in range(meta.num_columns):
-                chunk = meta.row_group(group).column(i)
-                if chunk.path_in_schema.split(".")[0] == name:
-                    total += chunk.total_uncompressed_size
-        return total
+    def check(self, rows: int) -> None:
+        """Refuse a file that promises another number of rows than it holds."""
+        if rows != self.num_rows:
+            raise SourceError(
+                f"{self.path} is damaged: it promises {self.num_rows} rows and holds {rows}. Fetch it again."
+            )
+
+    def num_bytes(self) -> int:
+        """Bytes that all columns take when they are unpacked, so at most those of the images."""
+        with _named(self.path):
+            meta = self._file.metadata
+            # Not the sizes of single columns: pyarrow 26 aborts the process there where statistics are damaged.
+            return sum(meta.row_group(group).total_byte_size for group in range(meta.num_row_groups))
 
     def batches(self, name: str) -> Iterator[Any]:
         """One column in arrays of some 32 MB."""
         if not self.parquet:
-            yield from self._table.column(name).chunks
+            yield from self.column(name).chunks
             return
-        rows = max(1, min(1024, _BATCH_BYTES * self.num_rows // max(1, self.bytes_of(name))))
+        rows = max(1, min(1024, _BATCH_BYTES * self.num_rows // max(1, self.num_bytes())))
         batches = self._file.iter_batches(batch_size=rows, columns=[name], use_threads=False)
         while True:
             with _named(self.path):
@@ -119,7 +128,7 @@ def _named(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError) as exc:
+    except (pa.ArrowException, OSError, ValueError) as exc:  # ValueError: text in the schema that is not UTF-8
         raise SourceError(
             f"{path} cannot be read: {str(exc).splitlines()[0]}. It is damaged or cut short; fetch it again."
         ) from exc
@@ -137,13 +146,14 @@ def encoded_images(shards: list[Shard], name: str, beside: Path) -> Encoded:
         SourceError: a file is damaged; there is no room.
     """
     parquet = shards[0].parquet
-    spill = Spill(sum(shard.bytes_of(name) for shard in shards), beside) if parquet else None
+    spill = Spill(sum(shard.num_bytes() for shard in shards), beside) if parquet else None
     offsets, sizes, paths, parts, counts = [], [], list[str](), list[Files](), list[int]()
     for shard in shards:
         base = 0 if spill else shard.address()
         mine_offsets, mine_sizes = [], []
         for array in shard.batches(name):
-            starts, lengths, buffer = _bytes_of(array, paths)
+            with _named(shard.path):
+                starts, lengths, buffer = _bytes_of(array, paths)
             if spill:
                 first, last = (int(starts[0]), int(starts[-1] + lengths[-1])) if len(starts) else (0, 0)
                 at = spill.write(memoryview(buffer)[first:last]) if buffer is not None and last > first else 0
@@ -155,6 +165,7 @@ def encoded_images(shards: list[Shard], name: str, beside: Path) -> Encoded:
         offsets.append(np.concatenate([np.zeros(0, np.int64), *mine_offsets]))
         sizes.append(np.concatenate([np.zeros(0, np.int64), *mine_sizes]))
         counts.append(len(offsets[-1]))
+        shard.check(counts[-1])
         if not spill:
             parts.append(shard.spans(offsets[-1], sizes[-1]))
     if spill:

@@ -32,7 +32,7 @@ def features_of(schema: Any) -> Features:
 
     try:
         told = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, RecursionError):
         told = {}
     images, classes = [], {}
     for field in schema:
@@ -50,7 +50,11 @@ def features_of(schema: Any) -> Features:
         if isinstance(feature, dict) and "_type" not in feature:  # objects with boxes: the classes of these
             inner = [value.get("feature", value) for value in feature.values() if isinstance(value, dict)]
             feature = next((value for value in inner if isinstance(value, dict) and "names" in value), None)
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
+        if (
+            isinstance(feature, dict)
+            and feature.get("_type") == "ClassLabel"
+            and isinstance(feature.get("names"), list)
+        ):
             classes[field.name] = tuple(map(str, feature["names"]))
     return Features(tuple(images), classes)
 

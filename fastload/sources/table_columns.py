@@ -19,8 +19,8 @@ LABELS = (
 ).split()
 """What people call the column of labels, the likeliest first."""
 
-TAKEN = ("images", "masks", "labels", "targets", "split", "key", "digest", "digest_fields")
-"""Names of fields that mean something in a packed file."""
+TAKEN = ("images", "masks", "labels", "targets", "split", "key", "digest", "digest_fields", "row", "valid")
+"""Names of fields that mean something in a packed file, or in a batch of it."""
 
 MOST_TAGS = 1000  # different tags in cells of several; more are run lengths or ids
 _TAG_CELLS = (re.compile(r"[^|]+(\|[^|]+)*"), re.compile(r"[^;]+(;[^;]+)*"), re.compile(r"\d+( \d+)*"))

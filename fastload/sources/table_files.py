@@ -11,7 +11,7 @@ from fastload.errors import ImageError, SourceError
 from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import first_few
 from fastload.sources.options import SourceOptions
-from fastload.sources.table_columns import plain_name
+from fastload.sources.table_columns import LABELS, plain_name
 from fastload.sources.table_images import ImageIndex
 from fastload.sources.table_reader import DELIMITED, JSON_LINES, Rows, read_rows
 from fastload.sources.tree import Tree, is_image, key_of
@@ -209,7 +209,9 @@ def _is_header(first: list[str], index: ImageIndex) -> bool:
     """Whether a first row names columns: none of its cells is an image that is there, or is called like one."""
     if any(map(is_image, first)):
         return False
-    return not any(sum(index.hits([cell])) and plain_name(cell) not in IMAGE_COLUMNS for cell in first)
+    if any(plain_name(cell) in (*IMAGE_COLUMNS, *LABELS) for cell in first):
+        return True  # though some image may be called image.jpg or label.png
+    return not any(any(index.hits([cell])) for cell in first)
 
 
 def _image_column(rows: Rows, index: ImageIndex) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import h5py
@@ -149,6 +150,20 @@ def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
 def test_a_first_row_whose_image_is_missing_is_not_taken_for_a_header(abc: Path) -> None:
     with pytest.raises(SourceError, match=r"z.jpg \(line 1 of t.csv\): there is no such image"):
         list_source(write(abc / "t.csv", "z.jpg,1\na.jpg,0\n"))
+
+
+def test_a_header_may_be_called_like_an_image(abc: Path) -> None:
+    make(abc, "image.jpg", "label.jpg")
+    assert len(list_source(write(abc / "t.csv", "image,label\na,0\nlabel,1\n"))) == 2
+
+
+def test_a_table_inside_an_archive_names_its_neighbours(abc: Path, tmp_path: Path) -> None:
+    write(abc / "t.csv", "image,label\na.jpg,1\nb.jpg,0\n")
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        for path in sorted(abc.iterdir()):
+            archive.write(path, f"photos/{path.name}")
+    listing = list_source(tmp_path / "photos.zip")
+    assert listing.keys == ("photos/a.jpg", "photos/b.jpg") and listing.files.read(1) == b"b.jpg"
 
 
 def test_ids_without_suffix_find_the_folder_of_their_split(tmp_path: Path) -> None:

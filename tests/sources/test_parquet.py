@@ -198,12 +198,39 @@ def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
         list_source(tmp_path)
 
 
+def test_a_class_without_a_name_is_refused(tmp_path: Path) -> None:
+    meta = features(label={"_type": "ClassLabel", "names": ["cat", "dog"]})
+    path = write(tmp_path / "t.parquet", {"image": images((b"0", None)), "label": [2]}, meta)
+    with pytest.raises(SourceError, match=r"'label' holds the class 2, but its schema names only 2"):
+        list_source(path)
+
+
+@pytest.mark.parametrize("told", [b"{", b"[]", b'{"info": {"features": [1]}}', b"[" * 100_000])
+def test_metadata_that_make_no_sense_are_passed_over(tmp_path: Path, told: bytes) -> None:
+    path = write(tmp_path / "t.parquet", {"image": images((b"0", None)), "label": [2]}, {b"huggingface": told})
+    assert list_source(path).columns["labels"].values.tolist() == [2]
+
+
 @pytest.mark.parametrize("cut", [0, 6, 200])
 def test_a_damaged_file_is_named(tmp_path: Path, cut: int) -> None:
     path = write(tmp_path / "t.parquet", {"image": images(*[(os.urandom(90), None)] * 9), "label": list(range(9))})
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(SourceError, match=r"t.parquet cannot be read: "):
         list_source(path)
+
+
+def test_offsets_of_a_mapped_file_that_point_elsewhere_are_refused(tmp_path: Path) -> None:
+    good = pa.table({"image": images((b"abcd", None), (b"efgh", None)), "label": [0, 1]})
+    with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, good.schema) as writer:
+        writer.write_table(good)
+    (tmp_path / "state.json").write_text("{}")
+    assert list_source(tmp_path).files.read(1) == b"efgh"  # type: ignore[union-attr]
+    data = (tmp_path / "data.arrow").read_bytes()
+    offsets = np.array([0, 4, 8], np.int32).tobytes()
+    assert data.count(offsets) == 1
+    (tmp_path / "data.arrow").write_bytes(data.replace(offsets, np.array([0, 4, 2**30], np.int32).tobytes()))
+    with pytest.raises(SourceError, match=r"data.arrow cannot be read"):
+        list_source(tmp_path)
 
 
 def test_class_folders_beside_a_stray_parquet_stay_a_folder(tmp_path: Path) -> None:
