@@ -179,8 +179,8 @@ class Segmentation:
         found = masks.attrs.get("ignore_index")
         self.ignored = None if found is None else int(found)
         shares = _shares(dataset, ignored=self.ignored)
-        self.names = masks.names or tuple(f"class {i}" for i in range(len(shares)))
-        shares = np.pad(shares, (0, max(0, len(self.names) - len(shares))))
+        self.names = (*masks.names, *(f"class {i}" for i in range(len(masks.names), len(shares))))
+        shares = np.pad(shares, (0, len(self.names) - len(shares)))
         # Rare classes, poles and pedestrians, count for more, as in ENet (Paszke et al., 2016): without, none is found.
         self.weights = torch.from_numpy(1 / np.log(1.02 + shares)).float()
         height, width, self.channels = _image_shape(dataset)
