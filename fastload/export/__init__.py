@@ -6,8 +6,10 @@ Every row is checked against its digest while it is read. While the work is unde
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -44,6 +46,8 @@ _ENCODERS: dict[str, tuple[str, Callable[[NDArray[Any]], bytes]]] = {"png": (".p
 
 _BLOCK_BYTES = 4 * 2**20
 _BLOCK_ROWS = 64
+_SAMPLED = 8
+_DISK_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ def export_file(
     plan = plan_export(listing, layout, suffix)
     job = _Job(listing, plan, Path(folder), encode, header.path)
     about = _about(header, split, plan.layout, format)
+    _check_space(job)
     resumed = _begin(job.folder, about)
     try:
         kept = _write_images(job, resumed, max(1, available_cpus() if workers is None else workers), progress)
@@ -163,6 +168,28 @@ def _about(header: PackedFile, split: str | None, layout: str, format: str) -> s
     """What must be the same for an export to be continued."""
     about = {"release": writer_name(), "file": header.header_digest, "split": split, "layout": layout, "format": format}
     return json.dumps(about, sort_keys=True)
+
+
+def _check_space(job: _Job) -> None:
+    """Refuse a disk that is too full, as far as a few images tell; what is there already counts as free."""
+    folder = job.folder if job.folder.is_dir() else job.folder.absolute().parent
+    if not folder.is_dir():
+        return  # said better where the folder is made
+    assert isinstance(job.listing.files, Arrays), "checked before"
+    rows = np.unique(np.linspace(0, len(job.listing) - 1, _SAMPLED).astype(np.int64))
+    pixels = np.empty((len(rows), *job.listing.files.shape), job.listing.files.dtype)
+    job.listing.files.read_rows(rows, pixels)
+    blocks = sum(-(-len(job.encode(image)) // _DISK_BLOCK) for image in pixels) / len(rows)
+    needed = int(blocks * _DISK_BLOCK * len(job.listing))
+    there = sum(path.stat().st_size for path in folder.rglob("*.*")) if (folder / JOURNAL).is_file() else 0
+    free = shutil.disk_usage(folder).free
+    if needed > free + there:
+        raise OutputError(
+            errno.ENOSPC,
+            f"needs about {needed:,} bytes for {len(job.listing):,} images, {free:,} are free. Free some, or choose "
+            f"another disk or one `--split`",
+            str(job.folder),
+        )
 
 
 def _begin(folder: Path, about: str) -> bool:

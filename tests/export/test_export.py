@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -215,6 +216,15 @@ def test_a_folder_of_others_is_left_alone(tmp_path):
     export_file(source, tmp_path / "empty")
     with pytest.raises(OutputError, match="is not empty"):
         export_file(source, tmp_path / "empty")
+
+
+def test_a_disk_that_is_too_full_is_told_before_work(tmp_path, monkeypatch):
+    source = make(tmp_path / "a.h5")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=24 * 4096 - 1))
+    with pytest.raises(OutputError, match=r"needs about 98,304 bytes for 24 images, 98,303 are free"):
+        export_file(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_row_is_named(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from fastload.errors import MissingFileError, OptionError, OutputError, SourceError
 from fastload.format import read_header
-from fastload.layout import write_packed
+from fastload.layout import create_file, write_packed
 from fastload.repack import merge_files
 from fastload.sources.listing import Column
 from fastload.verify import verify_file
@@ -133,3 +133,16 @@ def test_a_merge_needs_two_different_files_and_another_output(tmp_path):
         merge_files([a, b], b, overwrite=True)
     with pytest.raises(MissingFileError, match=r"no\.h5: no such file"):
         merge_files([a, tmp_path / "no.h5"], tmp_path / "c.h5")
+
+
+def test_files_without_images_are_merged(tmp_path):
+    for name in "ab":
+        columns = {
+            "tokens": Column(np.arange(60).reshape(20, 3)),
+            "split": Column(np.zeros(20, np.uint8), {"names": ("all",)}),
+            "key": Column(np.array([b"%d" % i for i in range(20)])), "digest": Column(np.zeros(20, np.uint64)),
+        }  # fmt: skip
+        create_file(tmp_path / f"{name}.h5", num_rows=20, pixels={}, columns=columns, attrs={})
+    merge_files([tmp_path / "a.h5", tmp_path / "b.h5"], tmp_path / "c.h5")
+    with h5py.File(tmp_path / "c.h5") as file:
+        assert np.array_equal(file["tokens"][()], np.tile(np.arange(60).reshape(20, 3), (2, 1)))
