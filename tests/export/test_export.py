@@ -101,8 +101,9 @@ def test_masks_boxes_and_other_values_come_back_through_the_table(tmp_path):
 
 def test_masks_alone_lie_in_a_folder_beside_the_images(tmp_path):
     masks = np.random.default_rng(1).integers(0, 4, (24, 6, 5), dtype=np.uint8)
-    source = make(tmp_path / "a.h5", masks=masks, labels=False, splits={"train": 15, "val": 9})
-    export_file(source, tmp_path / "out", layout="folder")
+    source = make(tmp_path / "a.h5", masks=masks, labels=False, splits={"train": 15, "val": 9}, ignore_index=3)
+    report = export_file(source, tmp_path / "out", layout="folder")
+    assert "the value 3 is no class" in report.notes[-1]
     assert files_in(tmp_path / "out")[24] == "masks/train/00000000.png"
     with Image.open(tmp_path / "out" / "masks" / "train" / "00000000.png") as image:
         assert image.mode == "L" and np.array_equal(np.asarray(image), masks[0])
