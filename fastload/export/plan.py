@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from fastload.errors import OptionError
-from fastload.export.names import Names, class_folders, safe_parts
+from fastload.export.names import Names, class_folders, safe_name, safe_parts
 from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import Column, Listing, first_few
 
@@ -137,11 +137,9 @@ def _mask_notes(listing: Listing) -> tuple[str, ...]:
 
 
 def _with_table(listing: Listing, suffix: str) -> ExportPlan:
-    """Images in one tree named as their keys are; masks in another, named alike."""
+    """Images in one folder, named as their keys are; masks in another, named alike."""
     given = Names()
-    images = []
-    for key in listing.keys:
-        *folders, name = safe_parts(key)
-        images.append(given.path(folders, name, suffix))
+    # Without the folders of the keys: such names as `img_align_celeba/` would be taken for that dataset.
+    images = [given.path([], safe_name("_".join(safe_parts(key))), suffix) for key in listing.keys]
     masks = () if listing.masks is None else tuple(f"{TABLE_MASKS}/{path}" for path in images)
     return ExportPlan("csv", tuple(f"{IMAGES}/{path}" for path in images), masks, _mask_notes(listing))
