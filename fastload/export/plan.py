@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from fastload.errors import OptionError
-from fastload.export.names import Names, class_folders, safe_parts
+from fastload.export.names import Names, class_folders, safe_name, safe_parts
 from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import Column, Listing, first_few
 
@@ -110,7 +110,7 @@ def _by_folders(listing: Listing, suffix: str) -> ExportPlan:
     if left:
         notes.append(f"Not written, since folders cannot say it: {first_few(left)}. `--layout csv` does.")
     notes += _class_notes(labels, names, folders)
-    return ExportPlan("folder", tuple(images), tuple(masks), tuple(notes))
+    return ExportPlan("folder", tuple(images), tuple(masks), (*notes, *_mask_notes(listing)))
 
 
 def _class_notes(labels: Column | None, names: tuple[str, ...], folders: list[str]) -> list[str]:
@@ -126,12 +126,20 @@ def _class_notes(labels: Column | None, names: tuple[str, ...], folders: list[st
     return notes
 
 
+def _mask_notes(listing: Listing) -> tuple[str, ...]:
+    """What files of masks do not say."""
+    masks = listing.masks
+    if masks is None or (not masks.names and masks.ignore_index is None):
+        return ()
+    ignored = "" if masks.ignore_index is None else f"the value {masks.ignore_index} is no class (ignore_index)"
+    names = f"classes are {first_few(list(masks.names))}" if masks.names else ""
+    return (f"Masks hold numbers, the files do not say what they mean: {'; '.join(filter(None, (names, ignored)))}.",)
+
+
 def _with_table(listing: Listing, suffix: str) -> ExportPlan:
-    """Images in one tree named as their keys are; masks in another, named alike."""
+    """Images in one folder, named as their keys are; masks in another, named alike."""
     given = Names()
-    images = []
-    for key in listing.keys:
-        *folders, name = safe_parts(key)
-        images.append(given.path(folders, name, suffix))
+    # Without the folders of the keys: such names as `img_align_celeba/` would be taken for that dataset.
+    images = [given.path([], safe_name("_".join(safe_parts(key))), suffix) for key in listing.keys]
     masks = () if listing.masks is None else tuple(f"{TABLE_MASKS}/{path}" for path in images)
-    return ExportPlan("csv", tuple(f"{IMAGES}/{path}" for path in images), masks, ())
+    return ExportPlan("csv", tuple(f"{IMAGES}/{path}" for path in images), masks, _mask_notes(listing))

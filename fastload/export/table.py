@@ -44,6 +44,13 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
             continue
         for title, cells in _cells_of(name, column, boxed):
             columns[_free(title, columns)] = cells
+    labels = listing.columns.get("labels")
+    if labels is not None and labels.values.ndim == 2 and len(listing.columns) > 1:
+        titles = [name for name, _ in _cells_of("labels", labels, boxed)]
+        notes.append(
+            f"Labels are {len(titles)} columns of 0 and 1 ({first_few(titles, 3)}) among others: to pack them as "
+            f"labels again, name all with `--labels {','.join(titles[:2])},...`."
+        )
     if left:
         notes.append(f"Not written, since a table is no place for arrays: {first_few(left)}.")
     rows = _rows(list(columns.values()), listing) if boxed else zip(*columns.values(), strict=True)

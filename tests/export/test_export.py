@@ -101,8 +101,9 @@ def test_masks_boxes_and_other_values_come_back_through_the_table(tmp_path):
 
 def test_masks_alone_lie_in_a_folder_beside_the_images(tmp_path):
     masks = np.random.default_rng(1).integers(0, 4, (24, 6, 5), dtype=np.uint8)
-    source = make(tmp_path / "a.h5", masks=masks, labels=False, splits={"train": 15, "val": 9})
-    export_file(source, tmp_path / "out", layout="folder")
+    source = make(tmp_path / "a.h5", masks=masks, labels=False, splits={"train": 15, "val": 9}, ignore_index=3)
+    report = export_file(source, tmp_path / "out", layout="folder")
+    assert "the value 3 is no class" in report.notes[-1]
     assert files_in(tmp_path / "out")[24] == "masks/train/00000000.png"
     with Image.open(tmp_path / "out" / "masks" / "train" / "00000000.png") as image:
         assert image.mode == "L" and np.array_equal(np.asarray(image), masks[0])
@@ -130,16 +131,23 @@ def test_several_boxes_an_image_are_rows_of_the_table(tmp_path):
             assert np.array_equal(a[name][()][order], b[name][()]), name
 
 
-def test_attribute_vectors_are_columns(tmp_path):
+@pytest.mark.parametrize("others", [False, True])
+def test_attribute_vectors_are_columns(tmp_path, others):
     labels = np.random.default_rng(0).integers(0, 2, (24, 3), dtype=np.uint8)
     extra = {"labels": Column(labels, {"names": ("Smiling", "Young", "Hat")})}
-    source = make(tmp_path / "a.h5", labels=False, extra=extra)
-    export_file(source, tmp_path / "out")
-    assert (tmp_path / "out" / "manifest.csv").read_text().startswith("file_name,Smiling,Young,Hat\n")
-    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    extra |= {"identity": Column(np.arange(24) * 3 % 17)} if others else {}
+    keys = [f"img_align_celeba/{row:06d}.jpg" for row in range(24)]
+    source = make(tmp_path / "a.h5", labels=False, extra=extra, keys=keys)
+    report = export_file(source, tmp_path / "out")
+    assert any("name all with `--labels Smiling,Young,...`" in note for note in report.notes) == others
+    assert (tmp_path / "out" / "manifest.csv").read_text().startswith("file_name,Smiling,Young,Hat")
+    told = {"labels": ["Smiling", "Young", "Hat"]} if others else {}
+    report = pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0, **told)
+    assert report.layout == "manifest"
     with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
         order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
-        assert np.array_equal(a["labels"][()][order], b["labels"][()])
+        for name in extra:
+            assert np.array_equal(a[name][()][order], b[name][()]), name
 
 
 def test_one_split_alone(tmp_path):
