@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, the version for Python and the binary version, whose images are read where they lie.
+"""CIFAR-10 and CIFAR-100, the version for Python and the binary version; images are read where they lie.
 
     cifar-10-batches-py/    data_batch_1 ... data_batch_5, test_batch, batches.meta          pickles
     cifar-100-python/       train, test, meta                                                pickles
@@ -191,10 +191,9 @@ def _read_pickled(tree: Tree, i: int, version: _Version) -> _Batch:
     where = str(tree.path / key_of(tree.names[i]))
     content = tree.read_text(i)
     batch = _named(read_pickle(content, where), where)
-    pickled = batch.get("data")
-    data = pickled.values() if isinstance(pickled, PickledArray) else np.zeros((), np.float64)
-    if data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
-        kind = f"{data.dtype} {data.shape}" if isinstance(pickled, PickledArray) else type(pickled).__name__
+    data = batch.get("data")
+    if not isinstance(data, PickledArray) or data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
+        kind = f"{data.dtype} {data.shape}" if isinstance(data, PickledArray) else type(data).__name__
         raise SourceError(f"{where}: `data` is {kind}; expected uint8 (n, {_PIXELS}). Fetch the download again.")
     count = data.shape[0]
     labels = {}
@@ -203,7 +202,13 @@ def _read_pickled(tree: Tree, i: int, version: _Version) -> _Batch:
     names = batch.get("filenames")
     if not isinstance(names, list) or len(names) != count or set(map(type, names)) - {str, bytes}:
         names = [""] * count
-    rows = MemoryRows.of(data.reshape(count, *_SHAPE), "CHW")
+    rows: Arrays
+    if data.offset >= 0 and not data.fortran:
+        rows = rows_in_tree(
+            tree, i, content, offset=data.offset, num_rows=count, shape=_SHAPE, dtype=np.uint8, axes="CHW"
+        )
+    else:  # written as text: protocols 0 to 2 of Python 3
+        rows = MemoryRows.of(data.values().reshape(count, *_SHAPE), "CHW")
     return _Batch(rows, labels, _texts(names))
 
 
@@ -231,7 +236,7 @@ def _read_binary(tree: Tree, i: int, version: _Version) -> _Batch:
 
 def _checked(values: object, count: int, classes: int, what: str) -> NDArray[np.int64]:
     """Labels as they stand in a batch, once there are enough of them and each is one."""
-    if isinstance(values, PickledArray) and values.values().dtype.kind in "iu":
+    if isinstance(values, PickledArray) and values.dtype.kind in "iu":
         values = values.values().tolist()
     if not isinstance(values, list) or set(map(type, values)) - {int}:
         raise SourceError(f"{what}: no list of integers. Unpack the download again.")

@@ -1,153 +1,329 @@
-"""Pickles of plain values and NumPy arrays, through an unpickler that admits nothing else.
+"""Pickles of plain values and NumPy arrays, read without unpickling: by a small machine that has nothing to call.
 
-A pickle is a program that may import and call anything. Here the names by which NumPy's arrays are pickled lead to the
-stand-ins below, which accept bytes of a size that fits and refuse the rest; every other name is refused and not looked
-up. So not even NumPy's own constructors are reached, and arrays of Python objects are out of the question.
+A pickle is a program. Here only those instructions are known that build numbers, texts, lists, tuples, dicts and NumPy
+arrays. Whatever else one asks for is named in an error and never looked up, so there is no import, no attribute and no
+call to be had, and memory stays in proportion to the file. The instructions are those of the standard library's
+pickletools.
 """
 
 from __future__ import annotations
 
-import io
-import math
-import pickle
+import codecs
 import re
-from typing import Any, NoReturn
-
-import numpy as np
-from numpy.typing import NDArray
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from fastload.errors import SourceError
+from fastload.sources.pickled_arrays import (
+    KNOWN,
+    Blob,
+    PickledArray,
+    PickledName,
+    PickledType,
+    RefusedError,
+    imitate,
+    printable,
+)
 
-_TYPE = re.compile(r"[<>|=]?([biuf][1248]|[SU][0-9]{1,6})")
+__all__ = ["PickledArray", "read_pickle"]
+
+_SMALL_INTS = re.compile(rb"(?:K.)+", re.DOTALL)
+_BLOB_BYTES = 256
+_OBJECTS = {0x81: "make an object", 0x92: "make an object", 0x6F: "make an object"}
+_OBJECTS |= {0x50: "fetch an object", 0x51: "fetch an object"}
+_OBJECTS |= {0x82: "call an extension", 0x83: "call an extension", 0x84: "call an extension"}
 
 
 def read_pickle(data: bytes, where: str) -> Any:
-    """The value that a pickle describes; its arrays are PickledArray, its texts of Python 2 bytes, as they were there.
+    """The value that a pickle of protocol 0 to 5 describes; its arrays are PickledArray.
+
+    Texts of Python 2 are bytes, as they were there.
 
     Raises:
         SourceError: it is damaged, or asks for anything but plain values and NumPy arrays of numbers; names that.
     """
+    machine = _Machine(data)
     try:
-        return _Unpickler(io.BytesIO(data), encoding="bytes").load()
-    except _RefusedError as exc:
+        return machine.run()
+    except RefusedError as exc:
         raise SourceError(
             f"{where}: the pickle {exc}. Only plain values and NumPy arrays of numbers are read, nothing is executed. "
             "Fetch the file again from where the dataset is published."
         ) from exc
-    except Exception as exc:  # whatever damaged bytes make pickle raise
+    except (LookupError, ValueError, TypeError, AttributeError, struct.error, OverflowError, MemoryError) as exc:
         raise SourceError(
-            f"{where}: not a pickle, or a damaged one ({type(exc).__name__}: {str(exc)[:100]}). Fetch the file again."
+            f"{where}: not a pickle, or a damaged one (at byte {machine.at:,} of {len(data):,}: "
+            f"{type(exc).__name__}). Fetch the file again."
         ) from exc
 
 
-class PickledArray:
-    """A NumPy array of numbers or texts of fixed length, as a pickle describes it."""
+class _Machine:
+    """The stack, the marks and the memo of a pickle."""
 
-    def __init__(self) -> None:
-        self._values: NDArray[Any] = np.zeros(0, np.uint8)
+    def __init__(self, data: bytes) -> None:
+        self.data, self.view = data, memoryview(data)
+        self.at = 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
 
-    def values(self) -> NDArray[Any]:
-        """The array, read-only."""
-        return self._values
+    def run(self) -> Any:
+        data, steps = self.data, _STEPS
+        while (code := data[self.at]) != 0x2E:  # STOP
+            self.at += 1
+            step = steps.get(code)
+            if step is None:
+                raise RefusedError(_asked_for(self, code))
+            step(self)
+        return self.stack.pop()
 
-    def fill(self, shape: object, kind: object, data: object, order: Any) -> PickledArray:
-        """Take over what a pickle says the array is."""
-        shape = (shape,) if isinstance(shape, int) else shape
-        if not isinstance(kind, _Type) or not isinstance(shape, tuple):
-            raise _RefusedError("holds an array without a shape or type")
-        dtype = kind.dtype()
-        if not isinstance(data, (bytes, bytearray)) or not all(type(n) is int and n >= 0 for n in shape):
-            raise _RefusedError("holds an array that is not made of bytes")
-        if math.prod(shape) * dtype.itemsize != len(data) or dtype.itemsize == 0:
-            raise _RefusedError(f"holds an array {dtype} {shape} of {len(data)} bytes")
-        self._values = np.frombuffer(data, dtype).reshape(shape, order=order)
-        return self
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        start = self.at
+        if size < 0 or start + size > len(self.data):
+            raise ValueError("beyond the end")
+        self.at += size
+        return self.data[start : self.at]
 
-    def __setstate__(self, state: object) -> None:
-        if not isinstance(state, tuple) or len(state) != 5:
-            raise _RefusedError("asks to set the state of an object")
-        _, shape, kind, fortran, data = state
-        self.fill(shape, kind, data, "F" if fortran else "C")
+    def number(self, layout: str) -> Any:
+        """The next number."""
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
+    def line(self) -> bytes:
+        """What comes before the next line feed."""
+        start, end = self.at, self.data.index(b"\n", self.at)
+        self.at = end + 1
+        return self.data[start:end]
 
-class _RefusedError(Exception):
-    """What the pickle asks for, as the rest of a sentence."""
+    def raw(self, size: int) -> bytes | Blob:
+        """The next bytes, not copied when they are many."""
+        if size < _BLOB_BYTES:
+            return self.take(size)
+        start = self.at
+        if start + size > len(self.data):
+            raise ValueError("beyond the end")
+        self.at += size
+        return Blob(self.view[start : self.at], start)
 
+    def since_mark(self) -> list[Any]:
+        """What was pushed since the last mark, taken from the stack."""
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
 
-class _Type:
-    """A NumPy dtype in the making."""
-
-    def __init__(self, code: str) -> None:
-        self._code, self._order = code, "="
-
-    def dtype(self) -> np.dtype[Any]:
-        """It, if its elements are numbers or texts of fixed length."""
-        if not _TYPE.fullmatch(self._code):
-            what = "Python objects, which would be unpickled" if "O" in self._code else f"type {self._code[:20]!r}"
-            raise _RefusedError(f"holds an array of {what}")
-        return np.dtype(self._code).newbyteorder(self._order)  # type: ignore[arg-type]  # one of < > | =
-
-    def __setstate__(self, state: object) -> None:
-        parts = state if isinstance(state, tuple) and len(state) >= 5 else (0, "", None, None, None)
-        order = _text(parts[1])
-        if any(part is not None for part in parts[2:5]) or order not in ("<", ">", "|", "="):
-            raise _RefusedError("holds an array of records")
-        self._order = order
-
-
-class _Name:
-    """A name that a pickle may mention: what NumPy would do when it is called, done by the stand-ins."""
-
-    __slots__ = ("_name",)
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, *args: Any) -> Any:
-        """An array, a type, a number or bytes."""
-        if self._name == "_reconstruct" and args[:1] == (_NAMES["numpy.ndarray"],):
-            return PickledArray()
-        if self._name == "dtype" and args and isinstance(args[0], (str, bytes)):
-            return _Type(_text(args[0]))
-        if self._name == "encode" and len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", b"latin1"):
-            return args[0].encode("latin1")
-        if self._name == "bytes" and not args:
-            return b""
-        if self._name == "scalar" and len(args) == 2:
-            return PickledArray().fill((), *args, "C").values().item()
-        if self._name == "_frombuffer" and len(args) == 4:
-            return PickledArray().fill(args[2], args[1], args[0], "F" if args[3] == "F" else "C")
-        raise _RefusedError(f"asks for {self._name} in a way that NumPy does not write")
-
-    def __setstate__(self, state: object) -> NoReturn:
-        raise _RefusedError("asks to set the state of an object")
+    def last(self, count: int) -> tuple[Any, ...]:
+        """The last values, taken from the stack."""
+        items = tuple(self.stack[len(self.stack) - count :])
+        if len(items) != count or (self.marks and self.marks[-1] > len(self.stack) - count):
+            raise IndexError("the stack is too short")
+        del self.stack[len(self.stack) - count :]
+        return items
 
 
-_NAMES = {
-    name: _Name(name.rpartition(".")[2])
-    for name in (
-        *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-        *(f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")),
-        "numpy.ndarray",
-        "numpy.dtype",
-        "_codecs.encode",
-        "builtins.bytes",
-        "__builtin__.bytes",  # Python 2's name of it
-    )
+def _asked_for(machine: _Machine, code: int) -> str:
+    if code == 0x69:  # INST
+        return f"asks for {printable(machine.line())}.{printable(machine.line())}"
+    return f"asks to {_OBJECTS[code]}" if code in _OBJECTS else f"has an instruction {bytes([code])!r}, not known here"
+
+
+def _name(module: bytes | str, name: bytes | str) -> PickledName:
+    full = f"{printable(module)}.{printable(name)}"
+    if full not in KNOWN:
+        raise RefusedError(f"asks for {full}")
+    return PickledName(full)
+
+
+def _small_ints(machine: _Machine) -> None:
+    # A list of labels is one run of these.
+    found = _SMALL_INTS.match(machine.data, machine.at - 1)
+    if found is None:
+        raise ValueError("beyond the end")
+    machine.at = found.end()
+    machine.stack.extend(found.group()[1::2])
+
+
+def _short_string(machine: _Machine) -> None:
+    # A list of file names is a run of these, each put into the memo: read in one go.
+    data, stack, memo, at = machine.data, machine.stack, machine.memo, machine.at - 1
+    while data[at] == 0x55:
+        start = at + 2
+        at = start + data[at + 1]
+        stack.append(data[start:at])
+        if data[at] == 0x72:
+            memo[int.from_bytes(data[at + 1 : at + 5], "little")] = stack[-1]
+            at += 5
+        elif data[at] == 0x71:
+            memo[data[at + 1]] = stack[-1]
+            at += 2
+    machine.at = at
+
+
+def _short_put(machine: _Machine) -> None:
+    machine.memo[machine.data[machine.at]] = machine.stack[-1]
+    machine.at += 1
+
+
+def _long_put(machine: _Machine) -> None:
+    at, machine.at = machine.at, machine.at + 4
+    machine.memo[int.from_bytes(machine.data[at : at + 4], "little")] = machine.stack[-1]
+
+
+def _integer(machine: _Machine) -> None:
+    line = machine.line()
+    machine.stack.append({b"00": False, b"01": True}.get(line) if line in (b"00", b"01") else int(line))
+
+
+def _string(machine: _Machine) -> None:
+    line = machine.line()
+    if len(line) < 2 or line[:1] not in (b"'", b'"') or line[-1:] != line[:1]:
+        raise ValueError("a text without quotes")
+    machine.stack.append(codecs.escape_decode(line[1:-1])[0])
+
+
+def _global(machine: _Machine) -> None:
+    module = machine.line()
+    machine.stack.append(_name(module, machine.line()))
+
+
+def _stack_global(machine: _Machine) -> None:
+    module, name = machine.last(2)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise TypeError("a global without a name")
+    machine.stack.append(_name(module, name))
+
+
+def _reduce(machine: _Machine) -> None:
+    target, args = machine.last(2)
+    if not isinstance(target, PickledName) or not isinstance(args, tuple):
+        raise RefusedError("asks to call a value")
+    machine.stack.append(imitate(target.name, args))
+
+
+def _build(machine: _Machine) -> None:
+    (state,) = machine.last(1)
+    target = machine.stack[-1]
+    if isinstance(target, PickledType) and isinstance(state, tuple) and len(state) >= 5:
+        order = printable(state[1])
+        if any(part is not None for part in state[2:5]) or order not in ("<", ">", "|", "="):
+            raise RefusedError("holds an array of records")
+        target.order = order
+    elif isinstance(target, PickledArray) and isinstance(state, tuple) and len(state) == 5:
+        target.fill(state[1], state[2], state[4], state[3])
+    else:
+        raise RefusedError("asks to set the state of an object")
+
+
+def _append(machine: _Machine, items: Sequence[Any]) -> None:
+    target = machine.stack[-1]
+    if not isinstance(target, list):
+        raise RefusedError("asks to append to what is no list")
+    target.extend(items)
+
+
+def _set_items(machine: _Machine, items: Sequence[Any]) -> None:
+    target = machine.stack[-1]
+    if not isinstance(target, dict):
+        raise RefusedError("asks to set items of what is no dict")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        # Only keys whose hash is computed at once: that of tuples in tuples goes as deep as the pickle likes.
+        if not isinstance(key, (str, bytes, int)):
+            raise RefusedError(f"has a {type(key).__name__} as a key")
+        target[key] = value
+
+
+def _pop(machine: _Machine) -> None:
+    if machine.marks and machine.marks[-1] == len(machine.stack):
+        machine.marks.pop()
+    else:
+        machine.stack.pop()
+
+
+def _pop_mark(machine: _Machine) -> None:
+    machine.since_mark()
+
+
+def _dict(machine: _Machine) -> None:
+    items = machine.since_mark()
+    machine.stack.append({})
+    _set_items(machine, items)
+
+
+def _put(machine: _Machine, index: int) -> None:
+    machine.memo[index] = machine.stack[-1]
+
+
+def _long(machine: _Machine, size: int) -> None:
+    if size > _BLOB_BYTES:
+        raise ValueError("a number beyond all bounds")
+    machine.stack.append(int.from_bytes(machine.take(size), "little", signed=True))
+
+
+def _pushes(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
+    return lambda machine: machine.stack.append(value(machine))
+
+
+def _utf8(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+_STEPS: dict[int, Callable[[_Machine], None]] = {
+    code[0]: step
+    for code, step in {
+        b"K": _small_ints,
+        b"U": _short_string,
+        b"q": _short_put,
+        b"r": _long_put,
+        b"\x94": lambda m: _put(m, len(m.memo)),
+        b"p": lambda m: _put(m, int(m.line())),
+        b"h": _pushes(lambda m: m.memo[m.number("B")]),
+        b"j": _pushes(lambda m: m.memo[m.number("<I")]),
+        b"g": _pushes(lambda m: m.memo[int(m.line())]),
+        b"\x80": lambda m: m.take(1),  # PROTO
+        b"\x95": lambda m: m.take(8),  # FRAME: its size says nothing that is needed
+        b"(": lambda m: m.marks.append(len(m.stack)),
+        b"}": _pushes(lambda _: {}),
+        b"]": _pushes(lambda _: []),
+        b")": _pushes(lambda _: ()),
+        b"d": _dict,
+        b"l": _pushes(lambda m: m.since_mark()),
+        b"t": _pushes(lambda m: tuple(m.since_mark())),
+        b"\x85": _pushes(lambda m: m.last(1)),
+        b"\x86": _pushes(lambda m: m.last(2)),
+        b"\x87": _pushes(lambda m: m.last(3)),
+        b"a": lambda m: _append(m, m.last(1)),
+        b"e": lambda m: _append(m, m.since_mark()),
+        b"s": lambda m: _set_items(m, m.last(2)),
+        b"u": lambda m: _set_items(m, m.since_mark()),
+        b"0": _pop,
+        b"1": _pop_mark,
+        b"2": _pushes(lambda m: m.stack[-1]),
+        b"N": _pushes(lambda _: None),
+        b"\x88": _pushes(lambda _: True),
+        b"\x89": _pushes(lambda _: False),
+        b"I": _integer,
+        b"J": _pushes(lambda m: m.number("<i")),
+        b"M": _pushes(lambda m: m.number("<H")),
+        b"L": _pushes(lambda m: int(m.line().rstrip(b"L"))),
+        b"\x8a": lambda m: _long(m, m.number("B")),
+        b"\x8b": lambda m: _long(m, m.number("<i")),
+        b"F": _pushes(lambda m: float(m.line())),
+        b"G": _pushes(lambda m: m.number(">d")),
+        b"S": _string,
+        b"T": _pushes(lambda m: m.raw(m.number("<i"))),
+        b"C": _pushes(lambda m: m.raw(m.number("B"))),
+        b"B": _pushes(lambda m: m.raw(m.number("<I"))),
+        b"\x8e": _pushes(lambda m: m.raw(m.number("<Q"))),
+        b"\x96": _pushes(lambda m: m.raw(m.number("<Q"))),
+        b"V": _pushes(lambda m: m.line().decode("raw-unicode-escape")),
+        b"\x8c": _pushes(lambda m: _utf8(m.take(m.number("B")))),
+        b"X": _pushes(lambda m: _utf8(m.take(m.number("<I")))),
+        b"\x8d": _pushes(lambda m: _utf8(m.take(m.number("<Q")))),
+        b"c": _global,
+        b"\x93": _stack_global,
+        b"R": _reduce,
+        b"b": _build,
+    }.items()
 }
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in _NAMES:
-            raise _RefusedError(f"asks for {_text(module)}.{_text(name)}")
-        return _NAMES[f"{module}.{name}"]
-
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise _RefusedError("asks to fetch an object")
-
-
-def _text(value: object) -> str:
-    """A short text in ASCII."""
-    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-    return text[:100].encode("ascii", "backslashreplace").decode()
+"""Opcode -> what it does; the letters are pickle's own."""

@@ -10,6 +10,7 @@ import pytest
 
 from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
+from fastload.sources.rows import MemoryRows, RawRows
 
 TEN = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 
@@ -81,6 +82,8 @@ def test_cifar10_for_python_is_read_with_labels_names_splits_and_file_names(tmp_
     assert listing.columns["labels"].attrs["names"] == TEN
     assert listing.split_names == ("train", "test") and listing.split.tolist() == [0] * 35 + [1] * 4
     assert listing.keys[0] == "cifar-10-batches-py/data_batch_1/thing_s_001000.png" and len(set(listing.keys)) == 39
+    in_place = dump in ("python 2", "protocol 3", "protocol 5")
+    assert all(isinstance(part, RawRows if in_place else MemoryRows) for part in listing.files.parts)
     assert "CIFAR-10 for Python" in listing.notes[0]
     assert listing.notes[1] == "Ignored the other files (1): cifar-10-batches-py/readme.html."
 

@@ -29,13 +29,17 @@ def test_plain_values_are_read_as_pickle_reads_them(value, protocol):
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("dtype", ["u1", "<i4", ">i4", "f8", "?", "<u2"])
-def test_arrays_are_read(protocol, dtype):
+def test_arrays_are_read_and_lie_where_the_offset_says(protocol, dtype):
     values = (np.arange(600).reshape(20, 30) % 251).astype(dtype)
     for array in (values, np.asfortranarray(values)):
         data = pickle.dumps({"a": array, "b": np.float32(2.5)}, protocol)
         read = read_pickle(data, "x")
         assert np.array_equal(read["a"].values(), values) and read["a"].values().dtype == values.dtype
         assert read["b"] == 2.5
+        offset = read["a"].offset
+        assert (protocol < 3) == (offset < 0)
+        if offset >= 0:
+            assert data[offset : offset + values.nbytes] == array.tobytes("A")
 
 
 def test_texts_of_python_2_are_bytes():
@@ -79,25 +83,25 @@ TRICKS = {
     "dotted name": (b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", "asks for numpy.ndarray.dumps"),
     "dots in the module": (b"cnumpy.core\nmultiarray.os.system\n.", "asks for numpy.core.multiarray.os.system"),
     "stack global of bytes": (b"\x80\x04C\x02osC\x06system\x93.", "damaged"),
-    "newobj": (b"\x80\x02cnumpy\nndarray\nK\x01\x85\x81.", "damaged"),
-    "newobj_ex": (b"\x80\x04cnumpy\nndarray\n)}\x92.", "damaged"),
+    "newobj": (b"\x80\x02cnumpy\nndarray\nK\x01\x85\x81.", "asks to make an object"),
+    "newobj_ex": (b"\x80\x04cnumpy\nndarray\n)}\x92.", "asks to make an object"),
     "persistent": (b"Pabc\n.", "fetch an object"),
     "binpersid": (b"K\x01Q.", "fetch an object"),
-    "extension": (b"\x80\x02\x82\x01.", "damaged"),
-    "out of band": (b"\x80\x05\x97.", "damaged"),
-    "call a number": (b"K\x01)R.", "damaged"),
-    "call the array type": (b"cnumpy\nndarray\n(K\x01tR.", "asks for ndarray in a way"),
+    "extension": (b"\x80\x02\x82\x01.", "call an extension"),
+    "out of band": (b"\x80\x05\x97.", "instruction b'\\\\x97'"),
+    "call a number": (b"K\x01)R.", "asks to call a value"),
+    "call the array type": (b"cnumpy\nndarray\n(K\x01tR.", "asks for numpy.ndarray in a way"),
     "build on a name": (b"cnumpy\nndarray\n}U\x01aK\x01sb.", "set the state"),
-    "build on a list": (b"]}U\x01aK\x01sb.", "damaged"),
-    "append to a dict": (b"}K\x01a.", "damaged"),
-    "another codec": (b"c_codecs\nencode\n(V61\nV" + b"hex\ntR.", "asks for encode in a way"),
+    "build on a list": (b"]}U\x01aK\x01sb.", "set the state"),
+    "append to a dict": (b"}K\x01a.", "append to what is no list"),
+    "another codec": (b"c_codecs\nencode\n(V61\nV" + b"hex\ntR.", "asks for _codecs.encode in a way"),
     "object array": (ARRAY + b"(I1\n(I1\ntcnumpy\ndtype\n(S'O8'\ntRI00\n(lI1\natb.", "Python objects"),
     "object array by code": (ARRAY + b"(I1\n(I1\ntcnumpy\ndtype\n(S'O'\ntRI00\nS'12345678'\ntb.", "Python objects"),
     "record array": (ARRAY + b"(I1\n(I1\ntcnumpy\ndtype\n(S'V8'\ntRI00\nS'12345678'\ntb.", "type 'V8'"),
     "too large": (ARRAY + b"(I1\n(I99999999999\ntcnumpy\ndtype\n(S'u1'\ntRI00\nS'1'\ntb.", "of 1 bytes"),
     "negative": (ARRAY + b"(I1\n(I-1\ntcnumpy\ndtype\n(S'u1'\ntRI00\nS''\ntb.", "not made of bytes"),
     "other type": (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\n(I0\ntS'b'\ntR.", "in a way that NumPy"),
-    "unhashable key": (b"}]K\x01s.", "damaged"),
+    "unhashable key": (b"}]K\x01s.", "has a list as a key"),
 }
 
 
@@ -108,7 +112,13 @@ def test_a_trick_is_refused(trick):
         read_pickle(data, "x")
 
 
-def test_sizes_beyond_the_file_are_refused():
+def test_deep_nesting_huge_memo_and_huge_sizes_cost_no_more_than_the_file():
+    deep = b"]" * 100_000 + b"a" * 99_999 + b"."
+    assert isinstance(read_pickle(deep, "x"), list)
+    nested = b")" + b"\x85" * 100_000  # a tuple in a tuple in ...: hashing it would overflow the C stack
+    with pytest.raises(SourceError, match="has a tuple as a key"):
+        read_pickle(b"}" + nested + b"K\x01s.", "x")
+    assert read_pickle(b"K\x07r\xff\xff\xff\xff0j\xff\xff\xff\xff.", "x") == 7
     for code in (b"\x8e", b"\x8d", b"\x96"):
         with pytest.raises(SourceError, match="damaged"):
             read_pickle(code + struct.pack("<Q", 2**62) + b"abc.", "x")
