@@ -21,11 +21,12 @@ A label of -1 says that the sample has none. Integers are little-endian. Places 
 Pixel datasets are, on disk, one linear array: allocated early, no fill value written, no filter, shape ==
 maxshape, so that HDF5 lays their chunks back to back. The first chunk of `images` begins at byte 4096 whatever N
 is, so row i lies at `4096 + i * row_bytes`. Chunks hold K = max(1, min(N, chunk_bytes // row_bytes)) whole rows;
-the last one is allocated in full and zero behind row N.
+the last one is allocated in full and zero behind row N. With `fastload repack --codec gzip` they pass through HDF5's
+gzip filter instead; then rows have no offset, and digests are of their decoded bytes.
 
 Root attributes: `fastload_version` (1), `fastload_writer`, `decoder` (names and versions of what decoded the
 pixels), `source_layout`, `pack_options` (JSON; only what shapes bytes), `seed`, `shuffled` (rows were shuffled
-within each split), and `header_digest`: XXH3-128 (hex) over the JSON description of every dataset (shape, dtype,
+within each split), `repacked` (JSON; what was chosen from or joined to a packed file, where that was done), and `header_digest`: XXH3-128 (hex) over the JSON description of every dataset (shape, dtype,
 chunks, offset, attributes) and of the root attributes, then the bytes of `digest` and `digest_fields`. It is the
 file's identity. There are no time stamps: the same source and options give the same bytes.
 

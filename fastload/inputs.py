@@ -29,6 +29,7 @@ from fastload.transforms.coordinates import COORDINATE_FIELDS, Coordinates, coor
 _NOT_OF_THE_PACKED = {
     "original": "they are pixels of the original images, of which the packed ones are parts",
     "aligned, before it was resized": "they are pixels of the images before `fastload pack --size` resized them",
+    "unknown": "it is not known what their numbers are",
 }
 
 
