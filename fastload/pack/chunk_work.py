@@ -6,10 +6,10 @@ No pixel crosses a process border: a worker writes a chunk's rows at their place
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,86 +20,15 @@ from fastload.decode import decode_image, decode_mask, probe_image
 from fastload.errors import ImageError, OutputError
 from fastload.fitting import Target, place_mask, place_pixels
 from fastload.image_header import ImageHeader
+from fastload.pack.tasks import HEADERS, ChunkResult, ChunkTask, HeaderBlock
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 
-HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
-
-Fill = Callable[[NDArray[np.int64], Target, NDArray[Any]], dict[int, str]]
+Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], dict[int, str]]
+"""Called with samples, what they become, the rows to fill and, where it matters, what their headers told."""
 
 _CACHE_BYTES = 512 * 2**10
 _COPY_BYTES = 2 * 2**20
-
-
-@dataclass(frozen=True)
-class HeaderBlock:
-    """Headers of a block of samples.
-
-    Attributes:
-        samples: int64 (n,), which samples of the listing.
-        headers: HEADERS (n,); zero where a header could not be read.
-        kinds: how many of each kind of image, for the report of conversions.
-        reasons: sample -> why its header could not be read.
-    """
-
-    samples: NDArray[np.int64]
-    headers: NDArray[np.void]
-    kinds: Counter[str]
-    reasons: dict[int, str]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the rows of one pixel dataset lie in the file being packed: row i at `base + i * row_bytes`."""
-
-    base: int
-    row_bytes: int
-
-    def offset(self, row: int) -> int:
-        """Byte at which a row begins."""
-        return self.base + row * self.row_bytes
-
-
-@dataclass(frozen=True)
-class Places:
-    """The places of the images and, where there are any, of the masks."""
-
-    images: Place
-    masks: Place | None = None
-
-    @property
-    def all(self) -> tuple[Place, ...]:
-        """In the order in which a row's bytes are hashed."""
-        return (self.images,) if self.masks is None else (self.images, self.masks)
-
-
-@dataclass(frozen=True)
-class ChunkTask:
-    """A chunk's rows to decode or to check.
-
-    Attributes:
-        part: path of the file being packed.
-        places: where its rows lie.
-        rows: int64 (k,), the rows, consecutive.
-        target: what each image becomes.
-        samples: int64 (k,), the sample of the listing that each row holds; empty when only checked.
-        digests: uint64 (k,), what is expected: always when checking, and where the listing knows it when decoding.
-    """
-
-    part: str
-    places: Places
-    rows: NDArray[np.int64]
-    target: Target
-    samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    digests: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-
-
-@dataclass(frozen=True)
-class ChunkResult:
-    """A chunk in its place: pixel digests uint64 (k,) of its rows, and row -> reason for those skipped."""
-
-    rows: NDArray[np.int64]
-    digests: NDArray[np.uint64]
-    reasons: dict[int, str]
+_NO_HEADERS = np.zeros(0, HEADERS)
 
 
 class Worker:
@@ -144,10 +73,10 @@ class Worker:
         # A few images at a time, so that they are hashed and written while they are still in the core's cache. Copied
         # rows are so quick that calls count more: 0.7 s a GB of 116 kB rows in steps of 2 MiB, 1.0 s of 512 KiB.
         step_bytes = _COPY_BYTES if self._copies else _CACHE_BYTES
-        step = max(1, step_bytes // sum(place.row_bytes for place in task.places.all))
+        step = max(1, step_bytes // (sum(place.row_bytes for place in task.places.all) + self._read_bytes(task.target)))
         for start in range(0, len(task.rows), step):
             stop = min(start + step, len(task.rows))
-            arenas, found = self.decode(task.samples[start:stop], task.target)
+            arenas, found = self.decode(task.samples[start:stop], task.target, task.headers[start:stop])
             digests[start:stop] = row_digests_of(arenas)
             if len(task.digests):
                 for at in np.flatnonzero(digests[start:stop] != task.digests[start:stop]).tolist():
@@ -160,19 +89,30 @@ class Worker:
                 self._write(task.part, arena, place.offset(int(task.rows[start])))
         return ChunkResult(task.rows, digests, reasons)
 
-    def decode(self, samples: NDArray[np.int64], target: Target) -> tuple[list[NDArray[Any]], dict[int, str]]:
+    def _read_bytes(self, target: Target) -> int:
+        """Bytes that reading one image takes beside its row, where many are read at once."""
+        if not isinstance(self.images, Arrays) or not _differs(self.images, target):
+            return 0
+        return math.prod(self.images.shape) * self.images.dtype.itemsize
+
+    def decode(
+        self, samples: NDArray[np.int64], target: Target, headers: NDArray[np.void] = _NO_HEADERS
+    ) -> tuple[list[NDArray[Any]], dict[int, str]]:
         """The samples as rows: images (n, H, W, C) and, where there are any, masks (n, H, W).
+
+        Args:
+            headers: HEADERS (n,): a sample of another size now could not be decoded; empty: any size is taken.
 
         Returns:
             The arrays, valid until the next call, and position -> why a sample could not be decoded.
         """
         shape = (len(samples), target.height, target.width)
         images = self._arena(0, (*shape, target.channels), target.dtype)
-        reasons = self._fill[0](samples, target, images)
+        reasons = self._fill[0](samples, target, images, headers)
         if self.masks is None:
             return [images], reasons
         masks = self._arena(1, shape, np.dtype(np.uint8))
-        for at, reason in self._fill[1](samples, target, masks).items():
+        for at, reason in self._fill[1](samples, target, masks, headers).items():
             reasons.setdefault(at, f"its mask {reason}")
         return [images, masks], reasons
 
@@ -266,16 +206,18 @@ def _image_filler(images: Files | Pictures | Arrays) -> Fill:
     """What brings samples into the rows of an array (n, H, W, C); position -> why one could not be."""
     # Chosen once and not for each block: isinstance with a protocol takes longer than to copy many an image.
     if isinstance(images, Files):
-        return lambda samples, target, out: _one_by_one(
-            samples, lambda sample, at: decode_image(images.read(sample), target, out[at])
+        return lambda samples, target, out, headers: _one_by_one(
+            samples, lambda sample, at: decode_image(_of_size(images.read(sample), headers, at), target, out[at])
         )
     if isinstance(images, Pictures):
-        return lambda samples, target, out: _one_by_one(
+        return lambda samples, target, out, _: _one_by_one(
             samples, lambda sample, at: place_pixels(_with_channels(images.read(sample)), target, out[at])
         )
 
-    def fill(samples: NDArray[np.int64], target: Target, out: NDArray[Any]) -> dict[int, str]:
-        if images.shape == out.shape[1:] and images.dtype == out.dtype:
+    def fill(
+        samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]
+    ) -> dict[int, str]:
+        if not _differs(images, target):
             images.read_rows(samples, out)
             return {}
         pixels = np.empty((len(samples), *images.shape), images.dtype)
@@ -285,37 +227,63 @@ def _image_filler(images: Files | Pictures | Arrays) -> Fill:
     return fill
 
 
+def _differs(images: Arrays, target: Target) -> bool:
+    """Whether the rows of an array are not at once those of the file."""
+    return images.shape != (target.height, target.width, target.channels) or images.dtype != target.dtype
+
+
+def _of_size(data: bytes, headers: NDArray[np.void], at: int) -> bytes:
+    """The file of an image, known to have the size that its header told at first."""
+    if len(headers):
+        now, then = probe_image(lambda size: data[:size]), headers[at]
+        if (now.height, now.width) != (then["height"], then["width"]):
+            raise ImageError(
+                f"is {now.width}x{now.height} (width x height) now, and was {then['width']}x{then['height']} when its "
+                f"header was read"
+            )
+    return data
+
+
+def _size_of(headers: NDArray[np.void], at: int) -> tuple[int, int] | None:
+    return (int(headers[at]["height"]), int(headers[at]["width"])) if len(headers) else None
+
+
 def _mask_filler(masks: Masks) -> Fill:
     """What brings the masks of samples into the rows of an array (n, H, W); position -> why one could not be."""
     files, outside = masks.files, masks.ignore_index or 0
-    row: Callable[[int, Target, NDArray[np.uint8]], None]
+    row: Callable[[int, Target, NDArray[np.uint8], tuple[int, int] | None], None]
     if isinstance(files, Files):
 
-        def row(sample: int, target: Target, out: NDArray[np.uint8]) -> None:
-            decode_mask(files.read(sample), target, out, fill=outside)
+        def row(sample: int, target: Target, out: NDArray[np.uint8], size: tuple[int, int] | None) -> None:
+            decode_mask(files.read(sample), target, out, fill=outside, image_size=size)
 
     elif isinstance(files, Pictures):
 
-        def row(sample: int, target: Target, out: NDArray[np.uint8]) -> None:
+        def row(sample: int, target: Target, out: NDArray[np.uint8], size: tuple[int, int] | None) -> None:
             place_mask(files.read(sample), target, out, fill=outside)
 
     else:
 
-        def row(sample: int, target: Target, out: NDArray[np.uint8]) -> None:
+        def row(sample: int, target: Target, out: NDArray[np.uint8], size: tuple[int, int] | None) -> None:
             found = np.empty((1, *files.shape), np.uint8)
             files.read_rows(np.array([sample]), found)
             place_mask(found[0], target, out, fill=outside)
 
     whole = files if isinstance(files, Arrays) and bool(masks.present.all()) else None
 
-    def fill(samples: NDArray[np.int64], target: Target, out: NDArray[Any]) -> dict[int, str]:
+    def fill(
+        samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]
+    ) -> dict[int, str]:
         if whole is not None and whole.shape == out.shape[1:]:
             whole.read_rows(samples, out)
             return {}
         present = masks.present[samples]
         present_at = np.flatnonzero(present).tolist()
         out[~present] = outside
-        reasons = _one_by_one(samples[present], lambda sample, at: row(sample, target, out[present_at[at]]))
+        reasons = _one_by_one(
+            samples[present],
+            lambda sample, at: row(sample, target, out[present_at[at]], _size_of(headers, present_at[at])),
+        )
         return {present_at[at]: reason for at, reason in reasons.items()}
 
     return fill

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from fastload.decode import decoder_versions
 from fastload.format import IMAGES_OFFSET, read_header
 from fastload.layout import create_file, dump_options, pixel_offsets
-from fastload.pack.chunk_work import ChunkTask, Place, Places
 from fastload.pack.journal import Journal
 from fastload.pack.survey import Survey
+from fastload.pack.tasks import ChunkTask, Place, Places
 from fastload.sources.listing import Column
 
 _COPY_BYTES = 1 << 24

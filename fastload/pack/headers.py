@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.pack.chunk_work import HEADERS, Worker, array_header
+from fastload.pack.chunk_work import Worker, array_header
 from fastload.pack.options import Progress
+from fastload.pack.tasks import HEADERS
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Arrays, Listing
 
@@ -18,17 +19,22 @@ _HEADER_BLOCK = 512
 
 
 def read_headers(
-    listing: Listing, pool: WorkerPool, progress: Progress | None
+    listing: Listing, pool: WorkerPool, progress: Progress | None, samples: NDArray[np.int64] | None = None
 ) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
-    """HEADERS (N,) of all samples, how many there are of each kind, and sample -> why one could not be read."""
-    total = len(listing.keys)
-    headers = np.zeros(total, HEADERS)
+    """HEADERS (N,), how many images there are of each kind, and sample -> why its header could not be read.
+
+    Args:
+        samples: int64, the samples whose headers are read, those of others stay zero; by default all.
+    """
+    samples = np.arange(len(listing)) if samples is None else samples
+    total = len(samples)
+    headers = np.zeros(len(listing), HEADERS)
     kinds: Counter[str] = Counter()
     reasons: dict[int, str] = {}
     if isinstance(listing.files, Arrays) and (listing.masks is None or isinstance(listing.masks.files, Arrays)):
         return _headers_of_arrays(listing, listing.files)
     done = 0
-    for block in pool.run(Worker.probe, _blocks(total)):
+    for block in pool.run(Worker.probe, _blocks(samples)):
         headers[block.samples] = block.headers
         kinds.update(block.kinds)
         reasons.update(block.reasons)
@@ -54,6 +60,6 @@ def _headers_of_arrays(listing: Listing, images: Arrays) -> tuple[NDArray[np.voi
     return headers, Counter({header.kind: len(listing)}), {}
 
 
-def _blocks(total: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, total, _HEADER_BLOCK):
-        yield np.arange(start, min(total, start + _HEADER_BLOCK))
+def _blocks(samples: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(samples), _HEADER_BLOCK):
+        yield samples[start : start + _HEADER_BLOCK]

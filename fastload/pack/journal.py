@@ -2,8 +2,9 @@
 
 It lies beside the output as `OUT.h5.journal` and is only ever appended to. A head (what is packed: release,
 decoder, options, the size and modification time of every source) is followed by records of 32 bytes, each with
-its own checksum, so that whatever a kill leaves behind is read up to the last whole record. It is brought to disk only
-before rows are moved: what a power failure loses of it, rows are decoded again for; a kill loses nothing.
+its own checksum, so that whatever a kill leaves behind is read up to the last whole record. A kill loses nothing. To
+disk it is brought before rows are moved, and with its head where the pack is large: what a power failure loses of the
+records, rows are decoded again for; a small pack that lost its head is begun again, with `--overwrite`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import OutputError, PackError
+from fastload.pack.tasks import HEADERS
 
 MAGIC = b"fastload journal 1\n"
 RECORD = np.dtype([("row", "<i8"), ("kind", "<u4"), ("check", "<u4"), ("digest", "<u8"), ("extra", "<u8")])
 SOURCE = np.dtype([("key", "<u8"), ("size", "<i8"), ("mtime_ns", "<i8")])
 
-DONE, SKIPPED, TEXT, CLOSING, FINISHED = 1, 2, 3, 4, 5
+DONE, SKIPPED, TEXT, CLOSING, FINISHED, CHANGED, NOW = 1, 2, 3, 4, 5, 6, 7
 """Kinds of record: a row written; a row left out; 16 bytes of the reason; every row decided, holes being closed; the
-file complete, about to get its final name."""
+file complete, about to get its final name; the source of a row changed before the row was packed, so that what was said
+of it is void: size and time of the source now, then its header, both records or neither."""
 
 _LENGTHS = np.dtype("<u8")
 
@@ -41,6 +44,7 @@ class Claims:
         state: uint8 (N,): 0 not done, DONE or SKIPPED.
         digest: uint64 (N,): pixel digest of each DONE row.
         reasons: row -> why it was skipped.
+        changed: row -> its source (SOURCE, its key 0) and header (HEADERS) where they are no longer those of the head.
         closing: every row is decided, and rows may already have been moved.
         finished: header digest (its first 16 hex digits) of the complete file, "" before that.
     """
@@ -48,6 +52,7 @@ class Claims:
     state: NDArray[np.uint8]
     digest: NDArray[np.uint64]
     reasons: dict[int, str] = field(default_factory=dict)
+    changed: dict[int, tuple[NDArray[np.void], NDArray[np.void]]] = field(default_factory=dict)
     closing: bool = False
     finished: str = ""
 
@@ -71,13 +76,15 @@ class Journal:
         """Let the lock go; the file stays."""
         os.close(self._fd)
 
-    def begin(self, head: Mapping[str, Any], sources: NDArray[np.void]) -> None:
-        """Start over: the head and the source table."""
+    def begin(self, head: Mapping[str, Any], sources: NDArray[np.void], *, sync: bool = False) -> None:
+        """Start over: the head and the source table, on disk when this returns if sync is set."""
         text = json.dumps(dict(head), sort_keys=True).encode()
         body = np.array([len(text), len(sources)], _LENGTHS).tobytes() + text + sources.tobytes()
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
         _write_all(self._fd, MAGIC + np.array([xxhash.xxh3_64_intdigest(body)], _LENGTHS).tobytes() + body)
+        if sync:
+            os.fsync(self._fd)
 
     def read(self) -> tuple[dict[str, Any], NDArray[np.void], Claims] | None:
         """Head, source table and claims; None when there is no whole head. Cuts a torn record off the end."""
@@ -103,6 +110,18 @@ class Journal:
         records = np.zeros(int(done.sum()), RECORD)
         records["row"], records["kind"], records["digest"] = rows[done], DONE, digests[done]
         self._append([records, *(_reason_records(row, reason) for row, reason in reasons.items())])
+
+    def changed(self, rows: NDArray[np.int64], sources: NDArray[np.void], headers: NDArray[np.void]) -> None:
+        """Append that the sources of rows not packed yet are others now: SOURCE (n,) and HEADERS (n,)."""
+        records = np.zeros((len(rows), 2), RECORD)
+        records["row"] = rows[:, None]
+        records["kind"] = CHANGED, NOW
+        records["digest"][:, 0], records["extra"][:, 0] = sources["size"], sources["mtime_ns"].view("<u8")
+        packed = np.zeros((len(rows), 16), np.uint8)
+        packed[:, : HEADERS.itemsize] = headers.view(np.uint8).reshape(len(rows), HEADERS.itemsize)
+        words = packed.view("<u8")
+        records["digest"][:, 1], records["extra"][:, 1] = words[:, 0], words[:, 1]
+        self._append([records.reshape(-1)])
 
     def closing(self) -> None:
         """Append that every row is decided, on disk when this returns."""
@@ -203,6 +222,7 @@ def _whole_records(data: memoryview) -> NDArray[np.void]:
 
 def _claims(records: NDArray[np.void], num_rows: int) -> Claims:
     claims = Claims.none(num_rows)
+    records, claims.changed = _without_void(records, num_rows)
     done = records[records["kind"] == DONE]
     claims.state[done["row"]], claims.digest[done["row"]] = DONE, done["digest"]
     for at in np.flatnonzero(records["kind"] == SKIPPED):
@@ -217,6 +237,25 @@ def _claims(records: NDArray[np.void], num_rows: int) -> Claims:
     finished = records[records["kind"] == FINISHED]
     claims.finished = f"{int(finished[-1]['digest']):016x}" if len(finished) else ""
     return claims
+
+
+def _without_void(
+    records: NDArray[np.void], num_rows: int
+) -> tuple[NDArray[np.void], dict[int, tuple[NDArray[np.void], NDArray[np.void]]]]:
+    """The records without those about a row that come before a change of its source, and `Claims.changed`."""
+    at = np.flatnonzero((records["kind"][:-1] == CHANGED) & (records["kind"][1:] == NOW))
+    if not len(at):
+        return records, {}
+    last = np.full(num_rows, -1)
+    last[records["row"][at]] = at
+    changed = {}
+    for row in np.flatnonzero(last >= 0).tolist():
+        source, words = np.zeros((), SOURCE), records[last[row] + 1]
+        source["size"], source["mtime_ns"] = records[last[row]]["digest"], records[last[row]]["extra"].astype("<i8")
+        header = np.frombuffer(np.array([words["digest"], words["extra"]], "<u8").tobytes(), HEADERS, count=1)[0]
+        changed[row] = source, header
+    void = (np.arange(len(records)) < last[records["row"]]) & np.isin(records["kind"], [DONE, SKIPPED, TEXT])
+    return records[~void], changed
 
 
 def _read_all(fd: int) -> bytes:

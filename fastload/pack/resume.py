@@ -8,7 +8,7 @@ import fcntl
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,20 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.decode import Target, decoder_versions
-from fastload.errors import OutputError, ResumeError
+from fastload.errors import OutputError, ResumeError, SourceError
 from fastload.format import IMAGES_OFFSET
 from fastload.layout import writer_name
-from fastload.pack.chunk_work import Place, Places
 from fastload.pack.finish import end_of, planned_places
-from fastload.pack.journal import DONE, Claims, Journal, source_table
-from fastload.pack.moved import move_columns
+from fastload.pack.headers import read_headers
+from fastload.pack.journal import DONE, SKIPPED, Claims, Journal, source_table
 from fastload.pack.options import PackOptions, Progress
-from fastload.pack.survey import Survey, all_but, free_bytes, row_order, survey_listing
+from fastload.pack.survey import Survey, all_but, decide, free_bytes, move_to, row_order, survey_listing, unreadable
+from fastload.pack.tasks import HEADERS, Place, Places
 from fastload.pack.workers import WorkerPool
-from fastload.sources.listing import Listing, OnError
+from fastload.sources.listing import Listing, OnError, first_few
+
+_SYNC_BYTES = 256 * 2**20
+"""A pack of so much is worth the wait until its journal's head is on disk; for a small one that is most of the time."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
     Raises:
         ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
         OutputError: the disk is too full, or the output appeared meanwhile.
-        SourceError: as survey_listing.
+        SourceError: as survey_listing; of images that were repaired meanwhile, only these are looked at.
     """
     identity = _identity(job)
     table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
@@ -75,10 +78,13 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
             head, old_table, claims = found
             changed = _changed(identity, table, head, old_table, job)
             if not changed:
-                survey = _survey_of(head, job)
-                changed = _changed_after_packing(table, old_table, survey, claims)
+                survey = _survey_of(head, job, claims)
+                rows = _changed_rows(table, old_table, survey, claims)
+                changed = _changed_after_packing(table, old_table, survey, claims, rows)
             if not changed:
                 _wait_for_orphans(job.part)
+                if len(rows):
+                    survey = _look_again(job, journal, pool, survey, claims, rows, table)
                 return survey, claims, _places_from_json(head["places"])
         if not job.overwrite:
             raise ResumeError(
@@ -100,7 +106,7 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
         "survey": _survey_to_json(survey),
         "places": [[place.base, place.row_bytes] for place in places.all] if places else [],
     }
-    journal.begin(head, table)
+    journal.begin(head, table, sync=survey.bytes_needed >= _SYNC_BYTES)
     try:
         _reserve(job.part, end_of(survey, survey.num_samples, places) if places else IMAGES_OFFSET)
     except OSError:
@@ -116,8 +122,8 @@ def unchanged_survey(job: PackJob, found: tuple[dict[str, Any], NDArray[np.void]
     table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
     if _changed(_identity(job), table, head, old_table, job):
         return None
-    survey = _survey_of(head, job)
-    return None if _changed_after_packing(table, old_table, survey, claims) else survey
+    survey = _survey_of(head, job, claims)
+    return None if len(_changed_rows(table, old_table, survey, claims)) else survey
 
 
 def exists(output: Path) -> OutputError:
@@ -165,59 +171,160 @@ def _changed(
     return ""
 
 
-def _changed_after_packing(table: NDArray[np.void], old: NDArray[np.void], survey: Survey, claims: Claims) -> str:
-    """Which image changed after it was packed, in words; "" when none did.
+def _changed_rows(table: NDArray[np.void], old: NDArray[np.void], survey: Survey, claims: Claims) -> NDArray[np.int64]:
+    """Rows whose source is no longer the one that the journal knows, int64, ascending."""
+    known, rows = old.copy(), row_order(survey)
+    for row, (source, _) in claims.changed.items():
+        known["size"][rows[row]], known["mtime_ns"][rows[row]] = source["size"], source["mtime_ns"]
+    return np.flatnonzero(np.isin(rows, np.flatnonzero(table != known))).astype(np.int64)
 
-    One that is not packed yet may have been repaired meanwhile, as the error about it asked for; one that was left
-    out is then looked at again.
+
+def _changed_after_packing(
+    table: NDArray[np.void], old: NDArray[np.void], survey: Survey, claims: Claims, changed: NDArray[np.int64]
+) -> str:
+    """Which image among the changed rows changed after it was packed, in words; "" when none did.
+
+    One that is not packed yet may have been repaired meanwhile, as the error about it asked for.
     """
     rows = row_order(survey)
-    changed = np.isin(rows, np.flatnonzero(table != old))
-    for row in np.flatnonzero(changed & ((claims.state == DONE) | claims.closing))[:1].tolist():
-        before, now = old[rows[row]], table[rows[row]]
-        what = "its size" if before["size"] != now["size"] else "its modification time"
+    for row in changed[(claims.state[changed] == DONE) | claims.closing][:1].tolist():
+        source, _ = claims.changed.get(row, (old[rows[row]], None))
+        before, now = int(source["size"]), int(table[rows[row]]["size"])
+        what = "its size" if before != now else "its time of modification, or what it holds"
         return (
-            f"the source {survey.listing.keys[rows[row]]} changed after it was packed ({what}: {before['size']} bytes "
-            f"then, {now['size']} now)"
+            f"the source {survey.listing.keys[rows[row]]} changed after it was packed ({what}: {before} bytes then, "
+            f"{now} now)"
         )
-    claims.state[changed] = 0
-    for row in np.flatnonzero(changed).tolist():
-        claims.reasons.pop(row, None)
     return ""
 
 
+def _look_again(
+    job: PackJob,
+    journal: Journal,
+    pool: WorkerPool,
+    survey: Survey,
+    claims: Claims,
+    changed: NDArray[np.int64],
+    table: NDArray[np.void],
+) -> Survey:
+    """The survey with the headers that images have now which changed before they were packed; the journal is told.
+
+    Raises:
+        ResumeError: what images become would be another thing with them.
+        SourceError: a header cannot be read, unless such images are skipped.
+    """
+    samples = row_order(survey)[changed]
+    headers = np.zeros(len(job.listing), HEADERS)
+    if survey.target is not None and survey.headers is not None:
+        found, _, bad = read_headers(job.listing, pool, job.progress, samples)
+        reasons = {
+            int(row): bad[sample] for row, sample in zip(changed, samples.tolist(), strict=True) if sample in bad
+        }
+        if bad and job.on_error == "fail":
+            named = [(job.listing.keys[sample], bad[sample]) for sample in sorted(bad)]
+            raise SourceError(
+                f"{unreadable(job.source, named, len(job.listing))} What was packed so far is kept: the same command "
+                f"continues with it."
+            )
+        headers = survey.headers.copy()
+        headers[samples] = found[samples]
+        survey = _decided_again(job, survey, headers, samples)
+    else:
+        reasons = {}
+    journal.changed(changed, table[samples], headers[samples])
+    claims.state[changed] = 0
+    for row in changed.tolist():
+        claims.reasons.pop(row, None)
+    if reasons:
+        rows = np.array(sorted(reasons), np.int64)
+        journal.rows(rows, np.zeros(len(rows), np.uint64), reasons)
+        claims.state[rows] = SKIPPED
+        claims.reasons.update(reasons)
+    return survey
+
+
+def _decided_again(job: PackJob, survey: Survey, headers: NDArray[np.void], samples: NDArray[np.int64]) -> Survey:
+    """The survey with these headers, those of some samples new."""
+    goal = survey.target
+    assert goal is not None, "only images have headers"
+    before = survey.headers if survey.headers is not None else headers
+    known = headers[survey.samples]
+    known = known[known["height"] > 0]
+    if not len(known):
+        return replace(survey, headers=headers)  # Nothing is left to pack, which is an error of its own.
+    why = ""
+    try:
+        target, sizes = decide(known, job.options, job.source)
+    except SourceError as exc:
+        why = str(exc)
+    if why or target != goal:
+        names = [
+            f"{job.listing.keys[sample]} ({_described(headers[sample])})"
+            for sample in samples.tolist()
+            if headers[sample] != before[sample]
+        ]
+        raise ResumeError(
+            f"{job.part}: left by an interrupted pack into images of {goal.height}x{goal.width} with {goal.channels} "
+            f"channels of {8 * goal.dtype.itemsize} bits. {first_few(names)} changed since then, so that not all "
+            f"images would become that now{': ' + why if why else ''}. Bring back images of the former kind, or start "
+            f"again with `--overwrite`."
+        )
+    return replace(survey, listing=move_to(job.listing, headers, target), headers=headers, sizes=sizes)
+
+
+def _described(header: np.void) -> str:
+    return f"{header['height']}x{header['width']}, {header['channels']} channels of {header['bits']} bits"
+
+
 def _survey_to_json(survey: Survey) -> dict[str, Any]:
-    target, frames = survey.target, survey.frames
+    target = survey.target
     left_out = all_but(len(survey.listing), survey.samples)
     return {
         "left_out": left_out.tolist(),
         "target": target and [target.height, target.width, target.channels, target.dtype.str, target.fit],
-        "frames": "" if frames is None else base64.b64encode(zlib.compress(frames.astype("<i4").tobytes())).decode(),
+        "headers": "" if survey.headers is None else _headers_to_text(survey.headers),
         "sizes": [[h, w, n] for (h, w), n in survey.sizes.items()],
         "converted": survey.converted,
         "skipped": [list(pair) for pair in survey.skipped],
     }
 
 
-def _survey_of(head: Mapping[str, Any], job: PackJob) -> Survey:
+def _headers_to_text(headers: NDArray[np.void]) -> str:
+    """The headers, or the one that all have in common, compressed."""
+    data, first = headers.tobytes(), headers[:1].tobytes()
+    return base64.b64encode(zlib.compress(first if data == first * len(headers) else data, 1)).decode()
+
+
+def _headers_of_text(text: str, count: int) -> NDArray[np.void]:
+    headers = np.empty(count, HEADERS)
+    headers[:] = np.frombuffer(zlib.decompress(base64.b64decode(text)), HEADERS)
+    return headers
+
+
+def _survey_of(head: Mapping[str, Any], job: PackJob, claims: Claims) -> Survey:
     kept, listing = head["survey"], job.listing
-    target = frames = None
+    target = headers = None
     if kept["target"]:
         height, width, channels, dtype, fit = kept["target"]
         target = Target(height=height, width=width, channels=channels, dtype=np.dtype(dtype), fit=fit)
-    if kept["frames"] and target:
-        frames = np.frombuffer(zlib.decompress(base64.b64decode(kept["frames"])), "<i4").reshape(-1, 2)
-        listing = move_columns(listing, frames, target)
-    return Survey(
+    if kept["headers"]:
+        headers = _headers_of_text(kept["headers"], len(listing))
+    survey = Survey(
         listing=listing,
         samples=all_but(len(listing), kept["left_out"]),
         options=job.options,
         target=target,
-        frames=frames,
+        headers=headers,
         sizes={(h, w): n for h, w, n in kept["sizes"]},
         converted=kept["converted"],
         skipped=tuple((key, reason) for key, reason in kept["skipped"]),
     )
+    if headers is None or target is None:
+        return survey
+    rows = row_order(survey)
+    for row, (_, header) in claims.changed.items():
+        headers[rows[row]] = header
+    return replace(survey, listing=move_to(listing, headers, target))
 
 
 def _places_from_json(kept: list[list[int]]) -> Places | None:

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, SourceError
 from fastload.format import PackedFile, read_header
-from fastload.pack.chunk_work import Places, Worker
+from fastload.pack.chunk_work import Worker
 from fastload.pack.finish import chunk_tasks, planned_places, publish, write_metadata
 from fastload.pack.holes import close_holes
 from fastload.pack.journal import DONE, SKIPPED, Claims, Journal
 from fastload.pack.resume import PackJob, begin, exists, journal_path, unchanged_survey
 from fastload.pack.settle import settle_rows
 from fastload.pack.survey import Survey, row_order, unreadable
+from fastload.pack.tasks import Places
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Arrays, Listing
 
@@ -174,10 +175,14 @@ def _decode(
     arrays: dict[str, NDArray[Any]] = {"samples": rows}
     if survey.listing.digests is not None and survey.target is not None and survey.target.fit is None:
         arrays["digests"] = survey.listing.digests[rows]
+    if survey.headers is not None and survey.must_keep_size:
+        arrays["headers"] = survey.headers[rows]
     # What is only copied takes less time than a record of it, so small chunks are copied together.
     run_bytes = _RUN_BYTES if _only_arrays(job.listing) else 0
     tasks = chunk_tasks(survey, job.part, places, len(rows), chunks, task_bytes=run_bytes, **arrays)
     for result in pool.run(Worker.pack, tasks):
+        for row in result.reasons.keys() & claims.reasons.keys():
+            result.reasons[row] = claims.reasons[row]  # known before: it was tried again with its chunk only
         if result.reasons and job.on_error == "fail":
             bad = [(survey.listing.keys[rows[row]], reason) for row, reason in sorted(result.reasons.items())]
             kept = "Chunks packed so far are kept: the same command continues with them."

@@ -15,10 +15,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import PackError
-from fastload.pack.chunk_work import ChunkTask, Places, Worker, read_at, write_at
+from fastload.pack.chunk_work import Worker, read_at, write_at
 from fastload.pack.finish import chunk_tasks
 from fastload.pack.options import Progress
 from fastload.pack.survey import Survey
+from fastload.pack.tasks import ChunkTask, Places
 from fastload.pack.workers import WorkerPool
 
 

@@ -40,7 +40,7 @@ class Survey:
         converted: how many images are changed in kind, by a description such as "gray -> RGB".
         skipped: (key, reason) of each sample left out so far.
         disk_free: bytes free where the output goes; -1 when no output was named.
-        frames: int32 (N, 2), height and width of each image as it was found, where places in it had to be moved.
+        headers: HEADERS (N,), what was found in each image's header, zero for those left out; None without images.
     """
 
     listing: Listing
@@ -51,7 +51,7 @@ class Survey:
     converted: dict[str, int]
     skipped: tuple[tuple[str, str], ...]
     disk_free: int = -1
-    frames: NDArray[np.int32] | None = None
+    headers: NDArray[np.void] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -89,6 +89,13 @@ class Survey:
             name: replace(spec, chunk_rows=chunk_rows_for(spec.row_bytes, num_rows, chunk_bytes))
             for name, spec in specs.items()
         }
+
+    @property
+    def must_keep_size(self) -> bool:
+        """Whether an image must be decoded from the size that its header told: masks and places are fitted to that."""
+        return self.target is not None and self.target.fit is not None and (
+            self.listing.masks is not None or _has_places(self.listing)
+        )  # fmt: skip
 
     @property
     def bytes_needed(self) -> int:
@@ -137,8 +144,24 @@ def survey_listing(
     samples = all_but(len(listing), reasons)
     if not len(samples):
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
-    headers = headers[samples]
     frames = kinds.pop("frames", 0)
+    target, sizes = decide(headers[samples], options, source)
+    converted = conversions(kinds, target.channels, target.dtype)
+    if frames:
+        converted["several frames -> the first"] = frames
+    _check_masks(listing, source)
+    moved = move_to(listing, headers, target)
+    return Survey(moved, samples, options, target, sizes, converted, tuple(skipped), headers=headers)
+
+
+def decide(
+    headers: NDArray[np.void], options: PackOptions, source: str | Path
+) -> tuple[Target, dict[tuple[int, int], int]]:
+    """What images of these headers become, and how many there are of each (height, width), commonest first.
+
+    Raises:
+        SourceError: as survey_listing.
+    """
     channels, dtype = one_kind(source, headers, options.mode, options.bits)
     # One number a size: sorting those is much faster than sorting pairs.
     found, counts = np.unique(headers["height"].astype(np.int64) << 32 | headers["width"], return_counts=True)
@@ -148,17 +171,18 @@ def survey_listing(
         raise SourceError(several_sizes(source, sizes))
     height, width = options.size or next(iter(sizes))
     fit = options.fit if options.size else None
-    target = Target(height=height, width=width, channels=channels, dtype=dtype, fit=fit)
-    converted = conversions(kinds, channels, dtype)
-    if frames:
-        converted["several frames -> the first"] = frames
-    before = None
-    if fit and any(column.moves for column in listing.columns.values()):
-        before = np.zeros((len(listing), 2), np.int32)
-        before[samples] = np.stack([headers["height"], headers["width"]], 1)
-        listing = move_columns(listing, before, target)
-    _check_masks(listing, source)
-    return Survey(listing, samples, options, target, sizes, converted, tuple(skipped), frames=before)
+    return Target(height=height, width=width, channels=channels, dtype=dtype, fit=fit), sizes
+
+
+def move_to(listing: Listing, headers: NDArray[np.void], target: Target) -> Listing:
+    """The listing, its places in images moved as the images of these headers are."""
+    if not target.fit or not _has_places(listing):
+        return listing
+    return move_columns(listing, np.stack([headers["height"], headers["width"]], 1), target)
+
+
+def _has_places(listing: Listing) -> bool:
+    return any(column.moves for column in listing.columns.values())
 
 
 def all_but(total: int, left_out: Iterable[int]) -> NDArray[np.int64]:

@@ -8,17 +8,21 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, TypeVar
 
 from fastload.errors import OptionError, PackError
+from fastload.in_threads import in_threads
 from fastload.pack.chunk_work import Worker
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
 
 _EARLY_WORKERS = 2
 _SAMPLES_A_WORKER = 32
+_SHARED_BYTES = 64 * 2**20
+"""Arrays in memory beyond this are worked on by threads of this process: each worker process would hold a copy."""
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -34,7 +38,8 @@ class WorkerPool:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._local: Worker | None = None
+        self._local: list[Worker] = []
+        self._threads = 0
         self._listing: Listing | None = None
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
         self._told = False
@@ -56,8 +61,8 @@ class WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._local is not None:
-            self._local.close()
+        for worker in self._local:
+            worker.close()
         for connection, process in self._processes.items():
             connection.close()
             process.kill()  # It is idle, or its chunk is not wanted any more.
@@ -91,17 +96,15 @@ class WorkerPool:
             PackError: a worker process died.
         """
         assert self._listing is not None, "use() comes first"
+        if self.workers and not self._told and _bytes_in_memory(self._listing) > _SHARED_BYTES:
+            self.workers, self._threads = 0, self.workers
         if not self.workers:
-            self._local = self._local or Worker(*_what_is_read(self._listing))
-            for task in tasks:
-                yield work(self._local, task)
+            yield from in_threads(partial(self._work_here, work), tasks, self._threads)
             return
         if not self._told:
             self._told = True
             self._start(self.workers - len(self._processes))
-            told = _pickled(self._listing)
-            for worker in self._processes:
-                _send(worker, told)
+            _tell(self._processes, self._listing)
         idle, busy = list(self._processes), set[Connection]()
         coming = iter(tasks)
         while True:
@@ -119,6 +122,34 @@ class WorkerPool:
                 if error is not None:
                     raise error
                 yield result
+
+    def _work_here(self, work: Callable[[Worker, TaskT], ResultT], task: TaskT) -> ResultT:
+        assert self._listing is not None, "use() comes first"
+        # Threads take and bring back a Worker each: its memory and its open output are not to be shared.
+        try:
+            worker = self._local.pop()
+        except IndexError:
+            worker = Worker(*_what_is_read(self._listing))
+        try:
+            return work(worker, task)
+        finally:
+            self._local.append(worker)
+
+
+def _bytes_in_memory(listing: Listing) -> int:
+    """Bytes of arrays that a worker process would get a copy of; 0 where images are decoded from files."""
+    if not isinstance(listing.files, Arrays):
+        return 0
+    buffers: list[pickle.PickleBuffer] = []
+    pickle.dumps(_what_is_read(listing), protocol=5, buffer_callback=buffers.append)
+    return sum(buffer.raw().nbytes for buffer in buffers)
+
+
+def _tell(workers: Iterable[Connection], listing: Listing) -> None:
+    """Send what the samples are read by; its pickled form is gone when this returns."""
+    told = _pickled(listing)
+    for worker in workers:
+        _send(worker, told)
 
 
 def _what_is_read(listing: Listing) -> tuple[Files | Pictures | Arrays, Masks | None]:
@@ -166,7 +197,9 @@ def serve(fd: int) -> None:
             work, task = pickle.loads(connection.recv_bytes())
             answer: tuple[Any, BaseException | None]
             try:
-                worker = worker or Worker(*pickle.loads(told))
+                if worker is None:
+                    worker = Worker(*pickle.loads(told))
+                    told = b""  # It may hold hundreds of MB, which now lie there unpacked.
                 answer = work(worker, task), None
             except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised in the parent
                 exc.add_note(f"in a worker process:\n{traceback.format_exc()}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
@@ -62,7 +63,8 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     """The listing of an object's samples, in their order, keys their numbers; each is made once to look at it.
 
     Column `labels`: int64 (N,), -1 for None; uint8 (N, A) for vectors of 0 and 1; texts become the index into their
-    sorted names. `names` from the object's `classes`, where there are.
+    sorted names. `names` from the object's `classes`, where there are. There is no time of modification: `mtimes_ns`
+    holds a digest of each image instead, so that an interrupted pack is not continued with other images.
 
     Raises:
         SourceError: no length or no samples by number; a sample that fails (unless skipped); labels of several kinds.
@@ -80,13 +82,14 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     headers: list[ImageHeader] = []
     labels: list[Any] = []
     rows: list[int] = []
+    digests: list[int] = []
     skipped: list[tuple[str, str]] = []
     total = len(source)
     width = max(6, len(str(max(total - 1, 0))))
     for row in range(total):
         try:
             image, label = _sample(source, row)
-            header, plain = _header(image), _label(label)
+            (header, digest), plain = _looked_at(image), _label(label)
         except ImageError as exc:
             if on_error == "fail":
                 raise SourceError(
@@ -96,6 +99,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
             continue
         rows.append(row)
         headers.append(header)
+        digests.append(digest)
         labels.append(plain)
     if not rows:
         raise SourceError(f"{kind}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
@@ -111,7 +115,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         columns={} if column is None else {"labels": column},
         notes=tuple(notes),
         sizes=np.array(sizes, np.int64),
-        mtimes_ns=np.zeros(len(rows), np.int64),
+        mtimes_ns=np.array(digests, np.uint64).view(np.int64),
         files=ObjectPictures(source, np.array(rows, np.int64), tuple(headers)),
         skipped=tuple(skipped),
     )
@@ -140,14 +144,16 @@ def _sample(source: Any, row: int) -> tuple[Any, Any]:
     return sample, None
 
 
-def _header(image: Any) -> ImageHeader:
+def _looked_at(image: Any) -> tuple[ImageHeader, int]:
+    """The header of an image, and XXH3-64 of its file's bytes or of its pixels."""
     data = _encoded(image)
     if data is not None:
-        return probe_image(lambda size: data[:size])
+        return probe_image(lambda size: data[:size]), xxhash.xxh3_64_intdigest(data)
     pixels = _pixels(image)
     height, width, channels = (*pixels.shape, 1)[:3]
     kind = _MODES[channels] if pixels.itemsize == 1 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
-    return ImageHeader(height, width, channels, 8 * pixels.itemsize, kind, 1)
+    header = ImageHeader(height, width, channels, 8 * pixels.itemsize, kind, 1)
+    return header, xxhash.xxh3_64_intdigest(np.ascontiguousarray(pixels).data)
 
 
 def _encoded(image: Any) -> bytes | None:

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastload.errors import PackError
-from fastload.pack.journal import DONE, RECORD, SKIPPED, Journal, _checks, source_table
+from fastload.pack.journal import DONE, RECORD, SKIPPED, SOURCE, Journal, _checks, source_table
+from fastload.pack.tasks import HEADERS
 
 
 def _begin(path: Path, num_rows: int) -> Journal:
@@ -65,6 +66,26 @@ def test_a_damaged_record_and_all_behind_it_are_not_believed(tmp_path):
     data[head_bytes + 2 * RECORD.itemsize + 17] ^= 1
     path.write_bytes(data)
     assert journal.read()[2].state.tolist() == [DONE, DONE, 0, 0]
+
+
+def test_a_changed_source_voids_what_was_said_of_its_row_before(tmp_path):
+    path = tmp_path / "j"
+    journal = _begin(path, 4)
+    journal.rows(np.array([0, 2]), np.array([7, 0], np.uint64), {2: "truncated"})
+    before = path.stat().st_size
+    source = np.array([(0, 33, -5)], SOURCE)
+    header = np.array([(20, 70_000, 3, 16)], HEADERS)
+    journal.changed(np.array([2]), source, header)
+    half = path.read_bytes()[: before + RECORD.itemsize]
+    claims = journal.read()[2]
+    assert claims.state.tolist() == [DONE, 0, 0, 0] and not claims.reasons
+    assert list(claims.changed) == [2] and claims.changed[2][0] == source[0] and claims.changed[2][1] == header[0]
+    journal.rows(np.array([2]), np.array([9], np.uint64), {})
+    assert journal.read()[2].state.tolist() == [DONE, 0, DONE, 0]
+    path.write_bytes(half)
+    claims = journal.read()[2]
+    assert claims.reasons == {2: "truncated"} and not claims.changed
+    journal.close()
 
 
 def test_a_second_packer_is_refused(tmp_path):

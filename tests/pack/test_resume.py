@@ -1,0 +1,149 @@
+"""An interrupted pack, continued after its source was repaired: as a whole one of what lies there now."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload import pack_images
+from fastload.errors import ResumeError, SourceError
+
+OPTIONS: dict[str, Any] = {"workers": 0, "chunk_bytes": 1, "shuffle": False}
+
+
+def picture(path: Path, side: int, seed: int, mode: str = "RGB") -> None:
+    pixels = np.random.default_rng(seed).integers(0, 255, (side, side, 3), np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+def cut(path: Path, count: int = 200) -> None:
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+def boxed(root: Path, count: int = 5) -> Path:
+    """A table of images of 20x20, each with a box."""
+    lines = ["file_name,x,y,width,height"]
+    for i in range(count):
+        picture(root / f"{i}.png", 20, i)
+        lines.append(f"{i}.png,4,4,10,10")
+    (root / "t.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def masked(root: Path) -> Path:
+    for i in range(4):
+        picture(root / "images" / f"{i}.png", 20, i)
+        (root / "masks").mkdir(exist_ok=True)
+        Image.fromarray(np.full((20, 20), i, np.uint8)).save(root / "masks" / f"{i}.png")
+    return root
+
+
+def stopped(source: Any, output: Path, error: str, **options: Any) -> None:
+    with pytest.raises(SourceError, match=error):
+        pack_images(source, output, **OPTIONS, **options)
+
+
+def test_an_image_repaired_with_another_size_has_its_boxes_moved_as_a_whole_pack_does(tmp_path: Path) -> None:
+    source, output = boxed(tmp_path / "s"), tmp_path / "o.h5"
+    cut(source / "2.png")
+    stopped(source, output, "2.png", size=10)
+    picture(source / "2.png", 40, 2)
+    cut(source / "4.png")
+    stopped(source, output, "1 of 5 images.*4.png", size=10)
+    picture(source / "4.png", 30, 4)
+    report = pack_images(source, output, size=10, **OPTIONS)
+    assert report.chunks_kept == 4
+    whole = pack_images(source, tmp_path / "whole.h5", size=10, **OPTIONS).path
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_a_repaired_image_that_does_not_fit_its_mask_is_refused_or_left_out(tmp_path: Path) -> None:
+    source, output = masked(tmp_path / "s"), tmp_path / "o.h5"
+    cut(source / "images/2.png")
+    stopped(source, output, "images/2.png", size=10)
+    picture(source / "images/2.png", 40, 2)
+    stopped(source, output, "images/2.png: its mask is 20x20, the image 40x40.*the same command continues", size=10)
+    report = pack_images(source, output, size=10, on_error="skip", **OPTIONS)
+    assert [(key, reason[:17]) for key, reason in report.skipped] == [("images/2.png", "its mask is 20x20")]
+    with h5py.File(output) as file:
+        assert file["masks"][:, 0, 0].tolist() == [0, 1, 3]
+
+
+def test_an_image_that_changes_its_size_between_header_and_pixels_is_found(tmp_path: Path) -> None:
+    source, output = masked(tmp_path / "s"), tmp_path / "o.h5"
+
+    def replace_last(stage: str, done: int, total: int) -> None:
+        if stage == "packing" and done == 1:
+            picture(source / "images/3.png", 40, 3)
+
+    stopped(source, output, "3.png: is 40x40 .width x height. now, and was 20x20", size=10, progress=replace_last)
+    picture(source / "images/3.png", 20, 3)
+    assert pack_images(source, output, size=10, **OPTIONS).chunks_kept == 3
+
+
+@pytest.mark.parametrize(
+    ("repair", "options"),
+    [
+        (lambda path: picture(path, 30, 2), {}),
+        (lambda path: picture(path, 20, 2, "RGBA"), {"size": 10}),
+        (lambda path: Image.fromarray(np.zeros((20, 20), np.uint16)).save(path), {"size": 10, "mode": "gray"}),
+    ],
+)
+def test_a_repair_that_would_change_what_all_images_become_is_named(
+    tmp_path: Path, repair: Callable[[Path], None], options: dict[str, Any]
+) -> None:
+    source, output = boxed(tmp_path / "s"), tmp_path / "o.h5"
+    cut(source / "2.png")
+    stopped(source, output, "2.png", **options)
+    repair(source / "2.png")
+    with pytest.raises(ResumeError, match=r"2.png \([23]0x[23]0, . channels of 1?[86] bits\) changed.*--overwrite"):
+        pack_images(source, output, **OPTIONS, **options)
+    picture(source / "2.png", 20, 2)
+    assert pack_images(source, output, **OPTIONS, **options).chunks_kept == 2
+
+
+def test_a_header_that_cannot_be_read_any_more_is_skipped_or_refused(tmp_path: Path) -> None:
+    source, output = boxed(tmp_path / "s"), tmp_path / "o.h5"
+    cut(source / "2.png")
+    stopped(source, output, "2.png")
+    (source / "2.png").write_bytes(b"nothing")
+    stopped(source, output, "1 of 5 images.*2.png.*the same command continues")
+    report = pack_images(source, output, on_error="skip", **OPTIONS)
+    assert [key for key, _ in report.skipped] == ["2.png"] and report.num_samples == 4
+
+
+class Numbers:
+    """A dataset in Python whose images are all of one value; one of them fails on demand."""
+
+    def __init__(self, value: int, bad: bool) -> None:
+        self.value, self.bad = value, bad
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        if row != 5:
+            return np.full((30, 30, 3), self.value, np.uint8), row
+        return _png()[: -300 if self.bad else None], row
+
+
+def _png() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 30, 3), np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_a_python_object_is_continued_only_by_one_of_the_same_images(tmp_path: Path) -> None:
+    output = tmp_path / "o.h5"
+    stopped(Numbers(1, bad=True), output, "000005")
+    with pytest.raises(ResumeError, match=r"000000 changed after it was packed .*what it holds"):
+        pack_images(Numbers(200, bad=False), output, **OPTIONS)
+    assert pack_images(Numbers(1, bad=False), output, **OPTIONS).chunks_kept == 5
