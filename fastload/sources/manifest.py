@@ -22,7 +22,7 @@ from fastload.sources.table_boxes import OBJECTS, nested_boxes
 from fastload.sources.table_columns import missing_labels, plain_name
 from fastload.sources.table_files import find_tables, manifest_evidence, text_cells
 from fastload.sources.table_images import ImageIndex, common_folders
-from fastload.sources.table_rows import JoinedRows, join_rows
+from fastload.sources.table_rows import TableRows, join_rows
 from fastload.sources.table_samples import columns_with_boxes, refuse_two_splits, samples_of
 from fastload.sources.table_splits import MASK_COLUMNS, split_index, splits_of_folders, splits_said
 from fastload.sources.table_values import Values, values_of
@@ -112,7 +112,7 @@ def list_manifest(
 
 
 def _positions(
-    rows: JoinedRows, images: Tree, index: ImageIndex, split: list[str], notes: list[str]
+    rows: TableRows, images: Tree, index: ImageIndex, split: list[str], notes: list[str]
 ) -> tuple[list[str], NDArray[np.int64], dict[int, str]]:
     """What each row calls its image, where that is in the tree, and why some have none."""
     names = rows.images
@@ -139,7 +139,7 @@ def _positions(
 
 
 def _leave_out(
-    bad: dict[int, str], names: list[str], rows: JoinedRows, where: str, on_error: OnError
+    bad: dict[int, str], names: list[str], rows: TableRows, where: str, on_error: OnError
 ) -> list[tuple[str, str]]:
     def named(row: int) -> str:
         return key_of(names[row]) or "a row"
@@ -155,7 +155,7 @@ def _leave_out(
 
 def _masks(
     table: dict[str, Values],
-    rows: JoinedRows,
+    rows: TableRows,
     kept: NDArray[np.int64],
     first: NDArray[np.int64],
     split: list[str],

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.listing import Column, first_few
+from fastload.sources.listing import Column, first_few, free_name
 from fastload.sources.table_values import Values
 
 LABELS = (
@@ -18,9 +18,6 @@ LABELS = (
     "class_name classname label_name diagnosis species breed tags finding_labels fine_label"
 ).split()
 """What people call the column of labels, the likeliest first."""
-
-TAKEN = ("images", "masks", "labels", "targets", "split", "key", "digest", "digest_fields", "row", "valid")
-"""Names of fields that mean something in a packed file, or in a batch of it."""
 
 MOST_TAGS = 1000  # different tags in cells of several; more are run lengths or ids
 _TAG_CELLS = (re.compile(r"[^|]+(\|[^|]+)*"), re.compile(r"[^;]+(;[^;]+)*"), re.compile(r"\d+( \d+)*"))
@@ -81,10 +78,7 @@ def columns_of(
 
 def field_name(name: str, used: Mapping[str, Any]) -> str:
     """A name for a field of the packed file that no other has."""
-    plain = re.sub(r"[/\0]+", "_", name).strip(" .") or "column"
-    while plain in TAKEN or plain in used:
-        plain += "_"
-    return plain
+    return free_name(re.sub(r"[/\0]+", "_", name).strip(" .") or "column", used)
 
 
 def plain_name(name: str) -> str:

@@ -91,7 +91,7 @@ def find_tables(
     if tree.file:
         table = _read(tree, 0, options, index_of(""))
         if table is None:
-            raise SourceError(_no_images(tree, key_of(tree.file), options, index_of("")))
+            raise SourceError(_no_images(tree, key_of(tree.file), index_of("")))
         return [table], []
     notes: list[str] = []
     tables: list[Table] = []
@@ -245,7 +245,7 @@ def _heads(tree: Tree, i: int, index: ImageIndex) -> tuple[Rows, str] | None:
         return None
 
 
-def _no_images(tree: Tree, name: str, options: SourceOptions, index: ImageIndex) -> str:
+def _no_images(tree: Tree, name: str, index: ImageIndex) -> str:
     where = index.tree.path
     return (
         f"{tree.path / name}: no column names images that lie below {where}, by path or by name without suffix. "

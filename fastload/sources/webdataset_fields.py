@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
-from fastload.sources.listing import Column, OnError, first_few
+from fastload.sources.listing import Column, OnError, first_few, free_name
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset_samples import Members, Sample, is_picture
 
@@ -22,7 +22,6 @@ PICKLES = frozenset("pyd pkl pickle pth pt".split())
 JSON, ARRAY = "json", "npy"
 
 _LABELS = ("cls", "class", "label")  # which integers are the labels, unless the user names others
-_TAKEN = frozenset("images masks split key digest digest_fields labels".split())  # columns of a packed file
 
 
 def kind_of(field: str) -> str:
@@ -186,8 +185,7 @@ def _array_columns(field: str, values: list[Any], left: dict[int, str], notes: l
 
 
 def _name(field: str) -> str:
-    name = field.replace(".", "_").replace("/", "_")
-    return f"{name}_" if name in _TAKEN else name
+    return free_name(field.replace(".", "_").replace("/", "_"))
 
 
 def _with_labels(tree: Tree, columns: dict[str, Column], labels: tuple[str, ...]) -> dict[str, Column]:
