@@ -124,7 +124,8 @@ class _Part:
         if labels is not None and len(labels.shape) > 2 and set(labels.shape[1:]) != {1}:
             raise SourceError(
                 f"{labels.where}: the labels are {labels.dtype} {labels.shape}; expected (N,) or (N, A), or "
-                "integers of the images' height and width, which are masks. Rename the array to pack it as a column of its own."
+                "integers of the images' height and width, which are masks. Rename the array to "
+                "pack it as a column of its own."
             )
         useless = [n for n, array in left.items() if array.dtype.kind not in "biuf"]
         if useless:

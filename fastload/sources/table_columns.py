@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,8 @@ def _labels(
     asked: bool,
 ) -> tuple[dict[str, Column], dict[int, str]]:
     names = tuple(table)
+    endless = {name: np.isinf(values.values) for name, values in table.items() if values.kind == "float"}
+    table |= {name: replace(table[name], missing=table[name].missing | rows) for name, rows in endless.items()}
     bad: dict[int, str] = {}
     unlabelled = np.zeros(len(split), np.bool_)
     missing = np.logical_or.reduce([values.missing for values in table.values()])
@@ -150,6 +153,8 @@ def _labels(
             notes.append(f"The split {name!r} has no labels: they are -1 there (NaN where they are floats).")
     for row in np.flatnonzero(missing & ~unlabelled).tolist():
         bad[row] = f"its {next(name for name, values in table.items() if values.missing[row])} is empty"
+    for name, rows in endless.items():
+        bad |= dict.fromkeys(np.flatnonzero(rows).tolist(), f"its {name} is infinite")
     binary = len(names) > 1 and all(_restricted(values, ~missing).is_binary() for values in table.values())
     if binary:
         bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")

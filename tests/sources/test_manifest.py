@@ -413,3 +413,10 @@ def test_a_manifest_packs_with_its_masks_boxes_and_splits(tmp_path: Path) -> Non
         assert file["images"].shape == (6, 4, 6, 3) and file["masks"].shape == (6, 4, 6)
         assert file["bbox"][0].tolist() == [0.5, 1, 2, 3] and file["labels"][:].tolist() == [1, 0, 1, 0, 1, 0]
         assert file["split"].attrs["names"].tolist() == [b"train", b"dev"]
+
+
+def test_an_infinite_label_is_refused_like_an_empty_one(abc: Path) -> None:
+    write(abc / "t.csv", "image,label\na.jpg,1\nb.jpg,inf\nc.jpg,0\n")
+    with pytest.raises(SourceError, match=r"rows without a label \(1\): b.jpg .line 3.*label is infinite"):
+        list_source(abc)
+    assert values(list_source(abc, on_error="skip")) == [1, 0]
