@@ -420,3 +420,25 @@ def test_an_infinite_label_is_refused_like_an_empty_one(abc: Path) -> None:
     with pytest.raises(SourceError, match=r"rows without a label \(1\): b.jpg .line 3.*label is infinite"):
         list_source(abc)
     assert values(list_source(abc, on_error="skip")) == [1, 0]
+
+
+def test_rows_of_one_image_share_a_mask_or_are_refused(abc: Path) -> None:
+    make(abc, "masks/1.png", "masks/2.png")
+    table, head = abc / "t.csv", "file_name,xmin,ymin,xmax,ymax,mask\n"
+    write(table, f"{head}a.jpg,0,0,2,2,\na.jpg,3,3,5,5,masks/1.png\nb.jpg,0,0,2,2,\nc.jpg,0,0,2,2,masks/2.png\n")
+    listing = list_source(abc)
+    assert listing.masks is not None and listing.masks.present.tolist() == [True, False, True]
+    assert [listing.masks.files.read(i) for i in (0, 2)] == [b"masks/1.png", b"masks/2.png"]
+    write(table, f"{head}a.jpg,0,0,2,2,masks/2.png\na.jpg,3,3,5,5,masks/1.png\nb.jpg,0,0,2,2,\n")
+    with pytest.raises(SourceError, match=r"different masks in column 'mask' \(1\): a.jpg .line"):
+        list_source(abc)
+
+
+def test_a_changed_mask_changes_what_a_resume_compares(abc: Path) -> None:
+    make(abc, "masks/a.png", "masks/b.png")
+    write(abc / "t.csv", "image,mask\na.jpg,masks/a.png\nb.jpg,masks/b.png\nc.jpg,\n")
+    before = list_source(abc)
+    (abc / "masks/b.png").write_text("another mask")
+    after = list_source(abc)
+    assert (before.sizes != after.sizes).tolist() == [False, True, False]
+    assert (before.mtimes_ns != after.mtimes_ns).tolist() == [False, True, False]
