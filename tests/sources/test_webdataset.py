@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastload.errors import OptionError, SourceError
+from fastload.errors import MissingFileError, OptionError, SourceError
 from fastload.pack import pack_images
 from fastload.sources import Listing, SourceOptions, detect_layout, list_source
 
@@ -294,3 +294,8 @@ def test_text_labels_in_the_json_become_classes(tmp_path: Path) -> None:
     listing = list_source(write_tar(tmp_path / "a.tar", members))
     assert values(listing) == [1, 0, 1] and listing.columns["labels"].attrs == {"names": ("cat", "dog")}
     assert list(listing.columns) == ["labels"] and "of (str)" in notes(listing)
+
+
+def test_a_pattern_of_shards_says_to_give_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=f"Patterns are not expanded.*give the folder.*: {tmp_path}"):
+        list_source(tmp_path / "train-{000000..000123}.tar")
