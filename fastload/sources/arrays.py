@@ -59,6 +59,7 @@ def list_arrays(
     Raises:
         SourceError: arrays of Python objects, damaged files, unequal lengths, images that are no uint8 or uint16.
     """
+    masks_wanted = options is None or options.masks != "none"
     tree = open_tree(source)
     names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
     if not names:
@@ -82,7 +83,9 @@ def list_arrays(
     others = [key_of(name) for name in tree.names if name not in names]
     if others:
         notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
-    return list_named_arrays(arrays, layout="arrays", where=str(tree.given), notes=tuple(notes))
+    return list_named_arrays(
+        arrays, layout="arrays", where=str(tree.given), notes=tuple(notes), masks_wanted=masks_wanted
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,9 +56,13 @@ def encoded_column(shards: list[Shard], name: str, features: Features, tree: Tre
 
 def resolved(
     encoded: Encoded, tree: Tree, names: list[str], shard_of: NDArray[np.int64]
-) -> tuple[Files, NDArray[np.int64], dict[int, str]]:
-    """What reads the images, their bytes, and why some rows have none. Without bytes they are files beside."""
+) -> tuple[Files, NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
+    """What reads the images, their bytes, their times of modification, and why some rows have none.
+
+    Without bytes in the table they are files beside it; else the time is 0.
+    """
     part, place, sizes = encoded.part.copy(), encoded.place.copy(), encoded.sizes.copy()
+    mtimes = np.zeros(len(sizes), np.int64)
     bad: dict[int, str] = {}
     absent = np.flatnonzero(sizes == 0)
     parts = encoded.parts
@@ -74,24 +78,26 @@ def resolved(
                 position, path = int(found.positions[k]), encoded.paths[row]
                 if position >= 0:
                     part[row], place[row], sizes[row] = len(parts) - 1, position, index.tree.sizes[position]
+                    mtimes[row] = index.tree.mtimes_ns[position]
                 elif path:
                     why = found.reasons.get(k, "is not there")
                     bad[row] = f"holds no bytes, only the path {path!r}, which {why}"
                 else:
                     bad[row] = "holds no image: its bytes are null or empty"
-    return JoinedFiles(parts, part, place), sizes, bad
+    return JoinedFiles(parts, part, place), sizes, mtimes, bad
 
 
 def masks_of(
     encoded: Encoded, tree: Tree, names: list[str], shard_of: NDArray[np.int64], notes: list[str], name: str
-) -> Masks:
-    files, _, bad = resolved(encoded, tree, names, shard_of)
+) -> tuple[Masks, NDArray[np.int64], NDArray[np.int64]]:
+    """The masks, their bytes and their times, as `resolved` has them."""
+    files, sizes, mtimes, bad = resolved(encoded, tree, names, shard_of)
     present = np.ones(len(shard_of), np.bool_)
     present[list(bad)] = False
     notes.append(f"Masks by column {name!r}.")
     if bad:
         notes.append(f"Images without a mask ({len(bad)}): theirs are {IGNORE} throughout.")
-    return Masks(files, present, ignore_index=IGNORE if bad else None)
+    return Masks(files, present, ignore_index=IGNORE if bad else None), sizes, mtimes
 
 
 def keys_of(encoded: Encoded | None, names: list[str], counts: list[int]) -> list[str]:

@@ -7,6 +7,7 @@ are, so their images are read in place.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,17 +44,19 @@ class Encoded(NamedTuple):
 
 
 class Shard:
-    """One file of the dataset, whose rows follow those of the one before."""
+    """One file of the dataset, whose rows follow those of the one before; opened anew for each use.
+
+    There may be thousands of them, and a process may often keep no more than 1024 files open.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open it.
+        """Read its schema.
 
         Raises:
             MissingExtraError: pyarrow is not installed.
             SourceError: it is damaged.
         """
         try:
-            import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError as exc:
             raise MissingExtraError(
@@ -64,13 +67,12 @@ class Shard:
         self.parquet = path.suffix.lower() == ".parquet"
         with _named(path):
             if self.parquet:
-                # Read a little at a time: a row group may be larger than the memory.
-                self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_LIST_BYTES)
-                self.schema, self.num_rows = self._file.schema_arrow, self._file.metadata.num_rows
+                with pq.ParquetFile(path) as file:
+                    self.schema, self._meta = file.schema_arrow, file.metadata
+                    self.num_rows = self._meta.num_rows
             else:
-                self._map = pa.memory_map(os.fspath(path))
-                self._table = pa.ipc.open_stream(self._map).read_all()
-                self.schema, self.num_rows = self._table.schema, self._table.num_rows
+                table, _ = self._mapped()
+                self.schema, self.num_rows = table.schema, table.num_rows
 
         if self.num_rows < 0:
             raise SourceError(f"{path} is damaged: it promises {self.num_rows} rows. Fetch it again.")
@@ -78,7 +80,11 @@ class Shard:
     def column(self, name: str) -> Any:
         """One column as a chunked array."""
         with _named(self.path):
-            column = self._file.read(columns=[name]).column(0) if self.parquet else self._table.column(name)
+            if self.parquet:
+                with self._file() as file:
+                    column = file.read(columns=[name]).column(0)
+            else:
+                column = self._mapped()[0].column(name)
             column.validate(full=not self.parquet)  # a mapped file's offsets were never looked at
             self.check(len(column))
             return column
@@ -93,33 +99,50 @@ class Shard:
     def num_bytes(self) -> int:
         """Bytes that all columns take when they are unpacked, so at most those of the images."""
         with _named(self.path):
-            meta = self._file.metadata
+            meta = self._meta
             # Not the sizes of single columns: pyarrow 26 aborts the process there where statistics are damaged.
             return sum(meta.row_group(group).total_byte_size for group in range(meta.num_row_groups))
 
-    def batches(self, name: str) -> Iterator[Any]:
-        """One column in arrays of some 32 MB."""
+    def batches(self, name: str) -> Iterator[tuple[Any, int]]:
+        """One column in arrays of some 32 MB, each with the address at which the file's first byte is mapped or 0."""
         if not self.parquet:
-            yield from self.column(name).chunks
+            table, address = self._mapped()
+            column = table.column(name)
+            with _named(self.path):
+                column.validate(full=True)  # a mapped file's offsets were never looked at
+            yield from ((chunk, address) for chunk in column.chunks)
             return
         rows = max(1, min(1024, _BATCH_BYTES * self.num_rows // max(1, self.num_bytes())))
-        batches = self._file.iter_batches(batch_size=rows, columns=[name], use_threads=False)
-        while True:
-            with _named(self.path):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch.column(0)
+        with _named(self.path):
+            file = self._file()
+        with file:
+            batches = file.iter_batches(batch_size=rows, columns=[name], use_threads=False)
+            while True:
+                with _named(self.path):
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch.column(0), 0
 
     def spans(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> FileSpans:
         """Pieces of an Arrow file that lie at these addresses of its mapping."""
         status = os.stat(self.path)
         return FileSpans(os.path.abspath(self.path), status.st_size, status.st_mtime_ns, offsets, sizes)
 
-    def address(self) -> int:
-        """Where an Arrow file's first byte is mapped."""
-        self._map.seek(0)
-        return int(self._map.read_buffer(1).address)
+    def _file(self) -> Any:
+        import pyarrow.parquet as pq
+
+        # Read a little at a time: a row group may be larger than the memory.
+        return pq.ParquetFile(self.path, metadata=self._meta, pre_buffer=False, buffer_size=_LIST_BYTES)
+
+    def _mapped(self) -> tuple[Any, int]:
+        """The table of an Arrow file, which keeps the file mapped, though not open; and where its first byte lies."""
+        import pyarrow as pa
+
+        with _named(self.path), pa.memory_map(os.fspath(self.path)) as file:
+            address = int(file.read_buffer(1).address)
+            file.seek(0)
+            return pa.ipc.open_stream(file).read_all(), address
 
 
 @contextmanager
@@ -128,10 +151,20 @@ def _named(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError) as exc:  # ValueError: text in the schema that is not UTF-8
-        raise SourceError(
-            f"{path} cannot be read: {str(exc).splitlines()[0]}. It is damaged or cut short; fetch it again."
-        ) from exc
+    except OSError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise SourceError(
+                f"{path} cannot be opened: too many files are open. Allow more with `ulimit -n`, or close some."
+            ) from exc
+        raise _damaged(path, exc) from exc
+    except (pa.ArrowException, ValueError) as exc:  # ValueError: text in the schema that is not UTF-8
+        raise _damaged(path, exc) from exc
+
+
+def _damaged(path: Path, exc: Exception) -> SourceError:
+    return SourceError(
+        f"{path} cannot be read: {str(exc).splitlines()[0]}. It is damaged or cut short; fetch it again."
+    )
 
 
 def encoded_images(shards: list[Shard], name: str, beside: Path) -> Encoded:
@@ -149,9 +182,8 @@ def encoded_images(shards: list[Shard], name: str, beside: Path) -> Encoded:
     spill = Spill(sum(shard.num_bytes() for shard in shards), beside) if parquet else None
     offsets, sizes, paths, parts, counts = [], [], list[str](), list[Files](), list[int]()
     for shard in shards:
-        base = 0 if spill else shard.address()
         mine_offsets, mine_sizes = [], []
-        for array in shard.batches(name):
+        for array, base in shard.batches(name):
             with _named(shard.path):
                 starts, lengths, buffer = _bytes_of(array, paths)
             if spill:

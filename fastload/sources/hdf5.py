@@ -50,6 +50,7 @@ def list_hdf5(
     Raises:
         SourceError: no HDF5, unsafe, packed by fastload itself, or what `list_named_arrays` refuses.
     """
+    masks_wanted = options is None or options.masks != "none"
     tree = open_tree(source)
     names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
     if not names:
@@ -83,7 +84,9 @@ def list_hdf5(
              if any((array.name, array.split) == (other.name, other.split) for other in arrays[:at])]  # fmt: skip
     if twice:
         raise SourceError(f"{tree.given}: several files hold {first_few(sorted(set(twice)))}. Give one of them.")
-    listing = list_named_arrays(arrays, layout="hdf5", where=str(tree.given), notes=tuple(notes))
+    listing = list_named_arrays(
+        arrays, layout="hdf5", where=str(tree.given), notes=tuple(notes), masks_wanted=masks_wanted
+    )
     return _with_splits(listing, splits, hidden, str(tree.given)) if splits else listing
 
 

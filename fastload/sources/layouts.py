@@ -51,6 +51,7 @@ class Layout:
         kind: "dataset" is told before "format", and that before "folder".
         line: what it is, for `fastload layouts`.
         decodes: its images are files to be decoded, which is worth processes, and not arrays to be copied.
+        takes: the fields of SourceOptions that mean something to it. That no masks are wanted may be said to any.
     """
 
     source: Source
@@ -58,17 +59,32 @@ class Layout:
     kind: Literal["dataset", "format", "folder"]
     line: str
     decodes: bool = True
+    takes: tuple[str, ...] = ()
 
+
+_OF_TABLES = ("masks", "labels", "image_column", "split_column")
 
 LAYOUTS: dict[str, Layout] = {
     "celeba": Layout(list_celeba, celeba_evidence, "dataset", "CelebA: aligned faces and its text files, or Kaggle's"),
     "imagenet": Layout(
         list_imagenet, imagenet_evidence, "dataset", "ImageNet: class folders, Kaggle's, or the original tars in place"
     ),
-    "ade20k": Layout(list_ade20k, ade20k_evidence, "dataset", "ADE20K SceneParsing: scenes, masks of 150 classes"),
-    "voc": Layout(list_voc, voc_evidence, "dataset", "Pascal VOC, one year: palette masks, boxes, labels"),
-    "camvid": Layout(list_camvid, camvid_evidence, "dataset", "CamVid as in SegNet's tutorial: frames and masks"),
-    "coco": Layout(list_coco, coco_evidence, "dataset", "COCO: boxes; masks drawn with --masks semantic or instance"),
+    "ade20k": Layout(
+        list_ade20k, ade20k_evidence, "dataset", "ADE20K SceneParsing: scenes, masks of 150 classes", takes=("masks",)
+    ),
+    "voc": Layout(
+        list_voc, voc_evidence, "dataset", "Pascal VOC, one year: palette masks, boxes, labels", takes=("masks",)
+    ),
+    "camvid": Layout(
+        list_camvid, camvid_evidence, "dataset", "CamVid as in SegNet's tutorial: frames and masks", takes=("masks",)
+    ),
+    "coco": Layout(
+        list_coco,
+        coco_evidence,
+        "dataset",
+        "COCO: boxes; masks drawn with --masks semantic or instance",
+        takes=("masks",),
+    ),
     "cifar": Layout(
         list_cifar, cifar_evidence, "dataset", "CIFAR-10 and CIFAR-100: pickles for Python, or binary", decodes=False
     ),
@@ -84,21 +100,44 @@ LAYOUTS: dict[str, Layout] = {
         manifest_evidence,
         "format",
         "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)",
+        takes=(*_OF_TABLES, "root"),
     ),
     "parquet": Layout(
-        list_parquet, parquet_evidence, "format", "Parquet with an image column, as on the Hugging Face Hub"
+        list_parquet,
+        parquet_evidence,
+        "format",
+        "Parquet with an image column, as on the Hugging Face Hub",
+        takes=_OF_TABLES,
     ),
     "webdataset": Layout(
-        list_webdataset, webdataset_evidence, "format", "WebDataset: tar shards, a sample's files by their common name"
+        list_webdataset,
+        webdataset_evidence,
+        "format",
+        "WebDataset: tar shards, a sample's files by their common name",
+        takes=("masks", "labels", "image_column"),
     ),
     "arrays": Layout(
-        list_arrays, arrays_evidence, "format", "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False
+        list_arrays,
+        arrays_evidence,
+        "format",
+        "NumPy's .npy and .npz: images, labels, any named arrays",
+        decodes=False,
+        takes=("masks",),
     ),
     "hdf5": Layout(
-        list_hdf5, hdf5_evidence, "format", "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False
+        list_hdf5,
+        hdf5_evidence,
+        "format",
+        "HDF5 of other writers: images and labels, fuel's, PCam's",
+        decodes=False,
+        takes=("masks",),
     ),
     "mask-folders": Layout(
-        list_mask_folders, mask_folders_evidence, "format", "Images and masks of the same names in sibling folders"
+        list_mask_folders,
+        mask_folders_evidence,
+        "format",
+        "Images and masks of the same names in sibling folders",
+        takes=("masks",),
     ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
@@ -146,7 +185,7 @@ def list_source(
         options: what the user says about it.
 
     Raises:
-        OptionError: there is no such layout.
+        OptionError: there is no such layout, or an option means nothing to it.
         MissingFileError: there is nothing at path.
         SourceError: the dataset cannot be packed as it is.
     """
@@ -154,4 +193,18 @@ def list_source(
         raise OptionError(f"There is no layout {layout!r}. Choose one of {', '.join(LAYOUTS)}, or leave it to be told.")
     tree = open_tree(path)
     name = layout or detect_layout(tree)[0]
+    if options is not None:
+        _refuse_unused(options, name, str(tree.given))
     return LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
+
+
+def _refuse_unused(options: SourceOptions, layout: str, where: str) -> None:
+    for option in options.given():
+        if option in LAYOUTS[layout].takes or (option == "masks" and options.masks == "none"):
+            continue
+        flag = "--" + option.replace("_", "-")
+        theirs = ", ".join(name for name, other in LAYOUTS.items() if option in other.takes)
+        raise OptionError(
+            f"{where}: `{flag}` means nothing to the layout {layout}; it is for {theirs}. Leave it out, or name "
+            "another layout with `--layout`."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -192,6 +193,17 @@ class Listing:
             masks=None if self.masks is None else self.masks.take(indices),
             digests=None if self.digests is None else self.digests[indices],
         )
+
+
+RESERVED = ("images", "masks", "labels", "targets", "split", "key", "digest", "digest_fields", "row", "valid")
+"""Names of fields that mean something in a packed file, or in a batch of it."""
+
+
+def free_name(name: str, used: Collection[str] = ()) -> str:
+    """The name for a field of the packed file that means nothing yet, and that no other has: `row` becomes `row_`."""
+    while name in RESERVED or name in used:
+        name += "_"
+    return name
 
 
 def first_few(names: list[str], count: int = 5) -> str:

@@ -22,7 +22,7 @@ from fastload.sources.table_boxes import OBJECTS, nested_boxes
 from fastload.sources.table_columns import missing_labels, plain_name
 from fastload.sources.table_files import find_tables, manifest_evidence, text_cells
 from fastload.sources.table_images import ImageIndex, common_folders
-from fastload.sources.table_rows import JoinedRows, join_rows
+from fastload.sources.table_rows import TableRows, join_rows
 from fastload.sources.table_samples import columns_with_boxes, refuse_two_splits, samples_of
 from fastload.sources.table_splits import MASK_COLUMNS, split_index, splits_of_folders, splits_said
 from fastload.sources.table_values import Values, values_of
@@ -73,7 +73,7 @@ def list_manifest(
     first = kept if sample is None else kept[sample_rows]
     table = {name: values_of([cells[row] for row in kept.tolist()]) for name, cells in left.items()}
     refuse_two_splits(split, kept, first, sample, names, rows, where)
-    masks, mask_positions = _masks(table, rows, kept, first, split, images, index, options, notes, where)
+    masks, mask_positions = _masks(table, rows, names, kept, sample, split, images, index, options, notes, where)
     split_rows, split_names = split_index([split[row] for row in first.tolist()])
     nested = None
     if sample is None and (name := next((name for name in OBJECTS if name in table), "")):
@@ -92,6 +92,12 @@ def list_manifest(
     unused = [key_of(images.names[i]) for i in np.setdiff1d(images.images(), used).tolist()]
     if unused:
         notes.append(f"Images that no row names were left alone ({len(unused)}): {first_few(unused)}.")
+    sizes, mtimes = images.sizes[at], images.mtimes_ns[at]
+    if masks is not None:
+        # A resume notices a changed mask as it notices a changed image: both make the sample.
+        beside = np.maximum(mask_positions, 0)
+        sizes = sizes + np.where(masks.present, images.sizes[beside], 0)
+        mtimes = np.where(masks.present, np.maximum(mtimes, images.mtimes_ns[beside]), mtimes)
     listing = Listing(
         layout="manifest",
         keys=tuple([key_of(images.names[i]) for i in at.tolist()]),
@@ -99,8 +105,8 @@ def list_manifest(
         split_names=split_names,
         columns=columns,
         notes=(*notes, *dict.fromkeys((*tree.notes, *images.notes))),
-        sizes=images.sizes[at],
-        mtimes_ns=images.mtimes_ns[at],
+        sizes=sizes,
+        mtimes_ns=mtimes,
         files=images.files.take(at),
         skipped=tuple(skipped),
         masks=masks,
@@ -112,7 +118,7 @@ def list_manifest(
 
 
 def _positions(
-    rows: JoinedRows, images: Tree, index: ImageIndex, split: list[str], notes: list[str]
+    rows: TableRows, images: Tree, index: ImageIndex, split: list[str], notes: list[str]
 ) -> tuple[list[str], NDArray[np.int64], dict[int, str]]:
     """What each row calls its image, where that is in the tree, and why some have none."""
     names = rows.images
@@ -139,7 +145,7 @@ def _positions(
 
 
 def _leave_out(
-    bad: dict[int, str], names: list[str], rows: JoinedRows, where: str, on_error: OnError
+    bad: dict[int, str], names: list[str], rows: TableRows, where: str, on_error: OnError
 ) -> list[tuple[str, str]]:
     def named(row: int) -> str:
         return key_of(names[row]) or "a row"
@@ -155,9 +161,10 @@ def _leave_out(
 
 def _masks(
     table: dict[str, Values],
-    rows: JoinedRows,
+    rows: TableRows,
+    names: list[str],
     kept: NDArray[np.int64],
-    first: NDArray[np.int64],
+    sample: NDArray[np.int64] | None,
     split: list[str],
     images: Tree,
     index: ImageIndex,
@@ -189,9 +196,21 @@ def _masks(
             f"{where}: masks that rows name in column {name!r} have no file ({len(lost)}): {shown}. Put them back, "
             "empty those cells, or pack without masks: `--masks none`."
         )
-    row_of = {row: i for i, row in enumerate(kept.tolist())}
-    positions = found.positions[[row_of[row] for row in first.tolist()]]
+    positions = found.positions
+    if sample is not None:  # any row of an image may name its mask
+        positions = np.full(int(sample.max()) + 1, -1, np.int64)
+        np.maximum.at(positions, sample, found.positions)
+        other = np.flatnonzero((found.positions >= 0) & (found.positions != positions[sample]))
+        if len(other):
+            shown = first_few([f"{key_of(names[kept[i]])} ({rows.place(int(kept[i]))})" for i in other[:6]])
+            raise SourceError(
+                f"{where}: rows of one image name different masks in column {name!r} ({len(other)}): {shown}. One mask "
+                "an image can be packed: join them to one, or pack without masks: `--masks none`."
+            )
     present = positions >= 0
+    if not present.any():
+        notes.append(f"Column {name!r} names no mask.")
+        return None, nowhere
     notes.append(f"Masks by column {name!r}.")
     if not present.all():
         notes.append(f"Images without a mask ({int((~present).sum())}): theirs are {IGNORE} throughout.")

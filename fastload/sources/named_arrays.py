@@ -1,7 +1,7 @@
 """Arrays that are known by their names, wherever they were stored, as one dataset: images, masks, labels, columns.
 
 images or x or data, uint8 or uint16 (N, H, W[, C]) or (N, C, H, W)     the images
-masks (N, H, W)                                                         their masks
+masks, or labels that fit the images, integers (N, H, W)                their masks
 labels or y or targets                                                  column `labels`
 class_names, filenames, split: texts                                    names of classes, keys, splits
 anything else that is numeric, such as tokens and attention_mask        a column of its name
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.memory import available_memory
 from fastload.sources.folder import ORDER, SPLITS
-from fastload.sources.listing import Arrays, Column, Listing, Masks, first_few, require_unique
+from fastload.sources.listing import Arrays, Column, Listing, Masks, first_few, free_name, require_unique
 from fastload.sources.named_array import NamedArray, image_axes_of, label_numbers, native, why_no_images
-from fastload.sources.rows import Axes, JoinedRows
+from fastload.sources.rows import Axes, JoinedRows, MemoryRows
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "x", "data", "features")
 _ONLY_IMAGES = IMAGES[:5]
@@ -30,7 +30,6 @@ MASKS = ("masks", "mask", "segmentation")
 LABELS = ("labels", "label", "targets", "target", "y")
 _KEYS = ("key", "keys", "filenames", "filename")
 _CLASS_NAMES = ("class_names", "label_names", "classes", "names")
-_RESERVED = ("split", "key", "digest", "digest_fields", "images", "masks", "labels")
 
 _BY_SPLIT = re.compile(
     rf"(?:(?P<first>{'|'.join(SPLITS)})[-_./]+(?P<rest>.+)|(?P<name>.+)[-_.](?P<last>{'|'.join(SPLITS)}))",
@@ -38,16 +37,18 @@ _BY_SPLIT = re.compile(
 )
 
 
-def list_named_arrays(arrays: list[NamedArray], *, layout: str, where: str, notes: tuple[str, ...] = ()) -> Listing:
-    """The listing of arrays of equal length, told apart by their names.
+def list_named_arrays(
+    arrays: list[NamedArray], *, layout: str, where: str, notes: tuple[str, ...] = (), masks_wanted: bool = True
+) -> Listing:
+    """The listing of arrays of equal length, told apart by their names; without the masks where none are wanted.
 
     Keys: the texts of an array `filenames`, else the split and the number of the row.
 
     Raises:
-        SourceError: unequal lengths, images that are no uint8 or uint16, labels that are none, no array at all.
+        SourceError: unequal lengths, images, labels or masks that are none, no array at all.
     """
     said: list[str] = []
-    groups = _by_split([array for array in arrays if array.shape], where, said)
+    groups = _by_split([array for array in arrays if array.shape], said)
     parts = [_Part.of(name, group, where, said) for name, group in groups.items()]
     columns = _columns(parts, where, said)
     shown = [f"{array.name} {array.dtype} {array.shape}" for group in groups.values() for array in group]
@@ -59,8 +60,12 @@ def list_named_arrays(arrays: list[NamedArray], *, layout: str, where: str, note
     split_names, split = tuple(groups), np.repeat(np.arange(len(parts), dtype=np.uint8), [p.num_rows for p in parts])
     by_text = [part.texts["split"] for part in parts if "split" in part.texts]
     if by_text and len(parts) == 1:
-        split_names, split = _text_splits(by_text[0].texts())
-    files, masks = _images(parts, where), _masks(parts, where)
+        split_names, split = _text_splits(by_text[0])
+    files, masks = _images(parts, where), None
+    if masks_wanted:
+        masks = _masks(parts, where)
+    elif left_out := [part.masks.name for part in parts if part.masks is not None]:
+        said.append(f"Masks were left alone, as asked for: {first_few(left_out)}.")
     row_bytes = sum(column.values.nbytes for column in columns.values()) // max(1, len(keys))
     if files is not None:
         row_bytes = int(np.prod(files.shape)) * files.dtype.itemsize
@@ -114,21 +119,23 @@ class _Part:
         left = {array.name: array for array in arrays}
         texts = _take_texts(left, notes)
         images = _take_images(left)
-        masks = (
-            _take(left, MASKS, lambda array: array.dtype.kind in "iu" and len(array.shape) in (3, 4))
-            if images
-            else None
-        )
+        masks = _take_masks(left, images, notes) if images else None
         labels = _take(left, LABELS, lambda array: True)
+        if labels is not None and len(labels.shape) > 2 and set(labels.shape[1:]) != {1}:
+            raise SourceError(
+                f"{labels.where}: the labels are {labels.dtype} {labels.shape}; expected (N,) or (N, A), or "
+                "integers of the images' height and width, which are masks. Rename the array to "
+                "pack it as a column of its own."
+            )
         useless = [n for n, array in left.items() if array.dtype.kind not in "biuf"]
         if useless:
             notes.append(f"Ignored, since they are not numeric: {first_few(useless)}.")
         others: dict[str, NamedArray] = {}
         for array in (array for n, array in left.items() if n not in useless):
             column = re.sub(r"[^\w-]+", "_", array.name).strip("_") or "array"
-            if column in _RESERVED:
-                notes.append(f"{array.name} is packed as source_{column}: its own name means something else here.")
-                column = f"source_{column}"
+            if free_name(column) != column:
+                column = free_name(column)
+                notes.append(f"{array.name} is packed as {column}: its own name means something else here.")
             if column in others:
                 raise SourceError(
                     f"{where}: {others[column].name} and {array.name} would both become {column}. Rename one."
@@ -162,7 +169,7 @@ class _Part:
         return [f"{self.name}/{row:0{width}d}" if with_split else f"{row:0{width}d}" for row in range(self.num_rows)]
 
 
-def _by_split(arrays: list[NamedArray], where: str, notes: list[str]) -> dict[str, list[NamedArray]]:
+def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[NamedArray]]:
     """The arrays of each split, in the order of splits; `all` when none is named."""
     groups: dict[str, list[NamedArray]] = {}
     shared = []
@@ -224,6 +231,58 @@ def _take_images(left: dict[str, NamedArray]) -> tuple[NamedArray, Axes, tuple[i
     return None
 
 
+def _take_masks(
+    left: dict[str, NamedArray], images: tuple[NamedArray, Axes, tuple[int, ...]], notes: list[str]
+) -> NamedArray | None:
+    """The array of masks; or that of labels, where it holds an integer for each pixel of the images."""
+    masks = _take(left, MASKS, lambda array: array.dtype.kind in "biu" and len(array.shape) in (3, 4))
+    if masks is None:
+        size = _size_of(images)
+        masks = _take(left, LABELS, lambda array: array.dtype.kind in "biu" and array.shape[1:] in _mask_shapes(size))
+        if masks is not None:
+            notes.append(f"{masks.name} {masks.shape} holds a class for each pixel: packed as masks.")
+    return masks
+
+
+def _size_of(images: tuple[NamedArray, Axes, tuple[int, ...]]) -> tuple[int, int]:
+    _, axes, stored = images
+    height, width = stored[:2] if axes == "HWC" else stored[1:]
+    return height, width
+
+
+def _mask_shapes(size: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+    return size, (*size, 1), (1, *size)
+
+
+def _mask_rows(masks: NamedArray, size: tuple[int, int]) -> Arrays:
+    """Masks as uint8: where they lie, or a copy of those that are stored in wider numbers.
+
+    Raises:
+        SourceError: another size than the images', or values beyond 0 to 255.
+    """
+    height, width = size
+    wanted = f"integers from 0 to 255, (N, {height}, {width})"
+    if masks.shape[1:] not in _mask_shapes(size):
+        raise SourceError(
+            f"{masks.where}: the masks are {masks.dtype} {masks.shape}, the images {height}x{width}; expected {wanted}."
+        )
+    if masks.dtype == np.uint8:
+        return masks.rows(size, "HWC")
+    if masks.num_bytes > available_memory():
+        raise SourceError(
+            f"{masks.where}: {masks.num_bytes:,} bytes do not fit into memory, where masks of {masks.dtype} "
+            "are made uint8. Save them as uint8."
+        )
+    values = masks.values()
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 255:
+        raise SourceError(
+            f"{masks.where}: the masks hold {low} to {high}; expected {wanted}. Number the classes "
+            "from 0, with 255 for none."
+        )
+    return MemoryRows.of(values.reshape(len(values), height, width).astype(np.uint8))
+
+
 def _images(parts: list[_Part], where: str) -> Arrays | None:
     with_images = [part for part in parts if part.images]
     if not with_images:
@@ -249,15 +308,7 @@ def _masks(parts: list[_Part], where: str) -> Masks | None:
     for part in parts:
         if part.masks is None or part.images is None:
             raise SourceError(f"{where}: there are masks for some splits, none for {part.name}.")
-        _, axes, stored = part.images
-        size = stored[:2] if axes == "HWC" else stored[1:]
-        shape = part.masks.shape[1:3] if part.masks.shape[3:] in ((), (1,)) else part.masks.shape[1:]
-        if shape != size or part.masks.dtype != np.uint8:
-            raise SourceError(
-                f"{part.masks.where}: the masks are {part.masks.dtype} {part.masks.shape}, the images "
-                f"{size[0]}x{size[1]}; expected uint8 (N, {size[0]}, {size[1]}). Convert them."
-            )
-        rows.append((part.masks.rows(shape, "HWC"), part.num_rows))
+        rows.append((_mask_rows(part.masks, _size_of(part.images)), part.num_rows))
     files = rows[0][0] if len(rows) == 1 else JoinedRows.of(rows)
     return Masks(files, np.ones(sum(count for _, count in rows), np.bool_), given[0].names)
 
@@ -330,9 +381,13 @@ def _labels(parts: list[_Part], notes: list[str]) -> tuple[str, Column]:
     return "labels", Column(np.concatenate(whole), {"names": classes} if classes else {})
 
 
-def _text_splits(texts: list[str]) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
-    names = [SPLITS.get(text.lower(), text) for text in texts]
+def _text_splits(array: NamedArray) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
+    names = [SPLITS.get(text.lower(), text) for text in array.texts()]
     found = set(names)
+    if len(found) > 255:
+        raise SourceError(
+            f"{array.where}: names {len(found)} splits; 255 can be. Rename the array, if it holds no splits."
+        )
     order = [name for name in ORDER if name in found] + sorted(found - set(ORDER))
     place = {name: at for at, name in enumerate(order)}
     return tuple(order), np.array([place[name] for name in names], np.uint8)

@@ -1,4 +1,4 @@
-"""What a user may say about a dataset beyond its path; each source takes what concerns it and ignores the rest."""
+"""What a user may say about a dataset beyond its path; `Layout.takes` says what concerns which source."""
 
 from __future__ import annotations
 
@@ -33,8 +33,12 @@ class SourceOptions:
         if self.masks not in get_args(MasksWanted):
             raise OptionError(f"masks={self.masks!r} is not known; accepted: {', '.join(get_args(MasksWanted))}.")
 
+    def given(self) -> dict[str, Any]:
+        """Those that differ from the default, by name."""
+        return {name: value for name, value in vars(self).items() if value != vars(SourceOptions())[name]}
+
     def to_dict(self) -> dict[str, Any]:
         """Those that differ from the default, as plain JSON values and without paths."""
-        given = {name: value for name, value in vars(self).items() if value != vars(SourceOptions())[name]}
+        given = self.given()
         given.pop("root", None)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}

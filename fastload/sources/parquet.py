@@ -83,13 +83,19 @@ def list_parquet(
     splits, split_column = _splits(shards, names, columns, shard_of, options, notes)
     split, split_names = split_index(splits)
     encoded = encoded_column(shards, image, features, tree) if image else None
-    files, sizes, bad = resolved(encoded, tree, names, shard_of) if encoded else (None, np.zeros(total, np.int64), {})
+    nothing = np.zeros(total, np.int64)
+    files, sizes, mtimes, bad = (
+        resolved(encoded, tree, names, shard_of) if encoded else (None, nothing, nothing, dict[int, str]())
+    )
     mask = next((n for n in features.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
     masks = None
     if mask and image and options.masks == "none":
         notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
     elif mask and image:
-        masks = masks_of(encoded_column(shards, mask, features, tree), tree, names, shard_of, notes, mask)
+        coded = encoded_column(shards, mask, features, tree)
+        masks, mask_sizes, mask_mtimes = masks_of(coded, tree, names, shard_of, notes, mask)
+        # A resume notices a changed mask as it notices a changed image: both make the sample.
+        sizes, mtimes = sizes + mask_sizes, np.maximum(mtimes, mask_mtimes)
     others = [name for name in features.images if name not in (image, mask)]
     if others:
         notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
@@ -137,7 +143,7 @@ def list_parquet(
         columns=made,
         notes=(*notes, *said, *tree.notes),
         sizes=sizes,
-        mtimes_ns=tree.mtimes_ns[np.array(places)][shard_of],
+        mtimes_ns=np.maximum(tree.mtimes_ns[np.array(places)][shard_of], mtimes),
         files=files,
         skipped=tuple((place(row), why) for row, why in sorted(bad.items())),
         masks=masks,

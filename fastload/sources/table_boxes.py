@@ -44,7 +44,7 @@ def box_columns(names: Iterable[str]) -> tuple[Moves, tuple[str, ...]]:
     return "", ()
 
 
-def boxes_of(values: list[Values], moves: Moves) -> NDArray[np.float32] | None:
+def boxes_of(values: list[Values]) -> NDArray[np.float32] | None:
     """float32 (R, 4), NaN where a row has no box (all four cells are empty); None where they are no numbers."""
     if any(column.kind not in ("int", "float") or column.values.ndim > 1 for column in values):
         return None

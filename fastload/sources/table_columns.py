@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.listing import Column, first_few
+from fastload.sources.listing import Column, first_few, free_name
 from fastload.sources.table_values import Values
 
 LABELS = (
@@ -18,9 +19,6 @@ LABELS = (
     "class_name classname label_name diagnosis species breed tags finding_labels fine_label"
 ).split()
 """What people call the column of labels, the likeliest first."""
-
-TAKEN = ("images", "masks", "labels", "targets", "split", "key", "digest", "digest_fields", "row", "valid")
-"""Names of fields that mean something in a packed file, or in a batch of it."""
 
 MOST_TAGS = 1000  # different tags in cells of several; more are run lengths or ids
 _TAG_CELLS = (re.compile(r"[^|]+(\|[^|]+)*"), re.compile(r"[^;]+(;[^;]+)*"), re.compile(r"\d+( \d+)*"))
@@ -81,10 +79,7 @@ def columns_of(
 
 def field_name(name: str, used: Mapping[str, Any]) -> str:
     """A name for a field of the packed file that no other has."""
-    plain = re.sub(r"[/\0]+", "_", name).strip(" .") or "column"
-    while plain in TAKEN or plain in used:
-        plain += "_"
-    return plain
+    return free_name(re.sub(r"[/\0]+", "_", name).strip(" .") or "column", used)
 
 
 def plain_name(name: str) -> str:
@@ -146,6 +141,8 @@ def _labels(
     asked: bool,
 ) -> tuple[dict[str, Column], dict[int, str]]:
     names = tuple(table)
+    endless = {name: np.isinf(values.values) for name, values in table.items() if values.kind == "float"}
+    table |= {name: replace(table[name], missing=table[name].missing | rows) for name, rows in endless.items()}
     bad: dict[int, str] = {}
     unlabelled = np.zeros(len(split), np.bool_)
     missing = np.logical_or.reduce([values.missing for values in table.values()])
@@ -156,6 +153,8 @@ def _labels(
             notes.append(f"The split {name!r} has no labels: they are -1 there (NaN where they are floats).")
     for row in np.flatnonzero(missing & ~unlabelled).tolist():
         bad[row] = f"its {next(name for name, values in table.items() if values.missing[row])} is empty"
+    for name, rows in endless.items():
+        bad |= dict.fromkeys(np.flatnonzero(rows).tolist(), f"its {name} is infinite")
     binary = len(names) > 1 and all(_restricted(values, ~missing).is_binary() for values in table.values())
     if binary:
         bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")

@@ -12,8 +12,8 @@ from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import first_few
 from fastload.sources.options import SourceOptions
 from fastload.sources.table_columns import LABELS, plain_name
-from fastload.sources.table_images import ImageIndex
-from fastload.sources.table_reader import DELIMITED, JSON_LINES, Rows, read_rows
+from fastload.sources.table_images import ImageIndex, folder_splits
+from fastload.sources.table_reader import DELIMITED, JSON_LINES, PARQUET, Rows, read_rows
 from fastload.sources.tree import Tree, is_image, key_of
 
 IMAGE_COLUMNS = (
@@ -22,7 +22,7 @@ IMAGE_COLUMNS = (
 ).split()
 """What people call the column that names images, the likeliest first."""
 
-METADATA = "metadata"  # .csv or .jsonl, Hugging Face's imagefolder, in the folder that its paths begin in
+METADATA = "metadata"  # .csv, .jsonl or .parquet, Hugging Face's imagefolder, in the folder that its paths begin in
 
 _HEAD_BYTES = 2**16
 _LOOKED_AT = 40  # cells of a column that are looked up before it is taken for the images'
@@ -51,6 +51,8 @@ class Table:
 def is_table(name: str) -> bool:
     """Whether a file in a folder may be a manifest, by its suffix."""
     # By the last letter first: there may be a million other names.
+    if name[-1:] in "tT":
+        return name.rpartition("/")[2].lower() == METADATA + PARQUET  # any other is a table of its own
     return name[-1:] in "vVlLnN" and name.lower().endswith((".csv", ".tsv", *JSON_LINES))
 
 
@@ -91,7 +93,7 @@ def find_tables(
     if tree.file:
         table = _read(tree, 0, options, index_of(""))
         if table is None:
-            raise SourceError(_no_images(tree, key_of(tree.file), options, index_of("")))
+            raise SourceError(_no_images(tree, key_of(tree.file), index_of("")))
         return [table], []
     notes: list[str] = []
     tables: list[Table] = []
@@ -170,7 +172,7 @@ def _read(tree: Tree, i: int, options: SourceOptions, index: ImageIndex) -> Tabl
     name = tree.names[i]
     shown = str(tree.path / key_of(name))
     rows = read_rows(tree.read_text(i), shown)
-    named = _named(rows, index.at(index.base, rows.legacy), options)
+    named = _named(rows, index.at(index.base, rows.legacy), options, len(rows.lines))
     if named is None:
         return None
     split = split_of_name(name)
@@ -179,8 +181,15 @@ def _read(tree: Tree, i: int, options: SourceOptions, index: ImageIndex) -> Tabl
     return Table(name, index.base, split, named[0], named[1])
 
 
-def _named(rows: Rows, index: ImageIndex, options: SourceOptions) -> tuple[Rows, str] | None:
-    """The rows with a name for each column, and that of the images' column; None where no column names images."""
+def _named(rows: Rows, index: ImageIndex, options: SourceOptions, count: int) -> tuple[Rows, str] | None:
+    """The rows with a name for each column, and that of the images' column; None where no column names images.
+
+    Args:
+        rows: of the table, or the first of them.
+        index: the images.
+        options: what the user says.
+        count: of rows in all of the table, about.
+    """
     if not rows.names:
         first = text_cells(column[0] for column in rows.columns)
         if _is_header(first, index):
@@ -201,7 +210,7 @@ def _named(rows: Rows, index: ImageIndex, options: SourceOptions) -> tuple[Rows,
                 f"There are {', '.join(rows.names)}."
             )
         return rows, options.image_column
-    name = _image_column(rows, index)
+    name = _image_column(rows, index, count)
     return (rows, name) if name else None
 
 
@@ -214,7 +223,7 @@ def _is_header(first: list[str], index: ImageIndex) -> bool:
     return not any(any(index.hits([cell])) for cell in first)
 
 
-def _image_column(rows: Rows, index: ImageIndex) -> str:
+def _image_column(rows: Rows, index: ImageIndex, count: int) -> str:
     """The column whose cells name images: one with a usual name first, then by how many do; "" for none."""
     step = max(1, len(rows.lines) // _LOOKED_AT)
     scores = []
@@ -227,25 +236,38 @@ def _image_column(rows: Rows, index: ImageIndex) -> str:
         usual = IMAGE_COLUMNS.index(plain) if plain in IMAGE_COLUMNS else len(IMAGE_COLUMNS)
         if plain.endswith("_file_name"):
             usual = 0
-        # Labels 0 to 9 may be called like 0.jpg to 9.jpg by chance: then they recur, and only part of the images is.
-        if not whole and (stem < len(cells) / 2 or (plain not in IMAGE_COLUMNS and len(set(cells)) < len(cells))):
+        # Labels 0 to 9 or the epochs of a log may be called like 0.jpg to 9.jpg by chance: then they recur, or only
+        # part of the images is.
+        if not whole and stem < len(cells) / 2:
             stem = 0
+        if not whole and stem and usual == len(IMAGE_COLUMNS):
+            named = count * stem / len(column[::step][:_LOOKED_AT])
+            if len(set(cells)) < len(cells) or 2 * named < _images_of(rows.path, index):
+                stem = 0
         if whole or stem:
             scores.append((whole == 0, usual, -whole - stem, place, name))
     return min(scores)[-1] if scores else ""
 
 
+def _images_of(table: str, index: ImageIndex) -> int:
+    """How many images a table may name: those in the folders of its split, if it is called after one; else all."""
+    names = [index.tree.names[i] for i in index.tree.images().tolist()]
+    split = split_of_name(table)
+    return (folder_splits(names).count(split) if split else 0) or len(names)
+
+
 def _heads(tree: Tree, i: int, index: ImageIndex) -> tuple[Rows, str] | None:
     """The first rows of a table and its column of images; None if there is none, or not even these can be read."""
     try:
-        data = tree.files.read_head(i, _HEAD_BYTES)
-        rows = read_rows(data, key_of(tree.names[i]), head=len(data) < tree.sizes[i])
-        return _named(rows, index, SourceOptions())
+        name, size = key_of(tree.names[i]), int(tree.sizes[i])
+        data = tree.files.read(i) if name.lower().endswith(PARQUET) else tree.files.read_head(i, _HEAD_BYTES)
+        rows = read_rows(data, name, head=len(data) < size)
+        return _named(rows, index, SourceOptions(), len(rows.lines) * size // max(1, len(data)))
     except (SourceError, ImageError):
         return None
 
 
-def _no_images(tree: Tree, name: str, options: SourceOptions, index: ImageIndex) -> str:
+def _no_images(tree: Tree, name: str, index: ImageIndex) -> str:
     where = index.tree.path
     return (
         f"{tree.path / name}: no column names images that lie below {where}, by path or by name without suffix. "

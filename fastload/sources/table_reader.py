@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fastload.errors import SourceError
+from fastload.errors import MissingExtraError, SourceError
 
 DELIMITED = (".csv", ".tsv", ".txt")
 JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
 
 _BLOCK_ROWS = 4096
 _HEAD_ROWS = 50  # rows that tell the delimiter
@@ -28,7 +29,7 @@ class Rows:
         path: of the file, for messages.
         names: of the columns; empty where a table of cells has not been looked at for a header.
         columns: C lists of R cells: text of a delimited table, any JSON value otherwise.
-        lines: the line that each row begins on, from 1.
+        lines: the line that each row begins on, from 1; its number, where there are no lines.
         notes: what was odd, as sentences.
         legacy: the encoding when it is an 8-bit one, in which names of files may be meant byte by byte; else "".
     """
@@ -42,7 +43,7 @@ class Rows:
 
 
 def read_rows(data: bytes, path: str, *, head: bool = False) -> Rows:
-    """The rows of a table, by its suffix JSON lines or delimited text.
+    """The rows of a table, by its suffix JSON lines, Parquet or delimited text.
 
     Args:
         data: content of the file.
@@ -52,7 +53,10 @@ def read_rows(data: bytes, path: str, *, head: bool = False) -> Rows:
     Raises:
         SourceError: a row with another number of cells than the first, a quote that is never closed, a broken line of
             JSON, binary content; it names the line.
+        MissingExtraError: it is Parquet, and pyarrow is not installed.
     """
+    if path.lower().endswith(PARQUET):
+        return _parquet(data, path)
     if head:
         data = _whole_lines(data)
     text, legacy, notes = _decode(data, path)
@@ -208,3 +212,23 @@ def _json_lines(text: str, path: str, legacy: str, notes: list[str]) -> Rows:
         raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
     columns = [[record.get(name) for record in records] for name in names]
     return Rows(path, tuple(names), columns, numbers, tuple(notes), legacy)
+
+
+def _parquet(data: bytes, path: str) -> Rows:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as exc:
+        raise MissingExtraError(
+            f"{path}: pyarrow reads it, and is not installed. Install it with `pip install 'fastload[parquet]'`."
+        ) from exc
+    try:
+        table = pq.read_table(io.BytesIO(data))
+        columns = [column.to_pylist() for column in table.columns]
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise SourceError(f"{path} cannot be read: {str(exc).splitlines()[0]}. Fetch it again.") from exc
+    names = tuple(table.column_names)
+    if not table.num_rows or len(set(names)) < len(names):
+        why = "has two columns of one name" if table.num_rows else "holds no rows"
+        raise SourceError(f"{path} {why}. Fetch it again, or give the folder of images without it.")
+    return Rows(path, names, columns, list(range(1, table.num_rows + 1)))

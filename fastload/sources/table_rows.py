@@ -13,7 +13,7 @@ from fastload.sources.tree import key_of
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedRows:
+class TableRows:
     """The rows of all tables behind one another.
 
     Attributes:
@@ -36,7 +36,7 @@ class JoinedRows:
         return f"line {self.lines[row]} of {key_of(table.name)}"
 
 
-def join_rows(tables: list[Table]) -> JoinedRows:
+def join_rows(tables: list[Table]) -> TableRows:
     """The rows of several tables; a column that one of them lacks is empty there."""
     names = dict.fromkeys(name for table in tables for name in table.rows.names if name != table.image)
     cells: dict[str, list[Any]] = {name: [] for name in names}
@@ -47,7 +47,7 @@ def join_rows(tables: list[Table]) -> JoinedRows:
         image += text_cells(columns.pop(table.image))
         for name in names:
             cells[name] += columns.get(name) or [None] * count
-    return JoinedRows(
+    return TableRows(
         tables=tables,
         table=np.repeat(np.arange(len(tables)), [len(table.rows.lines) for table in tables]),
         images=image,

@@ -12,7 +12,7 @@ from fastload.sources.listing import Column, OnError, first_few
 from fastload.sources.options import SourceOptions
 from fastload.sources.table_boxes import box_columns, boxes_of, many_each, one_each
 from fastload.sources.table_columns import columns_of
-from fastload.sources.table_rows import JoinedRows
+from fastload.sources.table_rows import TableRows
 from fastload.sources.table_values import Values
 from fastload.sources.tree import key_of
 
@@ -20,7 +20,7 @@ from fastload.sources.tree import key_of
 def samples_of(
     positions: NDArray[np.int64],
     names: list[str],
-    rows: JoinedRows,
+    rows: TableRows,
     kept: NDArray[np.int64],
     left: dict[str, list[Any]],
     where: str,
@@ -65,7 +65,7 @@ def refuse_two_splits(
     first: NDArray[np.int64],
     sample: NDArray[np.int64] | None,
     names: list[str],
-    rows: JoinedRows,
+    rows: TableRows,
     where: str,
 ) -> None:
     if sample is None:
@@ -88,7 +88,7 @@ def columns_with_boxes(
 ) -> tuple[dict[str, Column], dict[int, str], list[str]]:
     """All columns: boxes first, then what `columns_of` makes of the others."""
     moves, four = box_columns(table)
-    boxes = boxes_of([table[name] for name in four], moves) if four else None
+    boxes = boxes_of([table[name] for name in four]) if four else None
     if boxes is None and sample is not None:
         raise SourceError(
             f"{where}: images with more than one row, whose box columns {', '.join(four)} are no numbers."

@@ -12,7 +12,7 @@ from fastload.sources.options import SourceOptions
 from fastload.sources.table_columns import plain_name
 from fastload.sources.table_files import text_cells
 from fastload.sources.table_images import folder_splits
-from fastload.sources.table_rows import JoinedRows
+from fastload.sources.table_rows import TableRows
 from fastload.sources.tree import Tree, key_of
 
 SPLIT_COLUMNS = (
@@ -24,7 +24,7 @@ MASK_COLUMNS = (
 MOST_SPLITS = 64
 
 
-def splits_said(rows: JoinedRows, options: SourceOptions, notes: list[str]) -> tuple[list[str], str]:
+def splits_said(rows: TableRows, options: SourceOptions, notes: list[str]) -> tuple[list[str], str]:
     """The split of each row by a column of the table, or by the table's name, "" where neither says; and the column."""
     count = len(rows.lines)
     name = options.split_column

@@ -136,9 +136,10 @@ def open_tree(path: str | Path | Tree) -> Tree:
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError) as exc:
-        raise MissingFileError(
-            f"{path}: there is no such file or folder. Give the folder, .zip or .tar that holds the images."
-        ) from exc
+        mend = "Give the folder, .zip or .tar that holds the images."
+        if re.search(r"[{*?\[]", path.name):
+            mend = f"Patterns are not expanded. To pack all shards, give the folder that holds them: {path.parent}"
+        raise MissingFileError(f"{path}: there is no such file or folder. {mend}") from exc
     except OSError as exc:
         raise SourceError(
             f"{path} cannot be read: {exc.strerror}. Check the permissions of the folders above it."

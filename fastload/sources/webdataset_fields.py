@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from tokenize import TokenError  # NumPy's reader of headers lets it through
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
-from fastload.sources.listing import Column, OnError, first_few
+from fastload.sources.listing import Column, OnError, first_few, free_name
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset_samples import Members, Sample, is_picture
 
@@ -22,7 +23,6 @@ PICKLES = frozenset("pyd pkl pickle pth pt".split())
 JSON, ARRAY = "json", "npy"
 
 _LABELS = ("cls", "class", "label")  # which integers are the labels, unless the user names others
-_TAKEN = frozenset("images masks split key digest digest_fields labels".split())  # columns of a packed file
 
 
 def kind_of(field: str) -> str:
@@ -77,7 +77,9 @@ def collect_columns(
             except (ValueError, RecursionError) as exc:
                 left.setdefault(i, f"has in {field!r} {exc}")
         if kind == JSON:
-            found = _json_columns(field, values, left, notes)
+            label = _json_label(field, values, labels, columns, len(samples), left)
+            values = [None if i in left else value for i, value in enumerate(values)]
+            found = _json_columns(field, values, left, notes, label)
             columns |= {f"{_name(field)}_{name}" if name in columns else name: found[name] for name in found}
         elif kind == ARRAY:
             columns |= _array_columns(field, values, left, notes)
@@ -142,13 +144,71 @@ def _array(data: bytes) -> NDArray[Any]:
 _PARSERS: dict[str, Any] = {JSON: _json, ARRAY: _array}
 
 
-def _json_columns(field: str, values: list[Any], left: dict[int, str], notes: list[str]) -> dict[str, Column]:
-    """A column for each number that is in every json: int64, uint8 (true and false) or float64 (NaN where absent)."""
+def _column_of(field: str, name: str) -> str:
+    return _name(f"{field.removesuffix(JSON)}{name}" if name else field)
+
+
+def _json_label(
+    field: str,
+    values: list[Any],
+    labels: tuple[str, ...],
+    columns: dict[str, Column],
+    count: int,
+    left: dict[int, str],
+) -> str:
+    """The name in the json that is the label, "" for none; the samples without a usable one are noted in left."""
+    if not labels and any(name in columns for name in _LABELS):
+        return ""
+    there = {i: value for i, value in enumerate(values) if i not in left}
+    names = {name for value in there.values() for name in value}
+    wanted = [name for known in labels or _LABELS for name in names if _column_of(field, name) == known]
+    kinds: dict[str, Counter[str]] = {}
+    for name in wanted:
+        kinds[name] = Counter(_label_kind(value.get(name)) for value in there.values() if name in value)
+        if 2 * (kinds[name]["number"] + kinds[name]["text"]) < count:
+            del kinds[name]
+    if not kinds:
+        return ""
+    # `class` of text beside `label` of numbers: the numbers are the label.
+    label = next((name for name in kinds if kinds[name]["number"] >= kinds[name]["text"]), next(iter(kinds)))
+    kind = max(("number", "text"), key=lambda kind: kinds[label][kind])
+    for i, value in there.items():
+        if label not in value or value[label] is None:
+            left[i] = f"has no {label!r} in {field!r}"
+        elif _label_kind(value[label]) != kind:
+            left[i] = f"has in {field!r} the {label} {value[label]!r}"[:120]
+    return label
+
+
+def _label_kind(value: Any) -> str:
+    if isinstance(value, str):
+        return "text"
+    return "number" if isinstance(value, (int, float)) and math.isfinite(value) else "none"
+
+
+def _text_label(values: list[Any], name: str, left: dict[int, str]) -> Column:
+    """Text as its place among the sorted different texts."""
+    texts = ["" if i in left else value[name] for i, value in enumerate(values)]
+    classes = sorted({text for i, text in enumerate(texts) if i not in left})
+    index = {text: place for place, text in enumerate(classes)}
+    return Column(np.array([index.get(text, -1) for text in texts], np.int64), {"names": tuple(classes)})
+
+
+def _json_columns(
+    field: str, values: list[Any], left: dict[int, str], notes: list[str], label: str
+) -> dict[str, Column]:
+    """A column for each number that is in every json: int64, uint8 (true and false) or float64 (NaN where absent).
+
+    That of the label may also hold text.
+    """
     there = [value for i, value in enumerate(values) if i not in left]
     names = dict.fromkeys(name for value in there for name in value)
     columns, unused = {}, []
     for name in names:
         kinds = {type(value.get(name)) for value in there}
+        if name == label and label and kinds == {str}:
+            columns[_column_of(field, name)] = _text_label(values, name, left)
+            continue
         if kinds <= {bool}:
             dtype: type[np.generic] = np.uint8
         elif kinds <= {int} and all(-(2**63) <= value[name] < 2**63 for value in there):
@@ -164,7 +224,7 @@ def _json_columns(field: str, values: list[Any], left: dict[int, str], notes: li
         except (OverflowError, ValueError):
             unused.append(f"{name} (numbers too large)")
             continue
-        columns[_name(f"{field.removesuffix(JSON)}{name}" if name else field)] = Column(found)
+        columns[_column_of(field, name)] = Column(found)
     if unused:
         notes.append(f"Of {field!r}, what is no number in every sample is not packed: {first_few(unused, 12)}.")
     return columns
@@ -186,8 +246,7 @@ def _array_columns(field: str, values: list[Any], left: dict[int, str], notes: l
 
 
 def _name(field: str) -> str:
-    name = field.replace(".", "_").replace("/", "_")
-    return f"{name}_" if name in _TAKEN else name
+    return free_name(field.replace(".", "_").replace("/", "_"))
 
 
 def _with_labels(tree: Tree, columns: dict[str, Column], labels: tuple[str, ...]) -> dict[str, Column]:
@@ -208,4 +267,6 @@ def _with_labels(tree: Tree, columns: dict[str, Column], labels: tuple[str, ...]
             "integers, one a sample. Name another with `--labels`."
         )
     rest = {name: column for name, column in columns.items() if name != chosen}
-    return {"labels": Column(columns[chosen].values.astype(np.int64)), **rest} if chosen else rest
+    return (
+        {"labels": replace(columns[chosen], values=columns[chosen].values.astype(np.int64)), **rest} if chosen else rest
+    )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import SourceError
-from fastload.sources import detect_layout, list_source
+from fastload.sources import SourceOptions, detect_layout, list_source
 from fastload.sources.rows import MemoryRows, RawRows
 
 RNG = np.random.default_rng(0)
@@ -144,9 +144,9 @@ def test_reserved_and_odd_names_are_renamed_with_a_note(tmp_path):
         class_names=np.array(["a", "b", "c"]), y=LABELS, **{"my/odd name": LABELS},
     )  # fmt: skip
     listing = list_source(source)
-    assert sorted(listing.columns) == ["labels", "my_odd_name", "source_digest", "source_key", "source_split"]
+    assert sorted(listing.columns) == ["digest_", "key_", "labels", "my_odd_name", "split_"]
     assert listing.columns["labels"].attrs["names"] == ("a", "b", "c")
-    assert any("split is packed as source_split" in note for note in listing.notes)
+    assert any("split is packed as split_" in note for note in listing.notes)
     assert any("not numeric: words" in note for note in listing.notes)
 
 
@@ -261,3 +261,31 @@ def test_several_npz_and_images_beside_npy_are_no_guess(tmp_path):
         list_source(tmp_path)
     (tmp_path / "photo.jpg").write_bytes(b"x")
     assert detect_layout(tmp_path)[0] == "folder"
+
+
+@pytest.mark.parametrize(("name", "shape"), [("y", (5, 7)), ("masks", (1, 5, 7)), ("labels", (5, 7, 1))])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_])
+def test_integers_of_the_images_size_are_masks_whatever_their_type(tmp_path, name, shape, dtype):
+    masks = RNG.integers(0, 2, (N, *shape)).astype(dtype)
+    source = npz(tmp_path / "a.npz", x=PIXELS, **{name: masks})
+    listing = list_source(source)
+    assert not listing.columns and listing.masks.files.dtype == np.uint8
+    assert np.array_equal(read(listing.masks.files), masks.reshape(N, 5, 7))
+    without = list_source(source, options=SourceOptions(masks="none"))
+    assert without.masks is None and not without.columns
+    assert any("left alone, as asked for: " + name in note for note in without.notes)
+
+
+def test_what_is_no_label_mask_or_split_is_refused_by_name(tmp_path):
+    for arrays, said in (
+        ({"x": PIXELS, "y": np.zeros((N, 5, 6), np.uint8)}, r"y.npy: the labels are uint8 \(6, 5, 6\)"),
+        ({"x": PIXELS, "masks": np.full((N, 5, 7), -1)}, r"masks.npy: the masks hold -1 to -1"),
+        ({"n": np.zeros(300), "split": np.arange(300).astype(str)}, r"split.npy: names 300 splits; 255 can be"),
+    ):
+        with pytest.raises(SourceError, match=said):
+            list_source(npz(tmp_path / "a.npz", **arrays))
+
+
+def test_fields_of_a_batch_keep_their_names(tmp_path):
+    listing = list_source(npz(tmp_path / "a.npz", x=PIXELS, row=LABELS, valid=LABELS))
+    assert sorted(listing.columns) == ["row_", "valid_"]

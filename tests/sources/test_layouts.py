@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fastload.errors import OptionError, SourceError
-from fastload.sources import LAYOUTS, detect_layout, list_source
+from fastload.sources import LAYOUTS, SourceOptions, detect_layout, list_source
 
 
 def image(path: Path, mode: str = "RGB") -> None:
@@ -48,3 +48,20 @@ def test_every_layout_has_a_line_and_an_unknown_one_names_them_all(tmp_path: Pat
     assert all(layout.line and len(layout.line) < 100 for layout in LAYOUTS.values())
     with pytest.raises(OptionError, match=", ".join(LAYOUTS)):
         list_source(tmp_path, "imagenat")
+
+
+@pytest.mark.parametrize(
+    ("option", "flag"),
+    [
+        (SourceOptions(labels=("a",)), "--labels"),
+        (SourceOptions(image_column="a"), "--image-column"),
+        (SourceOptions(split_column="a"), "--split-column"),
+        (SourceOptions(root=Path()), "--root"),
+        (SourceOptions(masks="semantic"), "--masks"),
+    ],
+)
+def test_an_option_that_a_layout_does_not_use_is_refused(tmp_path: Path, option: SourceOptions, flag: str) -> None:
+    image(tmp_path / "cat" / "1.png")
+    with pytest.raises(OptionError, match=f"`{flag}` means nothing to the layout folder; it is for .*manifest"):
+        list_source(tmp_path, options=option)
+    assert len(list_source(tmp_path, options=SourceOptions(masks="none"))) == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fastload import pack_images
-from fastload.errors import SourceError
+from fastload.errors import MissingExtraError, SourceError
 from fastload.sources import Listing, SourceOptions, detect_layout, list_source
 
 
@@ -413,3 +414,60 @@ def test_a_manifest_packs_with_its_masks_boxes_and_splits(tmp_path: Path) -> Non
         assert file["images"].shape == (6, 4, 6, 3) and file["masks"].shape == (6, 4, 6)
         assert file["bbox"][0].tolist() == [0.5, 1, 2, 3] and file["labels"][:].tolist() == [1, 0, 1, 0, 1, 0]
         assert file["split"].attrs["names"].tolist() == [b"train", b"dev"]
+
+
+def test_an_infinite_label_is_refused_like_an_empty_one(abc: Path) -> None:
+    write(abc / "t.csv", "image,label\na.jpg,1\nb.jpg,inf\nc.jpg,0\n")
+    with pytest.raises(SourceError, match=r"rows without a label \(1\): b.jpg .line 3.*label is infinite"):
+        list_source(abc)
+    assert values(list_source(abc, on_error="skip")) == [1, 0]
+
+
+def test_rows_of_one_image_share_a_mask_or_are_refused(abc: Path) -> None:
+    make(abc, "masks/1.png", "masks/2.png")
+    table, head = abc / "t.csv", "file_name,xmin,ymin,xmax,ymax,mask\n"
+    write(table, f"{head}a.jpg,0,0,2,2,\na.jpg,3,3,5,5,masks/1.png\nb.jpg,0,0,2,2,\nc.jpg,0,0,2,2,masks/2.png\n")
+    listing = list_source(abc)
+    assert listing.masks is not None and listing.masks.present.tolist() == [True, False, True]
+    assert [listing.masks.files.read(i) for i in (0, 2)] == [b"masks/1.png", b"masks/2.png"]
+    write(table, f"{head}a.jpg,0,0,2,2,masks/2.png\na.jpg,3,3,5,5,masks/1.png\nb.jpg,0,0,2,2,\n")
+    with pytest.raises(SourceError, match=r"different masks in column 'mask' \(1\): a.jpg .line"):
+        list_source(abc)
+
+
+def test_a_changed_mask_changes_what_a_resume_compares(abc: Path) -> None:
+    make(abc, "masks/a.png", "masks/b.png")
+    write(abc / "t.csv", "image,mask\na.jpg,masks/a.png\nb.jpg,masks/b.png\nc.jpg,\n")
+    before = list_source(abc)
+    (abc / "masks/b.png").write_text("another mask")
+    after = list_source(abc)
+    assert (before.sizes != after.sizes).tolist() == [False, True, False]
+    assert (before.mtimes_ns != after.mtimes_ns).tolist() == [False, True, False]
+
+
+def test_a_table_of_numbers_beside_class_folders_is_no_manifest(tmp_path: Path) -> None:
+    make(tmp_path, *[f"{'cat' if i % 2 else 'dog'}/{i}.png" for i in range(30)])
+    log = write(tmp_path / "log.csv", "epoch,loss\n" + "".join(f"{i},{1 / (i + 1):.4f}\n" for i in range(12)))
+    listing = list_source(tmp_path)
+    assert listing.layout == "folder" and len(listing) == 30 and names(listing) == ("cat", "dog")
+    assert "log.csv" in notes(listing)
+    write(tmp_path / "list.csv", "filename,label\n" + "".join(f"{i},{i % 3}\n" for i in range(30)))
+    listing = list_source(tmp_path)
+    assert listing.layout == "manifest" and len(listing) == 30 and "Tables ignored: log.csv" in notes(listing)
+    assert list_source(log, options=SourceOptions(image_column="epoch")).keys[:2] == ("dog/0.png", "cat/1.png")
+
+
+def test_metadata_parquet_of_an_imagefolder_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
+    import pyarrow as pa
+
+    for split in ("train", "test"):
+        make(tmp_path / split, "a/0.png", "b/1.png")
+        rows = {"file_name": ["a/0.png", "b/1.png"], "label": [5, 7]}
+        pq.write_table(pa.table(rows), tmp_path / split / "metadata.parquet")
+    listing = list_source(tmp_path)
+    assert listing.layout == "manifest" and listing.split_names == ("train", "test")
+    assert values(listing) == [5, 7, 5, 7] and listing.keys[2] == "test/a/0.png"
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"fastload\[parquet\]"):
+        list_source(tmp_path)

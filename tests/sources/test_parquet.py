@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from PIL import Image
 from fastload import pack_images
 from fastload.errors import FileChangedError, MissingExtraError, SourceError
 from fastload.sources import Listing, SourceOptions, detect_layout, list_source
+from fastload.sources.arrow_shards import Shard
 
 pa = pytest.importorskip("pyarrow", reason="the extra [parquet] is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
@@ -274,3 +276,40 @@ def test_what_datasets_saves_is_read_in_place_and_as_it_reads_it(tmp_path: Path)
         with h5py.File(packed) as file:
             assert np.array_equal(file["images"][:2], wanted)
             assert file["labels"][:2].tolist() == [1, 0] and file["split"].attrs["names"][0] == b"train"
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_shards_are_not_kept_open_and_a_lack_of_descriptors_is_no_damage(tmp_path: Path, suffix: str) -> None:
+    table = pa.table({"image": images((b"one", "a.jpg")), "label": [1]})
+    (tmp_path / "state.json").write_text("{}")
+    for i in range(40):
+        if suffix == "parquet":
+            pq.write_table(table, tmp_path / f"{i:02d}.parquet")
+        else:
+            with pa.ipc.new_stream(str(tmp_path / f"{i:02d}.arrow"), table.schema) as out:
+                out.write_table(table)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 20, hard))
+        listing = list_source(tmp_path)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(SourceError, match=r"too many files are open. Allow more with `ulimit -n`"):
+            Shard(tmp_path / f"00.{suffix}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(listing) == 40 and listing.files is not None and listing.files.read(39) == b"one"
+
+
+def test_changed_masks_and_images_beside_the_table_are_noticed(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png", "masks/a.png", "masks/b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    rows = {"image": images((None, "a.png"), (None, "b.png")), "mask": images((None, "masks/a.png"), (b"m", None))}
+    write(tmp_path / "t.parquet", rows)
+    before = list_source(tmp_path)
+    (tmp_path / "masks/a.png").write_text("another mask")
+    (tmp_path / "b.png").write_text("photo")  # as many bytes as before
+    after = list_source(tmp_path)
+    assert (before.sizes != after.sizes).tolist() == [True, False]
+    assert (before.mtimes_ns != after.mtimes_ns).tolist() == [True, True]

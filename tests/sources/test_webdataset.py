@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastload.errors import OptionError, SourceError
+from fastload.errors import MissingFileError, OptionError, SourceError
 from fastload.pack import pack_images
 from fastload.sources import Listing, SourceOptions, detect_layout, list_source
 
@@ -272,3 +272,30 @@ def test_shards_with_masks_and_arrays_are_packed(tmp_path: Path) -> None:
         assert file["box_npy"][:].tolist() == [[n, 1.5] for n in range(6)]
         assert file["split"][:].tolist() == [0, 0, 0, 1, 1, 1]
         assert file["key"][0] == b"train-0.tar/0.png" and file.attrs["source_layout"] == b"webdataset"
+
+
+@pytest.mark.parametrize("odd", ["{}", '{"label": null}', '{"label": NaN}', '{"label": Infinity}', '{"label": "cat"}'])
+def test_a_sample_whose_json_has_no_usable_label_is_named_and_takes_no_labels_from_the_others(
+    tmp_path: Path, odd: str
+) -> None:
+    texts = ['{"label": 3}', odd, '{"label": 1}']
+    members = [(f"{i}.{field}", data) for i, text in enumerate(texts) for field, data in
+               (("jpg", b"image"), ("json", text.encode()))]  # fmt: skip
+    shard = write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(SourceError, match=r"not as the others \(1\): 1 has .*label"):
+        list_source(shard)
+    listing = list_source(shard, on_error="skip")
+    assert values(listing) == [3, 1] and [key for key, _ in listing.skipped] == ["1"]
+
+
+def test_text_labels_in_the_json_become_classes(tmp_path: Path) -> None:
+    members = [(f"{i}.{field}", data) for i, text in enumerate(["dog", "cat", "dog"]) for field, data in
+               (("jpg", b"image"), ("json", json.dumps({"label": text, "of": text}).encode()))]  # fmt: skip
+    listing = list_source(write_tar(tmp_path / "a.tar", members))
+    assert values(listing) == [1, 0, 1] and listing.columns["labels"].attrs == {"names": ("cat", "dog")}
+    assert list(listing.columns) == ["labels"] and "of (str)" in notes(listing)
+
+
+def test_a_pattern_of_shards_says_to_give_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=f"Patterns are not expanded.*give the folder.*: {tmp_path}"):
+        list_source(tmp_path / "train-{000000..000123}.tar")
