@@ -35,9 +35,9 @@ def merge(
         bool, typer.Option("--overwrite", help="Replace an output that exists, or unfinished other work.")
     ] = False,
 ) -> None:
-    """Join packed files of the same shape into one: train with train, val with val, classes by their names.
+    """Join packed files of the same shape into one: train with train, val with val.
 
-    Interrupted, the same command continues where it stopped.
+    Classes are joined by their names. Interrupted, the same command continues where it stopped.
     """
     with one_line_errors("interrupted; the same command continues where it stopped."):
         from fastload.repack import merge_files
