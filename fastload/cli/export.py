@@ -28,7 +28,8 @@ def export(
 ) -> None:
     """Write the images of a packed file as PNG files that `fastload pack` reads back.
 
-    Their labels come back with them. Every row is checked against its digest on the way. Interrupted, the same command continues where it stopped.
+    Their labels come back with them. Every row is checked against its digest on the way. Interrupted, the same command
+    continues where it stopped.
     """
     with one_line_errors("interrupted; the same command continues where it stopped."):
         from fastload.export import export_file
