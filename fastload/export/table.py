@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.export.plan import ExportPlan
+from fastload.export.plan import RENUMBERED, ExportPlan
 from fastload.sources.listing import Column, Listing, first_few
 from fastload.sources.table_columns import columns_of
 from fastload.sources.table_values import values_of
@@ -95,6 +95,8 @@ def _class_cells(title: str, column: Column, names: tuple[str, ...], notes: list
         return
     cells = [names[value] if value >= 0 else "" for value in values]
     if _read_back(title, [names[value] for value in values if value >= 0]):
+        if title == "label" and sorted(set(cells) - {""}) != list(names):
+            notes.append(RENUMBERED)
         yield title, cells
         return
     notes.append(

@@ -15,6 +15,7 @@ from PIL import Image
 
 from fastload.errors import FormatError, OptionError, OutputError, SourceError
 from fastload.export import JOURNAL, export_file
+from fastload.export.plan import RENUMBERED
 from fastload.format import read_header
 from fastload.layout import create_file, write_packed
 from fastload.pack import pack_images
@@ -56,6 +57,7 @@ def files_in(folder: Path) -> list[str]:
 def test_exported_and_packed_again_it_is_the_same(tmp_path, layout, splits):
     source = make(tmp_path / "a.h5", splits=splits)
     report = export_file(source, tmp_path / "out", layout=layout, workers=2)
+    assert report.notes == ()
     assert (report.num_images, report.layout) == (24, "csv" if layout == "csv" else "folder")
     pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
     assert digests(tmp_path / "b.h5") == digests(source)
@@ -181,6 +183,13 @@ def test_attribute_vectors_are_columns(tmp_path, others):
         order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
         for name in extra:
             assert np.array_equal(a[name][()][order], b[name][()]), name
+
+
+@pytest.mark.parametrize("layout", ["folder", "csv"])
+def test_classes_that_will_be_sorted_are_noted(tmp_path, layout):
+    extra = {"labels": Column(np.arange(24) % 2, {"names": ("dog", "cat")})}
+    source = make(tmp_path / "a.h5", labels=False, extra=extra)
+    assert RENUMBERED in export_file(source, tmp_path / "out", layout=layout).notes
 
 
 def test_one_split_alone(tmp_path):
