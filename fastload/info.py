@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fastload.chunks import MEND, ChunkLayout, chunk_layout, findings
+from fastload.chunks import MEND, REPACK, ChunkLayout, chunk_layout, findings
 from fastload.errors import FormatError
 from fastload.format import PackedFile, linear_offset, open_hdf5, plain, read_header
 
@@ -144,6 +144,7 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         found += findings(datasets[pixels], layout)
     elif not header:
         found.append("No dataset looks like images: numbers with three or four axes.")
+    mend = REPACK if header and layout and not layout.missing_chunks else MEND
     attrs = header.attrs if header and header.version is not None else {}
     return FileInfo(
         path=path,
@@ -163,7 +164,7 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         pack_options=_pack_options(attrs.get("pack_options")),
         seed=header.seed if header and attrs else None,
         shuffled=header.shuffled if header and attrs else None,
-        findings=(*found, MEND) if found else (),
+        findings=(*found, mend) if found else (),
     )
 
 

@@ -26,9 +26,10 @@ def export(
         int | None, typer.Option(help="Threads that encode; by default one per CPU.", show_default=False)
     ] = None,
 ) -> None:
-    """Write the images of a packed file as PNG files, with their labels, that `fastload pack` reads back.
+    """Write the images of a packed file as PNG files that `fastload pack` reads back.
 
-    Every row is checked against its digest on the way. Interrupted, the same command continues where it stopped.
+    Their labels come back with them. Every row is checked against its digest on the way. Interrupted, the same command
+    continues where it stopped.
     """
     with one_line_errors("interrupted; the same command continues where it stopped."):
         from fastload.export import export_file

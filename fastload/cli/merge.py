@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from fastload.cli.output import one_line_errors, progress_bar
 from fastload.cli.pack import parse_bytes
-from fastload.cli.repack import print_copied
+from fastload.cli.repack import CONTINUES, Codec, OnError, Overwrite, Seed, Workers, print_copied
 
 
 def merge(
@@ -25,21 +25,17 @@ def merge(
     shuffle: Annotated[
         bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or one file behind another.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of --shuffle.")] = 0,
-    codec: Annotated[str, typer.Option(metavar="none|gzip[:0-9]", help="How chunks are compressed.")] = "none",
-    workers: Annotated[
-        int | None, typer.Option(help="Threads that compress; by default one per CPU.", show_default=False)
-    ] = None,
-    on_error: Annotated[Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")] = "fail",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an output that exists, or unfinished other work.")
-    ] = False,
+    seed: Seed = 0,
+    codec: Codec = "none",
+    workers: Workers = None,
+    on_error: OnError = "fail",
+    overwrite: Overwrite = False,
 ) -> None:
-    """Join packed files of the same shape into one: train with train, val with val, classes by their names.
+    """Join packed files of the same shape into one: train with train, val with val.
 
-    Interrupted, the same command continues where it stopped.
+    Classes are joined by their names. Interrupted, the same command continues where it stopped.
     """
-    with one_line_errors("interrupted; the same command continues where it stopped."):
+    with one_line_errors(CONTINUES):
         from fastload.repack import merge_files
 
         with progress_bar() as progress:

@@ -13,7 +13,16 @@ from fastload.cli.pack import parse_bytes
 if TYPE_CHECKING:
     from fastload.pack import PackReport
 
-_CONTINUES = "interrupted; the same command continues where it stopped."
+CONTINUES = "interrupted; the same command continues where it stopped."
+
+# Options that repack and merge share.
+Seed = Annotated[int, typer.Option(help="Seed of --shuffle.")]
+Codec = Annotated[str, typer.Option(metavar="none|gzip[:0-9]", help="How chunks are compressed.")]
+Workers = Annotated[int | None, typer.Option(help="Threads that compress; by default one per CPU.", show_default=False)]
+OnError = Annotated[Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an output that exists, or unfinished other work.")
+]
 
 
 def repack(
@@ -31,8 +40,8 @@ def repack(
     shuffle: Annotated[
         bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep their order.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of --shuffle.")] = 0,
-    codec: Annotated[str, typer.Option(metavar="none|gzip[:0-9]", help="How chunks are compressed.")] = "none",
+    seed: Seed = 0,
+    codec: Codec = "none",
     split: Annotated[
         list[str] | None, typer.Option(help="Only this split; may be given again.", show_default=False)
     ] = None,
@@ -50,19 +59,15 @@ def repack(
             help="Only the rows that a text file (a number a line) or .npy lists, in its order.", show_default=False
         ),
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Threads that compress; by default one per CPU.", show_default=False)
-    ] = None,
-    on_error: Annotated[Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")] = "fail",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an output that exists, or unfinished other work.")
-    ] = False,
+    workers: Workers = None,
+    on_error: OnError = "fail",
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a packed file anew: other chunks, order or codec, or only some of its rows.
 
     Every row is checked against its digest on the way. Interrupted, the same command continues where it stopped.
     """
-    with one_line_errors(_CONTINUES):
+    with one_line_errors(CONTINUES):
         from fastload.repack import Choice, repack_file
 
         choice = Choice(tuple(split or ()), tuple(label or ()), tuple(key or ()), rows)

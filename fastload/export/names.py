@@ -51,17 +51,22 @@ class Names:
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = {_folded(name) for name in taken}
+        self._last: dict[str, int] = {}  # the highest number of each path: without it, equal names take squared time
 
     def path(self, folders: list[str], name: str, suffix: str) -> str:
         """`folders/name.suffix` with `/`; the name gets `_2`, `_3`, ... where there is one already."""
         # A folder whose name ends like a file's could meet a file of that name.
         above = "/".join(f"{folder}_" if folder.lower().endswith(suffix) else folder for folder in folders)
         start = f"{above}/" if above else ""
-        number, path = 1, f"{start}{name}{suffix}"
-        while _folded(path) in self._taken:
+        path = f"{start}{name}{suffix}"
+        plain = folded = _folded(path)
+        number = self._last.get(plain, 1)
+        while folded in self._taken:
             number += 1
             path = f"{start}{name}_{number}{suffix}"
-        self._taken.add(_folded(path))
+            folded = _folded(path)
+        self._last[plain] = number
+        self._taken.add(folded)
         return path
 
 

@@ -18,6 +18,8 @@ IMAGES, MASKS, MANIFEST = "images", "masks", "manifest.csv"
 TABLE_MASKS = "mask_images"
 """Beside a table: `masks` beside `images` would be a layout of its own, which says less."""
 
+RENUMBERED = "Packed again, classes get other numbers: those of their sorted names, without unused ones."
+
 
 @dataclass(frozen=True)
 class ExportPlan:
@@ -122,7 +124,7 @@ def _class_notes(labels: Column | None, names: tuple[str, ...], folders: list[st
         notes.append(f"Classes whose names are no names of folders ({len(renamed)}): {first_few(renamed)}.")
     used = [folders[number] for number in np.unique(labels.values[labels.values >= 0]).tolist()]
     if used != sorted(folders):
-        notes.append("Packed again, classes get other numbers: those of their sorted names, without unused ones.")
+        notes.append(RENUMBERED)
     return notes
 
 

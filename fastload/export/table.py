@@ -2,21 +2,26 @@
 
     file_name,split,mask,label,...      one row an image; one a box, with x,y,width,height, where images have several
 
-Class numbers are written as names; a vector of 0 and 1 as a column an attribute; a few numbers as a column each. Longer
-arrays (token ids) do not fit a table and are left out.
+Classes are written by their names. Where `fastload pack` would read other classes from these ("10" is a number, "a|b"
+two tags, "nan" no label), numbers are written, and the names in a column beside them. A vector of 0 and 1 becomes a
+column an attribute; a few numbers a column each. Longer arrays (token ids) do not fit a table and are left out.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from fastload.export.plan import ExportPlan
+from fastload.errors import SourceError
+from fastload.export.plan import RENUMBERED, ExportPlan
 from fastload.sources.listing import Column, Listing, first_few
+from fastload.sources.table_columns import columns_of
+from fastload.sources.table_values import values_of
 
 MOST_COLUMNS = 256
 _BOXES = ("boxes", "num_boxes", "box_labels")
@@ -42,19 +47,22 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
         if column.values.ndim > 2 or (column.values.ndim == 2 and column.values.shape[1] > MOST_COLUMNS):
             left.append(name)
             continue
-        for title, cells in _cells_of(name, column, boxed):
+        for title, cells in _cells_of(name, column, notes):
             columns[_free(title, columns)] = cells
     labels = listing.columns.get("labels")
     if labels is not None and labels.values.ndim == 2 and len(listing.columns) > 1:
-        titles = [name for name, _ in _cells_of("labels", labels, boxed)]
+        titles = [name for name, _ in _cells_of("labels", labels, notes)]
         notes.append(
             f"Labels are {len(titles)} columns of 0 and 1 ({first_few(titles, 3)}) among others: to pack them as "
             f"labels again, name all with `--labels {','.join(titles[:2])},...`."
         )
     if left:
         notes.append(f"Not written, since a table is no place for arrays: {first_few(left)}.")
-    rows = _rows(list(columns.values()), listing) if boxed else zip(*columns.values(), strict=True)
-    head = [*columns, *(("x", "y", "width", "height", "label") if boxed else ())]
+    rows: Iterator[Sequence[str]] = zip(*columns.values(), strict=True)
+    head = list(columns)
+    if boxed:
+        titles, rows = _rows(list(columns.values()), listing, notes)
+        head += titles
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
@@ -67,24 +75,54 @@ def _has_boxes(listing: Listing) -> bool:
     return all(name in listing.columns for name in _BOXES) and "labels" not in listing.columns
 
 
-def _cells_of(name: str, column: Column, boxed: bool) -> Iterator[tuple[str, _Cells]]:
+def _cells_of(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str, _Cells]]:
     """The columns of a table that one of the file becomes."""
     names = tuple(column.attrs.get("names", ()))
     title = "label" if name == "labels" else name
     if column.values.ndim == 1:
-        yield title, _texts(column, names)
+        yield from _class_cells(title, column, names, notes)
         return
     for number, values in enumerate(column.values.T):
         part = names[number] if number < len(names) else str(number)
         yield part if name == "labels" else f"{name}_{part}", [_text(value) for value in values.tolist()]
 
 
-def _texts(column: Column, names: tuple[str, ...]) -> _Cells:
-    """Names of classes, an empty cell for none; other values as they are."""
+def _class_cells(title: str, column: Column, names: tuple[str, ...], notes: list[str]) -> Iterator[tuple[str, _Cells]]:
+    """Names of classes, an empty cell for none, or their numbers and these names; other values as they are."""
     values = column.values.tolist()
-    if column.values.dtype.kind == "i" and names and max(values, default=-1) < len(names):
-        return [names[value] if value >= 0 else "" for value in values]
-    return [_text(value) for value in values]
+    if column.values.dtype.kind != "i" or not names or max(values, default=-1) >= len(names):
+        yield title, [_text(value) for value in values]
+        return
+    cells = [names[value] if value >= 0 else "" for value in values]
+    if _read_back(title, [names[value] for value in values if value >= 0]):
+        if title == "label" and sorted(set(cells) - {""}) != list(names):
+            notes.append(RENUMBERED)
+        yield title, cells
+        return
+    notes.append(
+        f"Names of classes that a table would say otherwise, such as numbers: `{title}` holds the numbers of the "
+        f"classes, `{title}_name` their names. Packed again, the numbers are the same, without names."
+    )
+    yield title, [str(value) if value >= 0 else "" for value in values]
+    yield f"{title}_name", cells
+
+
+def _read_back(title: str, cells: _Cells) -> bool:
+    """Whether `fastload pack` reads these very classes from such cells."""
+    if not cells:
+        return True
+    try:
+        columns, bad, _ = columns_of(
+            {title: values_of(cells)}, wanted=(title,), split=np.zeros(len(cells), np.uint8), split_names=("all",),
+            where=title,
+        )  # fmt: skip
+    except SourceError:
+        return False
+    found = columns.get("labels")
+    if bad or found is None or found.values.ndim != 1:
+        return False
+    names = found.attrs.get("names", ())
+    return bool(names) and [names[value] for value in found.values.tolist()] == cells
 
 
 def _text(value: Any) -> str:
@@ -93,17 +131,23 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _rows(columns: list[_Cells], listing: Listing) -> Iterator[_Cells]:
-    """One row a box; one with empty cells for an image without any."""
+def _rows(columns: list[_Cells], listing: Listing, notes: list[str]) -> tuple[list[str], Iterator[_Cells]]:
+    """Titles of what a box has; and one row a box, or one with empty cells for an image without any."""
     boxes, labels = listing.columns["boxes"].values, listing.columns["box_labels"]
+    numbers = listing.columns["num_boxes"].values
+    there = np.arange(boxes.shape[1]) < numbers[:, None]
     names = tuple(labels.attrs.get("names", ()))
-    numbers = listing.columns["num_boxes"].values.tolist()
-    for row, cells in enumerate(zip(*columns, strict=True)):
-        if not numbers[row]:
-            yield [*cells, "", "", "", "", ""]
-        texts = _texts(Column(labels.values[row, : numbers[row]]), names)
-        for box, text in zip(boxes[row, : numbers[row]].astype(np.float64).tolist(), texts, strict=True):
-            yield [*cells, *(_text(value) for value in box), text]
+    titles, classes = zip(*_class_cells("label", Column(labels.values[there]), names, notes), strict=True)
+
+    def rows() -> Iterator[_Cells]:
+        each = zip(boxes[there].astype(np.float64).tolist(), *classes, strict=True)
+        for cells, count in zip(zip(*columns, strict=True), numbers.tolist(), strict=True):
+            if not count:
+                yield [*cells, "", "", "", "", *("" for _ in titles)]
+            for box, *texts in itertools.islice(each, count):
+                yield [*cells, *(_text(value) for value in box), *texts]
+
+    return ["x", "y", "width", "height", *titles], rows()
 
 
 def _free(title: str, columns: dict[str, _Cells]) -> str:

@@ -67,10 +67,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = _open_locked(path)
-        while not _same_file(self._fd, path):  # Its owner finished and removed it between our open and our lock.
-            os.close(self._fd)
-            self._fd = _open_locked(path)
+        self._fd = open_locked(path)
 
     def close(self) -> None:
         """Let the lock go; the file stays."""
@@ -154,7 +151,19 @@ def source_table(keys: Iterable[str], sizes: NDArray[np.int64], mtimes_ns: NDArr
     return table
 
 
-def _open_locked(path: Path) -> int:
+def open_locked(path: Path) -> int:
+    """A descriptor of the file, made where it is absent, with a lock that lasts until it is closed.
+
+    Raises:
+        OutputError: the file cannot be opened.
+        PackError: another process holds the lock.
+    """
+    while not _same_file(fd := _open_and_lock(path), path):
+        os.close(fd)  # Its owner finished and removed it between our open and our lock.
+    return fd
+
+
+def _open_and_lock(path: Path) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as exc:

@@ -24,7 +24,7 @@ from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.compress import CODEC_CHUNK_BYTES, compress_listing
 from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.repack.merge import list_merged
-from fastload.repack.rows import close_readers
+from fastload.repack.rows import RowByRow, close_readers
 from fastload.sources.listing import Listing, OnError
 
 __all__ = ["Choice", "merge_files", "parse_codec", "repack_file"]
@@ -158,6 +158,9 @@ def _write(
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
     attrs["pack_options"] = dump_options({**options.to_dict(), **told, **changed})
     listing = replace(listing, attrs=attrs)
+    if on_error == "skip" and listing.files is not None:
+        masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
+        listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
     if level is not None and on_error == "skip":
         raise OptionError("damaged rows cannot be left out while compressing; leave them out first, without a codec.")
     try:

@@ -202,7 +202,7 @@ def _resume_or_begin(spill: Spill, job: _Job, about: bytes, digests: NDArray[np.
             kept += 1
 
     if spill.size:
-        found = spill.resume(note)
+        found = spill.resume(about, note)
         if found == about:
             return kept
         if not overwrite:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,9 @@ from fastload.format import PackedFile
 from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, Pictures, first_few
 from fastload.sources.rows import JoinedRows
+
+_IDS = "category_ids"
+"""Attribute: the number that a COCO file gives to each class."""
 
 _Part = tuple[PackedFile, Listing]
 
@@ -33,6 +37,7 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
     for part in parts[1:]:
         _check_same_fields(parts[0], part)
     notes = [f"Merged {', '.join(f'{file.path.name} ({file.num_rows:,} rows)' for file, _ in parts)}."]
+    parts = _with_equal_boxes(parts, notes)
     columns = {name: _join_columns(name, parts, notes) for name in parts[0][1].columns}
     split_names = tuple(dict.fromkeys(name for _, listing in parts for name in listing.split_names))
     if len(split_names) > 256:
@@ -97,6 +102,9 @@ def _kinds(part: _Part) -> dict[str, str]:
     """The fields of a file, each as `dtype (shape of a row)`."""
     _, listing = part
     kinds = {name: f"{c.values.dtype.name} {c.values.shape[1:]}" for name, c in listing.columns.items()}
+    for name in _of_boxes(listing):
+        values = listing.columns[name].values
+        kinds[name] = f"{values.dtype.name} ({', '.join(['boxes', *map(str, values.shape[2:])])})"
     if isinstance(listing.files, Arrays):
         kinds = {"images": f"{listing.files.dtype} {listing.files.shape}", **kinds}
     if listing.masks is not None and isinstance(listing.masks.files, Arrays):
@@ -104,11 +112,35 @@ def _kinds(part: _Part) -> dict[str, str]:
     return kinds
 
 
+def _of_boxes(listing: Listing) -> list[str]:
+    """The columns (N, M, ...) that hold something of up to M boxes an image."""
+    return [
+        name
+        for name, column in listing.columns.items()
+        if "num_boxes" in listing.columns and column.values.ndim > 1 and (name == "boxes" or name.startswith("box_"))
+    ]
+
+
+def _with_equal_boxes(parts: Sequence[_Part], notes: list[str]) -> list[_Part]:
+    """The files, with room for as many boxes an image as the one with the most has."""
+    joined = [(file, dict(listing.columns)) for file, listing in parts]
+    for name in _of_boxes(parts[0][1]):
+        rooms = [columns[name].values.shape[1] for _, columns in joined]
+        if len(set(rooms)) > 1 and name == "boxes":
+            said = ", ".join(f"{room} in {file.path.name}" for room, (file, _) in zip(rooms, joined, strict=True))
+            notes.append(f"Images have room for up to {max(rooms)} boxes ({said}); what is behind the last is filled.")
+        for room, (_, columns) in zip(rooms, joined, strict=True):
+            values = columns[name].values
+            more = np.full((len(values), max(rooms) - room, *values.shape[2:]), -1 if name == "box_labels" else 0)
+            columns[name] = replace(columns[name], values=np.concatenate([values, more.astype(values.dtype)], axis=1))
+    return [(file, replace(listing, columns=c)) for (file, listing), (_, c) in zip(parts, joined, strict=True)]
+
+
 def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column:
     """A column of all files, class numbers brought to the union of their names."""
     columns = [listing.columns[name] for _, listing in parts]
     for (file, _), column in zip(parts, columns, strict=True):
-        for key in ({*column.attrs, *columns[0].attrs}) - {"names"}:
+        for key in ({*column.attrs, *columns[0].attrs}) - {"names", _IDS}:
             if column.attrs.get(key) != columns[0].attrs.get(key):
                 raise SourceError(
                     f"Files that differ cannot be merged: attribute {key} of `{name}` is {columns[0].attrs.get(key)} "
@@ -116,7 +148,8 @@ def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column
                 )
     names = [tuple(column.attrs.get("names", ())) for column in columns]
     if len(set(names)) == 1:
-        return replace(columns[0], values=_concatenate([column.values for column in columns]))
+        attrs = _with_ids(name, columns, names, names[0], notes)
+        return replace(columns[0], values=_concatenate([column.values for column in columns]), attrs=attrs)
     _check_mappable(name, parts, columns, names)
     union = tuple(dict.fromkeys(label for group in names for label in group))
     values = []
@@ -126,7 +159,27 @@ def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column
         values.append(table[column.values])
     counts = ", ".join(f"{len(group)} in {file.path.name}" for group, (file, _) in zip(names, parts, strict=True))
     notes.append(f"`{name}`: classes differ ({counts}); they were joined by name into {len(union)}.")
-    return Column(np.concatenate(values), {**columns[0].attrs, "names": union})
+    return Column(np.concatenate(values), {**_with_ids(name, columns, names, union, notes), "names": union})
+
+
+def _with_ids(
+    name: str, columns: Sequence[Column], names: Sequence[tuple[str, ...]], union: tuple[str, ...], notes: list[str]
+) -> dict[str, Any]:
+    """The attributes of the first column, its `category_ids` those of the union, or left out where files contradict."""
+    every = [tuple(column.attrs.get(_IDS, ())) for column in columns]
+    attrs = {key: value for key, value in columns[0].attrs.items() if key != _IDS}
+    if not any(every):
+        return dict(columns[0].attrs)
+    pairs = {
+        (label, number)
+        for group, ids in zip(names, every, strict=True)
+        for label, number in itertools.zip_longest(group, ids)
+    }
+    known = dict(pairs)
+    if len(pairs) == len(known) == len(set(known.values())) and None not in known and None not in known.values():
+        return {**attrs, _IDS: tuple(known[label] for label in union)}
+    notes.append(f"`{name}`: {_IDS} contradict each other in these files, and are left out; names of classes stay.")
+    return attrs
 
 
 def _check_mappable(
@@ -187,7 +240,8 @@ def _join_masks(parts: Sequence[_Part]) -> Masks | None:
             if getattr(other, what) != getattr(first, what):
                 raise SourceError(
                     f"Files that differ cannot be merged: {what} of `masks` is {_short(getattr(first, what))} in "
-                    f"{parts[0][0].path}, {_short(getattr(other, what))} in {file.path}."
+                    f"{parts[0][0].path}, {_short(getattr(other, what))} in {file.path}. Pack "
+                    f"both with the same classes, or one way without masks: `--masks none`."
                 )
     every = [m for m in masks if m is not None]
     files = _joined([m.files for m in every], parts)

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, SourceError
+from fastload.errors import FileChangedError, ImageError, SourceError
 from fastload.format import PackedFile
+from fastload.image_header import ImageHeader
+from fastload.pack.chunk_work import array_header
 from fastload.read import RowReader, image_axes
-from fastload.sources.listing import Arrays
-from fastload.sources.rows import RawRows
+from fastload.sources.listing import Arrays, Files, Pictures, first_few
+from fastload.sources.rows import JoinedRows, RawRows
 
 _CACHE_CHUNKS = 32
 _MAX_OPEN = 64
@@ -72,13 +74,12 @@ class StoredRows:
             return
         stored = np.empty((len(rows), *self.file.fields[self.name].shape), self.dtype)
         try:
-            _readers.of(self.file, self.name).gather(rows, {self.name: stored})
-        except FileChangedError:
-            raise
-        except (OSError, RuntimeError) as exc:  # h5py, where a filter fails
+            self._gather(rows, stored)
+        except ImageError as exc:
+            bad = self._unreadable(rows) or rows.tolist()
             raise SourceError(
-                f"{self.file.path}: rows {rows.min()} to {rows.max()} of `{self.name}` cannot be read ({exc}). List "
-                f"the damage with `fastload verify {self.file.path}`."
+                f"{self.file.path}: {exc} (rows {first_few(list(map(str, bad)))}). List all damage with `fastload "
+                f"verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
             ) from exc
         out[:] = np.moveaxis(stored, 1, -1) if self._axes == "CHW" else stored.reshape(out.shape)
 
@@ -86,9 +87,67 @@ class StoredRows:
         """Some of the rows, in the order of indices."""
         return StoredRows(self.file, self.name, self.rows[indices])
 
+    def _gather(self, rows: NDArray[np.int64], stored: NDArray[Any]) -> None:
+        try:
+            _readers.of(self.file, self.name).gather(rows, {self.name: stored})
+        except FileChangedError:
+            raise
+        except (OSError, RuntimeError) as exc:  # h5py, where a filter fails
+            raise ImageError(f"`{self.name}` cannot be read: {exc}") from exc
+
+    def _unreadable(self, rows: NDArray[np.int64]) -> list[int]:
+        """Which of these rows cannot be read: as a rule those of one damaged chunk."""
+        bad = []
+        one = np.empty((1, *self.file.fields[self.name].shape), self.dtype)
+        for row in rows.tolist():
+            try:
+                self._gather(np.array([row]), one)
+            except ImageError:
+                bad.append(row)
+        return bad
+
     @property
     def _axes(self) -> str:
         return image_axes(self.file) if self.name == "images" else "HWC"
+
+
+@dataclass(frozen=True, eq=False)
+class RowByRow:
+    """Rows as `Pictures`: one that cannot be read has a reason of its own, and its neighbours are packed.
+
+    Attributes:
+        rows: what holds them.
+    """
+
+    rows: Arrays
+
+    @staticmethod
+    def of(files: Files | Pictures | Arrays) -> Files | Pictures | Arrays:
+        """The same pixels, row by row where reading one can fail: linear rows are bytes, which only digests doubt."""
+        parts = files.parts if isinstance(files, JoinedRows) else (files,)
+        return RowByRow(files) if isinstance(files, Arrays) and any(isinstance(p, StoredRows) for p in parts) else files
+
+    def header(self, i: int) -> ImageHeader:
+        """That of every row."""
+        return array_header(self.rows)
+
+    def read(self, i: int) -> NDArray[Any]:
+        """(H, W, C) of an image, (H, W) of a mask.
+
+        Raises:
+            ImageError: it cannot be read.
+        """
+        out = np.empty((1, *self.rows.shape), self.rows.dtype)
+        try:
+            self.rows.read_rows(np.array([i]), out)
+        except SourceError as exc:
+            raise ImageError(str(exc.__cause__ if isinstance(exc.__cause__, ImageError) else exc)) from exc
+        row: NDArray[Any] = out[0]
+        return row
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> RowByRow:
+        """Some of the rows, in the order of indices."""
+        return RowByRow(self.rows.take(indices))
 
 
 class _Readers:

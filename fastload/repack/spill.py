@@ -7,7 +7,6 @@ in which they were done. What a kill leaves behind is read up to the last whole 
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from fastload.errors import OutputError, PackError
+from fastload.errors import OutputError
+from fastload.pack.journal import open_locked
 
 MAGIC = b"fastload chunks1\n"
 HEADER = np.dtype([("number", "<i8"), ("length", "<i8"), ("check", "<u8"), ("header_check", "<u8")])
@@ -28,7 +28,7 @@ class Spill:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._places: dict[int, tuple[int, int]] = {}
-        self._fd = _open_locked(path)
+        self._fd = open_locked(path)
 
     def close(self) -> None:
         """Let the lock go; the file stays."""
@@ -52,23 +52,23 @@ class Spill:
         self._append(_ABOUT, about)
         os.fsync(self._fd)
 
-    def resume(self, on_chunk: Callable[[int, bytes], None]) -> bytes | None:
+    def resume(self, about: bytes, on_chunk: Callable[[int, bytes], None]) -> bytes | None:
         """What the file says it is of; None when it is none of ours. Cuts a torn record off the end.
 
         Args:
+            about: what it should be of; a file of something else is left as it is, and its chunks are not told.
             on_chunk: called with the number and the body of each whole chunk.
         """
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        if os.read(self._fd, len(MAGIC)) != MAGIC:
+        first = self._record(len(MAGIC)) if os.pread(self._fd, len(MAGIC), 0) == MAGIC else None
+        if first is None or first[0] != _ABOUT:
             return None
-        about, at = None, len(MAGIC)
+        if first[1] != about:
+            return first[1]
+        at = len(MAGIC) + HEADER.itemsize + len(about)
         while (record := self._record(at)) is not None:
             number, body = record
-            if number == _ABOUT:
-                about = body
-            else:
-                self._places[number] = (at + HEADER.itemsize, len(body))
-                on_chunk(number, body)
+            self._places[number] = (at + HEADER.itemsize, len(body))
+            on_chunk(number, body)
             at += HEADER.itemsize + len(body)
         os.ftruncate(self._fd, at)
         os.lseek(self._fd, 0, os.SEEK_END)
@@ -111,26 +111,6 @@ class Spill:
             return None
         body = _read_long(self._fd, length, at + HEADER.itemsize)
         return (int(header["number"]), body) if xxhash.xxh3_64_intdigest(body) == int(header["check"]) else None
-
-
-def _open_locked(path: Path) -> int:
-    while True:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as exc:
-            raise OutputError(
-                f"{path}: cannot be written ({exc.strerror}). Choose another folder for the output."
-            ) from exc
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return fd
-        except FileNotFoundError:
-            pass  # Its owner finished and removed it between our open and our lock.
-        except OSError as exc:
-            os.close(fd)
-            raise PackError(f"{path}: another process is writing this output. Wait for it, or stop it.") from exc
-        os.close(fd)
 
 
 def _write_all(fd: int, data: bytes, path: Path) -> None:

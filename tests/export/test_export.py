@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import signal
@@ -14,9 +15,11 @@ from PIL import Image
 
 from fastload.errors import FormatError, OptionError, OutputError, SourceError
 from fastload.export import JOURNAL, export_file
+from fastload.export.plan import RENUMBERED
 from fastload.format import read_header
 from fastload.layout import create_file, write_packed
 from fastload.pack import pack_images
+from fastload.repack import repack_file
 from fastload.sources.listing import Column
 
 
@@ -54,6 +57,7 @@ def files_in(folder: Path) -> list[str]:
 def test_exported_and_packed_again_it_is_the_same(tmp_path, layout, splits):
     source = make(tmp_path / "a.h5", splits=splits)
     report = export_file(source, tmp_path / "out", layout=layout, workers=2)
+    assert report.notes == ()
     assert (report.num_images, report.layout) == (24, "csv" if layout == "csv" else "folder")
     pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
     assert digests(tmp_path / "b.h5") == digests(source)
@@ -111,7 +115,8 @@ def test_masks_alone_lie_in_a_folder_beside_the_images(tmp_path):
     assert digests(tmp_path / "b.h5") == digests(source)
 
 
-def test_several_boxes_an_image_are_rows_of_the_table(tmp_path):
+@pytest.mark.parametrize("names", [("car", "dog"), ("10", "2")])
+def test_several_boxes_an_image_are_rows_of_the_table(tmp_path, names):
     counts = np.arange(24) % 3
     boxes, classes = np.zeros((24, 2, 4), np.float32), np.full((24, 2), -1)
     for row, count in enumerate(counts):
@@ -119,7 +124,7 @@ def test_several_boxes_an_image_are_rows_of_the_table(tmp_path):
         classes[row, :count] = (np.arange(count) + row) % 2
     extra = {
         "boxes": Column(boxes, {"names": ("x", "y", "width", "height")}),
-        "box_labels": Column(classes, {"names": ("car", "dog")}),
+        "box_labels": Column(classes, {"names": names}),
         "num_boxes": Column(counts),
     }
     source = make(tmp_path / "a.h5", labels=False, extra=extra)
@@ -129,6 +134,36 @@ def test_several_boxes_an_image_are_rows_of_the_table(tmp_path):
         order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
         for name in extra:
             assert np.array_equal(a[name][()][order], b[name][()]), name
+
+
+def classes_of(path: Path) -> dict[int, tuple[int, int]]:
+    """Pixel digest -> class number and second value of its row."""
+    with h5py.File(path) as file:
+        pairs = np.stack([file["labels"][()], file["other"][()]], axis=1).tolist()
+        return dict(zip(file["digest"][()].tolist(), map(tuple, pairs), strict=True))
+
+
+@pytest.mark.parametrize(
+    "names", [("0", "1", "10", "2"), ("nan", "cat", "dog", ""), ("a|b", "c", "d|e", "f"), (" a", "a", "b", "true")]
+)
+def test_class_names_that_no_table_can_hold_come_back_as_numbers(tmp_path, names):
+    labels = Column(np.arange(24) % 4, {"names": names})
+    other = Column(np.arange(24) % 5)
+    source = make(tmp_path / "a.h5", labels=False, extra={"labels": labels, "other": other})
+    report = export_file(source, tmp_path / "out")
+    assert any("`label` holds the numbers of the classes" in note for note in report.notes)
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert classes_of(tmp_path / "b.h5") == classes_of(source)
+    table = list(csv.DictReader((tmp_path / "out" / "manifest.csv").read_text().splitlines()))
+    assert [row["label_name"] for row in table] == [names[int(row["label"])] for row in table]
+
+
+def test_classes_named_by_numbers_keep_their_names_in_folders(tmp_path):
+    extra = {"labels": Column(np.arange(24) % 4, {"names": ("0", "1", "10", "2")})}
+    source = make(tmp_path / "a.h5", labels=False, extra=extra)
+    assert export_file(source, tmp_path / "out").layout == "folder"
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert digests(tmp_path / "b.h5") == digests(source)
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -148,6 +183,13 @@ def test_attribute_vectors_are_columns(tmp_path, others):
         order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
         for name in extra:
             assert np.array_equal(a[name][()][order], b[name][()]), name
+
+
+@pytest.mark.parametrize("layout", ["folder", "csv"])
+def test_classes_that_will_be_sorted_are_noted(tmp_path, layout):
+    extra = {"labels": Column(np.arange(24) % 2, {"names": ("dog", "cat")})}
+    source = make(tmp_path / "a.h5", labels=False, extra=extra)
+    assert RENUMBERED in export_file(source, tmp_path / "out", layout=layout).notes
 
 
 def test_one_split_alone(tmp_path):
@@ -242,6 +284,17 @@ def test_a_damaged_row_is_named(tmp_path):
         file.write(b"\x00\xff\x00")
     with pytest.raises(SourceError, match=r"pixels of 1 rows .*: 00000007"):
         export_file(source, tmp_path / "out")
+    repack_file(make(tmp_path / "b.h5"), tmp_path / "z.h5", codec="gzip", chunk_bytes=90 * 4)
+    with h5py.File(tmp_path / "z.h5") as file:
+        at = file["images"].id.get_chunk_info(0).byte_offset
+    with open(tmp_path / "z.h5", "r+b") as file:
+        file.seek(at + 20)
+        file.write(b"\xff" * 60)
+    with pytest.raises(OutputError, match=r"its folder .* does not exist"):  # told before a row is read
+        export_file(tmp_path / "z.h5", tmp_path / "no" / "out")
+    with pytest.raises(SourceError, match=r"`images` cannot be read: .*\(rows 0"):
+        export_file(tmp_path / "z.h5", tmp_path / "three")
+    assert not (tmp_path / "three").exists()
 
 
 def test_a_file_without_images_says_what_reads_it(tmp_path):
@@ -257,7 +310,8 @@ def test_a_file_without_images_says_what_reads_it(tmp_path):
 _SCRIPT = """
 import os, signal, sys
 import fastload.export as export
-export._BLOCK_ROWS = 2
+import fastload.export.write
+fastload.export.write._BLOCK_ROWS = 2
 seen = 0
 def progress(stage, done, total):
     global seen

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastload.export import names
 from fastload.export.names import MAX_DEPTH, Names, class_folders, safe_name, safe_parts
 
 # What breaks names, often; and any text at all.
@@ -38,6 +39,15 @@ def test_no_two_paths_are_one_where_cases_are_not_told_apart(keys):
     assert len(folded) == len(keys)
     # No file stands where a folder has to be.
     assert not {str(above) for path in paths for above in Path(path).parents} & set(paths)
+
+
+def test_equal_names_do_not_take_squared_time(monkeypatch):
+    calls, folded = [], names._folded
+    monkeypatch.setattr(names, "_folded", lambda path: calls.append(path) or folded(path))
+    given_names = Names()
+    paths = [given_names.path([], "image", ".png") for _ in range(200)]
+    assert paths[:2] == ["image.png", "image_2.png"] and paths[-1] == "image_200.png"
+    assert len(calls) <= 2 * len(paths)
 
 
 @pytest.mark.parametrize(

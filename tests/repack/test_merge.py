@@ -79,6 +79,47 @@ def test_different_classes_are_joined_by_name(tmp_path):
     assert any("classes differ (2 in a.h5, 3 in b.h5); they were joined by name into 4" in n for n in report.notes)
 
 
+def boxed(path: Path, classes: tuple[str, ...], ids: tuple[int, ...], most: int, seed: int) -> Path:
+    counts = np.arange(10) % (most + 1)
+    there = np.arange(most) < counts[:, None]
+    box = np.where(there[..., None], np.arange(1, 5), 0).astype(np.float32) + there[..., None] * np.float32(seed)
+    extra = {
+        "boxes": Column(box, {"names": ("x", "y", "width", "height")}),
+        "box_labels": Column(np.where(there, len(classes) - 1, -1), {"names": classes, "category_ids": ids}),
+        "box_crowd": Column(there.astype(np.uint8)),
+        "num_boxes": Column(counts),
+    }
+    return make(path, extra=extra, seed=seed)
+
+
+def boxes_in(path: Path) -> dict[bytes, list[tuple[str, list[float], int]]]:
+    """Key -> class, box and crowd of each of its boxes; nothing stands behind the last."""
+    with h5py.File(path) as file:
+        names = file["box_labels"].attrs["names"].astype(str)
+        values = [file[name][()] for name in ("key", "num_boxes", "box_labels", "boxes", "box_crowd")]
+    for _, count, labels, boxes, crowd in zip(*values, strict=True):
+        assert (labels[count:] == -1).all() and not boxes[count:].any() and not crowd[count:].any()
+    return {
+        key: [(names[labels[i]], boxes[i].tolist(), int(crowd[i])) for i in range(count)]
+        for key, count, labels, boxes, crowd in zip(*values, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("other_ids", "ids"), [((7, 1, 9), [1, 2, 7, 9]), ((1, 2, 3), None)])
+def test_boxes_of_other_classes_and_numbers_are_joined(tmp_path, other_ids, ids):
+    a = boxed(tmp_path / "a.h5", ("cat", "dog"), (1, 2), 2, 1)
+    b = boxed(tmp_path / "b.h5", ("bird", "cat", "cow"), other_ids, 3, 2)
+    report = merge_files([a, b], tmp_path / "c.h5")
+    assert boxes_in(tmp_path / "c.h5") == boxes_in(a) | boxes_in(b)
+    field = read_header(tmp_path / "c.h5").fields["box_labels"]
+    assert field.names == ("cat", "dog", "bird", "cow") and field.shape == (3,)
+    found = field.attrs.get("category_ids")
+    assert (found if found is None else list(found)) == ids
+    assert any("category_ids contradict" in note for note in report.notes) == (ids is None)
+    assert any("room for up to 3 boxes (2 in a.h5, 3 in b.h5)" in note for note in report.notes)
+    assert verify_file(tmp_path / "c.h5").ok
+
+
 def test_keys_that_clash_get_their_files_name(tmp_path):
     (tmp_path / "x").mkdir()
     a, b = make(tmp_path / "a.h5"), make(tmp_path / "x" / "a.h5", seed=1)
