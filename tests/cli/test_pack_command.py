@@ -15,10 +15,12 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-import fastload.pack.survey as survey
+import fastload.pack.options as options
+import fastload.sources.options as source_options
 from fastload.cli import app
 from fastload.cli.pack import pack, parse_bytes, parse_size
 from fastload.format import read_header
+from fastload.sources.listing import OnError
 
 ImageFolder = Callable[..., Path]
 
@@ -127,9 +129,10 @@ def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
 
 def test_the_choices_are_those_of_the_packer() -> None:
     hints = get_type_hints(pack)
-    assert get_args(hints["fit"]) == get_args(survey.Fit)
-    assert get_args(hints["on_error"]) == get_args(survey.OnError)
-    assert get_args(get_args(hints["mode"])[0]) == get_args(survey.Mode)
+    assert get_args(hints["fit"]) == get_args(options.Fit)
+    assert get_args(hints["on_error"]) == get_args(OnError)
+    assert get_args(get_args(hints["mode"])[0]) == get_args(options.Mode)
+    assert get_args(hints["masks"]) == get_args(source_options.MasksWanted)
 
 
 def test_packing_never_imports_torch(image_folder: ImageFolder, tmp_path: Path) -> None:
