@@ -16,7 +16,7 @@ from fastload.errors import ImageError
 from fastload.sources.listing import Arrays, Column, Files, Listing, Moves, Pictures
 from fastload.sources.table_boxes import CORNERS, SIZED
 
-BOXES = ("bbox", "bboxes", "box", "boxes")
+BOXES = ("bbox", "boxes")
 POINTS = ("landmarks", "keypoints")
 
 UNKNOWN = "unknown"
@@ -30,14 +30,11 @@ def with_places(listing: Listing) -> Listing:
 
     Columns that say what they are already, and datasets without images, stay as they are.
     """
+    if listing.files is None:
+        return listing
     columns, notes = dict(listing.columns), list(listing.notes)
     for name, column in listing.columns.items():
-        if (
-            listing.files is None
-            or column.moves
-            or "coordinates" in column.attrs
-            or column.values.dtype.kind not in "iuf"
-        ):
+        if column.moves or "coordinates" in column.attrs or column.values.dtype.kind not in "iuf":
             continue
         if name.lower() in BOXES:
             moves, why = _box_form(listing.files, column)
@@ -46,10 +43,8 @@ def with_places(listing: Listing) -> Listing:
         else:
             continue
         if moves:
-            said = (
-                {} if moves == "points" or "names" in column.attrs else {"names": CORNERS if moves == "xyxy" else SIZED}
-            )
-            columns[name] = replace(column, attrs=column.attrs | said, moves=moves)
+            said = {} if moves == "points" else {"names": CORNERS if moves == "xyxy" else SIZED}
+            columns[name] = replace(column, attrs=said | column.attrs, moves=moves)
             notes.append(f"Column {name!r} holds {_SAID[moves]}, {why}.")
         else:
             columns[name] = replace(column, attrs=column.attrs | {"coordinates": UNKNOWN})

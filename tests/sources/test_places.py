@@ -91,4 +91,4 @@ def test_boxes_beside_files_of_images_move_with_them(tmp_path: Path, kind: str) 
     pack_images(source, tmp_path / "a.h5", size=20, workers=0, shuffle=False)
     with h5py.File(tmp_path / "a.h5") as file:
         assert file["bbox"][:].tolist() == [[10, 10, 18, 18], [2, 2, 10, 10]] and file["bbox"].dtype == np.float32
-        assert file["bbox"].attrs["names"].tolist() == list(CORNERS)
+        assert file["bbox"].attrs["names"].astype(str).tolist() == list(CORNERS)
