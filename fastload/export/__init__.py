@@ -1,5 +1,7 @@
 """A packed file back to files: PNG images in class folders, or in one folder beside a CSV table.
 
+What these cannot say lies beside them in `fastload.json` and `fields.npz`, so that `fastload pack` makes the same rows.
+
 Every row is checked against its digest while it is read. While the work is under way the folder holds the hidden file
 `.fastload-export`; a call that was interrupted is continued by the same call.
 """
@@ -22,6 +24,7 @@ from fastload.cpus import available_cpus
 from fastload.errors import FormatError, OptionError, OutputError
 from fastload.export.plan import MANIFEST, ExportLayout, plan_export
 from fastload.export.png import encode_png
+from fastload.export.sidecar import fields_bytes, sidecar_text
 from fastload.export.table import table_text
 from fastload.export.write import Job, Progress, unfinished, write_file, write_images
 from fastload.format import PackedFile
@@ -29,6 +32,7 @@ from fastload.layout import writer_name
 from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.listing import list_packed, regroup
 from fastload.repack.rows import close_readers
+from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import Arrays, Listing, first_few
 
 __all__ = ["ExportReport", "export_file"]
@@ -54,7 +58,7 @@ class ExportReport:
         num_masks: masks in it.
         kept: images that an interrupted call had written.
         splits: name -> number of images.
-        notes: what the files do not say, or say otherwise.
+        notes: what folders and table alone do not say, or say otherwise; `fastload.json` beside them does.
         seconds: time this call took.
         images_per_s: images this call wrote over that time.
     """
@@ -80,7 +84,7 @@ def export_file(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write the images of a packed file as files that `fastload pack` reads back to the same pixels and labels.
+    """Write the images of a packed file as files that `fastload pack` reads back to the same rows.
 
     Args:
         file: a packed file, or another HDF5 file with a dataset `images`.
@@ -121,10 +125,14 @@ def export_file(
     finally:
         close_readers()
     notes = list(plan.notes)
+    table = None
     if plan.layout == "csv":
         text, left_out = table_text(listing, plan)
-        write_file(job.folder / MANIFEST, text.encode("utf-8", errors="backslashreplace"))
+        table = text.encode("utf-8", errors="backslashreplace")
+        write_file(job.folder / MANIFEST, table)
         notes += left_out
+    write_file(job.folder / FIELDS, fields_bytes(listing))
+    write_file(job.folder / SIDECAR, sidecar_text(listing, plan, table))
     (job.folder / JOURNAL).unlink()
     seconds = time.perf_counter() - started
     counts = np.bincount(listing.split, minlength=len(listing.split_names)).tolist()
@@ -165,6 +173,7 @@ def _check_space(job: Job) -> None:
     job.listing.files.read_rows(rows, pixels)
     blocks = sum(-(-len(job.encode(image)) // _DISK_BLOCK) for image in pixels) / len(rows)
     needed = int(blocks * _DISK_BLOCK * len(job.listing))
+    needed += sum(column.values.nbytes for column in job.listing.columns.values())
     there = sum(path.stat().st_size for path in folder.rglob("*.*")) if (folder / JOURNAL).is_file() else 0
     free = shutil.disk_usage(folder).free
     if needed > free + there:

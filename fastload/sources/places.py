@@ -6,6 +6,7 @@ the numbers say it; else the numbers do, where only one of the two lies within t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,7 +74,7 @@ def _box_form(files: Files | Pictures | Arrays, column: Column) -> tuple[Moves, 
     if values.ndim not in (2, 3) or values.shape[-1] != 4:
         return "", f"a row is {values.shape[1:]}, not 4 numbers or (M, 4)"
     if names := column.attrs.get("names"):
-        letters = "".join(map(_letter, names))
+        letters = letters_of(names)
         if letters == "xyxy":
             return "xyxy", "by the names of its numbers"
         return ("xywh", "by the names of its numbers") if letters == "xywh" else ("", f"named {', '.join(names)}")
@@ -123,6 +124,11 @@ def _are_fractions(values: NDArray[Any]) -> bool:
         return False
     known = values[np.isfinite(values)]
     return bool(known.any() and known.min() >= 0 and known.max() <= 1)
+
+
+def letters_of(names: Sequence[str]) -> str:
+    """What four numbers of these names are: "xyxy", "xywh", or something else."""
+    return "".join(map(_letter, names))
 
 
 def _letter(name: str) -> str:
