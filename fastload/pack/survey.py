@@ -22,7 +22,6 @@ from fastload.pack.one_kind import conversions, one_kind, several_sizes
 from fastload.pack.options import PackOptions, Progress, check_choice
 from fastload.pack.workers import WorkerPool
 from fastload.plan import permute
-from fastload.sources import list_source
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.tree import Tree
 
@@ -108,6 +107,8 @@ class Survey:
 
 def list_samples(source: str | Path | Tree, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
     """The samples of a source, reduced to `limit` of them spread evenly over the listing."""
+    from fastload.sources import list_source  # it brings all the layouts
+
     check_choice("on_error", on_error, get_args(OnError))
     return limited(list_source(source, layout, on_error, options.source), options)
 
