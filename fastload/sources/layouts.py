@@ -23,6 +23,7 @@ from fastload.sources.mask_folders import list_mask_folders, mask_folders_eviden
 from fastload.sources.mnist import list_mnist, mnist_evidence
 from fastload.sources.options import SourceOptions
 from fastload.sources.parquet import list_parquet, parquet_evidence
+from fastload.sources.places import with_places
 from fastload.sources.tree import Tree, open_tree
 from fastload.sources.voc import list_voc, voc_evidence
 from fastload.sources.webdataset import list_webdataset, webdataset_evidence
@@ -195,7 +196,9 @@ def list_source(
     name = layout or detect_layout(tree)[0]
     if options is not None:
         _refuse_unused(options, name, str(tree.given))
-    return LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
+    listing = LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
+    # Datasets known by name say what their boxes are; formats may only call them so.
+    return with_places(listing) if LAYOUTS[name].kind == "format" else listing
 
 
 def _refuse_unused(options: SourceOptions, layout: str, where: str) -> None:

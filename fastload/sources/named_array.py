@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.memory import available_memory
 from fastload.sources.listing import Arrays, first_few
-from fastload.sources.rows import Axes
+from fastload.sources.rows import Axes, MemoryRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,3 +111,37 @@ def native(values: NDArray[Any]) -> NDArray[Any]:
     """An array in native byte order and C order, truth values as 0 and 1."""
     dtype = np.dtype(np.uint8) if values.dtype == np.bool_ else values.dtype.newbyteorder("=")
     return np.ascontiguousarray(values, dtype=dtype)
+
+
+def mask_shapes(size: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+    """What one mask may be stored as, of images of this height and width."""
+    return size, (*size, 1), (1, *size)
+
+
+def mask_rows(masks: NamedArray, size: tuple[int, int]) -> Arrays:
+    """Masks as uint8: where they lie, or a copy of those that are stored in wider numbers.
+
+    Raises:
+        SourceError: another size than the images', or values beyond 0 to 255.
+    """
+    height, width = size
+    wanted = f"integers from 0 to 255, (N, {height}, {width})"
+    if masks.shape[1:] not in mask_shapes(size):
+        raise SourceError(
+            f"{masks.where}: the masks are {masks.dtype} {masks.shape}, the images {height}x{width}; expected {wanted}."
+        )
+    if masks.dtype == np.uint8:
+        return masks.rows(size, "HWC")
+    if masks.num_bytes > available_memory():
+        raise SourceError(
+            f"{masks.where}: {masks.num_bytes:,} bytes do not fit into memory, where masks of {masks.dtype} "
+            "are made uint8. Save them as uint8."
+        )
+    values = masks.values()
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 255:
+        raise SourceError(
+            f"{masks.where}: the masks hold {low} to {high}; expected {wanted}. Number the classes "
+            "from 0, with 255 for none."
+        )
+    return MemoryRows.of(values.reshape(len(values), height, width).astype(np.uint8))

@@ -21,8 +21,16 @@ from fastload.errors import SourceError
 from fastload.memory import available_memory
 from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import Arrays, Column, Listing, Masks, first_few, free_name, require_unique
-from fastload.sources.named_array import NamedArray, image_axes_of, label_numbers, native, why_no_images
-from fastload.sources.rows import Axes, JoinedRows, MemoryRows
+from fastload.sources.named_array import (
+    NamedArray,
+    image_axes_of,
+    label_numbers,
+    mask_rows,
+    mask_shapes,
+    native,
+    why_no_images,
+)
+from fastload.sources.rows import Axes, JoinedRows
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "x", "data", "features")
 _ONLY_IMAGES = IMAGES[:5]
@@ -79,7 +87,9 @@ def list_named_arrays(
         columns=columns,
         notes=(recognised, *notes, *said),
         sizes=np.full(len(keys), row_bytes, np.int64),
-        mtimes_ns=np.repeat(np.array([p.arrays[0].mtime_ns for p in parts], np.int64), [p.num_rows for p in parts]),
+        mtimes_ns=np.repeat(
+            np.array([max(array.mtime_ns for array in p.arrays) for p in parts], np.int64), [p.num_rows for p in parts]
+        ),
         files=files,
         masks=masks,
     )
@@ -238,7 +248,7 @@ def _take_masks(
     masks = _take(left, MASKS, lambda array: array.dtype.kind in "biu" and len(array.shape) in (3, 4))
     if masks is None:
         size = _size_of(images)
-        masks = _take(left, LABELS, lambda array: array.dtype.kind in "biu" and array.shape[1:] in _mask_shapes(size))
+        masks = _take(left, LABELS, lambda array: array.dtype.kind in "biu" and array.shape[1:] in mask_shapes(size))
         if masks is not None:
             notes.append(f"{masks.name} {masks.shape} holds a class for each pixel: packed as masks.")
     return masks
@@ -248,39 +258,6 @@ def _size_of(images: tuple[NamedArray, Axes, tuple[int, ...]]) -> tuple[int, int
     _, axes, stored = images
     height, width = stored[:2] if axes == "HWC" else stored[1:]
     return height, width
-
-
-def _mask_shapes(size: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
-    return size, (*size, 1), (1, *size)
-
-
-def _mask_rows(masks: NamedArray, size: tuple[int, int]) -> Arrays:
-    """Masks as uint8: where they lie, or a copy of those that are stored in wider numbers.
-
-    Raises:
-        SourceError: another size than the images', or values beyond 0 to 255.
-    """
-    height, width = size
-    wanted = f"integers from 0 to 255, (N, {height}, {width})"
-    if masks.shape[1:] not in _mask_shapes(size):
-        raise SourceError(
-            f"{masks.where}: the masks are {masks.dtype} {masks.shape}, the images {height}x{width}; expected {wanted}."
-        )
-    if masks.dtype == np.uint8:
-        return masks.rows(size, "HWC")
-    if masks.num_bytes > available_memory():
-        raise SourceError(
-            f"{masks.where}: {masks.num_bytes:,} bytes do not fit into memory, where masks of {masks.dtype} "
-            "are made uint8. Save them as uint8."
-        )
-    values = masks.values()
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high > 255:
-        raise SourceError(
-            f"{masks.where}: the masks hold {low} to {high}; expected {wanted}. Number the classes "
-            "from 0, with 255 for none."
-        )
-    return MemoryRows.of(values.reshape(len(values), height, width).astype(np.uint8))
 
 
 def _images(parts: list[_Part], where: str) -> Arrays | None:
@@ -308,7 +285,7 @@ def _masks(parts: list[_Part], where: str) -> Masks | None:
     for part in parts:
         if part.masks is None or part.images is None:
             raise SourceError(f"{where}: there are masks for some splits, none for {part.name}.")
-        rows.append((_mask_rows(part.masks, _size_of(part.images)), part.num_rows))
+        rows.append((mask_rows(part.masks, _size_of(part.images)), part.num_rows))
     files = rows[0][0] if len(rows) == 1 else JoinedRows.of(rows)
     return Masks(files, np.ones(sum(count for _, count in rows), np.bool_), given[0].names)
 

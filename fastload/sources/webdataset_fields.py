@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources.listing import Column, OnError, first_few, free_name
+from fastload.sources.places import BOXES, POINTS
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset_samples import Members, Sample, is_picture
 
@@ -242,7 +243,9 @@ def _array_columns(field: str, values: list[Any], left: dict[int, str], notes: l
     for i, value in enumerate(values):
         if i not in left:
             found[i] = value
-    return {_name(field): Column(found)}
+    plain = field.removesuffix(f".{ARRAY}")
+    # Boxes and points are known by their names, also to transforms.
+    return {plain if plain in (*BOXES, *POINTS) else _name(field): Column(found)}
 
 
 def _name(field: str) -> str:

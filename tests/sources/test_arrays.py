@@ -289,3 +289,11 @@ def test_what_is_no_label_mask_or_split_is_refused_by_name(tmp_path):
 def test_fields_of_a_batch_keep_their_names(tmp_path):
     listing = list_source(npz(tmp_path / "a.npz", x=PIXELS, row=LABELS, valid=LABELS))
     assert sorted(listing.columns) == ["row_", "valid_"]
+
+
+def test_a_changed_file_beside_the_images_is_noticed(tmp_path):
+    for name, values in (("images", PIXELS), ("masks", np.zeros((N, 5, 7), np.uint8))):
+        np.save(tmp_path / f"{name}.npy", values)
+    os.utime(tmp_path / "images.npy", ns=(1, 1))
+    os.utime(tmp_path / "masks.npy", ns=(2, 2))
+    assert list_source(tmp_path).mtimes_ns.tolist() == [2] * N
