@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.sources.absent_masks import fill_value
 from fastload.sources.arrow_shards import Encoded, Shard, encoded_images
 from fastload.sources.arrow_values import Features, features_of, values_of_arrow
 from fastload.sources.joined import JoinedFiles
@@ -17,8 +18,6 @@ from fastload.sources.listing import Files, Masks, first_few
 from fastload.sources.table_images import ImageIndex
 from fastload.sources.table_values import Values
 from fastload.sources.tree import Tree, key_of, open_tree
-
-IGNORE = 255  # where only some samples have a mask
 
 
 def values_in(shards: list[Shard], name: str, features: Features) -> Values:
@@ -132,9 +131,9 @@ def masks_of(
     present = np.ones(len(shard_of), np.bool_)
     present[list(bad)] = False
     notes.append(f"Masks by column {name!r}.")
-    if bad:
-        notes.append(f"Images without a mask ({len(bad)}): theirs are {IGNORE} throughout.")
-    return Masks(files, present, ignore_index=IGNORE if bad else None), sizes, mtimes
+    fill, filled = fill_value(files, present, str(tree.given)) if present.any() else (255, [])
+    notes += filled
+    return Masks(files, present, ignore_index=fill), sizes, mtimes
 
 
 def keys_of(encoded: Encoded | None, names: list[str], counts: list[int]) -> list[str]:

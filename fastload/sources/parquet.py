@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
-from fastload.sources.arrow_rows import encoded_column, index_of, keys_of, masks_of, require_same_classes, resolved, values_in
+from fastload.sources.arrow_rows import (
+    encoded_column,
+    index_of,
+    keys_of,
+    masks_of,
+    require_same_classes,
+    resolved,
+    values_in,
+)
 from fastload.sources.arrow_shards import Shard
 from fastload.sources.arrow_values import Features, common_classes, features_of
 from fastload.sources.folder import SPLITS
