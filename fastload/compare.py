@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +82,30 @@ class _Task:
 
 
 def compare_source(
-    file: PackedFile, source: Path, keys: list[str], workers: int, advance: Callable[[int], None]
+    file: PackedFile,
+    source: Path,
+    keys: list[str],
+    workers: int,
+    advance: Callable[[int], None],
+    *,
+    root: Path | None = None,
 ) -> SourceReport:
     """Compare every row with what its source image decodes to now.
 
     Args:
         file: header of a packed file.
-        source: folder or archive that it was packed from.
+        source: what it was packed from.
         keys: of its rows.
         workers: processes that decode; 0 for this one.
         advance: called with the number of rows just dealt with.
+        root: folder that a table's paths are relative to, where one was said when it was packed.
 
     Raises:
         MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.
     """
     options = _pack_options(file)
-    listing = list_source(source, str(file.attrs.get("source_layout")), "skip", options.source)
+    layout = str(file.attrs.get("source_layout"))
+    listing = list_source(source, layout, "skip", replace(options.source, root=root))
     samples = {key: sample for sample, key in enumerate(listing.keys)}
     found = np.array([samples.get(key, -1) for key in keys], dtype=np.int64)
     rows = np.flatnonzero(found >= 0)
@@ -107,32 +115,31 @@ def compare_source(
             f"{keys[0]!r} here). Name the folder or archive that was given to `fastload pack`."
         )
     now, then = decoder_versions(), str(file.attrs.get("decoder"))
-    allowed = 0 if now == then else MAX_LEVELS
     changed: list[ChangedRow] = []
     inexact, max_levels = 0, 0.0
-    with WorkerPool(workers) as pool:
-        pool.use(listing)
-        tasks: Iterator[_Task] = iter(())
-        if listing.files is not None and "images" in file.fields:
+    if listing.files is None or "images" not in file.fields:
+        advance(len(rows))
+    else:
+        with WorkerPool(workers) as pool:
+            pool.use(listing)
             target = target_of(file, options)
             if target.fit and any(column.moves for column in listing.columns.values()):
                 headers, _, _ = read_headers(listing, pool, None)
                 listing = move_columns(listing, np.stack([headers["height"], headers["width"]], axis=1), target)
+            scale = 257 if target.dtype.itemsize == 2 else 1  # levels of 16 bits in one of 8
+            allowed = 0 if now == then else MAX_LEVELS
             tasks = _tasks(file, target, listing.masks is not None, rows, found[rows])
-        else:
-            advance(len(rows))
-        scale = 257 if "images" in file.fields and file.fields["images"].dtype.itemsize == 2 else 1  # levels of 16 bits
-        changed += _changed_fields(file, listing, rows, found[rows], keys)
-        for part, differences, reasons in pool.run(_compare, tasks):
-            changed += [ChangedRow(row, keys[row], reason) for row, reason in reasons.items()]
-            for row, difference in zip(part.tolist(), (differences / scale).tolist(), strict=True):
-                if difference >= _OTHER_MASK:
-                    changed.append(ChangedRow(row, keys[row], "its mask differs"))
-                elif difference > allowed:
-                    changed.append(ChangedRow(row, keys[row], f"pixels differ by up to {difference:.0f} levels"))
-                elif difference:
-                    inexact, max_levels = inexact + 1, max(max_levels, difference)
-            advance(len(part))
+            for part, differences, reasons in pool.run(_compare, tasks):
+                changed += [ChangedRow(row, keys[row], reason) for row, reason in reasons.items()]
+                for row, difference in zip(part.tolist(), (differences / scale).tolist(), strict=True):
+                    if difference * scale >= _OTHER_MASK:
+                        changed.append(ChangedRow(row, keys[row], "its mask differs"))
+                    elif difference > allowed:
+                        changed.append(ChangedRow(row, keys[row], f"pixels differ by up to {difference:.0f} levels"))
+                    elif difference:
+                        inexact, max_levels = inexact + 1, max(max_levels, difference)
+                advance(len(part))
+    changed += _changed_fields(file, listing, rows, found[rows], keys)
     advance(len(keys) - len(rows))
     known = set(keys)
     return SourceReport(
@@ -221,7 +228,10 @@ def _changed_fields(
             if now.shape != then.shape:
                 different = np.ones(len(rows), bool)
             else:
-                different = (now != then).reshape(len(rows), -1).any(axis=1)
+                other = now != then
+                if now.dtype.kind == "f" and then.dtype.kind == "f":
+                    other &= ~(np.isnan(now) & np.isnan(then))  # the same absence
+                different = other.reshape(len(rows), -1).any(axis=1)
             for row in rows[different].tolist():
                 yield ChangedRow(row, keys[row], f"`{name}` differs")
 

@@ -87,6 +87,7 @@ def verify_file(
     path: str | Path,
     *,
     source: str | Path | None = None,
+    root: str | Path | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
@@ -94,7 +95,8 @@ def verify_file(
 
     Args:
         path: a packed file.
-        source: the folder or archive it was packed from.
+        source: what it was packed from.
+        root: folder that a table's paths are relative to, where one was given to pack it.
         workers: threads that hash, and processes that decode; None for one a CPU, 0 for this thread only.
         progress: called with (rows done, rows in all) from this thread; with a source each row counts twice.
 
@@ -127,7 +129,7 @@ def verify_file(
             damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(hdf5, file, workers, advance)]
     except (OSError, RuntimeError, KeyError) as exc:
         raise FormatError(f"{path}: its fields cannot be read ({exc}). Copy it again, or pack it again.") from exc
-    compared = _compare(file, Path(source), keys, workers, advance) if source is not None else None
+    compared = _compare(file, Path(source), root, keys, workers, advance) if source is not None else None
     if FileIdentity.of(os.stat(path)) != file.identity:
         raise FileChangedError(f"{path}: the file was written to or replaced while it was checked. Check it again.")
     return VerifyReport(
@@ -141,12 +143,17 @@ def verify_file(
 
 
 def _compare(
-    file: PackedFile, source: Path, keys: list[str], workers: int, advance: Callable[[int], None]
+    file: PackedFile,
+    source: Path,
+    root: str | Path | None,
+    keys: list[str],
+    workers: int,
+    advance: Callable[[int], None],
 ) -> SourceReport:
     # Imported here: it brings the decoders, which hashing does without.
     from fastload.compare import compare_source
 
-    return compare_source(file, source, keys, workers, advance)
+    return compare_source(file, source, keys, workers, advance, root=None if root is None else Path(root))
 
 
 def _require_digests(file: PackedFile) -> None:

@@ -127,3 +127,22 @@ def test_a_file_that_was_not_packed_from_files_is_refused(tmp_path: Path, image_
     path = write_packed(tmp_path / "a.h5", np.zeros((4, 12, 16, 3), np.uint8))
     with pytest.raises(FormatError, match="its pack_options cannot be read"):
         verify(path, image_folder())
+
+
+def test_columns_with_absent_numbers_and_files_without_images_are_compared(tmp_path: Path) -> None:
+    source, path = tmp_path / "tokens.npz", tmp_path / "tokens.h5"
+    age = np.array([1.5, np.nan, 3.0])
+    np.savez(source, input_ids=np.arange(12).reshape(3, 4), age=age)
+    pack_images(source, path)
+    assert verify(path, source).ok
+    np.savez(source, input_ids=np.arange(12).reshape(3, 4), age=np.nan_to_num(age))
+    report = verify(path, source)
+    assert report.source is not None and [row.reason for row in report.source.changed] == ["`age` differs"]
+
+
+def test_a_table_is_found_again_below_its_root(tmp_path: Path, image_folder: ImageFolder) -> None:
+    folder, table, path = image_folder(), tmp_path / "list.csv", tmp_path / "a.h5"
+    names = sorted(image.relative_to(folder).as_posix() for image in folder.rglob("*.*"))
+    table.write_text("file,label\n" + "".join(f"{name},ape\n" for name in names))
+    pack_images(table, path, root=folder)
+    assert verify_file(path, source=table, root=folder, workers=0).ok

@@ -23,6 +23,9 @@ def verify(
         Path | None,
         typer.Option(help="What it was packed from: decode every image again and compare.", show_default=False),
     ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that a table's paths are relative to.", show_default=False)
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Threads and processes to work with; by default one per CPU.", show_default=False)
     ] = None,
@@ -39,7 +42,11 @@ def verify(
         started = time.perf_counter()
         with progress_bar("rows") as advance:
             report = verify_file(
-                file, source=source, workers=workers, progress=lambda done, total: advance("verifying", done, total)
+                file,
+                source=source,
+                root=root,
+                workers=workers,
+                progress=lambda done, total: advance("verifying", done, total),
             )
         if as_json:
             print_json(report.to_dict())

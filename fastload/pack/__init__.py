@@ -19,7 +19,6 @@ from fastload.pack.resume import PackJob, exists, journal_path
 from fastload.pack.run import PackReport, run_job
 from fastload.pack.survey import Survey, limited, list_samples, survey_source
 from fastload.pack.workers import WorkerPool
-from fastload.sources import LAYOUTS, detect_layout
 from fastload.sources.listing import Listing, OnError
 from fastload.sources.options import MasksWanted, SourceOptions
 from fastload.sources.tree import open_tree
@@ -103,6 +102,9 @@ def pack_images(
     output = _checked_output(output, overwrite, workers)
     _check_apart(Path(source), output)
     with WorkerPool(available_cpus() if workers is None else workers) as pool:
+        # Imported here: repacking, which has its listing, does without all the layouts.
+        from fastload.sources import LAYOUTS, detect_layout
+
         tree = open_tree(source)
         name = layout or detect_layout(tree)[0]
         if name not in LAYOUTS or LAYOUTS[name].decodes:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import errno
 import fcntl
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,15 +13,17 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.decode import Target, decoder_versions
+from fastload.decode import decoder_versions
 from fastload.errors import OutputError, ResumeError, SourceError
 from fastload.format import IMAGES_OFFSET
 from fastload.layout import writer_name
 from fastload.pack.finish import end_of, planned_places
 from fastload.pack.headers import read_headers
 from fastload.pack.journal import DONE, SKIPPED, Claims, Journal, source_table
+from fastload.pack.kept_survey import survey_of, survey_to_json
 from fastload.pack.options import PackOptions, Progress
-from fastload.pack.survey import Survey, all_but, decide, free_bytes, move_to, row_order, survey_listing, unreadable
+from fastload.pack.reserve import check_space, reserve
+from fastload.pack.survey import Survey, decide, move_to, row_order, survey_listing, unreadable
 from fastload.pack.tasks import HEADERS, Place, Places
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Listing, OnError, first_few
@@ -78,7 +77,7 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
             head, old_table, claims = found
             changed = _changed(identity, table, head, old_table, job)
             if not changed:
-                survey = _survey_of(head, job, claims)
+                survey = survey_of(head["survey"], job.listing, job.options, claims)
                 rows = _changed_rows(table, old_table, survey, claims)
                 changed = _changed_after_packing(table, old_table, survey, claims, rows)
             if not changed:
@@ -98,17 +97,17 @@ def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Cla
         job.listing, job.options, pool, source=job.source, on_error=job.on_error, progress=job.progress
     )
     job.part.unlink(missing_ok=True)
-    _check_space(job.output, survey)
+    check_space(job.output, survey)
     places = planned_places(survey, survey.num_samples, job.meta)
     head = {
         **identity,
         "num_rows": survey.num_samples,
-        "survey": _survey_to_json(survey),
+        "survey": survey_to_json(survey),
         "places": [[place.base, place.row_bytes] for place in places.all] if places else [],
     }
     journal.begin(head, table, sync=survey.bytes_needed >= _SYNC_BYTES)
     try:
-        _reserve(job.part, end_of(survey, survey.num_samples, places) if places else IMAGES_OFFSET)
+        reserve(job.part, end_of(survey, survey.num_samples, places) if places else IMAGES_OFFSET)
     except OSError:
         job.part.unlink(missing_ok=True)
         journal.remove()
@@ -122,7 +121,7 @@ def unchanged_survey(job: PackJob, found: tuple[dict[str, Any], NDArray[np.void]
     table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
     if _changed(_identity(job), table, head, old_table, job):
         return None
-    survey = _survey_of(head, job, claims)
+    survey = survey_of(head["survey"], job.listing, job.options, claims)
     return None if len(_changed_rows(table, old_table, survey, claims)) else survey
 
 
@@ -276,57 +275,6 @@ def _described(header: np.void) -> str:
     return f"{header['height']}x{header['width']}, {header['channels']} channels of {header['bits']} bits"
 
 
-def _survey_to_json(survey: Survey) -> dict[str, Any]:
-    target = survey.target
-    left_out = all_but(len(survey.listing), survey.samples)
-    return {
-        "left_out": left_out.tolist(),
-        "target": target and [target.height, target.width, target.channels, target.dtype.str, target.fit],
-        "headers": "" if survey.headers is None else _headers_to_text(survey.headers),
-        "sizes": [[h, w, n] for (h, w), n in survey.sizes.items()],
-        "converted": survey.converted,
-        "skipped": [list(pair) for pair in survey.skipped],
-    }
-
-
-def _headers_to_text(headers: NDArray[np.void]) -> str:
-    """The headers, or the one that all have in common, compressed."""
-    data, first = headers.tobytes(), headers[:1].tobytes()
-    return base64.b64encode(zlib.compress(first if data == first * len(headers) else data, 1)).decode()
-
-
-def _headers_of_text(text: str, count: int) -> NDArray[np.void]:
-    headers = np.empty(count, HEADERS)
-    headers[:] = np.frombuffer(zlib.decompress(base64.b64decode(text)), HEADERS)
-    return headers
-
-
-def _survey_of(head: Mapping[str, Any], job: PackJob, claims: Claims) -> Survey:
-    kept, listing = head["survey"], job.listing
-    target = headers = None
-    if kept["target"]:
-        height, width, channels, dtype, fit = kept["target"]
-        target = Target(height=height, width=width, channels=channels, dtype=np.dtype(dtype), fit=fit)
-    if kept["headers"]:
-        headers = _headers_of_text(kept["headers"], len(listing))
-    survey = Survey(
-        listing=listing,
-        samples=all_but(len(listing), kept["left_out"]),
-        options=job.options,
-        target=target,
-        headers=headers,
-        sizes={(h, w): n for h, w, n in kept["sizes"]},
-        converted=kept["converted"],
-        skipped=tuple((key, reason) for key, reason in kept["skipped"]),
-    )
-    if headers is None or target is None:
-        return survey
-    rows = row_order(survey)
-    for row, (_, header) in claims.changed.items():
-        headers[rows[row]] = header
-    return replace(survey, listing=move_to(listing, headers, target))
-
-
 def _places_from_json(kept: list[list[int]]) -> Places | None:
     return Places(*(Place(base, row_bytes) for base, row_bytes in kept)) if kept else None
 
@@ -338,47 +286,3 @@ def _wait_for_orphans(part: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX)
     finally:
         os.close(fd)
-
-
-def _check_space(output: Path, survey: Survey) -> None:
-    free = free_bytes(output)
-    if survey.bytes_needed > free:
-        raise OutputError(
-            errno.ENOSPC,
-            f"needs {survey.bytes_needed:,} bytes for {survey.num_samples} images, {free:,} are free. Free some, or "
-            f"choose a smaller `--size` or another disk",
-            str(output),
-        )
-
-
-def _reserve(part: Path, num_bytes: int) -> None:
-    """Create the file with all its space, so that a full disk is known before the first image is decoded."""
-    try:
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    except OSError as exc:
-        raise OutputError(f"{part}: cannot be written ({exc.strerror}). Choose another folder.") from exc
-    try:
-        if _in_memory(fd):
-            # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its free
-            # space has just been checked.
-            os.ftruncate(fd, num_bytes)
-        else:
-            os.posix_fallocate(fd, 0, num_bytes)
-    except OSError as exc:
-        raise OutputError(
-            f"{part}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, choose a smaller "
-            f"`--size`, or another disk."
-        ) from exc
-    finally:
-        os.close(fd)
-
-
-def _in_memory(fd: int) -> bool:
-    """Whether an open file lies on tmpfs, by the device number in the kernel's table of mounts."""
-    device = os.fstat(fd).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    return any(line.split()[2] == number and " - tmpfs " in line for line in mounts)

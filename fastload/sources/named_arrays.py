@@ -79,6 +79,8 @@ def list_named_arrays(
         row_bytes = int(np.prod(files.shape)) * files.dtype.itemsize
     else:
         said.append("There are no images among the arrays.")
+    newest = [max(array.mtime_ns for array in part.arrays) for part in parts]
+    times = np.repeat(np.array(newest, np.int64), [part.num_rows for part in parts])
     return Listing(
         layout=layout,
         keys=tuple(keys),
@@ -87,9 +89,7 @@ def list_named_arrays(
         columns=columns,
         notes=(recognised, *notes, *said),
         sizes=np.full(len(keys), row_bytes, np.int64),
-        mtimes_ns=np.repeat(
-            np.array([max(array.mtime_ns for array in p.arrays) for p in parts], np.int64), [p.num_rows for p in parts]
-        ),
+        mtimes_ns=times,
         files=files,
         masks=masks,
     )

@@ -28,12 +28,16 @@ _PROBED = 64  # images whose size is looked up, those of the largest numbers
 def with_places(listing: Listing) -> Listing:
     """The listing, its columns of boxes and points with what they are, or marked as of unknown form; notes say which.
 
-    Columns that say what they are already, and datasets without images, stay as they are.
+    Columns that say already what they are, in pixels, and datasets without images, stay as they are.
     """
     if listing.files is None:
         return listing
     columns, notes = dict(listing.columns), list(listing.notes)
     for name, column in listing.columns.items():
+        if column.moves and _are_fractions(column.values):
+            columns[name] = replace(column, attrs=column.attrs | {"coordinates": UNKNOWN}, moves="")
+            notes.append(f"Column {name!r} holds places that seem to be fractions of the image: not moved with it.")
+            continue
         if column.moves or "coordinates" in column.attrs or column.values.dtype.kind not in "iuf":
             continue
         if name.lower() in BOXES:

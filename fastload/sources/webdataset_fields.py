@@ -184,7 +184,7 @@ def _json_label(
 def _label_kind(value: Any) -> str:
     if isinstance(value, str):
         return "text"
-    return "number" if isinstance(value, (int, float)) and math.isfinite(value) else "none"
+    return "number" if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else "none"
 
 
 def _text_label(values: list[Any], name: str, left: dict[int, str]) -> Column:
