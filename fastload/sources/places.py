@@ -123,13 +123,3 @@ def _are_fractions(values: NDArray[Any]) -> bool:
         return False
     known = values[np.isfinite(values)]
     return bool(known.any() and known.min() >= 0 and known.max() <= 1)
-
-
-def _letter(name: str) -> str:
-    """x or y for a corner's place, w or h for a size; ? for anything else, such as a centre."""
-    low = name.lower().removeprefix("bbox_")
-    if low in ("w", "width", "h", "height"):
-        return low[0]
-    plain = low.replace("_", "").replace("min", "").replace("max", "").rstrip("0123456789")
-    plain = {"left": "x", "right": "x", "top": "y", "bottom": "y"}.get(plain, plain)
-    return plain if plain in ("x", "y") else "?"
