@@ -73,7 +73,7 @@ def _box_form(files: Files | Pictures | Arrays, column: Column) -> tuple[Moves, 
     if values.ndim not in (2, 3) or values.shape[-1] != 4:
         return "", f"a row is {values.shape[1:]}, not 4 numbers or (M, 4)"
     if names := column.attrs.get("names"):
-        letters = "".join(map(_letter, names))
+        letters = "".join(map(axis_letter, names))
         if letters == "xyxy":
             return "xyxy", "by the names of its numbers"
         return ("xywh", "by the names of its numbers") if letters == "xywh" else ("", f"named {', '.join(names)}")
