@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError
+from fastload.fitting import axis_letter
 from fastload.sources.listing import Arrays, Column, Files, Listing, Moves, Pictures
 from fastload.sources.table_boxes import CORNERS, SIZED
 
