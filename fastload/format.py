@@ -26,9 +26,10 @@ gzip filter instead; then rows have no offset, and digests are of their decoded 
 
 Root attributes: `fastload_version` (1), `fastload_writer`, `decoder` (names and versions of what decoded the
 pixels), `source_layout`, `pack_options` (JSON; only what shapes bytes), `seed`, `shuffled` (rows were shuffled
-within each split), `repacked` (JSON; what was chosen from or joined to a packed file, where that was done), and `header_digest`: XXH3-128 (hex) over the JSON description of every dataset (shape, dtype,
-chunks, offset, attributes) and of the root attributes, then the bytes of `digest` and `digest_fields`. It is the
-file's identity. There are no time stamps: the same source and options give the same bytes.
+within each split), `repacked` (JSON; what was chosen from or joined to a packed file, where that was done), and
+`header_digest`: XXH3-128 (hex) over the JSON description of every dataset (shape, dtype, chunks, offset, attributes)
+and of the root attributes, then the bytes of `digest` and `digest_fields`. It is the file's identity. There are no
+time stamps: the same source and options give the same bytes.
 
 Files of other origin are described in the same terms: a dataset whose rows do not lie back to back has no offset
 and is read through h5py. External links and storage, virtual datasets, object types and offsets outside the file

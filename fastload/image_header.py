@@ -61,6 +61,8 @@ class ImageHeader(NamedTuple):
     """Pillow's mode of the stored pixels; ";16": more than 8 bits, "+alpha": transparency beside the mode."""
     frames: int
     """Frames or pages; only the first is used. Some may be damaged."""
+    turned: bool = False
+    """Whether an EXIF orientation turns or mirrors the pixels as they are stored."""
 
 
 def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
@@ -88,7 +90,7 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         check_size(frame.height, frame.width)
         height, width = upright_size(frame.height, frame.width, frame.orientation)
         channels = 1 if frame.components == 1 else 3
-        return ImageHeader(height, width, channels, 8, _JPEG_KINDS[frame.components], 1)
+        return ImageHeader(height, width, channels, 8, _JPEG_KINDS[frame.components], 1, frame.orientation != 1)
     while len(data) >= size:
         size *= 16
         data = read_head(size)
@@ -113,7 +115,7 @@ def _pillow_header(data: bytes) -> ImageHeader:
         frames = int(getattr(image, "n_frames", 1))
     except Exception:  # noqa: BLE001 - whatever a damaged later frame makes Pillow raise, the first is good
         frames = 1
-    return ImageHeader(*upright_size(height, width, orientation), channels, bits, kind, frames)
+    return ImageHeader(*upright_size(height, width, orientation), channels, bits, kind, frames, orientation != 1)
 
 
 def open_image(data: bytes) -> ImageFile.ImageFile:

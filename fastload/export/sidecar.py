@@ -12,10 +12,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.export.plan import ExportPlan
+from fastload.fitting import axis_letter
 from fastload.layout import writer_name
 from fastload.sources.exported import FORMAT, VERSION
 from fastload.sources.listing import Column, Listing, Moves
-from fastload.sources.places import BOXES, POINTS, letters_of
+from fastload.sources.places import BOXES, POINTS
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)  # no time stamps: the same rows give the same bytes
 
@@ -80,5 +81,5 @@ def _moves(name: str, column: Column) -> Moves:
         return ""
     if name.lower() in BOXES and values.shape[-1] == 4:
         forms: dict[str, Moves] = {"xyxy": "xyxy", "xywh": "xywh"}
-        return forms.get(letters_of(column.attrs.get("names", ())), "")
+        return forms.get("".join(map(axis_letter, column.attrs.get("names", ()))), "")
     return "points" if name.lower() in POINTS else ""

@@ -19,12 +19,11 @@ from fastload.pack.resume import PackJob, exists, journal_path
 from fastload.pack.run import PackReport, run_job
 from fastload.pack.survey import Survey, limited, list_samples, survey_source
 from fastload.pack.workers import WorkerPool
-from fastload.sources import LAYOUTS, detect_layout
 from fastload.sources.listing import Listing, OnError
 from fastload.sources.options import MasksWanted, SourceOptions
 from fastload.sources.tree import open_tree
 
-__all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
+__all__ = ["PackOptions", "PackReport", "Survey", "check_output", "pack_images", "pack_listing", "survey_source"]
 
 
 def pack_images(
@@ -103,6 +102,9 @@ def pack_images(
     output = _checked_output(output, overwrite, workers)
     _check_apart(Path(source), output)
     with WorkerPool(available_cpus() if workers is None else workers) as pool:
+        # Imported here: repacking, which has its listing, does without all the layouts.
+        from fastload.sources import LAYOUTS, detect_layout
+
         tree = open_tree(source)
         name = layout or detect_layout(tree)[0]
         if name not in LAYOUTS or LAYOUTS[name].decodes:
@@ -140,13 +142,13 @@ def _checked_output(output: str | Path, overwrite: bool, workers: int | None) ->
     output = Path(output)
     if output.is_symlink():
         output = output.resolve()
-    _check_output(output)
+    check_output(output)
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise exists(output)
     return output
 
 
-def _check_output(output: Path) -> None:
+def check_output(output: Path) -> None:
     """Refuse an output that cannot be, before any work."""
     if output.is_dir():
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")

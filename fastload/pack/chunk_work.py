@@ -64,6 +64,7 @@ class Worker:
             block.headers[at] = (header.height, header.width, header.channels, header.bits)
             block.kinds[header.kind] += 1
             block.kinds["frames"] += header.frames > 1
+            block.kinds["turned"] += header.turned
         return block
 
     def pack(self, task: ChunkTask) -> ChunkResult:

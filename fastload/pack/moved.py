@@ -27,3 +27,20 @@ def move_columns(listing: Listing, frames: NDArray[np.int32], target: Target) ->
             values[known] = moved_places(column.values[known], column.moves, frames[known], target)
             columns[name] = Column(values, column.attrs, column.moves)
     return replace(listing, columns=columns)
+
+
+def boxes_gone(before: Listing, after: Listing, samples: NDArray[np.int64]) -> int:
+    """How many boxes of these samples had an area before they were moved, and have none now."""
+    gone = 0
+    for name, column in before.columns.items():
+        if column.moves in ("xywh", "xyxy") and after.columns[name] is not column:
+            was, now = (_areas(each.columns[name], samples) for each in (before, after))
+            gone += int(np.sum((was > 0) & (now <= 0)))
+    return gone
+
+
+def _areas(column: Column, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+    boxes = column.values[samples].astype(np.float64)
+    sides = boxes[..., 2:] - boxes[..., :2] if column.moves == "xyxy" else boxes[..., 2:]
+    area: NDArray[np.float64] = sides[..., 0] * sides[..., 1]
+    return area

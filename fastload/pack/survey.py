@@ -17,12 +17,11 @@ from fastload.decode import Target
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.layout import PixelSpec, chunk_rows_for
 from fastload.pack.headers import read_headers
-from fastload.pack.moved import move_columns
+from fastload.pack.moved import boxes_gone, move_columns
 from fastload.pack.one_kind import conversions, one_kind, several_sizes
 from fastload.pack.options import PackOptions, Progress, check_choice
 from fastload.pack.workers import WorkerPool
 from fastload.plan import permute
-from fastload.sources import list_source
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.tree import Tree
 
@@ -108,6 +107,8 @@ class Survey:
 
 def list_samples(source: str | Path | Tree, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
     """The samples of a source, reduced to `limit` of them spread evenly over the listing."""
+    from fastload.sources import list_source  # it brings all the layouts
+
     check_choice("on_error", on_error, get_args(OnError))
     return limited(list_source(source, layout, on_error, options.source), options)
 
@@ -144,13 +145,19 @@ def survey_listing(
     samples = all_but(len(listing), reasons)
     if not len(samples):
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
-    frames = kinds.pop("frames", 0)
+    frames, turned = kinds.pop("frames", 0), kinds.pop("turned", 0)
     target, sizes = decide(headers[samples], options, source)
     converted = conversions(kinds, target.channels, target.dtype)
     if frames:
         converted["several frames -> the first"] = frames
+    if turned:
+        kept = " (masks, boxes and points count as upright already)" if listing.masks or _has_places(listing) else ""
+        converted[f"EXIF orientation -> upright{kept}"] = turned
     _check_masks(listing, source)
+    _check_known_places(listing, target, source)
     moved = move_to(listing, headers, target)
+    if gone := boxes_gone(listing, moved, samples):
+        converted["boxes that the crop cuts away whole -> no area"] = gone
     return Survey(moved, samples, options, target, sizes, converted, tuple(skipped), headers=headers)
 
 
@@ -179,6 +186,16 @@ def move_to(listing: Listing, headers: NDArray[np.void], target: Target) -> List
     if not target.fit or not _has_places(listing):
         return listing
     return move_columns(listing, np.stack([headers["height"], headers["width"]], 1), target)
+
+
+def _check_known_places(listing: Listing, target: Target, source: str | Path) -> None:
+    """Refuse to resize under boxes of which it is not known how their numbers are to be read."""
+    unknown = [name for name, column in listing.columns.items() if column.attrs.get("coordinates") == "unknown"]
+    if target.fit and unknown:
+        raise SourceError(
+            f"{source}: `--size` would leave {first_few(unknown)} behind: it is not known whether the numbers are "
+            f"corners, or a corner and a size. Pack without `--size`, or bring the images to their size beforehand."
+        )
 
 
 def _has_places(listing: Listing) -> bool:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import posixpath
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.sources.absent_masks import fill_value
 from fastload.sources.arrow_shards import Encoded, Shard, encoded_images
-from fastload.sources.arrow_values import Features, values_of_arrow
+from fastload.sources.arrow_values import Features, features_of, values_of_arrow
 from fastload.sources.joined import JoinedFiles
-from fastload.sources.listing import Files, Masks
+from fastload.sources.listing import Files, Masks, first_few
 from fastload.sources.table_images import ImageIndex
 from fastload.sources.table_values import Values
 from fastload.sources.tree import Tree, key_of, open_tree
 
-IGNORE = 255  # where only some samples have a mask
-
 
 def values_in(shards: list[Shard], name: str, features: Features) -> Values:
+    """One column of all files; where these number their classes differently, by the classes of `features`.
+
+    Raises:
+        SourceError: a class that its file does not name; classes in lists that files number differently.
+    """
     import pyarrow as pa
 
     kinds = [shard.schema.field(name).type for shard in shards if name in shard.schema.names]
@@ -34,12 +39,43 @@ def values_in(shards: list[Shard], name: str, features: Features) -> Values:
         values = values_of_arrow(pa.chunked_array(chunks, kind), name, names)
     except UnicodeDecodeError as exc:
         raise SourceError(f"{shards[0].path}: column {name!r} holds text that is not UTF-8: {exc}.") from exc
-    if names and values.kind == "int" and len(values) and int(values.values.max()) >= len(names):
+    return _by_common_classes(shards, name, values) if names else values
+
+
+def _by_common_classes(shards: list[Shard], name: str, values: Values) -> Values:
+    """The values with each file's classes renumbered as `values.names` has them."""
+    renumbered = values.values.copy()
+    start = 0
+    for shard in shards:
+        rows = slice(start, start + shard.num_rows)
+        start += shard.num_rows
+        own = features_of(shard.schema).classes.get(name, values.names)
+        if values.kind != "int":
+            require_same_classes(shard, name, own, values.names)
+            continue
+        numbers = values.values[rows]
+        if len(numbers) and int(numbers.max()) >= len(own):
+            raise SourceError(
+                f"{shard.path}: column {name!r} holds the class {numbers.max()}, but its schema names only "
+                f"{len(own)}. Mend the schema, or fetch the files again."
+            )
+        if own != values.names[: len(own)]:
+            table = np.array([*map(values.names.index, own), -1], np.int64)  # the last: below 0 stays without a class
+            renumbered[rows] = table[np.maximum(numbers, -1)]
+    return replace(values, values=renumbered)
+
+
+def require_same_classes(shard: Shard, name: str, own: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Refuse a file whose classes are numbered in another order, in a column of lists.
+
+    Raises:
+        SourceError: they are.
+    """
+    if own != names[: len(own)]:
         raise SourceError(
-            f"{shards[0].path}: column {name!r} holds the class {values.values.max()}, but its schema names only "
-            f"{len(names)}. Mend the schema, or fetch the files again."
+            f"{shard.path}: the classes of column {name!r} are numbered otherwise than in other files: "
+            f"{first_few(list(own), 4)}, not {first_few(list(names), 4)}. Write all files with one list of classes."
         )
-    return values
 
 
 def index_of(tree: Tree) -> ImageIndex:
@@ -95,9 +131,9 @@ def masks_of(
     present = np.ones(len(shard_of), np.bool_)
     present[list(bad)] = False
     notes.append(f"Masks by column {name!r}.")
-    if bad:
-        notes.append(f"Images without a mask ({len(bad)}): theirs are {IGNORE} throughout.")
-    return Masks(files, present, ignore_index=IGNORE if bad else None), sizes, mtimes
+    fill, filled = fill_value(files, present, str(tree.given)) if present.any() else (255, [])
+    notes += filled
+    return Masks(files, present, ignore_index=fill), sizes, mtimes
 
 
 def keys_of(encoded: Encoded | None, names: list[str], counts: list[int]) -> list[str]:

@@ -59,6 +59,29 @@ def features_of(schema: Any) -> Features:
     return Features(tuple(images), classes)
 
 
+def common_classes(each: list[Features], counts: list[int]) -> tuple[Features, list[str]]:
+    """The features of all files of a dataset: where their lists of classes differ, the union of these.
+
+    Args:
+        each: of the files, in order.
+        counts: their rows; a file without any says nothing.
+
+    Returns:
+        The features, and the columns whose classes differ between files.
+    """
+    classes: dict[str, tuple[str, ...]] = {}
+    differ: list[str] = []
+    for features, count in zip(each, counts, strict=True):
+        for name, names in features.classes.items() if count else ():
+            known = classes.setdefault(name, names)
+            if known != names:
+                # A longer list that begins like the other only names more.
+                classes[name] = (*known, *[one for one in names if one not in known])
+                differ += [name] if name not in differ else []
+    images = dict.fromkeys(name for features in each for name in features.images)
+    return Features(tuple(images), each[0].classes | classes), differ
+
+
 def values_of_arrow(column: Any, name: str, names: tuple[str, ...] = ()) -> Values:
     """The values of a chunked array; lists of one length (of lists ...) of numbers as (N, L, ...)."""
     import pyarrow as pa

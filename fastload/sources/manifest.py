@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.sources.absent_masks import fill_value
 from fastload.sources.listing import Files, Listing, Masks, OnError, first_few
 from fastload.sources.options import SourceOptions
 from fastload.sources.table_boxes import OBJECTS, nested_boxes
@@ -29,8 +30,6 @@ from fastload.sources.table_values import Values, values_of
 from fastload.sources.tree import Tree, key_of, open_tree
 
 __all__ = ["list_manifest", "manifest_evidence"]
-
-IGNORE = 255  # where only some samples have a mask
 
 
 def list_manifest(
@@ -212,7 +211,7 @@ def _masks(
         notes.append(f"Column {name!r} names no mask.")
         return None, nowhere
     notes.append(f"Masks by column {name!r}.")
-    if not present.all():
-        notes.append(f"Images without a mask ({int((~present).sum())}): theirs are {IGNORE} throughout.")
     files: Files = images.files.take(np.where(present, positions, positions[present][0]))
-    return Masks(files, present, ignore_index=None if present.all() else IGNORE), positions
+    fill, filled = fill_value(files, present, where)
+    notes += filled
+    return Masks(files, present, ignore_index=fill), positions

@@ -12,7 +12,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fastload.errors import OptionError, SourceError
+from fastload.sources.absent_masks import fill_value
 from fastload.sources.folder import SPLITS
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.options import SourceOptions
@@ -52,7 +55,7 @@ def list_mask_folders(
     """The listing of images with the masks of the same name, split by split, in the order of their names.
 
     What the values of the masks mean is not known: they have no names, and no `ignore_index` unless a split has no
-    masks at all (then 255, which fills its rows).
+    masks at all (then a value that no mask holds, mostly 255, which fills its rows).
 
     Raises:
         OptionError: instance masks are asked for: which kind they are is not known.
@@ -96,11 +99,14 @@ def list_mask_folders(
     mask_positions = [masks.get(place, -1) for place in rows]
     wanted = options.masks != "none"
     absent = sorted({split_of[place] for place in rows} - with_masks)
-    if absent and wanted:
-        notes.append(f"Splits without masks: {', '.join(absent)}; they are packed without, filled with 255.")
+    fill = None
     if wanted:
+        at = np.array(mask_positions, np.int64)
+        fill, filled = fill_value(tree.files.take(np.maximum(at, 0)), at >= 0, str(tree.given))
+        notes += [f"Splits without masks: {', '.join(absent)}.", *filled] if absent else []
         seen = [str(value) for value in values_seen(tree, [at for at in mask_positions if at >= 0])]
-        notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}. What they mean is not known.")
+        if seen:
+            notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}. What they mean is not known.")
     return assemble(
         tree,
         "mask-folders",
@@ -109,7 +115,7 @@ def list_mask_folders(
         columns={},
         notes=notes,
         skipped=found.settle(),
-        masks=masks_at(tree, mask_positions, ignore_index=255 if absent else None) if wanted else None,
+        masks=masks_at(tree, mask_positions, ignore_index=fill) if wanted else None,
         mask_positions=mask_positions if wanted else None,
     )
 

@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.sources.absent_masks import values_of_masks
 from fastload.sources.folder import ORDER, leave_out_broken
 from fastload.sources.listing import Column, Listing, Masks, OnError, first_few, require_unique
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
-
-_PROBED_MASKS = 32  # enough for a rare value to show, few enough to take a blink
 
 
 class Contradictions:
@@ -105,19 +104,7 @@ def values_seen(tree: Tree, positions: Sequence[int]) -> NDArray[np.int64]:
 
     The packer reads every mask and says what is wrong with one; this only tells how they are numbered.
     """
-    # Imported here, as whoever only needs a Column should not pay for Pillow.
-    from fastload.image_header import open_image, pillow_silenced
-
-    step = max(1, len(positions) // _PROBED_MASKS)
-    seen = np.zeros(256, np.bool_)
-    for position in positions[::step][:_PROBED_MASKS]:
-        try:
-            with pillow_silenced(), open_image(tree.files.read(position)) as image:
-                if image.mode in ("L", "P"):
-                    seen[np.asarray(image)] = True
-        except Exception as exc:  # noqa: BLE001  # Pillow's plugins raise anything; the packer names the damaged file
-            _ = exc
-    return np.flatnonzero(seen)
+    return values_of_masks(tree.files, positions)
 
 
 def assemble(

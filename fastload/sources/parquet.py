@@ -7,6 +7,7 @@ train/data-00000-of-00001.arrow     a folder that `datasets` saved with save_to_
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
-from fastload.sources.arrow_rows import encoded_column, index_of, keys_of, masks_of, resolved, values_in
+from fastload.sources.arrow_rows import (
+    encoded_column,
+    index_of,
+    keys_of,
+    masks_of,
+    require_same_classes,
+    resolved,
+    values_in,
+)
 from fastload.sources.arrow_shards import Shard
-from fastload.sources.arrow_values import Features, features_of
+from fastload.sources.arrow_values import Features, common_classes, features_of
 from fastload.sources.folder import SPLITS
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.options import SourceOptions
@@ -26,6 +35,7 @@ from fastload.sources.table_files import IMAGE_COLUMNS, split_of_name
 from fastload.sources.table_splits import MASK_COLUMNS, split_cells, split_index
 from fastload.sources.tree import Tree, key_of, open_tree
 
+_PART = re.compile(r"(.*-)(\d{5,6})-of-(\d{5,6})(?:-[0-9a-f]+)?(\.\w+)", re.DOTALL)
 _FIRST_IMAGES = ("image", "img", "pixel_values", "picture", "photo")
 
 
@@ -75,9 +85,18 @@ def list_parquet(
         )
     shard_of = np.repeat(np.arange(len(shards)), counts)
     row_of = np.concatenate([np.arange(count) for count in counts])
-    features = features_of(shards[0].schema)
+    features, differ = common_classes([features_of(shard.schema) for shard in shards], counts)
     columns = _column_names(shards, names)
     notes = [f"Layout parquet, told by {first_few([key_of(name) for name in names], 3)}; {total} rows."]
+    if differ:
+        notes.append(f"Files name different classes in column {first_few(differ)}: renumbered by name, all of them.")
+    if lacking := _missing_parts(names):
+        if on_error == "fail" and not tree.file:
+            raise SourceError(
+                f"{tree.given}: files that are missing by the names of the others ({len(lacking)}): "
+                f"{first_few(lacking)}. Fetch them, or pack what is there with `--on-error skip`."
+            )
+        notes.append(f"Files are missing by the names of the others ({len(lacking)}): {first_few(lacking)}.")
 
     image = _image_column(features, columns, shards, tree, options, notes)
     splits, split_column = _splits(shards, names, columns, shard_of, options, notes)
@@ -103,6 +122,9 @@ def list_parquet(
     nested = None
     if objects := next((name for name in OBJECTS if name in columns and name not in taken), ""):
         cells = [cell for shard in shards for cell in shard.column(objects).to_pylist()]
+        for shard in shards if objects in features.classes else ():
+            own = features_of(shard.schema).classes.get(objects, ())
+            require_same_classes(shard, objects, own, features.classes[objects])
         nested = nested_boxes(cells, features.classes.get(objects, ()))
         if nested:
             taken.add(objects)
@@ -158,6 +180,21 @@ def _places(tree: Tree) -> list[int]:
         return found
     saved = {name.rpartition("/")[0] for name in tree.names if name.rpartition("/")[2] == "state.json"}
     return [i for i, name in enumerate(tree.names) if name.endswith(".arrow") and name.rpartition("/")[0] in saved]
+
+
+def _missing_parts(names: list[str]) -> list[str]:
+    """The files of train-00000-of-00003.parquet and its like that are not there."""
+    parts: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        if found := _PART.fullmatch(name):
+            before, number, total, suffix = found.groups()
+            parts.setdefault((before, total, suffix), set()).add(int(number))
+    lacking: list[str] = []
+    for (before, total, suffix), there in parts.items():
+        for number in range(min(int(total), 100_000)) if len(there) < int(total) else ():
+            if number not in there:
+                lacking.append(key_of(f"{before}{number:0{len(total)}d}-of-{total}{suffix}"))
+    return lacking
 
 
 def _column_names(shards: list[Shard], names: list[str]) -> list[str]:

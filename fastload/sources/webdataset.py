@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.sources.absent_masks import fill_value
 from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import Listing, Masks, OnError, first_few
 from fastload.sources.options import SourceOptions
@@ -35,7 +36,6 @@ from fastload.sources.webdataset_samples import (
 )
 
 _BESIDE_IMAGES = {"txt", JSON, ARRAY}  # these tell only in a flat tar: in class folders too, they lie beside images
-_NO_MASK = 255  # fills the masks of samples without one, where others have one
 
 
 def webdataset_evidence(tree: Tree) -> list[str]:
@@ -90,6 +90,7 @@ def list_webdataset(
     images = choose_images(tree, samples, counts, options.image_column, left, notes)
     columns = collect_columns(tree, members, samples, options.labels, on_error, left, notes)
     masks = None if options.masks == "none" else _choose_masks(samples, notes)
+    packed = None if masks is None else _masks(members, masks, str(tree.given), notes)
     reasons = [(key_of(samples[i].name), why) for i, why in sorted(left.items())]
     if reasons and on_error == "fail":
         raise SourceError(
@@ -117,7 +118,7 @@ def list_webdataset(
         mtimes_ns=members.mtimes_ns[shown],
         files=members.files.take(images) if (images >= 0).any() else None,
         skipped=(*skipped, *reasons),
-        masks=None if masks is None else _masks(members, masks),
+        masks=packed,
     )
     return _without_empty_splits(listing.take(keep[np.argsort(split[keep], kind="stable")]))
 
@@ -134,9 +135,11 @@ def _choose_masks(samples: list[Sample], notes: list[str]) -> NDArray[np.int64] 
     return np.array([sample.fields.get(field, -1) for sample in samples], np.int64)
 
 
-def _masks(members: Members, masks: NDArray[np.int64]) -> Masks:
-    present = masks >= 0
-    return Masks(members.files.take(masks), present, ignore_index=None if present.all() else _NO_MASK)
+def _masks(members: Members, masks: NDArray[np.int64], where: str, notes: list[str]) -> Masks:
+    files, present = members.files.take(masks), masks >= 0
+    fill, filled = fill_value(files, present, where)
+    notes += filled
+    return Masks(files, present, ignore_index=fill)
 
 
 def _splits(

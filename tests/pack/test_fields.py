@@ -242,3 +242,23 @@ def test_root_attributes_of_the_listing_are_taken_over(tmp_path: Path) -> None:
 def test_pack_images_names_the_mask_it_cannot_know(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"masks='both' is not known; accepted: auto, none, semantic, instance"):
         pack_images(tmp_path, tmp_path / "a.h5", masks="both")  # type: ignore[arg-type]
+
+
+def test_what_turning_and_cropping_do_to_places_is_counted(tmp_path: Path) -> None:
+    root = drawn(tmp_path / "src", 3)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    picture = Image.open(root / "images" / "001.png")
+    picture.load()
+    picture.save(root / "images" / "001.png", exif=exif)
+    listing = listed(root)
+    far = np.array([[50, 0, 6, 8], [8, 10, 24, 10]], np.float32)  # at the right edge, which a square crop cuts off
+    boxes = replace(listing.columns["boxes"], values=np.tile(far, (3, 1, 1)))
+    listing = replace(listing, columns={**listing.columns, "boxes": boxes})
+    options = PackOptions(size=(20, 20))
+    report = pack_listing(listing, tmp_path / "a.h5", options=options, source_name="SRC", workers=0)
+    assert report.converted["boxes that the crop cuts away whole -> no area"] == 3
+    assert report.converted["EXIF orientation -> upright (masks, boxes and points count as upright already)"] == 1
+    unknown = replace(boxes, moves="", attrs={"coordinates": "unknown"})
+    with pytest.raises(SourceError, match="would leave boxes behind"):
+        pack(replace(listing, columns={"boxes": unknown}), tmp_path / "b.h5", size=(20, 20))

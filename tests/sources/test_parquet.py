@@ -72,6 +72,37 @@ def test_a_hub_folder_gives_splits_labels_and_names(tmp_path: Path) -> None:
     assert listing.files.take(np.array([5, 1])).read_head(1, 2) == b"on" and listing.sizes[1] == 3
 
 
+def test_files_that_number_their_classes_differently_are_renumbered_by_name(tmp_path: Path) -> None:
+    def shard(name: str, labels: list[int], *names: str) -> None:
+        meta = features(image={"_type": "Image"}, label={"_type": "ClassLabel", "names": list(names)})
+        cells = images(*[(b"x", None)] * len(labels))
+        write(tmp_path / name, {"image": cells, "label": pa.array(labels, pa.int64())}, meta)
+
+    shard("train.parquet", [0, 1, 2, -1], "zeb", "ant", "cow")
+    shard("test.parquet", [0, 1, 2], "ant", "cow", "dog")
+    listing = list_source(tmp_path)
+    named = listing.columns["labels"].attrs["names"]
+    said = ["" if label < 0 else named[label] for label in listing.columns["labels"].values.tolist()]
+    assert sorted(named) == ["ant", "cow", "dog", "zeb"]
+    assert [f"{key[:2]} {name}" for key, name in zip(listing.keys, said, strict=True)] == [
+        *["te ant", "te cow", "te dog"],
+        *["tr zeb", "tr ant", "tr cow", "tr "],
+    ]
+    assert "renumbered by name" in notes(listing)
+    shard("test.parquet", [3], "ant", "cow", "dog")
+    with pytest.raises(SourceError, match=r"test.parquet: column 'label' holds the class 3, but .* names only 3"):
+        list_source(tmp_path)
+
+
+def test_files_that_are_missing_by_the_names_of_the_others(tmp_path: Path) -> None:
+    meta = features(image={"_type": "Image"})
+    for name in ("train-00000-of-00003-ab12", "train-00002-of-00003-cd34", "test-00000-of-00001"):
+        write(tmp_path / f"{name}.parquet", {"image": images((b"x", None)), "label": [0]}, meta)
+    with pytest.raises(SourceError, match=r"missing by the names of the others \(1\): train-00001-of-00003.parquet"):
+        list_source(tmp_path)
+    assert "train-00001-of-00003.parquet" in notes(list_source(tmp_path, on_error="skip"))
+
+
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
 def test_plain_binary_and_null_pieces_within_batches(tmp_path: Path, kind: Any) -> None:
     cells = [b"x" * (i % 7 + 1) for i in range(3000)]
