@@ -59,7 +59,7 @@ def plan_export(listing: Listing, layout: ExportLayout, suffix: str) -> ExportPl
 def _classes(listing: Listing) -> Column | None:
     """The labels, when each row has one class."""
     column = listing.columns.get("labels")
-    return column if column is not None and column.values.ndim == 1 else None
+    return column if column is not None and column.values.ndim == 1 and column.values.dtype.kind in "iu" else None
 
 
 def _no_folders(listing: Listing) -> str:
@@ -67,6 +67,8 @@ def _no_folders(listing: Listing) -> str:
     labels = listing.columns.get("labels")
     if labels is not None and labels.values.ndim > 1:
         return "each row has several labels"
+    if labels is not None and labels.values.dtype.kind not in "iu":
+        return "its labels are no class numbers"
     for split, name in enumerate(listing.split_names):
         here = listing.split == split
         if len(listing.split_names) > 1 and name not in ORDER:
