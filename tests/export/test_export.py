@@ -362,3 +362,19 @@ def test_what_was_changed_meanwhile_is_not_overwritten(tmp_path):
     with pytest.raises(OutputError, match="was changed since it was exported"):
         export_file(source, tmp_path / "out")
     assert mine.read_bytes() == before
+
+
+def test_two_calls_never_write_into_one_folder(tmp_path):
+    source = make(tmp_path / "a.h5")
+    seen = []
+
+    def meanwhile(stage: str, done: int, total: int) -> None:
+        with pytest.raises(OutputError, match="another process is exporting into it"):
+            export_file(source, tmp_path / "out")
+        seen.append(done)
+
+    export_file(source, tmp_path / "out", workers=1, progress=meanwhile)
+    assert seen and len(files_in(tmp_path / "out")) == 24
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / JOURNAL).touch()  # killed as it began
+    assert export_file(source, tmp_path / "two").kept == 0
