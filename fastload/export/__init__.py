@@ -120,7 +120,7 @@ def export_file(
     job = Job(listing, plan, Path(folder), encode, header.path)
     about = _about(header, split, plan.layout, format)
     _check_folder(job.folder, about)
-    notes = list(plan.notes)
+    notes = [*listing.notes, *plan.notes]
     try:
         _check_space(job)
         with _locked(job.folder, about) as resumed:
@@ -252,8 +252,11 @@ def _locked(folder: Path, about: str) -> Iterator[bool]:
             raise OutputError(f"{folder}: another process has just written there. Give a new folder.")
         resumed = _check_folder(folder, about)
         if not resumed:
-            os.write(fd, about.encode())
-            os.fsync(fd)
+            try:
+                os.pwrite(fd, about.encode(), 0)
+                os.fsync(fd)
+            except OSError as exc:
+                raise OutputError(f"{journal}: cannot be written ({exc.strerror}). Free some space.") from exc
         yield resumed
     finally:
         os.close(fd)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,14 +44,11 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
     """
     file = read_header(path)
     with open_hdf5(file.path) as hdf5:
-        if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
-            raise FormatError(
-                f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it "
-                f"was changed or damaged after packing. Copy the file again, or pack it again."
-            )
         try:
+            _check_header(file, hdf5)
+            notes = _left_out(file, hdf5)
             values = {name: hdf5[name][()] for name in file.fields if name not in PIXEL_FIELDS}
-        except (OSError, RuntimeError) as exc:  # h5py, where a filter fails
+        except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
             raise FormatError(f"{file.path}: its fields cannot be read ({exc}). Copy the file again.") from exc
     keys = _keys(file, values)
     if file.version is not None:
@@ -82,7 +80,7 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         split=split,
         split_names=split_names,
         columns=columns,
-        notes=(),
+        notes=notes,
         sizes=np.full(file.num_rows, row_bytes, np.int64),
         mtimes_ns=np.full(file.num_rows, file.identity.mtime_ns, np.int64),
         files=rows_of(file, "images") if "images" in file.fields else None,
@@ -90,6 +88,26 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         attrs=_attrs(file),
         digests=digests,
     )
+
+
+def _check_header(file: PackedFile, hdf5: h5py.File) -> None:
+    if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
+        raise FormatError(
+            f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
+            f"changed or damaged after packing. Copy the file again, or pack it again."
+        )
+
+
+def _left_out(file: PackedFile, hdf5: h5py.File) -> tuple[str, ...]:
+    """Notes on what another tool's file holds besides the fields of its rows."""
+    names = [name for name in hdf5 if name not in file.fields]
+    lost = [name for name in ("labels", "masks") if name in names]
+    if lost:
+        raise FormatError(
+            f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. Pack it: "
+            f"`fastload pack {file.path} OUT.h5`."
+        )
+    return (f"{file.path.name}: left out, being no numbers by row: {first_few(names)}.",) if names else ()
 
 
 def pack_options(file: PackedFile) -> dict[str, Any]:

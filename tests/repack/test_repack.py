@@ -426,6 +426,12 @@ def test_labels_that_are_texts_become_classes(tmp_path):
         assert file["labels"][()].tolist() == [1, 0, -1] * 3 and file["labels"].dtype == np.int64
         assert file["labels"].attrs["names"].astype(str).tolist() == ["ant", "bee"]
     assert export_file(source, tmp_path / "out").layout == "csv"
+    any_length = foreign(tmp_path / "v.h5", labels=texts.astype(str).tolist(), titles=["x"] * 9)
+    with pytest.raises(FormatError, match=r"`labels` is of a kind .* `fastload pack "):
+        repack_file(any_length, tmp_path / "w.h5")
+    with h5py.File(any_length, "r+") as file:
+        del file["labels"]
+    assert "v.h5: left out, being no numbers by row: titles." in repack_file(any_length, tmp_path / "w.h5").notes
     repack_file(foreign(tmp_path / "c.h5", labels=np.arange(9.0)), tmp_path / "d.h5")
     with h5py.File(tmp_path / "d.h5") as file:
         assert file["labels"][()].tolist() == list(range(9)) and file["labels"].dtype == np.int64

@@ -164,6 +164,17 @@ def test_what_the_user_changed_is_what_is_packed(exported, change, why):
         list_source(exported, "exported")
 
 
+def test_class_folders_that_were_changed_are_packed_as_folders(tmp_path):
+    ants = {"labels": Column(np.arange(N) % 2, {"names": ("ant", "bee")})}
+    export_file(make(tmp_path / "a.h5", ants), tmp_path / "out", layout="folder")
+    moved = min((tmp_path / "out" / "ant").iterdir())
+    moved.rename(tmp_path / "out" / "bee" / "moved.png")
+    report = pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert report.layout == "folder" and "files it lists are gone (1)" in report.notes[-1]
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert np.bincount(file["labels"][()]).tolist() == [5, 7]
+
+
 def edited(folder: Path, **values) -> None:
     said = json.loads((folder / SIDECAR).read_text())
     (folder / SIDECAR).write_text(json.dumps(said | values))
