@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -25,6 +25,7 @@ from fastload.sources.options import SourceOptions
 from fastload.sources.parquet import list_parquet, parquet_evidence
 from fastload.sources.places import with_places
 from fastload.sources.tree import Tree, open_tree
+from fastload.sources.unread import unread_annotations
 from fastload.sources.voc import list_voc, voc_evidence
 from fastload.sources.webdataset import list_webdataset, webdataset_evidence
 
@@ -197,6 +198,8 @@ def list_source(
     if options is not None:
         _refuse_unused(options, name, str(tree.given))
     listing = LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
+    if layout is None and name in ("folder", "mask-folders"):
+        listing = replace(listing, notes=(*listing.notes, *unread_annotations(tree)))
     # Datasets known by name say what their boxes are; formats may only call them so.
     return with_places(listing) if LAYOUTS[name].kind == "format" else listing
 
