@@ -198,7 +198,7 @@ def list_source(
     if options is not None:
         _refuse_unused(options, name, str(tree.given))
     listing = LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
-    if layout is None and name in ("folder", "mask-folders"):
+    if name in ("folder", "mask-folders"):
         listing = replace(listing, notes=(*listing.notes, *unread_annotations(tree)))
     # Datasets known by name say what their boxes are; formats may only call them so.
     return with_places(listing) if LAYOUTS[name].kind == "format" else listing

@@ -65,7 +65,7 @@ def manifest_evidence(tree: Tree) -> list[str]:
         return []
     index = ImageIndex(tree)
     found: list[str] = []
-    named, usual = 0, False
+    named, usual, by_file = 0, False, False
     for i in places:
         name = tree.names[i]
         table = _heads(tree, i, index.at(_folder(name)))
@@ -75,12 +75,14 @@ def manifest_evidence(tree: Tree) -> list[str]:
             found.append(f"{key_of(name)} (column {column}, e.g. {key_of(cells[0])})")
             named += count
             usual |= plain_name(column) in IMAGE_COLUMNS
+            by_file |= any(is_image(cell) for cell in cells[:_LOOKED_AT])
             if _stem(name) == METADATA:
                 return found
     # A log or a list of some images may lie beside class folders.
-    if found and named < (classed := _in_class_folders(tree)):
-        if not usual:
-            return []
+    classed = _in_class_folders(tree) if found else 0
+    if classed and not usual and (named < classed or not by_file):
+        return []
+    if named < classed:
         raise SourceError(
             f"{tree.given}: two layouts fit: manifest by {first_few(found)}, which names about {named} images, and "
             f"folder by class folders with {classed}. Say which one it is: `--layout manifest` or `--layout folder`."
