@@ -515,6 +515,6 @@ def test_boxes_in_one_cell_with_several_rows_an_image(tmp_path: Path) -> None:
 def test_as_many_categories_as_boxes(tmp_path: Path) -> None:
     make(tmp_path, "a.png", "b.png")
     rows = [{"bbox": [[1, 2, 3, 4]], "categories": [1]}, {"bbox": [[1, 2, 3, 4]], "categories": []}]
-    text = "".join(json.dumps({"file_name": f"{n}.png", "objects": row}) + "\n" for n, row in zip("ab", rows))
+    text = "".join(json.dumps({"file_name": f"{n}.png", "objects": row}) + "\n" for n, row in zip("ab", rows, strict=True))
     with pytest.raises(SourceError, match=r"line 2 of t.jsonl: 1 boxes and 0 categories"):
         list_source(write(tmp_path / "t.jsonl", text))
