@@ -126,6 +126,19 @@ def place_mask(mask: NDArray[np.uint8], target: Target, out: NDArray[np.uint8], 
     inner[...] = mask[rows][:, columns]
 
 
+def axis_letter(name: str) -> str:
+    """What a number of a box is by its name: x or y of a corner, w or h of a size; ? for anything else.
+
+    Such as x, xmin, x_1, left, bbox_x; a centre is nothing of these.
+    """
+    low = name.lower().removeprefix("bbox_")
+    if low in ("w", "width", "h", "height"):
+        return low[0]
+    plain = low.replace("_", "").replace("min", "").replace("max", "").rstrip("0123456789")
+    plain = {"left": "x", "right": "x", "top": "y", "bottom": "y"}.get(plain, plain)
+    return plain if plain in ("x", "y") else "?"
+
+
 def moved_places(
     values: NDArray[Any], moves: Literal["points", "xywh", "xyxy"], sizes: NDArray[Any], target: Target
 ) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ from fastload.sources.listing import Listing, OnError
 from fastload.sources.options import MasksWanted, SourceOptions
 from fastload.sources.tree import open_tree
 
-__all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
+__all__ = ["PackOptions", "PackReport", "Survey", "check_output", "pack_images", "pack_listing", "survey_source"]
 
 
 def pack_images(
@@ -142,13 +142,13 @@ def _checked_output(output: str | Path, overwrite: bool, workers: int | None) ->
     output = Path(output)
     if output.is_symlink():
         output = output.resolve()
-    _check_output(output)
+    check_output(output)
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise exists(output)
     return output
 
 
-def _check_output(output: Path) -> None:
+def check_output(output: Path) -> None:
     """Refuse an output that cannot be, before any work."""
     if output.is_dir():
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from fastload.fitting import axis_letter
 from fastload.format import Field, PackedFile
 from fastload.preview.words import class_name
 
@@ -159,17 +160,8 @@ def _box_form(field: Field) -> Literal["xywh", "xyxy"] | None:
     """How its four numbers make a box, by their names; None if they do not say, or are of another image."""
     if field.shape[-1:] != (4,) or len(field.shape) > 2 or _of_another_image(field):
         return None
-    letters = "".join(_letter(name.lower()) for name in field.names)
+    letters = "".join(axis_letter(name.lower()) for name in field.names)
     return letters if letters in ("xywh", "xyxy") else None  # type: ignore[return-value]  # just compared
-
-
-def _letter(name: str) -> str:
-    """x or y for a corner's place, w or h for a size; ? for anything else, such as a centre."""
-    if name in ("w", "width", "h", "height"):
-        return name[0]
-    plain = name.replace("_", "").replace("min", "").replace("max", "").rstrip("0123456789")
-    plain = {"left": "x", "right": "x", "top": "y", "bottom": "y"}.get(plain, plain)
-    return plain if plain in ("x", "y") else "?"
 
 
 def _are_points(field: Field) -> bool:

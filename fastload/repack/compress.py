@@ -30,7 +30,7 @@ from fastload.errors import FormatError, OptionError, OutputError, ResumeError, 
 from fastload.format import read_header
 from fastload.in_threads import in_threads
 from fastload.layout import PixelSpec, create_file, writer_name
-from fastload.pack import PackOptions, PackReport
+from fastload.pack import PackOptions, PackReport, check_output
 from fastload.pack.chunk_work import Worker, row_digests_of
 from fastload.pack.finish import sync_folder
 from fastload.pack.options import Progress
@@ -136,13 +136,7 @@ def compress_listing(
 
 
 def _check_output(output: Path, part: Path, overwrite: bool) -> None:
-    if output.is_dir():
-        raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
-    if output.exists() and not output.is_file():
-        raise OutputError(f"{output}: a device or pipe, which cannot hold a packed file. Name a file.")
-    if output.name.endswith((".part", ".journal", ".meta")):
-        raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
-    free_bytes(output)  # its folder is there
+    check_output(output)
     if journal_path(output).exists():
         if not overwrite:
             raise ResumeError(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError
+from fastload.fitting import axis_letter
 from fastload.sources.listing import Arrays, Column, Files, Listing, Moves, Pictures
 from fastload.sources.table_boxes import CORNERS, SIZED
 
@@ -73,7 +74,7 @@ def _box_form(files: Files | Pictures | Arrays, column: Column) -> tuple[Moves, 
     if values.ndim not in (2, 3) or values.shape[-1] != 4:
         return "", f"a row is {values.shape[1:]}, not 4 numbers or (M, 4)"
     if names := column.attrs.get("names"):
-        letters = "".join(map(_letter, names))
+        letters = "".join(map(axis_letter, names))
         if letters == "xyxy":
             return "xyxy", "by the names of its numbers"
         return ("xywh", "by the names of its numbers") if letters == "xywh" else ("", f"named {', '.join(names)}")
@@ -123,13 +124,3 @@ def _are_fractions(values: NDArray[Any]) -> bool:
         return False
     known = values[np.isfinite(values)]
     return bool(known.any() and known.min() >= 0 and known.max() <= 1)
-
-
-def _letter(name: str) -> str:
-    """x or y for a corner's place, w or h for a size; ? for anything else, such as a centre."""
-    low = name.lower().removeprefix("bbox_")
-    if low in ("w", "width", "h", "height"):
-        return low[0]
-    plain = low.replace("_", "").replace("min", "").replace("max", "").rstrip("0123456789")
-    plain = {"left": "x", "right": "x", "top": "y", "bottom": "y"}.get(plain, plain)
-    return plain if plain in ("x", "y") else "?"

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from fastload.fitting import axis_letter
 from fastload.transforms.spec import ImageSpec
 
 # Fields of these names hold places in the image; a moved image would leave them behind.
@@ -48,7 +49,7 @@ def coordinates_of(name: str, shape: tuple[int, ...], columns: Sequence[str], fr
             return Coordinates("points", "the names of its columns do not say x, y, x, y, ...")
         return Coordinates("points", frame)
     kinds: dict[str, Kind] = {"xyxy": "xyxy", "xywh": "xywh"}
-    letters = "".join(_letter(word) for word in words)
+    letters = "".join(axis_letter(word) for word in words)
     if len(shape) not in (1, 2) or shape[-1] != 4 or letters not in kinds:
         return Coordinates(
             "xyxy",
@@ -56,15 +57,6 @@ def coordinates_of(name: str, shape: tuple[int, ...], columns: Sequence[str], fr
             "ymin, xmax, ymax",
         )
     return Coordinates(kinds[letters], frame)
-
-
-def _letter(column: str) -> str:
-    """x or y for a corner's place, w or h for a size; ? for anything else, such as a centre."""
-    if column in ("w", "width", "h", "height"):
-        return column[0]
-    plain = column.replace("_", "").replace("min", "").replace("max", "").rstrip("0123456789")
-    plain = {"left": "x", "right": "x", "top": "y", "bottom": "y"}.get(plain, plain)
-    return plain if plain in ("x", "y") else "?"
 
 
 def as_moved(fields: dict[str, torch.Tensor], coordinates: Mapping[str, Coordinates]) -> dict[str, torch.Tensor]:
