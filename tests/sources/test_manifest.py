@@ -119,8 +119,12 @@ def test_utf16_without_its_mark_is_refused_by_name(abc: Path) -> None:
         ("t.csv", "image,label\na.jpg,1\n../x.jpg,2\n", "'../x.jpg', which leads out of the folder"),
         ("t.csv", "image,label\na.jpg,1\n/etc/x.jpg,2\n", "'/etc/x.jpg', which lies outside"),
         ("t.csv", "image,label\na.jpg,1\nhttp://x.org/b.jpg,2\n", "b.jpg .line 3 of t.csv.: is an address"),
-        ("t.csv", "image,label\na.jpg,cat\nb.jpg,\nc.jpg,nan\n", r"b.jpg \(line 3 of t.csv\): its label is empty"),
-        ("t.csv", "image,label\na.jpg,0.5\nb.jpg,NaN\n", r"b.jpg \(line 3 of t.csv\): its label is empty"),
+        (
+            "t.csv",
+            "image,label\na.jpg,cat\nb.jpg,\nc.jpg,nan\n",
+            r"b.jpg \(line 3 of t.csv\): its label is empty or NaN",
+        ),
+        ("t.csv", "image,label\na.jpg,0.5\nb.jpg,NaN\n", r"b.jpg \(line 3 of t.csv\): its label is empty or NaN"),
         ("t.csv", "image,x,y\na.jpg,0,1\nb.jpg,,1\n", None),
         ("t.csv", "image,label,split\na.jpg,1,train\nb.jpg,2,\n", "rows without a split in column 'split' .1.: line 3"),
         ("t.csv", "image,label\nd.jpg,1\ne.jpg,1\n", "no column names images"),
@@ -143,7 +147,7 @@ def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
     assert listing.skipped == (
         ("x.jpg", "there is no such image (line 4 of t.csv)"),
         ("d.jpg", "has 2 rows: line 5 of t.csv and line 6 of t.csv"),
-        ("b.jpg", "its label is empty (line 3 of t.csv)"),
+        ("b.jpg", "its label is empty or NaN (line 3 of t.csv)"),
     )
     assert "Images that no row names were left alone (2): c.jpg, e.jpg" in notes(listing)
 
@@ -515,6 +519,8 @@ def test_boxes_in_one_cell_with_several_rows_an_image(tmp_path: Path) -> None:
 def test_as_many_categories_as_boxes(tmp_path: Path) -> None:
     make(tmp_path, "a.png", "b.png")
     rows = [{"bbox": [[1, 2, 3, 4]], "categories": [1]}, {"bbox": [[1, 2, 3, 4]], "categories": []}]
-    text = "".join(json.dumps({"file_name": f"{n}.png", "objects": row}) + "\n" for n, row in zip("ab", rows, strict=True))
+    text = "".join(
+        json.dumps({"file_name": f"{n}.png", "objects": row}) + "\n" for n, row in zip("ab", rows, strict=True)
+    )
     with pytest.raises(SourceError, match=r"line 2 of t.jsonl: 1 boxes and 0 categories"):
         list_source(write(tmp_path / "t.jsonl", text))
