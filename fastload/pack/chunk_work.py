@@ -114,7 +114,7 @@ class Worker:
             return [images], reasons
         masks = self._arena(1, shape, np.dtype(np.uint8))
         for at, reason in self._fill[1](samples, target, masks, headers).items():
-            reasons.setdefault(at, f"its mask {reason}")
+            reasons.setdefault(at, _of_mask(reason))
         return [images, masks], reasons
 
     def _write(self, part: str, arena: NDArray[Any], offset: int) -> None:
@@ -166,11 +166,16 @@ def header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHea
     return lambda _: header
 
 
+def _of_mask(reason: str) -> str:
+    """What is wrong with a sample whose mask is the one meant."""
+    return f"its mask {reason}" if reason.startswith(("is ", "was ", "has ", "cannot ")) else f"its mask: {reason}"
+
+
 def _check_same_size(image: ImageHeader, sample: int, mask_header: Callable[[int], ImageHeader]) -> None:
     try:
         mask = mask_header(sample)
     except ImageError as exc:
-        raise ImageError(f"its mask {exc}") from exc
+        raise ImageError(_of_mask(str(exc))) from exc
     if (mask.height, mask.width) != (image.height, image.width):
         raise ImageError(
             f"its mask is {mask.width}x{mask.height}, the image {image.width}x{image.height} (width x height): they "
@@ -182,7 +187,7 @@ def array_header(images: Arrays) -> ImageHeader:
     """What all samples of an array have in common."""
     height, width, *rest = images.shape
     channels, bits = (rest or [1])[0], 8 * images.dtype.itemsize
-    kind = {1: "L" if bits == 8 else "I;16", 3: "RGB", 4: "RGBA"}[channels]
+    kind = {1: "L", 3: "RGB", 4: "RGBA"}[channels] if bits == 8 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
     return ImageHeader(height, width, channels, bits, kind, 1)
 
 

@@ -157,7 +157,7 @@ def _read_parts(tree: Tree, drawn: bool, found: Contradictions, notes: list[str]
             if at < 0:
                 found.add(f"{json}: {reason.partition(' has ')[0]}", f"has {reason.partition(' has ')[2]}")
             else:
-                found.add(keys[at], f"has in {json} an entry that is none: {reason}")
+                found.add(keys[at], f"is contradicted by {json}: {reason}")
         bad = [at for at, _ in instances.bad if at >= 0]
         listed = rows.copy()
         listed[bad] = -1

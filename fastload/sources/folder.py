@@ -34,6 +34,15 @@ SPLITS = {
 
 ORDER = ("train", "val", "test")
 
+IMAGES = frozenset("image images img imgs input inputs jpegimages".split())
+"""What folders of all images are called, where others beside them hold their annotations."""
+
+ANNOTATIONS = frozenset(
+    "mask masks label labels annotation annotations annot gt groundtruth ground_truth segmentation segmentations "
+    "segmentationclass seg target targets".split()
+)
+"""What those others are called."""
+
 
 def folder_evidence(tree: Tree) -> list[str]:
     """The first images of a tree: it is a folder of images whatever else it is."""
@@ -55,7 +64,7 @@ def list_folder(
     skipped = leave_out_broken(tree, on_error)
     rows, notes = find_images(tree)
     names = [tree.names[i] for i in rows.tolist()]
-    around = _folder_around(names, tree.archive)
+    around = folder_around(names, tree.archive)
     inside = [name.removeprefix(around) for name in names]
     if around:
         notes.append(f"Everything lies in {key_of(around)}, which was looked through.")
@@ -145,7 +154,7 @@ def _no_image(tree: Tree) -> str:
     return f"{tree.path} holds no image: looked for {looked} (in any case), found only {listed}.{hint}"
 
 
-def _folder_around(names: list[str], archive: bool) -> str:
+def folder_around(names: list[str], archive: bool) -> str:
     """The path, ending in `/`, of a folder that holds everything and is neither a split nor a class; else empty."""
     around = ""
     while True:
@@ -216,7 +225,10 @@ def _labels(
     classes = sorted(set().union(*present))
     if not classes:
         return np.full(sum(map(len, groups)), -1, np.int64), []
-    _refuse_empty_classes(classes, flat, prefixes, tree)
+    beside = _refuse_empty_classes(classes, flat, prefixes, tree)
+    if beside and len(classes) == 1 and classes[0].lower() in IMAGES:
+        notes.append(f"{key_of(classes[0])} is taken for no class, as it lies beside {first_few(beside)}.")
+        return np.full(sum(map(len, groups)), -1, np.int64), []
     index = {name: i for i, name in enumerate(classes)}
     for here, is_flat, split in zip(present, flat, split_names, strict=True):
         lacking = [key_of(name) for name in classes if name not in here]
@@ -232,17 +244,26 @@ def _labels(
     return np.array(labels, np.int64), classes
 
 
-def _refuse_empty_classes(classes: list[str], flat: list[bool], prefixes: list[str], tree: Tree) -> None:
+def _refuse_empty_classes(classes: list[str], flat: list[bool], prefixes: list[str], tree: Tree) -> list[str]:
+    """The folders without an image that lie beside those of the classes and are called like annotations.
+
+    Raises:
+        SourceError: there are others without an image.
+    """
     known = set(classes)
+    beside: list[str] = []
     for prefix, is_flat in zip(prefixes, flat, strict=True):
         below = [folder[len(prefix) :] for folder in tree.folders if folder.startswith(prefix)]
         empty = [key_of(folder) for folder in below if folder and "/" not in folder and folder not in known]
+        beside += [folder for folder in empty if folder.lower() in ANNOTATIONS]
+        empty = [folder for folder in empty if folder.lower() not in ANNOTATIONS]
         if empty and not is_flat:
             where = f"{tree.path}{f': {key_of(prefix)}' if prefix else ''}"
             raise SourceError(
                 f"{where}: class folders without an image ({len(empty)}): {first_few(empty)}. "
                 "Remove them, or put their images back: a class that nothing belongs to cannot be learned."
             )
+    return sorted(set(beside))
 
 
 def _summary(split_names: tuple[str, ...], split_folders: dict[str, str], classes: list[str]) -> str:

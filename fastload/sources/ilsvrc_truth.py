@@ -25,6 +25,7 @@ META = "meta.mat"
 SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt")
 SOLUTION = "LOC_val_solution.csv"
 TINY = "val_annotations.txt"
+WORDS = "words.txt"
 
 _MAX_DEVKIT = 2**26  # bytes unpacked; the real one has 8 million
 _MAX_SECONDS = 120  # for SciPy to start and to read meta.mat, a few at most
@@ -121,6 +122,12 @@ def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str
             )
         wnids[f"ILSVRC2012_val_{number:08d}"] = known[0]
     return wnids
+
+
+def parse_words(data: bytes) -> dict[str, str]:
+    """wnid -> words, from Tiny ImageNet's words.txt; lines of another form are passed over."""
+    lines = (line.partition("\t") for line in data.decode("utf-8", "replace").splitlines())
+    return {wnid: words.strip() for wnid, _, words in lines if WNID.fullmatch(wnid)}
 
 
 def parse_synsets(data: bytes, where: str) -> dict[str, str]:

@@ -28,10 +28,12 @@ from fastload.sources.ilsvrc_truth import (
     SYNSETS,
     TINY,
     WNID,
+    WORDS,
     parse_ground_truth,
     parse_meta,
     parse_solution,
     parse_synsets,
+    parse_words,
     read_devkit,
 )
 from fastload.sources.imagenet_parts import (
@@ -123,8 +125,9 @@ def list_imagenet(
     _count(tree, parts, split, split_names, labels, classes, on_error, notes)
     order = np.argsort(split, kind="stable")
     attrs: dict[str, object] = {"names": tuple(classes)}
-    if any(truth.words.get(wnid) for wnid in classes):
-        attrs["words"] = tuple(truth.words.get(wnid, "") for wnid in classes)
+    words = truth.words or truth.more_words
+    if any(words.get(wnid) for wnid in classes):
+        attrs["words"] = tuple(words.get(wnid, "") for wnid in classes)
     files: Files = JoinedFiles.of([(_files(part), len(part.rows)) for part in parts])
     if len(parts) == 1:
         files = _files(parts[0])
@@ -187,7 +190,9 @@ class _Truth:
                 self.words = dict(self.meta().values())
             except MissingExtraError as exc:
                 notes.append(f"The words of the classes stay unknown. {exc}")
-        if not self.words:
+        # Tiny ImageNet's, of all synsets of WordNet: it tells words, but not which classes there are.
+        self.more_words = parse_words(tree.read_text(self.at[WORDS])) if WORDS in self.at and not self.words else {}
+        if not self.words and not self.more_words:
             notes.append(f"There is no {SYNSETS[0]} and no devkit to be read: classes are known by their wnids alone.")
 
     def where(self, base: str) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.sources.folder import SPLITS, leave_out_broken
-from fastload.sources.ilsvrc_truth import DEVKIT, GROUND_TRUTH, META, SOLUTION, SYNSETS, TINY, WNID
+from fastload.sources.ilsvrc_truth import DEVKIT, GROUND_TRUTH, META, SOLUTION, SYNSETS, TINY, WNID, WORDS
 from fastload.sources.listing import OnError, first_few
 from fastload.sources.tree import Tree, is_image, key_of
 
@@ -62,7 +62,7 @@ def find_parts(tree: Tree, on_error: OnError, notes: list[str], skipped: list[tu
                 continue
             parts += _whole_split(tree, i, split, on_error, skipped)
             notes.append(f"Read the images of {split!r} in {key_of(name)}.")
-        elif not (base in (*SYNSETS, SOLUTION, TINY, META, GROUND_TRUTH) or DEVKIT.fullmatch(base)):
+        elif not (base in (*SYNSETS, SOLUTION, TINY, WORDS, META, GROUND_TRUTH) or DEVKIT.fullmatch(base)):
             continue
         used.add(i)
     itself = ARCHIVE.fullmatch(tree.path.name)

@@ -26,6 +26,7 @@ from fastload.sources.options import SourceOptions
 from fastload.sources.parquet import list_parquet, parquet_evidence
 from fastload.sources.places import with_places
 from fastload.sources.tree import Tree, open_tree
+from fastload.sources.unread import unread_annotations
 from fastload.sources.voc import list_voc, voc_evidence
 from fastload.sources.webdataset import list_webdataset, webdataset_evidence
 
@@ -204,6 +205,8 @@ def list_source(
     listing = LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
     if name != "exported" and (why := why_passed_over(tree)):
         listing = replace(listing, notes=(*listing.notes, f"What `fastload export` left was passed over: {why}"))
+    if name in ("folder", "mask-folders"):
+        listing = replace(listing, notes=(*listing.notes, *unread_annotations(tree)))
     # Datasets known by name say what their boxes are; formats may only call them so.
     return with_places(listing) if LAYOUTS[name].kind == "format" else listing
 

@@ -19,7 +19,7 @@ from fastload.errors import SourceError
 from fastload.sources.absent_masks import fill_value
 from fastload.sources.listing import Files, Listing, Masks, OnError, first_few
 from fastload.sources.options import SourceOptions
-from fastload.sources.table_boxes import OBJECTS, nested_boxes
+from fastload.sources.table_boxes import OBJECTS, nested_boxes, spread_boxes
 from fastload.sources.table_columns import missing_labels, plain_name
 from fastload.sources.table_files import find_tables, manifest_evidence, text_cells
 from fastload.sources.table_images import ImageIndex, common_folders
@@ -64,6 +64,9 @@ def list_manifest(
         split = splits_of_folders(split, images, positions, bad, notes)
     skipped = _leave_out(bad, names, rows, where, on_error)
     left = {name: cells for name, cells in rows.cells.items() if name != split_column}
+    left, spread = spread_boxes(left)
+    if spread:
+        notes.append(f"Column {spread!r} holds boxes in one cell, taken for x, y, width, height.")
     kept = np.array([row for row in range(len(names)) if row not in bad], np.int64)
     if len(kept) == 0:
         raise SourceError(f"{where}: not one row names an image that is there, e.g. {names[0]!r} ({rows.place(0)}).")
@@ -76,11 +79,15 @@ def list_manifest(
     split_rows, split_names = split_index([split[row] for row in first.tolist()])
     nested = None
     if sample is None and (name := next((name for name in OBJECTS if name in table), "")):
-        nested = nested_boxes([left[name][row] for row in kept.tolist()])
+        nested = nested_boxes(
+            [left[name][row] for row in kept.tolist()], lambda k: f"{where}: {rows.place(int(kept[k]))}"
+        )
         if nested:
             notes.append(f"Boxes by column {name!r}, taken for x, y, width, height.")
             del table[name]
-    columns, lost, said = columns_with_boxes(table, sample, split_rows, split_names, options, where)
+    columns, lost, said = columns_with_boxes(
+        table, sample, split_rows, split_names, options, where, lambda row: rows.place(int(kept[row])), on_error
+    )
     notes += said
     columns = (nested or {}) | columns
     if lost and on_error == "fail":

@@ -16,17 +16,13 @@ import numpy as np
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources.absent_masks import fill_value
-from fastload.sources.folder import SPLITS
+from fastload.sources.folder import ANNOTATIONS as MASKS
+from fastload.sources.folder import IMAGES, SPLITS
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.options import SourceOptions
 from fastload.sources.paired import Contradictions, assemble, masks_at, split_path, stem_of, told_by, values_seen
 from fastload.sources.tree import Tree, key_of, open_tree
 
-IMAGES = frozenset("image images img imgs input inputs jpegimages".split())
-MASKS = frozenset(
-    "mask masks label labels annotation annotations annot gt groundtruth ground_truth segmentation segmentations "
-    "segmentationclass seg target targets".split()
-)
 _ENDS = tuple("annot _annot _mask _masks _label _labels _gt".split())
 _TABLES = (".csv", ".tsv", ".jsonl")
 _BEHIND_FOLDER = re.compile(rf"(.+?)(?:{'|'.join(_ENDS)})")

@@ -56,7 +56,8 @@ def list_named_arrays(
         SourceError: unequal lengths, images, labels or masks that are none, no array at all.
     """
     said: list[str] = []
-    groups = _by_split([array for array in arrays if array.shape], said)
+    arrays = _without_names([array for array in arrays if array.shape], where, said)
+    groups = _by_split(arrays, said)
     parts = [_Part.of(name, group, where, said) for name, group in groups.items()]
     columns = _columns(parts, where, said)
     shown = [f"{array.name} {array.dtype} {array.shape}" for group in groups.values() for array in group]
@@ -93,6 +94,27 @@ def list_named_arrays(
         files=files,
         masks=masks,
     )
+
+
+def _without_names(arrays: list[NamedArray], where: str, notes: list[str]) -> list[NamedArray]:
+    """The arrays, of those that `numpy.savez` named arr_0 and so on the images and the labels by what they are.
+
+    Raises:
+        SourceError: one may be images, and which array is what is not known.
+    """
+    like_images = [array for array in arrays if len(array.shape) == 4 and array.dtype == np.uint8]
+    if not like_images or not all(re.fullmatch(r"arr_\d+", array.name) for array in arrays):
+        return arrays
+    like_labels = [array for array in arrays if len(array.shape) == 1 and array.dtype.kind in "iu"]
+    if len(like_images) > 1 or len(like_labels) > 1 or len(like_images) + len(like_labels) < len(arrays):
+        shown = first_few([f"{array.name} {array.dtype} {array.shape}" for array in arrays], 8)
+        raise SourceError(
+            f"{where}: arrays without names: {shown}. Which is what is not known; save them with "
+            "`numpy.savez(path, images=..., labels=...)`."
+        )
+    meant = {like_images[0].name: "images"} | ({like_labels[0].name: "labels"} if like_labels else {})
+    notes.append(f"Arrays without names: {', '.join(f'{one} is taken for {what}' for one, what in meant.items())}.")
+    return [replace(array, name=meant[array.name]) for array in arrays]
 
 
 @dataclass(frozen=True, eq=False)

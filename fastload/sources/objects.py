@@ -1,14 +1,15 @@
 """Any Python object with a length and samples by number, such as a torch Dataset: what `pack_images(source=...)` takes.
 
-A sample is an image; (image, label); or a dict with "image" and perhaps "label". An image is a Pillow image, an array
-or tensor of uint8 or uint16, (H, W), (H, W, C) or (C, H, W), or the bytes of an image file. torch is never imported.
+A sample is an image; (image, label); or a dict with "image", perhaps "label" and "mask". An image is a Pillow image, an
+array or tensor of uint8 or uint16, (H, W), (H, W, C) or (C, H, W), or the bytes of an image file; a mask is an array,
+tensor or Pillow image, (H, W), of the numbers of classes. torch is never imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -17,10 +18,13 @@ from PIL import Image, ImageOps
 
 from fastload.errors import ImageError, SourceError
 from fastload.image_header import ImageHeader, check_size, pillow_silenced, probe_image
-from fastload.sources.listing import Column, Listing, OnError
+from fastload.sources.listing import Column, Listing, Masks, OnError, first_few
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
 _LABEL_KEYS = ("label", "labels", "target", "y")
+_MASK_KEYS = ("mask", "masks", "segmentation", "segmentation_mask")
+_PLACES = frozenset("boxes bbox bboxes objects annotations keypoints landmarks points".split())
+_ASKED_TWICE = 5  # samples, evenly chosen
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -32,11 +36,13 @@ class ObjectPictures:
         source: the object; picklable if its samples shall be read in other processes.
         rows: int64 (N,), the numbers of the samples that are meant.
         headers: of each, as listed.
+        digests: of each, XXH3-64 of the image as listed.
     """
 
     source: Any
     rows: NDArray[np.int64]
     headers: tuple[ImageHeader, ...]
+    digests: tuple[int, ...]
 
     def header(self, i: int) -> ImageHeader:
         """What was found when the sample was listed."""
@@ -44,7 +50,7 @@ class ObjectPictures:
 
     def read(self, i: int) -> NDArray[Any]:
         """Its pixels; see Pictures."""
-        image, _ = _sample(self.source, int(self.rows[i]))
+        image = _sample(self.source, int(self.rows[i])).image
         pixels, listed = _pixels(image), self.headers[i]
         found = (*pixels.shape, 1)[:3]
         if found != (listed.height, listed.width, listed.channels) or pixels.itemsize * 8 != listed.bits:
@@ -52,11 +58,56 @@ class ObjectPictures:
                 f"is {pixels.dtype} {pixels.shape} now and was {listed.height}x{listed.width} with {listed.channels} "
                 f"channels of {listed.bits} bits at first: it is made anew each time. Leave random transforms out"
             )
+        if _digest(image, pixels) != self.digests[i]:
+            raise ImageError(
+                "has other pixels now than at first: it is made anew each time. Leave random transforms out"
+            )
         return pixels
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ObjectPictures:
         """Those of some samples, in the order of indices."""
-        return replace(self, rows=self.rows[indices], headers=tuple([self.headers[i] for i in indices.tolist()]))
+        at = indices.tolist()
+        headers, digests = tuple([self.headers[i] for i in at]), tuple([self.digests[i] for i in at])
+        return replace(self, rows=self.rows[indices], headers=headers, digests=digests)
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectMasks:
+    """The masks of an object's samples, each asked for anew.
+
+    Attributes:
+        source: as of ObjectPictures.
+        rows: likewise.
+        sizes: height and width of each, as listed; (0, 0) where there is none.
+    """
+
+    source: Any
+    rows: NDArray[np.int64]
+    sizes: tuple[tuple[int, int], ...]
+
+    def header(self, i: int) -> ImageHeader:
+        """What was found when the sample was listed."""
+        return ImageHeader(*self.sizes[i], 1, 8, "L", 1)
+
+    def read(self, i: int) -> NDArray[Any]:
+        """uint8 (H, W)."""
+        mask = _mask(_sample(self.source, int(self.rows[i])).mask)
+        if mask is None or mask.shape != self.sizes[i]:
+            raise ImageError("is of another size than at first: it is made anew each time. Leave random transforms out")
+        return mask
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> ObjectMasks:
+        """Those of some samples, in the order of indices."""
+        return replace(self, rows=self.rows[indices], sizes=tuple([self.sizes[i] for i in indices.tolist()]))
+
+
+class _Sample(NamedTuple):
+    """What an object gives for a sample; None: it has none."""
+
+    image: Any
+    label: Any
+    mask: Any
+    others: tuple[str, ...] = ()  # keys of what is not packed
 
 
 def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
@@ -67,7 +118,8 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     holds a digest of each image instead, so that an interrupted pack is not continued with other images.
 
     Raises:
-        SourceError: no length or no samples by number; a sample that fails (unless skipped); labels of several kinds.
+        SourceError: no length or no samples by number; a sample that fails (unless skipped); labels of several kinds;
+            samples that are others when they are asked for again.
     """
     kind = type(source).__name__
     if (
@@ -83,13 +135,17 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     labels: list[Any] = []
     rows: list[int] = []
     digests: list[int] = []
+    marks: list[int] = []  # of image and mask together
     skipped: list[tuple[str, str]] = []
+    mask_sizes: list[tuple[int, int]] = []
+    in_masks = np.zeros(256, np.bool_)
+    others: dict[str, None] = {}
     total = len(source)
     width = max(6, len(str(max(total - 1, 0))))
     for row in range(total):
         try:
-            image, label = _sample(source, row)
-            (header, digest), plain = _looked_at(image), _label(label)
+            sample = _sample(source, row)
+            (header, digest), plain, mask = _looked_at(sample.image), _label(sample.label), _mask(sample.mask)
         except ImageError as exc:
             if on_error == "fail":
                 raise SourceError(
@@ -100,12 +156,23 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         rows.append(row)
         headers.append(header)
         digests.append(digest)
+        marks.append(digest)
         labels.append(plain)
+        mask_sizes.append((0, 0) if mask is None else (mask.shape[0], mask.shape[1]))
+        if mask is not None:
+            in_masks[mask] = True
+            marks[-1] ^= xxhash.xxh3_64_intdigest(np.ascontiguousarray(mask).data)
+        others |= dict.fromkeys(sample.others)
     if not rows:
         raise SourceError(f"{kind}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
     column, notes = _column(source, labels, rows, kind), [f"Layout objects: {total} samples of a {kind}."]
     if column is None:
         notes.append("There are no labels.")
+    if others:
+        notes.append(f"Parts of the samples that are not packed: {first_few(list(others))}.")
+    files = ObjectPictures(source, np.array(rows, np.int64), tuple(headers), tuple(digests))
+    _refuse_random(files, kind)
+    masks = _masks_of(source, files.rows, mask_sizes, in_masks, kind, notes)
     sizes = [header.height * header.width * header.channels * header.bits // 8 for header in headers]
     return Listing(
         layout="objects",
@@ -115,14 +182,72 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         columns={} if column is None else {"labels": column},
         notes=tuple(notes),
         sizes=np.array(sizes, np.int64),
-        mtimes_ns=np.array(digests, np.uint64).view(np.int64),
-        files=ObjectPictures(source, np.array(rows, np.int64), tuple(headers)),
+        mtimes_ns=np.array(marks, np.uint64).view(np.int64),
+        files=files,
         skipped=tuple(skipped),
+        masks=masks,
     )
 
 
-def _sample(source: Any, row: int) -> tuple[Any, Any]:
-    """Image and label (None: it has none) of a sample.
+def _refuse_random(files: ObjectPictures, kind: str) -> None:
+    """Refuse an object whose samples are others each time, by some of them."""
+    for i in np.unique(np.linspace(0, len(files.rows) - 1, _ASKED_TWICE).astype(int)).tolist():
+        row = int(files.rows[i])
+        try:
+            again = _looked_at(_sample(files.source, row).image)[1]
+        except ImageError:
+            continue  # reading it for the file names it
+        if again != files.digests[i]:
+            raise SourceError(
+                f"{kind}: sample {row} has other pixels when it is asked for again: it is made anew each time. Leave "
+                "random transforms out: they come later, in each epoch."
+            )
+
+
+def _masks_of(
+    source: Any,
+    rows: NDArray[np.int64],
+    sizes: list[tuple[int, int]],
+    values: NDArray[np.bool_],
+    kind: str,
+    notes: list[str],
+) -> Masks | None:
+    """The masks, where there are any; those that are absent become a value that no other holds."""
+    present = np.array([height > 0 for height, _ in sizes], np.bool_)
+    if not present.any():
+        return None
+    absent, fill = int((~present).sum()), None
+    if absent:
+        free = np.flatnonzero(~values)
+        if not len(free):
+            raise SourceError(f"{kind}: {absent} samples have no mask, and the masks use all values from 0 to 255.")
+        fill = int(free[-1])
+        notes.append(f"Samples without a mask ({absent}): theirs are {fill} throughout.")
+    return Masks(ObjectMasks(source, rows, tuple(sizes)), present, ignore_index=fill)
+
+
+def _mask(mask: Any) -> NDArray[np.uint8] | None:
+    """uint8 (H, W) of a mask; None for None.
+
+    Raises:
+        ImageError: it is none.
+    """
+    if mask is None:
+        return None
+    if isinstance(mask, Image.Image) and mask.mode not in ("1", "L", "P"):
+        raise ImageError(f"has a mask of Pillow mode {mask.mode!r}; expected L or P, the number of each pixel's class")
+    if hasattr(mask, "detach"):
+        mask = mask.detach().cpu().numpy()
+    found = np.asarray(mask)
+    if found.ndim == 3 and 1 in (found.shape[0], found.shape[2]):
+        found = found[0] if found.shape[0] == 1 else found[..., 0]
+    if found.ndim != 2 or not found.size or found.dtype.kind not in "iub" or found.min() < 0 or found.max() > 255:
+        raise ImageError(f"has a mask that is {found.dtype} {found.shape}; expected integers from 0 to 255, (H, W)")
+    return found.astype(np.uint8)
+
+
+def _sample(source: Any, row: int) -> _Sample:
+    """The parts of a sample.
 
     Raises:
         ImageError: the object raised, or gave something else.
@@ -136,12 +261,22 @@ def _sample(source: Any, row: int) -> tuple[Any, Any]:
         label = next((sample[key] for key in _LABEL_KEYS if key in sample), None)
         if image is None:
             raise ImageError(f"is a dict without an image: it has {', '.join(map(str, list(sample)[:8]))}")
-        return (image, label)
+        mask = next((key for key in _MASK_KEYS if key in sample), "")
+        known = {key for keys in (_IMAGE_KEYS, _LABEL_KEYS) for key in keys} | {mask}
+        others = [str(key) for key in sample if key not in known]
+        if lost := [key for key in others if key.lower() in _PLACES]:
+            raise ImageError(
+                f"has {first_few(lost)}, which is not packed from objects. Leave it out, or write images and boxes as "
+                "COCO or a table has them"
+            )
+        return _Sample(image, label, sample[mask] if mask else None, tuple(others))
     if isinstance(sample, (tuple, list)):
         if not sample:
             raise ImageError("is empty; expected (image, label)")
-        return sample[0], sample[1] if len(sample) > 1 else None
-    return sample, None
+        if len(sample) > 2:
+            raise ImageError(f"has {len(sample)} parts; expected (image, label). Give a dict to name a mask")
+        return _Sample(sample[0], sample[1] if len(sample) > 1 else None, None)
+    return _Sample(sample, None, None)
 
 
 def _looked_at(image: Any) -> tuple[ImageHeader, int]:
@@ -153,7 +288,12 @@ def _looked_at(image: Any) -> tuple[ImageHeader, int]:
     height, width, channels = (*pixels.shape, 1)[:3]
     kind = _MODES[channels] if pixels.itemsize == 1 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
     header = ImageHeader(height, width, channels, 8 * pixels.itemsize, kind, 1)
-    return header, xxhash.xxh3_64_intdigest(np.ascontiguousarray(pixels).data)
+    return header, _digest(image, pixels)
+
+
+def _digest(image: Any, pixels: NDArray[Any]) -> int:
+    data = _encoded(image)
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(pixels).data if data is None else data)
 
 
 def _encoded(image: Any) -> bytes | None:

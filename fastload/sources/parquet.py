@@ -115,6 +115,10 @@ def list_parquet(
         masks, mask_sizes, mask_mtimes = masks_of(coded, tree, names, shard_of, notes, mask)
         # A resume notices a changed mask as it notices a changed image: both make the sample.
         sizes, mtimes = sizes + mask_sizes, np.maximum(mtimes, mask_mtimes)
+
+    def place(row: int) -> str:
+        return f"row {row_of[row]} of {key_of(names[shard_of[row]])}"
+
     others = [name for name in features.images if name not in (image, mask)]
     if others:
         notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
@@ -125,14 +129,11 @@ def list_parquet(
         for shard in shards if objects in features.classes else ():
             own = features_of(shard.schema).classes.get(objects, ())
             require_same_classes(shard, objects, own, features.classes[objects])
-        nested = nested_boxes(cells, features.classes.get(objects, ()))
+        nested = nested_boxes(cells, lambda row: f"{tree.given}: {place(row)}", features.classes.get(objects, ()))
         if nested:
             taken.add(objects)
             notes.append(f"Boxes by column {objects!r}, taken for x, y, width, height.")
     table = {name: values_in(shards, name, features) for name in columns if name not in taken}
-
-    def place(row: int) -> str:
-        return f"row {row_of[row]} of {key_of(names[shard_of[row]])}"
 
     if bad and on_error == "fail":
         shown = first_few([f"{place(row)} {why}" for row, why in sorted(bad.items())])

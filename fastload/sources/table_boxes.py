@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload.errors import SourceError
 from fastload.sources.listing import Column, Moves
 from fastload.sources.table_columns import categories, plain_name
 from fastload.sources.table_values import Values, values_of
@@ -19,6 +21,10 @@ _LABEL_KEYS = ("category", "categories", "category_id", "label", "labels", "clas
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 SIZED = ("x", "y", "width", "height")
+
+_NAMES: dict[Moves, tuple[str, ...]] = {"xyxy": CORNERS, "xywh": SIZED}
+_NUMBER = r"\s*(-?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)\s*"
+_FOUR = re.compile(rf"\s*[\[(]{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}[\])]\s*")
 
 _FORMS: tuple[tuple[Moves, tuple[str, str, str, str]], ...] = (
     ("xyxy", CORNERS),
@@ -45,13 +51,50 @@ def box_columns(names: Iterable[str]) -> tuple[Moves, tuple[str, ...]]:
 
 
 def boxes_of(values: list[Values]) -> NDArray[np.float32] | None:
-    """float32 (R, 4), NaN where a row has no box (all four cells are empty); None where they are no numbers."""
+    """float32 (R, 4), NaN where a cell is empty: a row without a box; None where they are no numbers."""
     if any(column.kind not in ("int", "float") or column.values.ndim > 1 for column in values):
         return None
     boxes = np.stack([np.where(column.missing, np.nan, column.values) for column in values], axis=1)
-    if np.isnan(boxes).any(axis=1).tolist() != np.isnan(boxes).all(axis=1).tolist():
-        return None
     return boxes.astype(np.float32)
+
+
+def wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
+    """Row -> why its box is none: infinite, partly empty, a negative size, corners the wrong way round."""
+    empty = np.isnan(boxes)
+    reasons: dict[int, str] = {}
+    sizes = boxes[:, 2:] - boxes[:, :2] if moves == "xyxy" else boxes[:, 2:]
+    said = "which ends before it begins" if moves == "xyxy" else "of a negative size"
+    for row in np.flatnonzero(~empty.all(axis=1) & (empty | ~np.isfinite(boxes)).any(axis=1)).tolist():
+        reasons[row] = f"has the box {_shown(boxes[row])}, which is not four numbers"
+    for row in np.flatnonzero((sizes < 0).any(axis=1)).tolist():
+        reasons.setdefault(row, f"has the box {_shown(boxes[row])} ({', '.join(_NAMES[moves])}), {said}")
+    return reasons
+
+
+def _shown(box: NDArray[np.float32]) -> str:
+    return ", ".join(f"{number:g}" for number in box.tolist())
+
+
+def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str]:
+    """The columns of a table with one whose cells are "[x, y, w, h]" as four, and its name; else unchanged and ""."""
+    for name, column in cells.items():
+        given = [cell for cell in column if cell not in (None, "")]
+        if plain_name(name) not in _BOX_KEYS or not given or {"x", "y", "w", "h"} & set(cells):
+            continue
+        found = [_four(cell) for cell in given]
+        if not all(found):
+            continue
+        rows = iter(found)
+        four = [(None,) * 4 if cell in (None, "") else next(rows) for cell in column]
+        rest = {other: values for other, values in cells.items() if other != name}
+        return rest | {f"bbox_{part}": [row[at] for row in four] for at, part in enumerate("xywh")}, name
+    return cells, ""
+
+
+def _four(cell: Any) -> tuple[Any, ...]:
+    """The four numbers of a cell as text; () where it is anything else."""
+    match = _FOUR.fullmatch(cell) if isinstance(cell, str) else None
+    return match.groups() if match else ()
 
 
 def one_each(boxes: NDArray[np.float32], moves: Moves) -> dict[str, Column]:
@@ -92,15 +135,21 @@ def many_each(
     return columns
 
 
-def nested_boxes(cells: Sequence[Any], names: tuple[str, ...] = ()) -> dict[str, Column] | None:
+def nested_boxes(
+    cells: Sequence[Any], place: Callable[[int], str], names: tuple[str, ...] = ()
+) -> dict[str, Column] | None:
     """Columns of boxes from cells of objects, as Hugging Face writes them: x, y, width, height.
 
     Args:
         cells: N of {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...}.
+        place: what a row is called in messages.
         names: of the classes that the categories stand for.
 
     Returns:
         As `many_each`; None where the cells are something else.
+
+    Raises:
+        SourceError: a row with more boxes than categories, or fewer.
     """
     owners: list[int] = []
     boxes: list[Any] = []
@@ -116,8 +165,10 @@ def nested_boxes(cells: Sequence[Any], names: tuple[str, ...] = ()) -> dict[str,
             label = label if several else [label]
             if not isinstance(box, list) or (label is not None and (not isinstance(label, list))):
                 return None
-            if label and len(label) != len(box):
-                return None
+            if label is not None and len(label) != len(box):
+                raise SourceError(
+                    f"{place(i)}: {len(box)} boxes and {len(label)} categories. Each box needs one; mend the row."
+                )
             owners += [i] * len(box)
             boxes += box
             labels += label or [None] * len(box)

@@ -101,7 +101,8 @@ def _label_columns(
     if wanted:
         for name in wanted:
             if name not in table:
-                raise SourceError(f"{where}: there is no column {name!r} for labels. There are {', '.join(table)}.")
+                there = f"There are {', '.join(table)}." if table else "All columns have another meaning already."
+                raise SourceError(f"{where}: there is no column {name!r} for labels. {there}")
             if name not in usable or usable[name].values.ndim > 1:
                 raise SourceError(f"{where}: the column {name!r} can be no label: it is empty or nested.")
         return list(wanted)
@@ -152,7 +153,7 @@ def _labels(
             unlabelled |= rows
             notes.append(f"The split {name!r} has no labels: they are -1 there (NaN where they are floats).")
     for row in np.flatnonzero(missing & ~unlabelled).tolist():
-        bad[row] = f"its {next(name for name, values in table.items() if values.missing[row])} is empty"
+        bad[row] = f"its {next(name for name, values in table.items() if values.missing[row])} is empty or NaN"
     for name, rows in endless.items():
         bad |= dict.fromkeys(np.flatnonzero(rows).tolist(), f"its {name} is infinite")
     binary = len(names) > 1 and all(_restricted(values, ~missing).is_binary() for values in table.values())
@@ -169,6 +170,8 @@ def _labels(
     for name, values in table.items():
         column, kind = _label(values, name, where, notes, asked)
         columns[kind if len(names) == 1 else field_name(name, columns)] = column
+    if len(names) > 1:
+        notes.append(f"They are of several kinds, and so stored as {', '.join(map(repr, columns))}; none is `labels`.")
     if len(names) == 1 and "labels" in columns and columns["labels"].values.ndim > 1:
         bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")
     return columns, bad

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastload.errors import ImageError, SourceError
-from fastload.sources.folder import ORDER, SPLITS
+from fastload.sources.folder import ANNOTATIONS, IMAGES, ORDER, SPLITS, folder_around
 from fastload.sources.listing import first_few
 from fastload.sources.options import SourceOptions
 from fastload.sources.table_columns import LABELS, plain_name
@@ -64,14 +64,47 @@ def manifest_evidence(tree: Tree) -> list[str]:
     if not places or not len(tree.images()):
         return []
     index = ImageIndex(tree)
-    found = []
+    found: list[str] = []
+    named, usual, by_file = 0, False, False
     for i in places:
         name = tree.names[i]
         table = _heads(tree, i, index.at(_folder(name)))
         if table:
-            cells = list(map(str, table[0].columns[table[0].names.index(table[1])]))
-            found.append(f"{key_of(name)} (column {table[1]}, e.g. {key_of(cells[0])})")
+            rows, column, count = table
+            cells = list(map(str, rows.columns[rows.names.index(column)]))
+            found.append(f"{key_of(name)} (column {column}, e.g. {key_of(cells[0])})")
+            named += count
+            usual |= plain_name(column) in IMAGE_COLUMNS
+            by_file |= any(is_image(cell) for cell in cells[:_LOOKED_AT])
+            if _stem(name) == METADATA:
+                return found
+    # A log or a list of some images may lie beside class folders.
+    classed = _in_class_folders(tree) if found else 0
+    if classed and not usual and (named < classed or not by_file):
+        return []
+    if named < classed:
+        raise SourceError(
+            f"{tree.given}: two layouts fit: manifest by {first_few(found)}, which names about {named} images, and "
+            f"folder by class folders with {classed}. Say which one it is: `--layout manifest` or `--layout folder`."
+        )
     return found
+
+
+def _in_class_folders(tree: Tree) -> int:
+    """How many images lie in class folders, as far as their names tell: several in a place, and none called images."""
+    names = [tree.names[i] for i in tree.images().tolist()]
+    around = folder_around(names, tree.archive)
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        top, _, rest = name[len(around) :].partition("/")
+        split = top if rest and top.lower() in SPLITS else ""
+        groups.setdefault(split, []).append(rest if split else name[len(around) :])
+    count = 0
+    for inside in groups.values():
+        tops = {name.partition("/")[0].lower() for name in inside if "/" in name}
+        if len(tops) > 1 and all("/" in name for name in inside) and tops.isdisjoint(IMAGES | ANNOTATIONS):
+            count += len(inside)
+    return count
 
 
 def find_tables(
@@ -256,13 +289,22 @@ def _images_of(table: str, index: ImageIndex) -> int:
     return (folder_splits(names).count(split) if split else 0) or len(names)
 
 
-def _heads(tree: Tree, i: int, index: ImageIndex) -> tuple[Rows, str] | None:
-    """The first rows of a table and its column of images; None if there is none, or not even these can be read."""
+def _heads(tree: Tree, i: int, index: ImageIndex) -> tuple[Rows, str, int] | None:
+    """The first rows of a table, its column of images and about how many rows it has.
+
+    None if there is no such column, or not even these rows can be read.
+    """
     try:
         name, size = key_of(tree.names[i]), int(tree.sizes[i])
         data = tree.files.read(i) if name.lower().endswith(PARQUET) else tree.files.read_head(i, _HEAD_BYTES)
         rows = read_rows(data, name, head=len(data) < size)
-        return _named(rows, index, SourceOptions(), len(rows.lines) * size // max(1, len(data)))
+        count = len(rows.lines) * size // max(1, len(data))
+        named = _named(rows, index, SourceOptions(), count)
+        if named is None:
+            return None
+        # As many as it has different cells, where all of it was read; else a tenth more than estimated.
+        cells = named[0].columns[named[0].names.index(named[1])]
+        return *named, len(set(map(str, cells))) if len(data) >= size else count * 11 // 10
     except (SourceError, ImageError):
         return None
 

@@ -188,7 +188,8 @@ class ImageIndex:
 
     def _variants(self, path: str) -> list[str]:
         if path.isascii():
-            return [path]
+            # pandas writes whole numbers as 1.0 in a column where one is missing.
+            return [path, path[:-2]] if path.endswith(".0") and path[:-2].isdecimal() else [path]
         variants = [
             path,
             unicodedata.normalize("NFC", path),

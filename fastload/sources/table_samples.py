@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,13 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.sources.listing import Column, OnError, first_few
 from fastload.sources.options import SourceOptions
-from fastload.sources.table_boxes import box_columns, boxes_of, many_each, one_each
+from fastload.sources.table_boxes import (
+    box_columns,
+    boxes_of,
+    many_each,
+    one_each,
+    wrong_boxes,
+)
 from fastload.sources.table_columns import columns_of
 from fastload.sources.table_rows import TableRows
 from fastload.sources.table_values import Values
@@ -85,8 +92,14 @@ def columns_with_boxes(
     split_names: tuple[str, ...],
     options: SourceOptions,
     where: str,
+    place: Callable[[int], str],
+    on_error: OnError,
 ) -> tuple[dict[str, Column], dict[int, str], list[str]]:
-    """All columns: boxes first, then what `columns_of` makes of the others."""
+    """All columns: boxes first, then what `columns_of` makes of the others.
+
+    Raises:
+        SourceError: a box is none (unless skipped).
+    """
     moves, four = box_columns(table)
     boxes = boxes_of([table[name] for name in four]) if four else None
     if boxes is None and sample is not None:
@@ -95,6 +108,14 @@ def columns_with_boxes(
         )
     if boxes is None:
         return columns_of(table, wanted=options.labels, split=split, split_names=split_names, where=where)
+    wrong = wrong_boxes(boxes, moves)
+    if wrong and on_error == "fail":
+        shown = first_few([f"{place(row)} {why}" for row, why in wrong.items()])
+        raise SourceError(
+            f"{where}: boxes in {', '.join(four)} that cannot be ({len(wrong)}): {shown}. Mend the rows, or leave "
+            "those images out with `--on-error skip`."
+        )
+    boxes[list(wrong)] = 0 if sample is None else np.nan
     rest = {name: values for name, values in table.items() if name not in four}
     said = f"Boxes by the columns {', '.join(four)}."
     if sample is None:
@@ -103,6 +124,7 @@ def columns_with_boxes(
         else:
             boxed = one_each(boxes, moves)
         columns, bad, notes = columns_of(rest, wanted=options.labels, split=split, split_names=split_names, where=where)
+        bad |= wrong
         return boxed | columns, bad, [said, *notes]
     count = len(split)
     every = np.zeros(len(sample), np.uint8)
@@ -124,4 +146,5 @@ def columns_with_boxes(
     if varying:
         notes.append(f"Columns ignored, since they differ among the boxes of an image: {first_few(varying)}.")
     lost = {int(sample[row]): why for row, why in bad.items() if not empty[row]}
+    lost |= {int(sample[row]): why for row, why in wrong.items()}
     return columns, lost, notes

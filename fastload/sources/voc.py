@@ -254,7 +254,8 @@ def _columns(
     names = {name for each in objects or [] for name in each.names} | set(rows)
     classes = CLASSES if names <= set(CLASSES) else tuple(sorted(names))
     if classes != CLASSES:
-        notes.append(f"Classes other than VOC's twenty ({len(classes)}): {first_few(list(classes))}.")
+        others = sorted(names - set(CLASSES))
+        notes.append(f"Classes other than VOC's twenty ({len(others)}): {first_few(others)}. Names: those that occur.")
     columns: dict[str, Column] = {}
     if not with_masks:
         marks = np.full((len(stems), len(classes)), -1, np.int8)

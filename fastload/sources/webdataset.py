@@ -24,7 +24,7 @@ from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import Listing, Masks, OnError, first_few
 from fastload.sources.options import SourceOptions
 from fastload.sources.tree import Tree, is_image, key_of, open_tree
-from fastload.sources.webdataset_fields import ARRAY, INTEGERS, JSON, collect_columns, kind_of
+from fastload.sources.webdataset_fields import ARRAY, INTEGERS, JSON, PICKLES, collect_columns, kind_of
 from fastload.sources.webdataset_samples import (
     Members,
     Sample,
@@ -35,19 +35,38 @@ from fastload.sources.webdataset_samples import (
     split_name,
 )
 
-_BESIDE_IMAGES = {"txt", JSON, ARRAY}  # these tell only in a flat tar: in class folders too, they lie beside images
+_BESIDE_IMAGES = frozenset(("txt", JSON, ARRAY))  # tell only in a flat tar: in class folders too, they lie by images
+_SEARCHED = 2**16  # members looked at for two of one sample that are not side by side
 
 
 def webdataset_evidence(tree: Tree) -> list[str]:
-    """Two of the first members of the (first) tar that are fields of one sample; empty when none are."""
+    """Two members of the (first) tar that are fields of one sample; empty when none are.
+
+    They lie side by side among its first members; or anywhere, where one is an image: then the listing says what is
+    wrong with the shard, instead of images that lose their labels.
+    """
     names, prefix = _first_names(tree)
-    flat = len({name.rpartition("/")[0] for name in names}) == 1
-    told = INTEGERS | _BESIDE_IMAGES if flat else INTEGERS
+    told = _told(names)
     parts = [(name, *split) for name in names if (split := split_name(name))]
     for (one, key, field), (other, next_key, next_field) in pairwise(parts):
         if key == next_key and not told.isdisjoint((kind_of(field), kind_of(next_field))):
             return [key_of(prefix + one), key_of(prefix + other)]
+    if not any(map(is_image, names)) and not told.intersection(kind_of(field) for _, _, field in parts):
+        return []
+    names, prefix = _first_names(tree, _SEARCHED)
+    told = _told(names) | PICKLES
+    images = {split[0]: name for name in names if is_image(name) and (split := split_name(name))}
+    for name in names:
+        split = split_name(name)
+        if split and split[0] in images and kind_of(split[1]) in told:
+            return [key_of(prefix + images[split[0]]), key_of(prefix + name)]
     return []
+
+
+def _told(names: list[str]) -> frozenset[str]:
+    """The fields that tell: more where all members lie in one folder."""
+    flat = len({name.rpartition("/")[0] for name in names}) == 1
+    return INTEGERS | _BESIDE_IMAGES if flat else INTEGERS
 
 
 def _first_names(tree: Tree, count: int = 64) -> tuple[list[str], str]:
@@ -80,6 +99,8 @@ def list_webdataset(
     evidence = webdataset_evidence(tree)
     notes = [f"Layout webdataset, told by {first_few(evidence)}." if evidence else "Layout webdataset, as asked for."]
     members, skipped = open_shards(tree, on_error, notes)
+    if lacking := _missing_shards(members.shards):
+        notes.append(f"Shards are missing by the numbers of the others ({len(lacking)}): {first_few(lacking)}.")
     left: dict[int, str] = {}
     samples = group_samples(members, left, notes)
     if not samples:
@@ -121,6 +142,21 @@ def list_webdataset(
         masks=packed,
     )
     return _without_empty_splits(listing.take(keep[np.argsort(split[keep], kind="stable")]))
+
+
+def _missing_shards(shards: list[str]) -> list[str]:
+    """The shards between the first number and the last that are not there."""
+    there: dict[tuple[str, int, str], set[int]] = {}
+    for shard in shards:
+        if found := re.fullmatch(r"(.*?)(\d+)(\D*)", shard, re.DOTALL):
+            before, number, after = found.groups()
+            there.setdefault((before, len(number), after), set()).add(int(number))
+    lacking: list[str] = []
+    for (before, width, after), numbers in there.items():
+        if max(numbers) < 10 * len(numbers) + 10:  # else they are no numbers of shards but dates, say
+            gaps = sorted(set(range(max(numbers))) - numbers) if min(numbers) <= 1 else []
+            lacking += [key_of(f"{before}{number:0{width}d}{after.rstrip('/')}") for number in gaps if number]
+    return lacking
 
 
 def _choose_masks(samples: list[Sample], notes: list[str]) -> NDArray[np.int64] | None:

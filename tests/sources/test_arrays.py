@@ -297,3 +297,14 @@ def test_a_changed_file_beside_the_images_is_noticed(tmp_path):
     os.utime(tmp_path / "images.npy", ns=(1, 1))
     os.utime(tmp_path / "masks.npy", ns=(2, 2))
     assert list_source(tmp_path).mtimes_ns.tolist() == [2] * N
+
+
+def test_arrays_that_savez_named_by_number(tmp_path: Path) -> None:
+    images, labels = np.zeros((8, 6, 6, 3), np.uint8), np.arange(8)
+    np.savez(tmp_path / "a.npz", images, labels)
+    listing = list_source(tmp_path / "a.npz")
+    assert listing.files is not None and listing.columns["labels"].values.tolist() == list(range(8))
+    assert "arr_0 is taken for images, arr_1 is taken for labels" in " ".join(listing.notes)
+    np.savez(tmp_path / "a.npz", images, labels, labels)
+    with pytest.raises(SourceError, match=r"arrays without names: arr_0 uint8 .*images=\.\.\., labels="):
+        list_source(tmp_path / "a.npz")

@@ -119,8 +119,12 @@ def test_utf16_without_its_mark_is_refused_by_name(abc: Path) -> None:
         ("t.csv", "image,label\na.jpg,1\n../x.jpg,2\n", "'../x.jpg', which leads out of the folder"),
         ("t.csv", "image,label\na.jpg,1\n/etc/x.jpg,2\n", "'/etc/x.jpg', which lies outside"),
         ("t.csv", "image,label\na.jpg,1\nhttp://x.org/b.jpg,2\n", "b.jpg .line 3 of t.csv.: is an address"),
-        ("t.csv", "image,label\na.jpg,cat\nb.jpg,\nc.jpg,nan\n", r"b.jpg \(line 3 of t.csv\): its label is empty"),
-        ("t.csv", "image,label\na.jpg,0.5\nb.jpg,NaN\n", r"b.jpg \(line 3 of t.csv\): its label is empty"),
+        (
+            "t.csv",
+            "image,label\na.jpg,cat\nb.jpg,\nc.jpg,nan\n",
+            r"b.jpg \(line 3 of t.csv\): its label is empty or NaN",
+        ),
+        ("t.csv", "image,label\na.jpg,0.5\nb.jpg,NaN\n", r"b.jpg \(line 3 of t.csv\): its label is empty or NaN"),
         ("t.csv", "image,x,y\na.jpg,0,1\nb.jpg,,1\n", None),
         ("t.csv", "image,label,split\na.jpg,1,train\nb.jpg,2,\n", "rows without a split in column 'split' .1.: line 3"),
         ("t.csv", "image,label\nd.jpg,1\ne.jpg,1\n", "no column names images"),
@@ -143,7 +147,7 @@ def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
     assert listing.skipped == (
         ("x.jpg", "there is no such image (line 4 of t.csv)"),
         ("d.jpg", "has 2 rows: line 5 of t.csv and line 6 of t.csv"),
-        ("b.jpg", "its label is empty (line 3 of t.csv)"),
+        ("b.jpg", "its label is empty or NaN (line 3 of t.csv)"),
     )
     assert "Images that no row names were left alone (2): c.jpg, e.jpg" in notes(listing)
 
@@ -471,3 +475,52 @@ def test_metadata_parquet_of_an_imagefolder_is_a_table(tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"fastload\[parquet\]"):
         list_source(tmp_path)
+
+
+def test_a_table_beside_class_folders_takes_over_only_when_it_names_them_all(tmp_path: Path) -> None:
+    make(tmp_path, *[f"{name}/{i + 4 * (name == 'b')}.png" for name in "ab" for i in range(4)])
+    write(tmp_path / "log.csv", "epoch,loss\n" + "".join(f"{i},0.{i}\n" for i in range(8)))
+    assert detect_layout(tmp_path)[0] == "folder"
+    write(tmp_path / "log.csv", "path,label\na/0.png,x\nb/4.png,y\n")
+    with pytest.raises(SourceError, match=r"two layouts fit: .* names about 2 .* 8.*--layout folder"):
+        detect_layout(tmp_path)
+    assert values(list_source(tmp_path, "manifest")) == [0, 1]
+    write(tmp_path / "log.csv", "path,label\n" + "".join(f"{'ab'[i > 3]}/{i}.png,x\n" for i in range(8)))
+    assert detect_layout(tmp_path)[0] == "manifest"
+
+
+def test_ids_that_pandas_wrote_as_floats(tmp_path: Path) -> None:
+    make(tmp_path, "1.png", "10.png")
+    write(tmp_path / "t.csv", "id,label\n1.0,a\n10.0,b\n")
+    assert list_source(tmp_path).keys == ("1.png", "10.png")
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [("9,9,3,3", "9, 9, 3, 3 .*ends before it begins"), ("1,1,nan,3", "not four numbers"), ("1,1,inf,3", "not four")],
+)
+def test_boxes_that_cannot_be(tmp_path: Path, cells: str, told: str) -> None:
+    make(tmp_path, "a.png", "b.png")
+    table = write(tmp_path / "t.csv", f"file,xmin,ymin,xmax,ymax\na.png,1,2,3,4\nb.png,{cells}\n")
+    with pytest.raises(SourceError, match=f"line 3 of t.csv has the box .*{told}"):
+        list_source(table)
+    listing = list_source(table, on_error="skip")
+    assert values(listing, "bbox") == [[1, 2, 3, 4]] and listing.skipped[0][0] == "b.png"
+
+
+def test_boxes_in_one_cell_with_several_rows_an_image(tmp_path: Path) -> None:
+    make(tmp_path, "a.png", "b.png")
+    rows = 'a,16,"[0.0, 1.0, 4.0, 8.0]"\na,16,"[5, 1, 2.5, 8]"\nb,16,\n'
+    listing = list_source(write(tmp_path / "t.csv", f"image_id,width,bbox\n{rows}"))
+    assert values(listing, "boxes") == [[[0, 1, 4, 8], [5, 1, 2.5, 8]], [[0] * 4] * 2]
+    assert values(listing, "num_boxes") == [2, 0]
+
+
+def test_as_many_categories_as_boxes(tmp_path: Path) -> None:
+    make(tmp_path, "a.png", "b.png")
+    rows = [{"bbox": [[1, 2, 3, 4]], "categories": [1]}, {"bbox": [[1, 2, 3, 4]], "categories": []}]
+    text = "".join(
+        json.dumps({"file_name": f"{n}.png", "objects": row}) + "\n" for n, row in zip("ab", rows, strict=True)
+    )
+    with pytest.raises(SourceError, match=r"line 2 of t.jsonl: 1 boxes and 0 categories"):
+        list_source(write(tmp_path / "t.jsonl", text))

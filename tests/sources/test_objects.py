@@ -3,10 +3,12 @@ from __future__ import annotations
 import io
 import pickle
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
+from fastload import pack_images
 from fastload.errors import ImageError, SourceError
 from fastload.sources.listing import Pictures
 from fastload.sources.objects import list_objects
@@ -182,11 +184,43 @@ def test_a_sample_of_another_size_when_read_again_is_an_error():
 
         def __getitem__(self, i):
             self.calls += 1
-            return PIXELS[: 5 + self.calls], 0
+            return PIXELS[: 6 + (self.calls > 2)], 0
 
     listing = list_objects(Random([0]))
     with pytest.raises(ImageError, match=r"is uint8 \(7, 5, 3\) now and was 6x5 .*Leave random transforms out"):
         listing.files.read(0)
+
+
+def test_a_sample_of_other_pixels_each_time_is_refused():
+    class Random(Photos):
+        calls = 0
+
+        def __getitem__(self, i):
+            self.calls += 1
+            return np.full_like(PIXELS, self.calls if self.calls > self.after else 0), 0
+
+    Random.after = 1
+    with pytest.raises(SourceError, match=r"Random: sample 0 has other pixels .*random transforms out"):
+        list_objects(Random([0]))
+    Random.after = 2
+    with pytest.raises(ImageError, match="has other pixels now"):
+        list_objects(Random([0])).files.read(0)
+
+
+def test_masks_are_packed_and_other_parts_are_said_or_refused(tmp_path):
+    mask = np.full(PIXELS.shape[:2], 255)
+    listing = list_objects([{"image": PIXELS, "mask": mask, "text": "a"}, {"image": PIXELS, "mask": None, "text": "b"}])
+    assert listing.masks.present.tolist() == [True, False] and listing.masks.ignore_index == 254
+    assert any("not packed: text" in note for note in listing.notes)
+    pack_images([{"image": PIXELS, "mask": mask}, {"image": PIXELS, "mask": mask * 0}], tmp_path / "a.h5", workers=0)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert sorted(file["masks"][:, 0, 0].tolist()) == [0, 255]
+    with pytest.raises(SourceError, match="sample 0 of 1 has boxes, which is not packed"):
+        list_objects([{"image": PIXELS, "boxes": [[1, 2, 3, 4]]}])
+    with pytest.raises(SourceError, match="has 3 parts"):
+        list_objects([(PIXELS, 0, mask)])
+    with pytest.raises(SourceError, match=r"has a mask that is float64 \(7, 5\); expected integers"):
+        list_objects([{"image": PIXELS, "mask": mask / 2}])
 
 
 @pytest.mark.parametrize("source", [iter([PIXELS]), {"a": PIXELS}, 7, "folder", None])

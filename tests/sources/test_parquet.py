@@ -147,7 +147,7 @@ def test_null_rows_are_named_and_skip_leaves_them_out(tmp_path: Path) -> None:
     listing = list_source(path, on_error="skip")
     assert [listing.files.read(i) for i in range(len(listing))] == [b"0"]
     assert [key for key, _ in listing.skipped] == [f"row {i} of t.parquet" for i in (1, 2, 3, 4)]
-    assert listing.skipped[3][1] == "its label is empty"
+    assert listing.skipped[3][1] == "its label is empty or NaN"
 
 
 def test_a_path_that_leads_out_is_refused(tmp_path: Path) -> None:

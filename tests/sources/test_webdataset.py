@@ -299,3 +299,21 @@ def test_text_labels_in_the_json_become_classes(tmp_path: Path) -> None:
 def test_a_pattern_of_shards_says_to_give_the_folder(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=f"Patterns are not expanded.*give the folder.*: {tmp_path}"):
         list_source(tmp_path / "train-{000000..000123}.tar")
+
+
+@pytest.mark.parametrize(("field", "told"), [("cls", "are not adjacent"), ("pyd", "pickle")])
+def test_images_do_not_lose_labels_that_lie_apart_or_are_pickles(tmp_path: Path, field: str, told: str) -> None:
+    keys = [f"{k:03d}" for k in range(100)]
+    apart = [(f"{k}.png", b"") for k in keys] + [(f"{k}.cls", b"1") for k in keys]
+    beside = [(f"{k}.{kind}", b"1") for k in keys for kind in ("png", "pyd")]
+    shard = write_tar(tmp_path / "of" / "s-0.tar", apart if field == "cls" else beside)
+    for path in (shard, shard.parent):
+        assert detect_layout(path)[0] == "webdataset"
+        with pytest.raises(SourceError, match=told):
+            list_source(path)
+
+
+def test_shards_that_are_missing_by_their_numbers_are_noted(tmp_path: Path) -> None:
+    for number in (0, 1, 4):
+        write_tar(tmp_path / f"a-{number:06d}.tar", {f"{number}.jpg": b"x", f"{number}.cls": b"1"})
+    assert "missing by the numbers of the others (2): a-000002.tar, a-000003.tar" in notes(list_source(tmp_path))
