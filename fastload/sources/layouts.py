@@ -203,7 +203,7 @@ def list_source(
     if options is not None:
         _refuse_unused(options, name, str(tree.given))
     listing = LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
-    if layout is None and name != "exported" and (why := why_passed_over(tree)):
+    if name != "exported" and (why := why_passed_over(tree)):
         listing = replace(listing, notes=(*listing.notes, f"What `fastload export` left was passed over: {why}"))
     if name in ("folder", "mask-folders"):
         listing = replace(listing, notes=(*listing.notes, *unread_annotations(tree)))
