@@ -15,6 +15,7 @@ from fastload.preview import _spread, make_preview
 from fastload.preview.overlay import class_colour, legend_of, marks_of
 from fastload.preview.sheet import _columns, _shown_size
 from fastload.preview.words import attributes_of, class_name, wrap
+from fastload.repack import repack_file
 from fastload.sources.listing import Column
 
 
@@ -228,3 +229,14 @@ def test_a_file_without_images_has_no_preview(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="holds no images, so there is nothing to draw"):
         make_preview(tmp_path / "b.h5", tmp_path / "b.png")
     assert not (tmp_path / "b.png").exists()
+
+
+def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    repack_file(packed(tmp_path), tmp_path / "z.h5", codec="gzip", chunk_bytes=20 * 16 * 3 * 4)
+    with h5py.File(tmp_path / "z.h5") as file:
+        at = file["images"].id.get_chunk_info(1).byte_offset
+    with open(tmp_path / "z.h5", "r+b") as raw:
+        raw.seek(at + 20)
+        raw.write(b"\xff" * 60)
+    with pytest.raises(FormatError, match=r"z\.h5: row 4 of `images` cannot be read"):
+        make_preview(tmp_path / "z.h5", tmp_path / "a.png")

@@ -19,6 +19,7 @@ from PIL import Image
 import fastload
 from fastload import pack_images
 from fastload.layout import write_packed
+from fastload.sources.listing import Column
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -181,6 +182,44 @@ def test_training_reads_texts(tmp_path):
     said = run(ROOT / "tools/train.py", packed, *words, cwd=tmp_path)
     assert "250 texts of" in said and "50 held out" in said
     assert len(accuracies(said)) == 2
+
+
+def run_refused(*words: object, cwd: Path) -> str:
+    """What a script that refuses says."""
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_training_with_dropout_resumes_to_the_same_model(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", tokens=rng.integers(1, 30, (120, 8)), labels=rng.integers(0, 2, 120))
+        pack_images(tmp_path / f"{name}.npz", tmp_path / f"{name}.h5")
+    script = ROOT / "tools/train.py"
+    words = ["--epochs", 2, "--batch-size", 32, "--width", 16, "--layers", 1, "--checkpoint"]
+    run(script, tmp_path / "a.h5", *words, "whole.pt", cwd=tmp_path)
+    run(script, tmp_path / "a.h5", *words, "parts.pt", "--max-steps", 2, cwd=tmp_path)
+    run(script, tmp_path / "a.h5", *words, "parts.pt", "--resume", cwd=tmp_path)
+    whole, parts = (torch.load(tmp_path / f"{name}.pt", weights_only=True)["model"] for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert "of another network" in run_refused(
+        script, tmp_path / "a.h5", *words, "parts.pt", "--resume", "--width", 8, cwd=tmp_path
+    )
+    assert "header_digest" in run_refused(script, tmp_path / "b.h5", *words, "parts.pt", "--resume", cwd=tmp_path)
+    (tmp_path / "parts.pt").write_text("x")
+    assert "damaged, or no" in run_refused(script, tmp_path / "a.h5", *words, "parts.pt", "--resume", cwd=tmp_path)
+    torch.save({"model": {}}, tmp_path / "parts.pt")
+    assert "it lacks optimizer" in run_refused(script, tmp_path / "a.h5", *words, "parts.pt", "--resume", cwd=tmp_path)
+
+
+def test_without_a_label_there_is_no_accuracy(tasks, tmp_path):
+    labels = Column(np.r_[np.arange(6) % 2, -np.ones(2, int)], {"names": ("a", "b")})
+    path = write_packed(tmp_path / "a.h5", np.zeros((8, 4, 4, 3), np.uint8), {"labels": labels})
+    task = tasks.ImageLabels(fastload.PackedDataset(path))
+    counts = task.counts(torch.zeros(2, 2), {"labels": torch.tensor([-1, -1])}, torch.tensor([True, True]))
+    assert task.score(counts) == "no accuracy: not one held-out row has a label"
 
 
 def test_padding_says_nothing(tasks):

@@ -105,6 +105,8 @@ class _Labels:
     def score(self, counts: Tensor) -> str:
         """See `Task.score`."""
         right, number, occurs = counts[0], counts[1], counts[2:]
+        if not number:
+            return "no accuracy: not one held-out row has a label"
         best = occurs.max()
         if self.attributes:
             rows = number / len(occurs)
@@ -220,6 +222,8 @@ class Segmentation:
     def score(self, counts: Tensor) -> str:
         """See `Task.score`."""
         table = counts.view(len(self.names), -1)
+        if not table.any():
+            return "no mean IoU: not one pixel of the held-out masks counts"
         guess = torch.zeros_like(table)
         guess[:, table.sum(1).argmax()] = table.sum(1)
         mean, trivial = (float(self._unions(part).nanmean()) for part in (table, guess))

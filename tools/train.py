@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,41 @@ def cosine_lr(step: int, steps: int, peak: float) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
 
 
+def random_states(device: torch.device) -> list[list[Tensor]]:
+    """What dropout draws from, of every rank: the CPU's generator, then that of its GPU."""
+    state = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    if not dist.is_initialized():
+        return [state]
+    states: list[list[Tensor]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(states, state)
+    return states
+
+
+def set_random_state(states: list[list[Tensor]], rank: int, device: torch.device) -> None:
+    """Go on with the draws of a rank; more ranks than there were share them."""
+    cpu, *gpu = states[rank % len(states)]
+    torch.set_rng_state(cpu.cpu())
+    if gpu and device.type == "cuda":
+        torch.cuda.set_rng_state(gpu[0].cpu(), device)
+
+
+def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
+    """What `save_checkpoint` wrote; ends the script where it is something else."""
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError):
+        # What torch says advises to load it without care.
+        raise SystemExit(f"error: {path}: damaged, or no checkpoint of this script. Give another file.") from None
+    wanted = ("model", "optimizer", "scaler", "loader", "random", "step", "epoch")
+    absent = [name for name in wanted if not isinstance(state, dict) or name not in state]
+    if absent:
+        raise SystemExit(
+            f"error: {path}: no checkpoint of this script, or of an older one (it lacks {', '.join(absent)}). Leave "
+            f"out --resume, or give another file."
+        )
+    return state  # type: ignore[no-any-return]
+
+
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """The checkpoint under its name, whole or not at all."""
     part = path.with_name(path.name + ".part")
@@ -138,18 +174,29 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
     steps = options.epochs * steps_per_epoch
     step = first_epoch = 0
     if options.resume and options.checkpoint.exists():
-        state = torch.load(options.checkpoint, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        scaler.load_state_dict(state["scaler"])
-        loader.load_state_dict(state["loader"])
+        state = load_checkpoint(options.checkpoint, device)
+        loader.load_state_dict(state["loader"])  # another file is told here
+        try:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            scaler.load_state_dict(state["scaler"])
+        except (RuntimeError, ValueError, KeyError):
+            raise SystemExit(
+                f"error: {options.checkpoint}: is of another network. Give the --task, --width and --layers of that "
+                f"run, or leave out --resume."
+            ) from None
+        set_random_state(state["random"], rank, device)
         step, first_epoch = state["step"], state["epoch"]
     parallel = DistributedDataParallel(model) if dist.is_initialized() else model
 
     def checkpoint(epoch: int) -> None:
-        if options.checkpoint and rank == 0:
+        if not options.checkpoint:
+            return
+        random = random_states(device)
+        if rank == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-            save_checkpoint(options.checkpoint, state | {"loader": loader.state_dict(), "step": step, "epoch": epoch})
+            where = {"loader": loader.state_dict(), "random": random, "step": step, "epoch": epoch}
+            save_checkpoint(options.checkpoint, state | where)
 
     if rank == 0:
         print(

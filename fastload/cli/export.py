@@ -26,9 +26,10 @@ def export(
         int | None, typer.Option(help="Threads that encode; by default one per CPU.", show_default=False)
     ] = None,
 ) -> None:
-    """Write the images of a packed file as PNG files that `fastload pack` reads back.
+    """Write the images of a packed file as PNG files that `fastload pack` reads back to the same rows.
 
-    Their labels come back with them. Every row is checked against its digest on the way. Interrupted, the same command
+    fastload.json and fields.npz beside them hold what folders and tables cannot say; once images or the table are
+    changed, these are what is packed. Every row is checked against its digest on the way. Interrupted, the same command
     continues where it stopped.
     """
     with one_line_errors("interrupted; the same command continues where it stopped."):

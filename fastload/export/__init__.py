@@ -1,5 +1,7 @@
 """A packed file back to files: PNG images in class folders, or in one folder beside a CSV table.
 
+What these cannot say lies beside them in `fastload.json` and `fields.npz`, so that `fastload pack` makes the same rows.
+
 Every row is checked against its digest while it is read. While the work is under way the folder holds the hidden file
 `.fastload-export`; a call that was interrupted is continued by the same call.
 """
@@ -7,10 +9,13 @@ Every row is checked against its digest while it is read. While the work is unde
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +27,7 @@ from fastload.cpus import available_cpus
 from fastload.errors import FormatError, OptionError, OutputError
 from fastload.export.plan import MANIFEST, ExportLayout, plan_export
 from fastload.export.png import encode_png
+from fastload.export.sidecar import fields_bytes, sidecar_text
 from fastload.export.table import table_text
 from fastload.export.write import Job, Progress, unfinished, write_file, write_images
 from fastload.format import PackedFile
@@ -29,6 +35,7 @@ from fastload.layout import writer_name
 from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.listing import list_packed, regroup
 from fastload.repack.rows import close_readers
+from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import Arrays, Listing, first_few
 
 __all__ = ["ExportReport", "export_file"]
@@ -54,7 +61,7 @@ class ExportReport:
         num_masks: masks in it.
         kept: images that an interrupted call had written.
         splits: name -> number of images.
-        notes: what the files do not say, or say otherwise.
+        notes: what folders and table alone do not say, or say otherwise; `fastload.json` beside them does.
         seconds: time this call took.
         images_per_s: images this call wrote over that time.
     """
@@ -80,7 +87,7 @@ def export_file(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write the images of a packed file as files that `fastload pack` reads back to the same pixels and labels.
+    """Write the images of a packed file as files that `fastload pack` reads back to the same rows.
 
     Args:
         file: a packed file, or another HDF5 file with a dataset `images`.
@@ -112,20 +119,16 @@ def export_file(
     plan = plan_export(listing, layout, suffix)
     job = Job(listing, plan, Path(folder), encode, header.path)
     about = _about(header, split, plan.layout, format)
-    resumed = _check_folder(job.folder, about)
+    _check_folder(job.folder, about)
+    notes = [*listing.notes, *plan.notes]
     try:
         _check_space(job)
-        if not resumed:
-            _make_folder(job.folder, about)
-        kept = write_images(job, resumed, max(1, available_cpus() if workers is None else workers), progress)
+        with _locked(job.folder, about) as resumed:
+            kept = write_images(job, resumed, max(1, available_cpus() if workers is None else workers), progress)
+            notes += _write_words(job)
+            (job.folder / JOURNAL).unlink()
     finally:
         close_readers()
-    notes = list(plan.notes)
-    if plan.layout == "csv":
-        text, left_out = table_text(listing, plan)
-        write_file(job.folder / MANIFEST, text.encode("utf-8", errors="backslashreplace"))
-        notes += left_out
-    (job.folder / JOURNAL).unlink()
     seconds = time.perf_counter() - started
     counts = np.bincount(listing.split, minlength=len(listing.split_names)).tolist()
     return ExportReport(
@@ -139,6 +142,18 @@ def export_file(
         seconds=seconds,
         images_per_s=(len(listing) - kept) / max(seconds, 1e-9),
     )
+
+
+def _write_words(job: Job) -> list[str]:
+    """Write what the images do not say; notes on what the table leaves out."""
+    table, left_out = None, list[str]()
+    if job.plan.layout == "csv":
+        text, left_out = table_text(job.listing, job.plan)
+        table = text.encode("utf-8", errors="backslashreplace")
+        write_file(job.folder / MANIFEST, table)
+    write_file(job.folder / FIELDS, fields_bytes(job.listing))
+    write_file(job.folder / SIDECAR, sidecar_text(job.listing, job.plan, table))
+    return left_out
 
 
 def _check_pixels(header: PackedFile, listing: Listing) -> None:
@@ -165,6 +180,7 @@ def _check_space(job: Job) -> None:
     job.listing.files.read_rows(rows, pixels)
     blocks = sum(-(-len(job.encode(image)) // _DISK_BLOCK) for image in pixels) / len(rows)
     needed = int(blocks * _DISK_BLOCK * len(job.listing))
+    needed += sum(column.values.nbytes for column in job.listing.columns.values())
     there = sum(path.stat().st_size for path in folder.rglob("*.*")) if (folder / JOURNAL).is_file() else 0
     free = shutil.disk_usage(folder).free
     if needed > free + there:
@@ -191,6 +207,8 @@ def _check_folder(folder: Path, about: str) -> bool:
             raise OutputError(f"{folder}: cannot be read ({exc.strerror}). Choose another folder.") from exc
         if there and found is None:
             raise OutputError(f"{folder}: is not empty. Give a new folder; nothing is ever written among other files.")
+        if found == "" and there == {journal.name}:
+            return False  # another call is about to begin, or was killed there
         if there and found != about:
             raise OutputError(
                 f"{folder}: holds an unfinished export of another file, split or layout. Finish that one, or remove "
@@ -204,9 +222,41 @@ def _check_folder(folder: Path, about: str) -> bool:
     return False
 
 
-def _make_folder(folder: Path, about: str) -> None:
+@contextmanager
+def _locked(folder: Path, about: str) -> Iterator[bool]:
+    """The folder, made where it is absent, for this call alone; whether an interrupted call left its work there.
+
+    Raises:
+        OutputError: another process exports into it, or it cannot be written.
+    """
+    journal = folder / JOURNAL
     try:
         folder.mkdir(exist_ok=True)
+        fd = os.open(journal, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as exc:
         raise OutputError(f"{folder}: cannot be written ({exc.strerror}). Choose another folder.") from exc
-    write_file(folder / JOURNAL, about.encode())
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise OutputError(
+                f"{folder}: another process is exporting into it. Wait for it, stop it, or give another folder."
+            ) from exc
+        except OSError:
+            pass  # a file system without locks
+        if not journal.exists() or not os.path.samestat(os.fstat(fd), os.stat(journal)):
+            raise OutputError(f"{folder}: another process has just finished an export there. Give a new folder.")
+        new = os.fstat(fd).st_size == 0
+        if new and {path.name for path in folder.iterdir()} != {JOURNAL}:
+            journal.unlink()
+            raise OutputError(f"{folder}: another process has just written there. Give a new folder.")
+        resumed = _check_folder(folder, about)
+        if not resumed:
+            try:
+                os.pwrite(fd, about.encode(), 0)
+                os.fsync(fd)
+            except OSError as exc:
+                raise OutputError(f"{journal}: cannot be written ({exc.strerror}). Free some space.") from exc
+        yield resumed
+    finally:
+        os.close(fd)

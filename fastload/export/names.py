@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 import xxhash
 
+from fastload.sources.exported import FIELDS, SIDECAR
+
 MAX_NAME_BYTES = 200
 """Bytes of one name with its suffix: file systems hold 255, temporary names are longer."""
 MAX_DEPTH = 16
@@ -71,8 +73,8 @@ class Names:
 
 
 def class_folders(names: Iterable[str]) -> list[str]:
-    """A folder's name for each class, all different."""
-    given = Names()
+    """A folder's name for each class, all different, and none that export needs for itself."""
+    given = Names((SIDECAR, FIELDS))
     return [given.path([], safe_name(name), "") for name in names]
 
 

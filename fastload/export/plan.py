@@ -18,7 +18,9 @@ IMAGES, MASKS, MANIFEST = "images", "masks", "manifest.csv"
 TABLE_MASKS = "mask_images"
 """Beside a table: `masks` beside `images` would be a layout of its own, which says less."""
 
-RENUMBERED = "Packed again, classes get other numbers: those of their sorted names, without unused ones."
+RENUMBERED = (
+    "Packed again without fastload.json, classes get other numbers: those of their sorted names, without unused ones."
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def plan_export(listing: Listing, layout: ExportLayout, suffix: str) -> ExportPl
 def _classes(listing: Listing) -> Column | None:
     """The labels, when each row has one class."""
     column = listing.columns.get("labels")
-    return column if column is not None and column.values.ndim == 1 else None
+    return column if column is not None and column.values.ndim == 1 and column.values.dtype.kind in "iu" else None
 
 
 def _no_folders(listing: Listing) -> str:
@@ -65,6 +67,8 @@ def _no_folders(listing: Listing) -> str:
     labels = listing.columns.get("labels")
     if labels is not None and labels.values.ndim > 1:
         return "each row has several labels"
+    if labels is not None and labels.values.dtype.kind not in "iu":
+        return "its labels are no class numbers"
     for split, name in enumerate(listing.split_names):
         here = listing.split == split
         if len(listing.split_names) > 1 and name not in ORDER:
@@ -110,7 +114,9 @@ def _by_folders(listing: Listing, suffix: str) -> ExportPlan:
         images = [f"{IMAGES}/{path}" for path in images]
     left = sorted(set(listing.columns) - {"labels"})
     if left:
-        notes.append(f"Not written, since folders cannot say it: {first_few(left)}. `--layout csv` does.")
+        notes.append(
+            f"Folders cannot say it, only fastload.json and fields.npz do: {first_few(left)}. `--layout csv` does."
+        )
     notes += _class_notes(labels, names, folders)
     return ExportPlan("folder", tuple(images), tuple(masks), (*notes, *_mask_notes(listing)))
 
@@ -135,7 +141,9 @@ def _mask_notes(listing: Listing) -> tuple[str, ...]:
         return ()
     ignored = "" if masks.ignore_index is None else f"the value {masks.ignore_index} is no class (ignore_index)"
     names = f"classes are {first_few(list(masks.names))}" if masks.names else ""
-    return (f"Masks hold numbers, the files do not say what they mean: {'; '.join(filter(None, (names, ignored)))}.",)
+    return (
+        f"Masks hold numbers, only fastload.json says what they mean: {'; '.join(filter(None, (names, ignored)))}.",
+    )
 
 
 def _with_table(listing: Listing, suffix: str) -> ExportPlan:

@@ -54,10 +54,10 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
         titles = [name for name, _ in _cells_of("labels", labels, notes)]
         notes.append(
             f"Labels are {len(titles)} columns of 0 and 1 ({first_few(titles, 3)}) among others: to pack them as "
-            f"labels again, name all with `--labels {','.join(titles[:2])},...`."
+            f"labels without fastload.json, name all with `--labels {','.join(titles[:2])},...`."
         )
     if left:
-        notes.append(f"Not written, since a table is no place for arrays: {first_few(left)}.")
+        notes.append(f"Not in the table, which is no place for arrays, only in fields.npz: {first_few(left)}.")
     rows: Iterator[Sequence[str]] = zip(*columns.values(), strict=True)
     head = list(columns)
     if boxed:
@@ -101,7 +101,8 @@ def _class_cells(title: str, column: Column, names: tuple[str, ...], notes: list
         return
     notes.append(
         f"Names of classes that a table would say otherwise, such as numbers: `{title}` holds the numbers of the "
-        f"classes, `{title}_name` their names. Packed again, the numbers are the same, without names."
+        f"classes, `{title}_name` their names. Packed again without fastload.json, the "
+        f"numbers are the same, without names."
     )
     yield title, [str(value) if value >= 0 else "" for value in values]
     yield f"{title}_name", cells

@@ -21,7 +21,7 @@ def check_space(output: Path, survey: Survey) -> None:
         raise OutputError(
             errno.ENOSPC,
             f"needs {survey.bytes_needed:,} bytes for {survey.num_samples} images, {free:,} are free. Free some, or "
-            f"choose a smaller `--size` or another disk",
+            f"choose another disk; `fastload pack` makes images smaller with `--size`",
             str(output),
         )
 
@@ -45,8 +45,8 @@ def reserve(part: Path, num_bytes: int) -> None:
             os.posix_fallocate(fd, 0, num_bytes)
     except OSError as exc:
         raise OutputError(
-            f"{part}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, choose a smaller "
-            f"`--size`, or another disk."
+            f"{part}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, or choose another "
+            f"disk; `fastload pack` makes images smaller with `--size`."
         ) from exc
     finally:
         os.close(fd)

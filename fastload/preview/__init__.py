@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastload.errors import OptionError, OutputError
+from fastload.errors import FormatError, OptionError, OutputError
 from fastload.format import PackedFile, open_hdf5, read_header
 from fastload.new_file import check_new_file
 from fastload.preview.overlay import marks_of
@@ -65,10 +65,26 @@ def make_preview(
         raise OptionError(f"seed={seed}: needs at least 0.")
     rows = _spread(file.splits[split] if split is not None else range(file.num_rows), count, seed)
     with open_hdf5(path) as hdf5:
+        _check_readable(hdf5, file, rows)
         thumbnails = list(_thumbnails(hdf5, file, rows))
     sheet = draw_sheet(file, thumbnails, split)
     _save(sheet, output)
     return rows
+
+
+def _check_readable(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> None:
+    """Refuse rows that HDF5 cannot deliver, as where gzip's checksum fails."""
+    for name in ("images", "masks"):
+        if name not in file.fields or not file.fields[name].filters:
+            continue
+        for row in rows:
+            try:
+                hdf5[name][row]
+            except (OSError, RuntimeError) as exc:
+                raise FormatError(
+                    f"{file.path}: row {row} of `{name}` cannot be read ({exc}). List all damage with `fastload verify "
+                    f"{file.path}`; leave it out with `fastload repack --on-error skip`."
+                ) from exc
 
 
 def _check_output(output: Path, overwrite: bool) -> None:

@@ -7,12 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, SourceError
-from fastload.format import DIGEST_FIELDS, PIXEL_FIELDS, PackedFile, open_hdf5, read_header, row_digests
-from fastload.repack.rows import rows_of
+from fastload.format import (
+    DIGEST_FIELDS,
+    PIXEL_FIELDS,
+    Field,
+    PackedFile,
+    header_digest,
+    open_hdf5,
+    read_header,
+    row_digests,
+)
+from fastload.repack.rows import mask_rows_of, rows_of
 from fastload.sources.listing import Column, Listing, Masks, first_few, require_unique
 
 CARRIED = ("decoder", "source_layout", "seed", "shuffled", "pack_options", "repacked")
@@ -24,15 +34,22 @@ _OWN = {*PIXEL_FIELDS, *DIGEST_FIELDS, "split", "key"}
 def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
     """The header and the listing of a packed file, or of another HDF5 file that can be read as one.
 
-    Rows keep their order, so splits are contiguous. The columns are checked against the digests stored with them.
+    Rows keep their order, so splits are contiguous. The header and the columns are checked against the digests stored
+    with them. Labels of another tool's file that are texts become class numbers, in the order of the sorted texts.
 
     Raises:
-        MissingFileError, FormatError: the file is not there, or cannot be read.
+        MissingFileError, FormatError: the file is not there, cannot be read, or its header is not the one that was
+            written; or masks or labels of another tool's file are of a kind that a packed file does not hold.
         SourceError: values of a row are damaged; it names the rows.
     """
     file = read_header(path)
     with open_hdf5(file.path) as hdf5:
-        values = {name: hdf5[name][()] for name in file.fields if name not in PIXEL_FIELDS}
+        try:
+            _check_header(file, hdf5)
+            notes = _left_out(file, hdf5)
+            values = {name: hdf5[name][()] for name in file.fields if name not in PIXEL_FIELDS}
+        except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
+            raise FormatError(f"{file.path}: its fields cannot be read ({exc}). Copy the file again.") from exc
     keys = _keys(file, values)
     if file.version is not None:
         _check_fields(file, values, keys)
@@ -48,11 +65,11 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         field = file.fields["masks"]
         extra = {name: value for name, value in field.attrs.items() if name != "ignore_index"}
         masks = Masks(
-            files=rows_of(file, "masks"),
+            files=mask_rows_of(file),
             present=np.ones(file.num_rows, dtype=bool),
             names=field.names,
-            ignore_index=field.attrs.get("ignore_index"),
-            attrs=extra,
+            ignore_index=_ignored(field),
+            attrs={} if file.version is None else extra,
         )
     row_bytes = sum(file.fields[name].row_bytes for name in PIXEL_FIELDS if name in file.fields)
     hashed = file.version is not None and any(name in file.fields for name in PIXEL_FIELDS)
@@ -63,7 +80,7 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         split=split,
         split_names=split_names,
         columns=columns,
-        notes=(),
+        notes=notes,
         sizes=np.full(file.num_rows, row_bytes, np.int64),
         mtimes_ns=np.full(file.num_rows, file.identity.mtime_ns, np.int64),
         files=rows_of(file, "images") if "images" in file.fields else None,
@@ -71,6 +88,26 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         attrs=_attrs(file),
         digests=digests,
     )
+
+
+def _check_header(file: PackedFile, hdf5: h5py.File) -> None:
+    if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
+        raise FormatError(
+            f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
+            f"changed or damaged after packing. Copy the file again, or pack it again."
+        )
+
+
+def _left_out(file: PackedFile, hdf5: h5py.File) -> tuple[str, ...]:
+    """Notes on what another tool's file holds besides the fields of its rows."""
+    names = [name for name in hdf5 if name not in file.fields]
+    lost = [name for name in ("labels", "masks") if name in names]
+    if lost:
+        raise FormatError(
+            f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. Pack it: "
+            f"`fastload pack {file.path} OUT.h5`."
+        )
+    return (f"{file.path.name}: left out, being no numbers by row: {first_few(names)}.",) if names else ()
 
 
 def pack_options(file: PackedFile) -> dict[str, Any]:
@@ -91,6 +128,12 @@ def regroup(listing: Listing, order: NDArray[np.int64]) -> Listing:
     renumber[numbers] = np.arange(len(numbers))
     names = tuple(listing.split_names[number] for number in numbers.tolist())
     return replace(part, split=renumber[part.split], split_names=names)
+
+
+def _ignored(field: Field) -> int | None:
+    """The masks' attribute `ignore_index`, where it is a value that they can hold."""
+    found = field.attrs.get("ignore_index")
+    return int(found) if isinstance(found, (int, float)) and found in range(256) else None
 
 
 def _attrs(file: PackedFile) -> dict[str, Any]:
@@ -116,10 +159,32 @@ def _column(file: PackedFile, name: str, values: NDArray[Any]) -> Column:
     if field.names:
         attrs["names"] = field.names
     if file.version is None:
-        if name == "labels" and values.dtype.kind in "iu" and (values.ndim == 1 or values.shape[1:] == (1,)):
-            values = values.reshape(-1).astype(np.int64)
         # Attributes of others may be of types that are not ours to copy; names are what matters.
-        attrs = {"names": field.names} if field.names else {}
+        attrs = {"names": tuple(map(str, field.names))} if field.names else {}
+        if name == "labels":
+            return _labels(file, values, attrs)
+    return Column(values.astype(values.dtype.newbyteorder("="), copy=False), attrs)
+
+
+def _labels(file: PackedFile, values: NDArray[Any], attrs: dict[str, Any]) -> Column:
+    """Labels of another tool's file as class numbers int64 (N,), or as they are when there are several a row."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values.reshape(-1)
+    if values.ndim == 1 and values.dtype.kind == "S":
+        texts = [bytes(value).decode("utf-8", errors="backslashreplace") for value in values.tolist()]
+        names = tuple(sorted(set(texts) - {""}))
+        numbers = {name: number for number, name in enumerate(names)} | {"": -1}
+        return Column(np.array([numbers[text] for text in texts], np.int64), {"names": names} if names else {})
+    whole = values.dtype.kind in "biu" or (
+        values.dtype.kind == "f" and bool((np.isfinite(values) & (values == np.trunc(values))).all())
+    )
+    if not whole:
+        raise FormatError(
+            f"{file.path}: `labels` are {values.dtype} {values.shape}; expected whole numbers, or one text a row. "
+            f"Convert them, or give numbers to be estimated another name, such as `targets`."
+        )
+    if values.ndim == 1:
+        return Column(values.astype(np.int64), attrs)
     return Column(values.astype(values.dtype.newbyteorder("="), copy=False), attrs)
 
 

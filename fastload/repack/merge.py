@@ -37,6 +37,7 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
     for part in parts[1:]:
         _check_same_fields(parts[0], part)
     notes = [f"Merged {', '.join(f'{file.path.name} ({file.num_rows:,} rows)' for file, _ in parts)}."]
+    notes += [note for _, listing in parts for note in listing.notes]
     parts = _with_equal_boxes(parts, notes)
     columns = {name: _join_columns(name, parts, notes) for name in parts[0][1].columns}
     split_names = tuple(dict.fromkeys(name for _, listing in parts for name in listing.split_names))

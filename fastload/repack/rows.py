@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, ImageError, SourceError
+from fastload.errors import FileChangedError, FormatError, ImageError, SourceError
 from fastload.format import PackedFile
 from fastload.image_header import ImageHeader
 from fastload.pack.chunk_work import array_header
@@ -36,6 +37,72 @@ def rows_of(file: PackedFile, name: str) -> Arrays:
         dtype=field.dtype,
         axes="CHW" if axes == "CHW" else "HWC",
     )
+
+
+def mask_rows_of(file: PackedFile) -> Arrays:
+    """Every row of `masks` as uint8 (H, W), whatever integers the file holds.
+
+    Raises:
+        FormatError: they are no integers, or no single number a pixel.
+    """
+    field = file.fields["masks"]
+    single = len(field.shape) == 2 or (len(field.shape) == 3 and field.shape[2] == 1)
+    if field.dtype.kind not in "biu" or not single:
+        raise FormatError(
+            f"{file.path}: `masks` is {field.dtype} {(file.num_rows, *field.shape)}; expected one class number a "
+            f"pixel, uint8 (N, H, W). Convert them."
+        )
+    rows = rows_of(file, "masks")
+    plain = field.dtype == np.uint8 and len(field.shape) == 2
+    return rows if plain else MaskRows(rows, file.path, np.arange(file.num_rows))
+
+
+@dataclass(frozen=True, eq=False)
+class MaskRows:
+    """Masks of other integers as uint8, each value checked to be 0 to 255.
+
+    Attributes:
+        stored: what holds them.
+        path: the file, for messages.
+        rows: int64 (N,), the row of the file that each sample is, for messages.
+    """
+
+    stored: Arrays
+    path: Path
+    rows: NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W)."""
+        return self.stored.shape[:2]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Uint8."""
+        return np.dtype(np.uint8)
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fill out with these rows; see Arrays.
+
+        Raises:
+            SourceError: a value is no class number that a mask can hold.
+        """
+        found = np.empty((len(indices), *self.stored.shape), self.stored.dtype)
+        self.stored.read_rows(indices, found)
+        found = found.reshape(out.shape)
+        outside = (found < 0) | (found > 255)
+        if outside.any():
+            bad = np.flatnonzero(outside.reshape(len(found), -1).any(axis=1))
+            raise SourceError(
+                f"{self.path}: `masks` holds {found[outside][0]} (rows "
+                f"{first_few([str(row) for row in self.rows[indices[bad]].tolist()])}); a packed mask holds 0 to 255. "
+                f"Give what is no class a value in there, such as 255, and say so in its attribute ignore_index."
+            )
+        out[:] = found
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> MaskRows:
+        """Some of the rows, in the order of indices."""
+        return MaskRows(self.stored.take(indices), self.path, self.rows[indices])
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +192,11 @@ class RowByRow:
     def of(files: Files | Pictures | Arrays) -> Files | Pictures | Arrays:
         """The same pixels, row by row where reading one can fail: linear rows are bytes, which only digests doubt."""
         parts = files.parts if isinstance(files, JoinedRows) else (files,)
-        return RowByRow(files) if isinstance(files, Arrays) and any(isinstance(p, StoredRows) for p in parts) else files
+        return (
+            RowByRow(files)
+            if isinstance(files, Arrays) and any(isinstance(p, (StoredRows, MaskRows)) for p in parts)
+            else files
+        )
 
     def header(self, i: int) -> ImageHeader:
         """That of every row."""

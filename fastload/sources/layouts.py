@@ -14,6 +14,7 @@ from fastload.sources.camvid import camvid_evidence, list_camvid
 from fastload.sources.celeba import celeba_evidence, list_celeba
 from fastload.sources.cifar import cifar_evidence, list_cifar
 from fastload.sources.coco import coco_evidence, list_coco
+from fastload.sources.exported import exported_evidence, list_exported, why_passed_over
 from fastload.sources.folder import folder_evidence, list_folder
 from fastload.sources.hdf5 import hdf5_evidence, list_hdf5
 from fastload.sources.imagenet import imagenet_evidence, list_imagenet
@@ -67,6 +68,7 @@ class Layout:
 _OF_TABLES = ("masks", "labels", "image_column", "split_column")
 
 LAYOUTS: dict[str, Layout] = {
+    "exported": Layout(list_exported, exported_evidence, "dataset", "What `fastload export` wrote", takes=("masks",)),
     "celeba": Layout(list_celeba, celeba_evidence, "dataset", "CelebA: aligned faces and its text files, or Kaggle's"),
     "imagenet": Layout(
         list_imagenet, imagenet_evidence, "dataset", "ImageNet: class folders, Kaggle's, or the original tars in place"
@@ -157,6 +159,9 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
         SourceError: it is nothing that can be read, or two layouts fit equally well.
     """
     tree = open_tree(path)
+    # Its classes may be called as folders of other datasets are; those do not know more.
+    if evidence := exported_evidence(tree):
+        return "exported", evidence
     for kind in _KINDS:
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
@@ -198,6 +203,8 @@ def list_source(
     if options is not None:
         _refuse_unused(options, name, str(tree.given))
     listing = LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
+    if name != "exported" and (why := why_passed_over(tree)):
+        listing = replace(listing, notes=(*listing.notes, f"What `fastload export` left was passed over: {why}"))
     if name in ("folder", "mask-folders"):
         listing = replace(listing, notes=(*listing.notes, *unread_annotations(tree)))
     # Datasets known by name say what their boxes are; formats may only call them so.

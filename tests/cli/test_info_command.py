@@ -58,7 +58,7 @@ def test_the_classic_file_gets_its_findings(tmp_path: Path) -> None:
         file.create_dataset("images", (100, 3, 218, 178), "u1", chunks=(100, 3, 217, 178))[:] = 1
     text = run(tmp_path / "a.h5")
     assert "not packed by fastload" in text
-    assert "cut the images" in text and "2 chunks" in text and "fastload pack IMAGES OUT.h5" in text
+    assert "cut the images" in text and "2 chunks" in text and "fastload repack FILE OUT.h5" in text
 
 
 def test_names_from_the_file_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fastload.format import read_header
 from fastload.layout import create_file, write_packed
 from fastload.pack import pack_images
 from fastload.repack import repack_file
+from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import Column
 
 
@@ -49,7 +50,14 @@ def digests(path: Path) -> dict[int, tuple[str, str]]:
 
 
 def files_in(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return [name for name in found if name not in (SIDECAR, FIELDS)]
+
+
+def plain(folder: Path) -> Path:
+    """The folder without what `fastload pack` would rather believe than folders and table."""
+    (folder / SIDECAR).unlink()
+    return folder
 
 
 @pytest.mark.parametrize("layout", ["auto", "folder", "csv"])
@@ -59,7 +67,7 @@ def test_exported_and_packed_again_it_is_the_same(tmp_path, layout, splits):
     report = export_file(source, tmp_path / "out", layout=layout, workers=2)
     assert report.notes == ()
     assert (report.num_images, report.layout) == (24, "csv" if layout == "csv" else "folder")
-    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
     assert digests(tmp_path / "b.h5") == digests(source)
     assert read_header(tmp_path / "b.h5").fields["labels"].names == ("ant", "bee", "cat")
     if report.layout == "folder":
@@ -81,7 +89,7 @@ def test_gray_alpha_and_16_bits_lose_nothing(tmp_path, shape, dtype, mode):
     export_file(source, tmp_path / "out", workers=1)
     with Image.open(tmp_path / "out" / "00000003.png") as image:
         assert image.mode == mode
-    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
     assert digests(tmp_path / "b.h5") == digests(source)
 
 
@@ -95,7 +103,7 @@ def test_masks_boxes_and_other_values_come_back_through_the_table(tmp_path):
     source = make(tmp_path / "a.h5", masks=masks, extra=extra, splits={"train": 15, "val": 9})
     report = export_file(source, tmp_path / "out")
     assert (report.layout, report.num_masks) == ("csv", 24)
-    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
     assert digests(tmp_path / "b.h5") == digests(source)
     with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
         order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
@@ -111,7 +119,7 @@ def test_masks_alone_lie_in_a_folder_beside_the_images(tmp_path):
     assert files_in(tmp_path / "out")[24] == "masks/train/00000000.png"
     with Image.open(tmp_path / "out" / "masks" / "train" / "00000000.png") as image:
         assert image.mode == "L" and np.array_equal(np.asarray(image), masks[0])
-    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
     assert digests(tmp_path / "b.h5") == digests(source)
 
 
@@ -129,7 +137,7 @@ def test_several_boxes_an_image_are_rows_of_the_table(tmp_path, names):
     }
     source = make(tmp_path / "a.h5", labels=False, extra=extra)
     export_file(source, tmp_path / "out")
-    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
     with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
         order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
         for name in extra:
@@ -152,7 +160,7 @@ def test_class_names_that_no_table_can_hold_come_back_as_numbers(tmp_path, names
     source = make(tmp_path / "a.h5", labels=False, extra={"labels": labels, "other": other})
     report = export_file(source, tmp_path / "out")
     assert any("`label` holds the numbers of the classes" in note for note in report.notes)
-    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
     assert classes_of(tmp_path / "b.h5") == classes_of(source)
     table = list(csv.DictReader((tmp_path / "out" / "manifest.csv").read_text().splitlines()))
     assert [row["label_name"] for row in table] == [names[int(row["label"])] for row in table]
@@ -162,7 +170,7 @@ def test_classes_named_by_numbers_keep_their_names_in_folders(tmp_path):
     extra = {"labels": Column(np.arange(24) % 4, {"names": ("0", "1", "10", "2")})}
     source = make(tmp_path / "a.h5", labels=False, extra=extra)
     assert export_file(source, tmp_path / "out").layout == "folder"
-    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
     assert digests(tmp_path / "b.h5") == digests(source)
 
 
@@ -177,7 +185,7 @@ def test_attribute_vectors_are_columns(tmp_path, others):
     assert any("name all with `--labels Smiling,Young,...`" in note for note in report.notes) == others
     assert (tmp_path / "out" / "manifest.csv").read_text().startswith("file_name,Smiling,Young,Hat")
     told = {"labels": ["Smiling", "Young", "Hat"]} if others else {}
-    report = pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0, **told)
+    report = pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0, **told)
     assert report.layout == "manifest"
     with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
         order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
@@ -217,7 +225,7 @@ def test_no_key_leads_out_of_the_folder(tmp_path):
         found = [name for name in files_in(tmp_path / f"out-{layout}") if name.endswith(".png")]
         assert len(found) == 24 == len({name.casefold() for name in found})
         assert all(part.isprintable() and not part.startswith(".") for name in found for part in name.split("/"))
-        pack_images(tmp_path / f"out-{layout}", tmp_path / "b.h5", workers=0, overwrite=True)
+        pack_images(plain(tmp_path / f"out-{layout}"), tmp_path / "b.h5", workers=0, overwrite=True)
         assert digests(tmp_path / "b.h5") == digests(source)
         (tmp_path / "b.h5").unlink()
 
@@ -227,7 +235,7 @@ def test_class_names_that_are_no_folders_are_made_safe(tmp_path):
     extra = {"labels": Column(np.arange(24) % 3, {"names": names})}
     source = make(tmp_path / "a.h5", labels=False, extra=extra)
     report = export_file(source, tmp_path / "out", layout="folder")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_._up", "a_b", "a_b_2"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == ["_._up", "a_b", "a_b_2"]
     assert any("a/b as a_b" in note for note in report.notes)
     assert {path.name for path in tmp_path.iterdir()} == {"a.h5", "out"}
 
@@ -272,7 +280,7 @@ def test_a_disk_that_is_too_full_is_told_before_work(tmp_path, monkeypatch):
     source = make(tmp_path / "a.h5")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=24 * 4096 - 1))
-    with pytest.raises(OutputError, match=r"needs about 98,304 bytes for 24 images, 98,303 are free"):
+    with pytest.raises(OutputError, match=r"needs about 98,496 bytes for 24 images, 98,303 are free"):
         export_file(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -341,7 +349,7 @@ def test_killed_the_same_call_continues(tmp_path):
     assert all(os.stat(path).st_ino == inode for path, inode in there.items() if path != torn)
     export_file(source, tmp_path / "whole")
     assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
-    for name in files_in(tmp_path / "whole"):
+    for name in (*files_in(tmp_path / "whole"), SIDECAR, FIELDS):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
@@ -354,3 +362,19 @@ def test_what_was_changed_meanwhile_is_not_overwritten(tmp_path):
     with pytest.raises(OutputError, match="was changed since it was exported"):
         export_file(source, tmp_path / "out")
     assert mine.read_bytes() == before
+
+
+def test_two_calls_never_write_into_one_folder(tmp_path):
+    source = make(tmp_path / "a.h5")
+    seen = []
+
+    def meanwhile(stage: str, done: int, total: int) -> None:
+        with pytest.raises(OutputError, match="another process is exporting into it"):
+            export_file(source, tmp_path / "out")
+        seen.append(done)
+
+    export_file(source, tmp_path / "out", workers=1, progress=meanwhile)
+    assert seen and len(files_in(tmp_path / "out")) == 24
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / JOURNAL).touch()  # killed as it began
+    assert export_file(source, tmp_path / "two").kept == 0

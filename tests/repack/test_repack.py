@@ -15,9 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
+from fastload.export import export_file
 from fastload.format import read_header
 from fastload.layout import create_file, write_packed
-from fastload.repack import Choice, parse_codec, repack_file
+from fastload.pack import pack_images
+from fastload.repack import Choice, merge_files, parse_codec, repack_file
 from fastload.sources.listing import Column
 from fastload.verify import verify_file
 
@@ -370,3 +372,82 @@ def test_killed_after_the_rename_the_call_ends_well(tmp_path):
     shutil.copy(source, tmp_path / "b.h5")
     with pytest.raises(OutputError, match="exists"):
         repack_file(source, tmp_path / "b.h5", codec="gzip", chunk_bytes=1000, workers=1)
+
+
+def foreign(path: Path, num_rows: int = 9, **datasets) -> Path:
+    with h5py.File(path, "w") as file:
+        file["images"] = np.random.default_rng(0).integers(0, 256, (num_rows, 4, 5, 3), dtype=np.uint8)
+        for name, values in datasets.items():
+            file[name] = values
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["int64", ">i4", "int16", "bool"])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_masks_of_other_integers_keep_their_values_or_are_refused(tmp_path, dtype, chunked):
+    masks = (np.arange(9 * 20) % 2 * (1 if dtype == "bool" else 255)).reshape(9, 4, 5).astype(dtype)
+    source = foreign(tmp_path / "a.h5", masks=masks)
+    if chunked:
+        with h5py.File(source, "r+") as file:
+            del file["masks"]
+            file.create_dataset("masks", data=masks[..., None], chunks=(2, 4, 5, 1), compression="gzip")
+    repack_file(source, tmp_path / "b.h5")
+    export_file(source, tmp_path / "out")
+    pack_images(tmp_path / "out", tmp_path / "c.h5", workers=0)
+    for name in ("b", "c"):
+        with h5py.File(tmp_path / f"{name}.h5") as file:
+            order = np.argsort(file["key"][()])
+            assert file["masks"].dtype == np.uint8 and np.array_equal(file["masks"][()][order], masks)
+    if dtype == "bool":
+        return
+    with h5py.File(source, "r+") as file:
+        file["masks"][7, 1, 2] = -1
+    for attempt in (
+        lambda: repack_file(source, tmp_path / "d.h5"), lambda: export_file(source, tmp_path / "no")
+    ):  # fmt: skip
+        with pytest.raises(SourceError, match=r"`masks` holds -1 \(rows 7\)"):
+            attempt()
+
+
+def test_masks_and_labels_that_are_none_are_refused(tmp_path):
+    for masks in (np.zeros((9, 4, 5), np.float32), np.zeros((9, 4, 5, 3), np.uint8)):
+        with pytest.raises(FormatError, match="expected one class number a pixel"):
+            repack_file(foreign(tmp_path / "a.h5", masks=masks), tmp_path / "b.h5")
+    for labels in (np.full(9, 0.5), np.array([[b"a", b"b"]] * 9)):
+        with pytest.raises(FormatError, match="expected whole numbers, or one text a row"):
+            repack_file(foreign(tmp_path / "a.h5", labels=labels), tmp_path / "b.h5")
+
+
+def test_labels_that_are_texts_become_classes(tmp_path):
+    texts = np.array([b"bee", b"ant", b""] * 3)
+    source = foreign(tmp_path / "a.h5", labels=texts)
+    repack_file(source, tmp_path / "b.h5")
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert file["labels"][()].tolist() == [1, 0, -1] * 3 and file["labels"].dtype == np.int64
+        assert file["labels"].attrs["names"].astype(str).tolist() == ["ant", "bee"]
+    assert export_file(source, tmp_path / "out").layout == "csv"
+    any_length = foreign(tmp_path / "v.h5", labels=texts.astype(str).tolist(), titles=["x"] * 9)
+    with pytest.raises(FormatError, match=r"`labels` is of a kind .* `fastload pack "):
+        repack_file(any_length, tmp_path / "w.h5")
+    with h5py.File(any_length, "r+") as file:
+        del file["labels"]
+    assert "v.h5: left out, being no numbers by row: titles." in repack_file(any_length, tmp_path / "w.h5").notes
+    repack_file(foreign(tmp_path / "c.h5", labels=np.arange(9.0)), tmp_path / "d.h5")
+    with h5py.File(tmp_path / "d.h5") as file:
+        assert file["labels"][()].tolist() == list(range(9)) and file["labels"].dtype == np.int64
+
+
+def test_a_header_that_was_changed_is_not_laundered(tmp_path):
+    good, source = make(tmp_path / "good.h5"), make(tmp_path / "a.h5", seed=1)
+    with h5py.File(source, "r+") as file:
+        file["labels"].attrs["names"] = ["ant", "cat", "bee"]
+    assert not verify_file(source).header_ok
+    for attempt in (
+        lambda: repack_file(source, tmp_path / "b.h5"),
+        lambda: repack_file(source, tmp_path / "b.h5", on_error="skip"),
+        lambda: merge_files([good, source], tmp_path / "b.h5"),
+        lambda: export_file(source, tmp_path / "out"),
+    ):
+        with pytest.raises(FormatError, match=r"a\.h5: its header .* is not the one that was written"):
+            attempt()
+    assert not (tmp_path / "b.h5").exists() and not (tmp_path / "out").exists()

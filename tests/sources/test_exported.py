@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload.errors import SourceError
+from fastload.export import export_file
+from fastload.format import header_digest, plain, read_header
+from fastload.layout import write_packed
+from fastload.pack import pack_images
+from fastload.sources import Column, SourceOptions, detect_layout, list_source
+from fastload.sources.exported import FIELDS, SIDECAR, TABLE
+
+N = 12
+SIZED = ("x", "y", "width", "height")
+
+
+def make(path: Path, columns=None, *, shape=(6, 5, 3), dtype=np.uint8, **options) -> Path:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, np.iinfo(dtype).max + 1, (N, *shape)).astype(dtype)
+    keys = np.array([f"some folder/é{row}.jpg".encode() for row in range(N)])
+    return write_packed(path, images, {"key": Column(keys), **(columns or {})}, **options)
+
+
+def rows_of(path: Path):
+    """Key -> split and every field's bytes; and of every field dtype, row shape and attributes."""
+    with h5py.File(path) as file:
+        splits = file["split"].attrs["names"].astype(str)
+        names = [name for name in file if name not in ("split", "digest_fields")]
+        values = {name: file[name][()] for name in names}
+        rows = {
+            key: (splits[split], {name: values[name][row].tobytes() for name in names})
+            for row, (key, split) in enumerate(zip(file["key"][()], file["split"][()], strict=True))
+        }
+        kinds = {
+            name: (file[name].dtype, file[name].shape, {k: plain(v) for k, v in file[name].attrs.items()})
+            for name in names
+        }
+    return rows, kinds
+
+
+rng = np.random.default_rng(3)
+numbers = np.where(np.arange(N)[:, None] < 6, [[1, -1]], [[0, 1]])
+boxes = {
+    "boxes": Column(rng.integers(0, 3, (N, 2, 4)).astype(np.float32), {"names": SIZED}),
+    "box_labels": Column(numbers, {"names": ("dog", "cat"), "category_ids": (7, 90)}),
+    "num_boxes": Column(np.arange(N) % 2 + 1),
+}
+labels = {"labels": Column(np.arange(N) % 4 - 1, {"names": ("10", "2", "nan", "train")})}
+CASES = {
+    "vector labels beside columns": {
+        "labels": Column(rng.integers(0, 2, (N, 40), dtype=np.uint8), {"names": tuple(f"a{i}" for i in range(40))}),
+        "identity": Column(np.arange(N) * 3 % 5),
+        "bbox": Column(rng.integers(0, 999, (N, 4), dtype=np.int32), {"names": SIZED, "coordinates": "original"}),
+    },
+    "boxes and labels": {**boxes, **labels},
+    "labels of which some are none": labels,
+    "arrays": {
+        "wide": Column(rng.normal(size=(N, 7))),
+        "large": Column(rng.integers(0, 2**64, (N, 3), dtype=np.uint64), {"scale": 0.1, "unit": "m"}),
+        "small": Column(np.arange(N).astype(np.int8)),
+        "half": Column(rng.normal(size=(N, 2, 3)).astype(np.float16)),
+        "name": Column(np.array([b"x" * (row % 3) for row in range(N)])),
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("splits", [None, {"val": N}, {"train": 5, "extra": 7}])
+def test_every_field_comes_back_with_dtype_and_attributes(tmp_path, name, splits):
+    source = make(tmp_path / "a.h5", CASES[name], splits=splits)
+    export_file(source, tmp_path / "out", workers=1)
+    report = pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert report.layout == "exported" and read_header(tmp_path / "b.h5").attrs["source_layout"] == "exported"
+    assert rows_of(tmp_path / "b.h5") == rows_of(source)
+    assert list(read_header(tmp_path / "b.h5").splits) == list(read_header(source).splits)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((6, 5, 1), np.uint16), ((6, 5, 3), np.uint16), ((6, 5, 4), np.uint8), ((6, 5, 1), np.uint8)]
+)
+@pytest.mark.parametrize("layout", ["auto", "csv"])
+def test_masks_and_pixels_come_back_with_what_they_mean(tmp_path, shape, dtype, layout):
+    masks = rng.integers(0, 4, (N, 6, 5), dtype=np.uint8)
+    source = make(tmp_path / "a.h5", labels, shape=shape, dtype=dtype, masks=masks, ignore_index=3)
+    with h5py.File(source, "r+") as file:
+        file["masks"].attrs["names"] = ["sky", "road", "car"]
+        file["masks"].attrs["scale"] = 0.5
+        file.attrs["header_digest"] = header_digest(file)
+    export_file(source, tmp_path / "out", layout=layout, workers=1)
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert rows_of(tmp_path / "b.h5") == rows_of(source)
+    assert list_source(tmp_path / "out", options=SourceOptions(masks="none")).masks is None
+
+
+def test_folders_of_classes_come_back_and_boxes_move_with_a_size(tmp_path):
+    plain_labels = {"labels": Column(np.arange(N) % 3, {"names": ("n01440764", "img_align_celeba", "fastload.json")})}
+    source = make(tmp_path / "a.h5", plain_labels, splits={"train": 6, "val": 6})
+    assert export_file(source, tmp_path / "out").layout == "folder"
+    pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert rows_of(tmp_path / "b.h5") == rows_of(source)
+    alone = make(tmp_path / "c.h5", plain_labels)
+    assert export_file(alone, tmp_path / "one").layout == "folder"
+    assert detect_layout(tmp_path / "one") == ("exported", [SIDECAR])
+    export_file(make(tmp_path / "d.h5", boxes), tmp_path / "boxed")
+    pack_images(tmp_path / "boxed", tmp_path / "e.h5", size=(12, 10), fit="stretch", workers=0, shuffle=False)
+    with h5py.File(tmp_path / "e.h5") as file:
+        assert np.array_equal(file["boxes"][()], boxes["boxes"].values * 2)
+
+
+def test_an_archive_of_the_folder_is_the_same(tmp_path):
+    source = make(tmp_path / "a.h5", CASES["arrays"])
+    export_file(source, tmp_path / "out")
+    shutil.make_archive(str(tmp_path / "z"), "zip", tmp_path, "out")
+    pack_images(tmp_path / "z.zip", tmp_path / "b.h5", workers=0)
+    assert rows_of(tmp_path / "b.h5") == rows_of(source)
+
+
+@pytest.fixture
+def exported(tmp_path) -> Path:
+    export_file(make(tmp_path / "a.h5", {**labels, **boxes}), tmp_path / "out", workers=1)
+    return tmp_path / "out"
+
+
+def add_an_image(folder: Path) -> None:
+    Image.new("RGB", (5, 6)).save(folder / "images" / "new.png")
+
+
+def edit_the_table(folder: Path) -> None:
+    with open(folder / TABLE, "a") as file:
+        file.write("\n")
+
+
+def lose_an_image(folder: Path) -> None:
+    min((folder / "images").iterdir()).unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (add_an_image, "images were added that it does not list"),
+        (edit_the_table, "manifest.csv was changed"),
+        (lose_an_image, r"files it lists are gone \(1\)"),
+        (lambda folder: (folder / FIELDS).unlink(), "files it lists are gone"),
+        (lambda folder: (folder / SIDECAR).write_text("["), "it is no JSON"),
+        (lambda folder: (folder / SIDECAR).write_text("{}"), "not what `fastload export` writes"),
+        (lambda folder: (folder / SIDECAR).write_text('{"format": "fastload-export", "version": 9}'), "version 9"),
+    ],
+)
+def test_what_the_user_changed_is_what_is_packed(exported, change, why):
+    change(exported)
+    assert detect_layout(exported)[0] == "manifest"
+    listing = list_source(exported, on_error="skip")
+    assert listing.layout == "manifest" and "was passed over" in listing.notes[-1]
+    with pytest.raises(SourceError, match=why):
+        list_source(exported, "exported")
+
+
+def test_class_folders_that_were_changed_are_packed_as_folders(tmp_path):
+    ants = {"labels": Column(np.arange(N) % 2, {"names": ("ant", "bee")})}
+    export_file(make(tmp_path / "a.h5", ants), tmp_path / "out", layout="folder")
+    moved = min((tmp_path / "out" / "ant").iterdir())
+    moved.rename(tmp_path / "out" / "bee" / "moved.png")
+    report = pack_images(tmp_path / "out", tmp_path / "b.h5", workers=0)
+    assert report.layout == "folder" and "files it lists are gone (1)" in report.notes[-1]
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert np.bincount(file["labels"][()]).tolist() == [5, 7]
+
+
+def edited(folder: Path, **values) -> None:
+    said = json.loads((folder / SIDECAR).read_text())
+    (folder / SIDECAR).write_text(json.dumps(said | values))
+
+
+@pytest.mark.parametrize(
+    "path", ["../a.png", "/etc/passwd", "images/../../a.png", "images\\..\\a.png", "images//a.png"]
+)
+def test_nothing_leads_out_of_the_folder(exported, path):
+    Image.new("RGB", (5, 6)).save(exported.parent / "a.png")
+    rows = json.loads((exported / SIDECAR).read_text())["rows"]
+    for row in ([rows[0][0], path, ""], [*rows[0][:2], path]):
+        edited(exported, rows=[row, *rows[1:]])
+        with pytest.raises(SourceError, match="would lead out of the folder"):
+            list_source(exported, "exported")
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"rows": []}, "no rows"),
+        ({"rows": [["a", 1, ""]]}, "not a key, an image and a mask"),
+        ({"rows": None}, "no rows"),
+        ({"split_names": []}, "split_names"),
+        ({"split_names": ["a", "a"]}, "split_names"),
+        ({"columns": 3}, "does not describe the columns"),
+        ({"columns": [{"name": "../x"}]}, "no name of a column"),
+        ({"columns": [{"name": "split"}]}, "no name of a column"),
+        ({"columns": [{"name": "boxes", "dtype": "<f4", "shape": [3, 4], "attrs": {}}]}, r"fastload.json says float32"),
+        ({"columns": [{"name": "boxes", "dtype": "O", "shape": [2, 4], "attrs": {}}]}, "never holds"),
+        ({"columns": [{"name": "boxes", "dtype": "?!", "shape": [2, 4], "attrs": {}}]}, "dtype of `boxes`"),
+        ({"columns": [{"name": "boxes", "dtype": "<f4", "shape": [-2], "attrs": {}}]}, "shape of `boxes`"),
+        ({"columns": [{"name": "boxes", "dtype": "<f4", "shape": [2, 4], "attrs": {"a": None}}]}, "neither texts nor"),
+        (
+            {"columns": [{"name": "num_boxes", "dtype": "<i8", "shape": [], "attrs": {}, "moves": "xywh"}]},
+            "places such",
+        ),
+        ({"columns": [{"name": "absent", "dtype": "<i8", "shape": [], "attrs": {}}]}, "damaged, or not the one"),
+        ({"masks": {"names": [], "ignore_index": 300, "attrs": {}}}, "ignore_index is 300"),
+        ({"masks": {"names": [], "ignore_index": None, "attrs": {}}}, "speaks of masks and lists none"),
+        ({"masks": 3}, "says of masks"),
+    ],
+)
+def test_a_sidecar_that_contradicts_is_refused_by_name(exported, values, why):
+    edited(exported, **values)
+    with pytest.raises(SourceError, match=why):
+        list_source(exported, "exported")
+
+
+def test_arrays_are_checked_before_they_are_read(exported):
+    whole = (exported / FIELDS).read_bytes()
+    (exported / FIELDS).write_bytes(whole[:100])
+    with pytest.raises(SourceError, match=r"fields\.npz: damaged"):
+        list_source(exported)
+    arrays = dict(np.load(io.BytesIO(whole)))
+    np.savez(exported / FIELDS, **arrays | {"boxes": np.array([{}] * N, dtype=object)})
+    with pytest.raises(SourceError, match="damaged, or not the one"):
+        list_source(exported)
+    np.savez(exported / FIELDS, **arrays | {"split": np.full(N, 3, np.uint8)})
+    with pytest.raises(SourceError, match="split 3, of 1 that have names"):
+        list_source(exported)
+    with zipfile.ZipFile(exported / FIELDS, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("boxes.npy", bytes(2**20))
+        archive.writestr("labels.npy", bytes(2**20))
+    with pytest.raises(SourceError, match=r"would be 1,048,576 bytes.*refused"):
+        list_source(exported)
