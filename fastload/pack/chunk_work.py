@@ -168,6 +168,8 @@ def header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHea
 
 def _of_mask(reason: str) -> str:
     """What is wrong with a sample whose mask is the one meant."""
+    if reason.startswith("a mask "):
+        return f"its {reason.removeprefix('a ')}"
     return f"its mask {reason}" if reason.startswith(("is ", "was ", "has ", "cannot ")) else f"its mask: {reason}"
 
 

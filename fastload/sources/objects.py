@@ -14,18 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
 from fastload.errors import ImageError, SourceError
-from fastload.image_header import ImageHeader, check_size, pillow_silenced, probe_image
+from fastload.image_header import ImageHeader
 from fastload.sources.listing import Column, Listing, Masks, OnError, first_few
+from fastload.sources.object_images import digest_of, looked_at, mask_of, pixels_of
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
 _LABEL_KEYS = ("label", "labels", "target", "y")
 _MASK_KEYS = ("mask", "masks", "segmentation", "segmentation_mask")
 _PLACES = frozenset("boxes bbox bboxes objects annotations keypoints landmarks points".split())
 _ASKED_TWICE = 5  # samples, evenly chosen
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +50,14 @@ class ObjectPictures:
     def read(self, i: int) -> NDArray[Any]:
         """Its pixels; see Pictures."""
         image = _sample(self.source, int(self.rows[i])).image
-        pixels, listed = _pixels(image), self.headers[i]
+        pixels, listed = pixels_of(image), self.headers[i]
         found = (*pixels.shape, 1)[:3]
         if found != (listed.height, listed.width, listed.channels) or pixels.itemsize * 8 != listed.bits:
             raise ImageError(
                 f"is {pixels.dtype} {pixels.shape} now and was {listed.height}x{listed.width} with {listed.channels} "
                 f"channels of {listed.bits} bits at first: it is made anew each time. Leave random transforms out"
             )
-        if _digest(image, pixels) != self.digests[i]:
+        if digest_of(image, pixels) != self.digests[i]:
             raise ImageError(
                 "has other pixels now than at first: it is made anew each time. Leave random transforms out"
             )
@@ -91,7 +90,7 @@ class ObjectMasks:
 
     def read(self, i: int) -> NDArray[Any]:
         """uint8 (H, W)."""
-        mask = _mask(_sample(self.source, int(self.rows[i])).mask)
+        mask = mask_of(_sample(self.source, int(self.rows[i])).mask)
         if mask is None or mask.shape != self.sizes[i]:
             raise ImageError("is of another size than at first: it is made anew each time. Leave random transforms out")
         return mask
@@ -145,7 +144,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     for row in range(total):
         try:
             sample = _sample(source, row)
-            (header, digest), plain, mask = _looked_at(sample.image), _label(sample.label), _mask(sample.mask)
+            (header, digest), plain, mask = looked_at(sample.image), _label(sample.label), mask_of(sample.mask)
         except ImageError as exc:
             if on_error == "fail":
                 raise SourceError(
@@ -194,7 +193,7 @@ def _refuse_random(files: ObjectPictures, kind: str) -> None:
     for i in np.unique(np.linspace(0, len(files.rows) - 1, _ASKED_TWICE).astype(int)).tolist():
         row = int(files.rows[i])
         try:
-            again = _looked_at(_sample(files.source, row).image)[1]
+            again = looked_at(_sample(files.source, row).image)[1]
         except ImageError:
             continue  # reading it for the file names it
         if again != files.digests[i]:
@@ -224,26 +223,6 @@ def _masks_of(
         fill = int(free[-1])
         notes.append(f"Samples without a mask ({absent}): theirs are {fill} throughout.")
     return Masks(ObjectMasks(source, rows, tuple(sizes)), present, ignore_index=fill)
-
-
-def _mask(mask: Any) -> NDArray[np.uint8] | None:
-    """uint8 (H, W) of a mask; None for None.
-
-    Raises:
-        ImageError: it is none.
-    """
-    if mask is None:
-        return None
-    if isinstance(mask, Image.Image) and mask.mode not in ("1", "L", "P"):
-        raise ImageError(f"has a mask of Pillow mode {mask.mode!r}; expected L or P, the number of each pixel's class")
-    if hasattr(mask, "detach"):
-        mask = mask.detach().cpu().numpy()
-    found = np.asarray(mask)
-    if found.ndim == 3 and 1 in (found.shape[0], found.shape[2]):
-        found = found[0] if found.shape[0] == 1 else found[..., 0]
-    if found.ndim != 2 or not found.size or found.dtype.kind not in "iub" or found.min() < 0 or found.max() > 255:
-        raise ImageError(f"has a mask that is {found.dtype} {found.shape}; expected integers from 0 to 255, (H, W)")
-    return found.astype(np.uint8)
 
 
 def _sample(source: Any, row: int) -> _Sample:
@@ -277,95 +256,6 @@ def _sample(source: Any, row: int) -> _Sample:
             raise ImageError(f"has {len(sample)} parts; expected (image, label). Give a dict to name a mask")
         return _Sample(sample[0], sample[1] if len(sample) > 1 else None, None)
     return _Sample(sample, None, None)
-
-
-def _looked_at(image: Any) -> tuple[ImageHeader, int]:
-    """The header of an image, and XXH3-64 of its file's bytes or of its pixels."""
-    data = _encoded(image)
-    if data is not None:
-        return probe_image(lambda size: data[:size]), xxhash.xxh3_64_intdigest(data)
-    pixels = _pixels(image)
-    height, width, channels = (*pixels.shape, 1)[:3]
-    kind = _MODES[channels] if pixels.itemsize == 1 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
-    header = ImageHeader(height, width, channels, 8 * pixels.itemsize, kind, 1)
-    return header, _digest(image, pixels)
-
-
-def _digest(image: Any, pixels: NDArray[Any]) -> int:
-    data = _encoded(image)
-    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(pixels).data if data is None else data)
-
-
-def _encoded(image: Any) -> bytes | None:
-    """The bytes of an image file; None for anything else."""
-    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # Hugging Face, undecoded
-        image = image["bytes"]
-    return bytes(image) if isinstance(image, (bytes, bytearray, memoryview)) else None
-
-
-def _pixels(image: Any) -> NDArray[Any]:
-    """The pixels of any image accepted, uint8 or uint16 (H, W) or (H, W, C).
-
-    Raises:
-        ImageError: it is none.
-    """
-    data = _encoded(image)
-    if data is not None:
-        return _decoded(data)
-    if isinstance(image, Image.Image):
-        with pillow_silenced():
-            return _of_pillow(image)
-    tensor = hasattr(image, "detach")
-    if tensor:
-        image = image.detach().cpu().numpy()
-    if not isinstance(image, np.ndarray):
-        what = type(image).__name__
-        raise ImageError(f"is a {what}; expected a Pillow image, an array, a tensor or the bytes of an image file")
-    return _of_array(image, tensor)
-
-
-def _decoded(data: bytes) -> NDArray[Any]:
-    # Imported here: a listing of arrays needs no decoder.
-    from fastload.decode import Target, decode_image
-
-    header = probe_image(lambda size: data[:size])
-    dtype = np.dtype(np.uint16 if header.bits == 16 else np.uint8)
-    target = Target(height=header.height, width=header.width, channels=header.channels, dtype=dtype, fit=None)
-    out = np.empty((header.height, header.width, header.channels), dtype)
-    decode_image(data, target, out)
-    return out
-
-
-def _of_pillow(image: Image.Image) -> NDArray[Any]:
-    try:
-        check_size(image.height, image.width)
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I;16"):
-            return np.asarray(upright).astype(np.uint16)
-        if upright.mode in ("I", "F"):
-            raise ImageError("has 32 bits a pixel, which are not supported; convert it to 8 or 16 bits")
-        channels = 4 if upright.has_transparency_data else 1 if upright.mode in ("1", "L") else 3
-        return np.array(upright.convert(_MODES[channels]))
-    except ImageError:
-        raise
-    except Exception as exc:  # a lazily opened file may be damaged in any way
-        raise ImageError(f"cannot be decoded: {exc}") from exc
-
-
-def _of_array(pixels: NDArray[Any], tensor: bool) -> NDArray[Any]:
-    shape = pixels.shape
-    if pixels.dtype.newbyteorder("=") not in (np.dtype(np.uint8), np.dtype(np.uint16)):
-        mend = "convert it with `(image * 255).round().astype('uint8')` where it lies in 0 to 1"
-        if tensor:
-            mend = "leave ToTensor and Normalize out (PILToTensor keeps uint8): normalizing comes later, on the device"
-        raise ImageError(f"is {pixels.dtype} {shape}; expected uint8 or uint16: {mend}")
-    first, last = (len(shape) == 3 and shape[at] in _MODES for at in (0, -1))
-    if len(shape) != 2 and not first and not last:
-        raise ImageError(f"has the shape {shape}; expected (H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels")
-    if first and (tensor or not last):  # a tensor's channels come first, an array's last
-        pixels = pixels.transpose(1, 2, 0)
-    check_size(*pixels.shape[:2])
-    return np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("="))
 
 
 def _label(label: Any) -> int | str | tuple[int, ...] | None:

@@ -85,7 +85,9 @@ def list_parquet(
         )
     shard_of = np.repeat(np.arange(len(shards)), counts)
     row_of = np.concatenate([np.arange(count) for count in counts])
-    features, differ = common_classes([features_of(shard.schema) for shard in shards], counts)
+    # Where files number their classes differently, those of training come first.
+    order = sorted(range(len(shards)), key=lambda i: split_of_name(names[i]) != "train")
+    features, differ = common_classes([features_of(shards[i].schema) for i in order], [counts[i] for i in order])
     columns = _column_names(shards, names)
     notes = [f"Layout parquet, told by {first_few([key_of(name) for name in names], 3)}; {total} rows."]
     if differ:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastload.errors import ImageError, SourceError
-from fastload.sources.folder import ANNOTATIONS, IMAGES, ORDER, SPLITS, folder_around
+from fastload.sources.class_folders import in_class_folders
+from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import first_few
 from fastload.sources.options import SourceOptions
 from fastload.sources.table_columns import LABELS, plain_name
@@ -79,7 +80,7 @@ def manifest_evidence(tree: Tree) -> list[str]:
             if _stem(name) == METADATA:
                 return found
     # A log or a list of some images may lie beside class folders.
-    classed = _in_class_folders(tree) if found else 0
+    classed = in_class_folders(tree) if found else 0
     if classed and not usual and (named < classed or not by_file):
         return []
     if named < classed:
@@ -88,23 +89,6 @@ def manifest_evidence(tree: Tree) -> list[str]:
             f"folder by class folders with {classed}. Say which one it is: `--layout manifest` or `--layout folder`."
         )
     return found
-
-
-def _in_class_folders(tree: Tree) -> int:
-    """How many images lie in class folders, as far as their names tell: several in a place, and none called images."""
-    names = [tree.names[i] for i in tree.images().tolist()]
-    around = folder_around(names, tree.archive)
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        top, _, rest = name[len(around) :].partition("/")
-        split = top if rest and top.lower() in SPLITS else ""
-        groups.setdefault(split, []).append(rest if split else name[len(around) :])
-    count = 0
-    for inside in groups.values():
-        tops = {name.partition("/")[0].lower() for name in inside if "/" in name}
-        if len(tops) > 1 and all("/" in name for name in inside) and tops.isdisjoint(IMAGES | ANNOTATIONS):
-            count += len(inside)
-    return count
 
 
 def find_tables(

@@ -104,7 +104,7 @@ def test_an_object_that_changes_its_images_is_named(tmp_path):
 
         def __getitem__(self, i):
             self.calls += 1
-            return PIXELS[i, : 6 if self.calls <= N + 3 else 5], 0
+            return PIXELS[i, : 6 if self.calls <= N + 8 else 5], 0
 
     with pytest.raises((SourceError, ImageError), match=r"0000\d\d: is uint8 .*Leave random transforms out"):
         pack_images(Random(), tmp_path / "out.h5")
