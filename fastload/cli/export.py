@@ -26,7 +26,7 @@ def export(
         int | None, typer.Option(help="Threads that encode; by default one per CPU.", show_default=False)
     ] = None,
 ) -> None:
-    """Write the images of a packed file as PNG files that `fastload pack` reads back to the same rows.
+    """Write a packed file's images as PNG files, which `pack` reads back.
 
     fastload.json and fields.npz beside them hold what folders and tables cannot say; once images or the table are
     changed, these are what is packed. Every row is checked against its digest on the way. Interrupted, the same command
