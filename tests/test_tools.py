@@ -186,7 +186,8 @@ def test_training_reads_texts(tmp_path):
 
 def run_refused(*words: object, cwd: Path) -> str:
     """What a script that refuses says."""
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     return done.stderr
 
