@@ -99,8 +99,9 @@ class OldPickler(pickle._Pickler):  # type: ignore[name-defined]  # the one in P
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
 
     def save_bytes(self, value: bytes) -> None:
-        """The opcode BINSTRING."""
-        self.write(b"T" + len(value).to_bytes(4, "little") + value)
+        """The opcodes SHORT_BINSTRING and BINSTRING."""
+        short = len(value) < 256
+        self.write((b"U" if short else b"T") + len(value).to_bytes(1 if short else 4, "little") + value)
         self.memoize(value)
 
     dispatch[bytes] = save_bytes

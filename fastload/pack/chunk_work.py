@@ -196,17 +196,15 @@ def array_header(images: Arrays) -> ImageHeader:
 def row_digests_of(arenas: list[NDArray[Any]]) -> NDArray[np.uint64]:
     """XXH3-64 of each row's bytes, those of the arrays (n, ...) one after another; uint64 (n,)."""
     count = len(arenas[0])
-    views = [arena.reshape(-1).view(np.uint8).data for arena in arenas]
-    lengths = [len(view) // max(count, 1) for view in views]
-    if len(views) == 1:
-        (view,), (length,), hash_row = views, lengths, xxhash.xxh3_64_intdigest
-        return np.fromiter((hash_row(view[i : i + length]) for i in range(0, len(view), length)), np.uint64, count)
+    parts = [arena.reshape(count, -1).view(np.uint8) for arena in arenas]
+    if len(parts) == 1:
+        return np.fromiter(map(xxhash.xxh3_64_intdigest, parts[0]), np.uint64, count)
     digests = np.empty(count, np.uint64)
-    for row in range(count):
+    for at, pieces in enumerate(zip(*parts, strict=True)):
         digest = xxhash.xxh3_64()
-        for view, length in zip(views, lengths, strict=True):
-            digest.update(view[row * length : (row + 1) * length])
-        digests[row] = digest.intdigest()
+        for piece in pieces:
+            digest.update(piece)
+        digests[at] = digest.intdigest()
     return digests
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.decode import decoder_versions
-from fastload.format import IMAGES_OFFSET, read_header
+from fastload.format import IMAGES_OFFSET, open_hdf5, plain
 from fastload.layout import create_file, dump_options, pixel_offsets
 from fastload.pack.journal import Journal
 from fastload.pack.survey import Survey
@@ -119,7 +119,8 @@ def write_metadata(
         file.flush()
         os.fsync(file.fileno())
     # The identity is what a reader will find in the file itself, so it is read from there.
-    return read_header(meta).header_digest
+    with open_hdf5(meta) as file:
+        return str(plain(file.attrs["header_digest"]))
 
 
 def _encoded(keys: tuple[str, ...]) -> NDArray[np.bytes_]:
