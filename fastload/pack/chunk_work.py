@@ -198,7 +198,8 @@ def row_digests_of(arenas: list[NDArray[Any]]) -> NDArray[np.uint64]:
     count = len(arenas[0])
     parts = [arena.reshape(count, -1).view(np.uint8) for arena in arenas]
     if len(parts) == 1:
-        return np.fromiter(map(xxhash.xxh3_64_intdigest, parts[0]), np.uint64, count)
+        hash_row: Callable[[Any], int] = xxhash.xxh3_64_intdigest
+        return np.fromiter(map(hash_row, parts[0]), np.uint64, count)
     digests = np.empty(count, np.uint64)
     for at, pieces in enumerate(zip(*parts, strict=True)):
         digest = xxhash.xxh3_64()
