@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from fastload.errors import FileChangedError, FormatError, SourceError
 from fastload.format import linear_offset, open_hdf5, plain
 from fastload.memory import available_memory
+from fastload.sources.array_roles import IMAGES
 from fastload.sources.folder import ORDER, SPLITS
 from fastload.sources.listing import Arrays, Listing, OnError, first_few
 from fastload.sources.named_array import NamedArray
-from fastload.sources.named_arrays import IMAGES, list_named_arrays
+from fastload.sources.named_arrays import list_named_arrays
 from fastload.sources.options import SourceOptions
 from fastload.sources.rows import Axes, MemoryRows, RawRows, upright
 from fastload.sources.tree import Tree, key_of, open_tree
