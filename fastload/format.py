@@ -1,7 +1,7 @@
 """The packed file, version 1: its definition, and the reader of its header.
 
 A packed file is a standard HDF5 file (superblock of HDF5 1.10, no user block) that any HDF5 tool opens.
-Every dataset stands in the root group and has first dimension N, the number of samples.
+Every dataset stands in the root group and has first dimension N, the number of samples; stores apart, see below.
 
 | dataset | type, shape | storage |
 | --- | --- | --- |
@@ -21,8 +21,10 @@ A label of -1 says that the sample has none. Integers are little-endian. Places 
 Pixel datasets are, on disk, one linear array: allocated early, no fill value written, no filter, shape ==
 maxshape, so that HDF5 lays their chunks back to back. The first chunk of `images` begins at byte 4096 whatever N
 is, so row i lies at `4096 + i * row_bytes`. Chunks hold K = max(1, min(N, chunk_bytes // row_bytes)) whole rows;
-the last one is allocated in full and zero behind row N. With `fastload repack --codec gzip` they pass through HDF5's
-gzip filter instead; then rows have no offset, and digests are of their decoded bytes.
+the last one is allocated in full and zero behind row N. With a codec they pass through HDF5's gzip or zstd filter
+instead; then rows have no offset, and digests are of their decoded bytes.
+
+Images of several sizes, or kept as JPEG, lie in a byte store, and so do their masks: see `fastload.store`.
 
 Root attributes: `fastload_version` (1), `fastload_writer`, `decoder` (names and versions of what decoded the
 pixels), `source_layout`, `pack_options` (JSON; only what shapes bytes), `seed`, `shuffled` (rows were shuffled
@@ -41,7 +43,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, MissingFileError
+from fastload.store import INDEX_DTYPES, Store, index_names
 
 FORMAT_VERSION = 1
 IMAGES_OFFSET = 4096
@@ -74,6 +77,8 @@ class Field:
         filters: names of its HDF5 filters, in order.
         names: class, attribute or split names; empty when the dataset has none.
         attrs: its other attributes as plain Python values.
+        store: how its rows lie where they have lengths of their own; dtype and shape are then those of a decoded row,
+            with 0 where rows differ, and offset is None.
     """
 
     name: str
@@ -84,15 +89,25 @@ class Field:
     filters: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     attrs: dict[str, Any] = field(default_factory=dict)
+    store: Store | None = None
+
+    @property
+    def varied(self) -> bool:
+        """Whether rows differ in shape."""
+        return self.store is not None and 0 in self.shape
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Bytes of one row as it is stored; the mean in a store."""
+        if self.store is not None:
+            return max(1, self.store.num_bytes // self.store.num_rows)
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     @property
     def chunk_rows(self) -> int:
-        """Rows in a chunk; 0 for contiguous storage."""
+        """Rows in a chunk, on average in a store; 0 for contiguous storage."""
+        if self.store is not None:
+            return self.store.chunk_rows
         return self.chunks[0] if self.chunks else 0
 
 
@@ -162,7 +177,7 @@ def _read_header(path: Path, file: h5py.File) -> PackedFile:
     attrs = {name: plain(value) for name, value in file.attrs.items()}
     version = _version(path, attrs)
     fields = _fields(path, file, packed=version is not None, file_bytes=identity.size)
-    num_rows = int(file["images" if "images" in fields else next(iter(fields))].shape[0])
+    num_rows = int(file[_counted(fields)].shape[0])
     splits = _splits(path, file, fields)
     digest = attrs.get("header_digest") if version is not None else None
     return PackedFile(
@@ -301,12 +316,15 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> di
         raise FormatError(f"{path}: no dataset `images` in its root group (found: {found}). Pack the original files.")
     if not datasets:
         raise FormatError(f"{path}: no dataset in its root group. Packing was probably cut short; pack it again.")
-    first = datasets.get("images", next(iter(datasets.values())))
+    stores = {name for name in PIXEL_FIELDS if packed and name in datasets and "row_shape" in datasets[name].attrs}
+    for name in stores:
+        _check_store(path, name, datasets)
+    first = datasets["images_offset"] if "images" in stores else datasets.get("images", next(iter(datasets.values())))
     num_rows = int(first.shape[0])
     if num_rows == 0:
         raise FormatError(f"{path}: `{first.name[1:]}` holds no row.")
     for name, item in list(datasets.items()):
-        if item.shape[0] == num_rows:
+        if item.shape[0] == num_rows or name in stores:
             continue
         if packed or name in ("labels", "masks"):
             raise FormatError(
@@ -314,11 +332,22 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> di
                 f"after packing; pack it again."
             )
         del datasets[name]
-    if "images" in datasets:
+    if "images" in datasets and "images" not in stores:
         _check_images(path, datasets["images"], packed=packed)
     front = [name for name in ("images", "masks", "labels") if name in datasets]
     order = front + sorted(set(datasets) - set(front))
-    return {name: _field(path, name, datasets[name], file_bytes=file_bytes) for name in order}
+    return {
+        name: _stored(path, name, datasets[name], num_rows, file_bytes=file_bytes)
+        if name in stores
+        else _field(path, name, datasets[name], file_bytes=file_bytes)
+        for name in order
+    }
+
+
+def _counted(fields: Mapping[str, Field]) -> str:
+    """The dataset whose first dimension is the number of rows."""
+    first = next(iter(fields.values()))
+    return f"{first.name}_offset" if first.store is not None else first.name
 
 
 def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Dataset | None:
@@ -359,6 +388,41 @@ def _check_images(path: Path, item: h5py.Dataset, *, packed: bool) -> None:
         )
     if packed and item.shape[3] not in (1, 3, 4):
         raise FormatError(f"{path}: `images` has {item.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again.")
+
+
+def _check_store(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -> None:
+    """Refuse a store that is none, or without what tells its rows."""
+    store = datasets[name]
+    shape = plain(store.attrs["row_shape"])
+    rank = 2 if name == "masks" else 3
+    fits = isinstance(shape, tuple) and len(shape) == rank and all(isinstance(n, int) and n >= 0 for n in shape)
+    fits = fits and (rank == 2 or shape[2] in (1, 3, 4)) and plain(store.attrs.get("row_dtype")) in ("uint8", "uint16")
+    if store.dtype != np.uint8 or len(store.shape) != 1 or not fits:
+        raise FormatError(
+            f"{path}: `{name}` is {store.dtype} {store.shape} with rows {shape!r}, no store of images. The file was "
+            f"changed after packing; pack it again."
+        )
+    for index in index_names(name):
+        dtype, row = INDEX_DTYPES[index.removeprefix(f"{name}_")]
+        found = datasets.get(index)
+        if found is None or found.dtype != np.dtype(dtype) or tuple(found.shape[1:]) != row:
+            raise FormatError(
+                f"{path}: `{index}`, which tells the rows of `{name}`, is missing or of another type. The file was "
+                f"changed after packing; pack it again."
+            )
+
+
+def _stored(path: Path, name: str, item: h5py.Dataset, num_rows: int, *, file_bytes: int) -> Field:
+    """The field whose rows lie in a store that `_check_store` accepted."""
+    plain_field = _field(path, name, item, file_bytes=file_bytes)
+    if plain_field.offset is None or plain_field.chunks is None:
+        raise FormatError(
+            f"{path}: `{name}` does not lie in one piece. The file was changed after packing; pack it again."
+        )
+    attrs = dict(plain_field.attrs)
+    store = Store(plain_field.offset, int(item.shape[0]), plain_field.chunks[0], num_rows)
+    shape, dtype = attrs.pop("row_shape"), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
+    return replace(plain_field, dtype=dtype, shape=tuple(shape), offset=None, attrs=attrs, store=store)
 
 
 def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Field:

@@ -15,9 +15,10 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5d, h5f, h5p, h5s, h5t
+from h5py import h5d, h5f, h5p, h5s, h5t, h5z
 from numpy.typing import NDArray
 
+from fastload.codecs import NONE, Codec
 from fastload.errors import FormatError
 from fastload.format import FORMAT_VERSION, IMAGES_OFFSET, header_digest, row_digests
 from fastload.sources.listing import Column
@@ -36,13 +37,30 @@ class PixelSpec:
     dtype: np.dtype[Any]
     chunk_rows: int
     attrs: dict[str, Any] = field(default_factory=dict)
-    gzip_level: int | None = None
-    """0 to 9: chunks pass through HDF5's gzip filter, and are not allocated before they are written."""
+    codec: Codec = NONE
+    """Other than none: chunks pass through its HDF5 filter, and are not allocated before they are written."""
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class StoreSpec:
+    """A byte store to lay out, see `fastload.store`; the datasets beside it are columns."""
+
+    num_bytes: int
+    chunk_bytes: int
+    row_shape: tuple[int, ...]
+    """(H, W, C) or (H, W) of its rows, 0 where they differ."""
+    row_dtype: np.dtype[Any]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all its chunks, the last one whole."""
+        return -(-self.num_bytes // self.chunk_bytes) * self.chunk_bytes
 
 
 def chunk_rows_for(row_bytes: int, num_rows: int, chunk_bytes: int = CHUNK_BYTES) -> int:
@@ -62,7 +80,7 @@ def create_file(
     path: str | Path,
     *,
     num_rows: int,
-    pixels: Mapping[str, PixelSpec],
+    pixels: Mapping[str, PixelSpec | StoreSpec],
     columns: Mapping[str, Column],
     attrs: Mapping[str, Any],
 ) -> dict[str, int]:
@@ -90,10 +108,15 @@ def create_file(
         _create_column(file, "digest_fields", Column(row_digests(hashed)))
         _set_attrs(file, {"fastload_version": FORMAT_VERSION, "fastload_writer": writer_name(), **attrs})
         _set_attrs(file, {"header_digest": header_digest(file)})
-        return {name: _pixel_offset(path, file[name]) for name, spec in pixels.items() if spec.gzip_level is None}
+        return {name: _pixel_offset(path, file[name]) for name, spec in pixels.items() if is_linear(spec)}
 
 
-def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpec]) -> dict[str, int]:
+def is_linear(spec: PixelSpec | StoreSpec) -> bool:
+    """Whether the dataset lies in one piece, and is written by plain pwrite."""
+    return isinstance(spec, StoreSpec) or spec.codec == NONE
+
+
+def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpec | StoreSpec]) -> dict[str, int]:
     """Where `create_file` will put each pixel dataset, found by creating them alone.
 
     Args:
@@ -105,7 +128,7 @@ def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpe
         with _new_file(path) as file:
             for name, spec in pixels.items():
                 _create_pixels(file, name, num_rows, spec)
-            return {name: _pixel_offset(path, file[name]) for name in pixels}
+            return {name: _pixel_offset(path, file[name]) for name, spec in pixels.items() if is_linear(spec)}
     finally:
         Path(path).unlink(missing_ok=True)
 
@@ -183,19 +206,27 @@ def dump_options(options: Mapping[str, Any]) -> str:
     return json.dumps(dict(options), sort_keys=True, separators=(",", ":"))
 
 
-def _create_pixels(file: h5py.File, name: str, num_rows: int, spec: PixelSpec) -> None:
-    shape = (num_rows, *spec.row_shape)
+def _create_pixels(file: h5py.File, name: str, num_rows: int, spec: PixelSpec | StoreSpec) -> None:
     plist = h5p.create(h5p.DATASET_CREATE)
-    plist.set_chunk((spec.chunk_rows, *spec.row_shape))
-    if spec.gzip_level is None:
-        plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    attrs = spec.attrs
+    if isinstance(spec, StoreSpec):
+        shape: tuple[int, ...] = (spec.num_bytes,)
+        stored_dtype = np.dtype(np.uint8)
+        plist.set_chunk((min(spec.chunk_bytes, spec.num_bytes),))
+        attrs = attrs | {"row_shape": np.array(spec.row_shape), "row_dtype": spec.row_dtype.newbyteorder("=").name}
     else:
-        plist.set_deflate(spec.gzip_level)
+        shape, stored_dtype = (num_rows, *spec.row_shape), spec.dtype
+        plist.set_chunk((spec.chunk_rows, *spec.row_shape))
+    if is_linear(spec):
+        plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    elif isinstance(spec, PixelSpec) and (found := spec.codec.filter) is not None:
+        # Optional: HDF5 then creates the dataset also where the filter is not there; chunks are written past it.
+        plist.set_filter(found[0], h5z.FLAG_OPTIONAL, found[1])
     plist.set_fill_time(h5d.FILL_TIME_NEVER)
     plist.set_obj_track_times(False)
-    dtype = h5t.py_create(spec.dtype.newbyteorder("<"))
+    dtype = h5t.py_create(stored_dtype.newbyteorder("<"))
     h5d.create(file.id, name.encode(), dtype, h5s.create_simple(shape, shape), plist)
-    _set_attrs(file[name], spec.attrs)
+    _set_attrs(file[name], attrs)
 
 
 def _create_column(file: h5py.File, name: str, column: Column) -> None:

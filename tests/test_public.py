@@ -40,9 +40,11 @@ LAYERS = [
     {"ranges", "stopwatch"},
     {"meter"},
     {"doctor"},
+    {"codecs", "store"},
     {"format", "sources", "decode", "fitting", "image_header", "jpeg_scan", "sixteen_bits", "plan"},
     {
         "layout",
+        "stored_file",
         "pack",
         "read",
         "chunks",

@@ -24,6 +24,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fastload.codecs import Codec
 from fastload.cpus import available_cpus
 from fastload.decode import Target
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
@@ -158,7 +159,7 @@ def _job(listing: Listing, options: PackOptions, level: int, where: str) -> _Job
     assert survey.target is not None, "it has images"
     specs = survey.pixels(len(listing))
     rows = specs["images"].chunk_rows
-    specs = {name: replace(spec, chunk_rows=rows, gzip_level=level) for name, spec in specs.items()}
+    specs = {name: replace(spec, chunk_rows=rows, codec=Codec("gzip", level)) for name, spec in specs.items()}
     return _Job(listing, row_order(survey), survey.target, specs, where)
 
 
@@ -178,7 +179,7 @@ def _about(job: _Job) -> bytes:
         "attrs": {name: str(value) for name, value in listing.attrs.items()},
         "splits": listing.split_names,
         "pixels": specs,
-        "level": job.specs["images"].gzip_level,
+        "codec": str(job.specs["images"].codec),
         "rows": digest.hexdigest(),
     }
     return json.dumps(about, sort_keys=True).encode()

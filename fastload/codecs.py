@@ -1,0 +1,132 @@
+"""Lossless codecs of pixel datasets: their names, their HDF5 filters, and functions that leave the GIL.
+
+| codec | HDF5 filter | needs | level |
+| --- | --- | --- | --- |
+| `none` | - | - | - |
+| `gzip[:level]` | 1, part of HDF5 | - | 0 to 9, by default 4 |
+| `zstd[:level]` | 32015, registered; `hdf5plugin` brings it to HDF5 tools | the extra [zstd] | 1 to 19, by default 3 |
+
+`lzf` (32000, part of h5py) is read through h5py only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import threading
+import zlib
+from typing import Any, Literal, NamedTuple
+
+from fastload.errors import FormatError, OptionError
+
+CodecName = Literal["none", "gzip", "zstd"]
+
+GZIP_FILTER, SHUFFLE_FILTER, LZF_FILTER, ZSTD_FILTER = 1, 2, 32000, 32015
+
+_LEVELS = {"gzip": (0, 9, 4), "zstd": (1, 19, 3)}
+"""Lowest, highest and usual level."""
+
+
+class Codec(NamedTuple):
+    """What a pixel dataset is compressed with."""
+
+    name: CodecName = "none"
+    level: int = 0
+
+    def __str__(self) -> str:
+        return self.name if self.name == "none" else f"{self.name}:{self.level}"
+
+    @property
+    def filter(self) -> tuple[int, tuple[int, ...]] | None:
+        """Number and parameters of its HDF5 filter; None for "none"."""
+        numbers = {"gzip": GZIP_FILTER, "zstd": ZSTD_FILTER}
+        return (numbers[self.name], (self.level,)) if self.name in numbers else None
+
+    def compress(self, data: bytes | memoryview) -> bytes:
+        """The bytes as the HDF5 filter stores them, and as a stored row of encoding "zstd" holds them."""
+        if self.name == "gzip":
+            return zlib.compress(data, self.level)
+        if self.name == "zstd":
+            return bytes(_zstd("packing with zstd").compressor(self.level).compress(data))
+        return bytes(data)
+
+
+NONE = Codec()
+
+
+def parse_codec(text: str) -> Codec:
+    """The codec that "none", "gzip", "gzip:LEVEL", "zstd" or "zstd:LEVEL" names.
+
+    Raises:
+        OptionError: it names none, or needs an extra that is not installed.
+    """
+    found = re.fullmatch(r"(none|gzip|zstd)(?::([0-9]+))?", text)
+    if found is None or (found[1] == "none" and found[2]):
+        raise OptionError(f"codec={text!r} is not known; accepted: none, gzip[:0-9], zstd[:1-19].")
+    if found[1] == "none":
+        return NONE
+    low, high, usual = _LEVELS[found[1]]
+    level = int(found[2] or usual)
+    if not low <= level <= high:
+        raise OptionError(f"codec={text!r}: {found[1]} has the levels {low} to {high}.")
+    if found[1] == "zstd" and not has_zstd():
+        raise OptionError(f"codec={text!r} needs zstandard. Install it with: pip install 'fastload[zstd]'.")
+    return Codec("gzip" if found[1] == "gzip" else "zstd", level)
+
+
+def has_zstd() -> bool:
+    """Whether the extra [zstd] is there."""
+    return importlib.util.find_spec("zstandard") is not None
+
+
+def decompress_zstd(data: bytes | memoryview, size: int) -> bytes:
+    """What a zstd frame holds; the GIL is free meanwhile.
+
+    Args:
+        size: bytes expected.
+
+    Raises:
+        ValueError: it is damaged, or holds more or fewer bytes.
+        FormatError: zstandard is not installed.
+    """
+    module = _zstd("reading what is compressed with zstd")
+    try:
+        found = bytes(module.decompressor().decompress(data, max_output_size=size))
+    except module.error as exc:
+        raise ValueError(str(exc)) from exc
+    if len(found) != size:
+        raise ValueError(f"{len(found):,} bytes where {size:,} are expected")
+    return found
+
+
+class _Zstd(threading.local):
+    """zstandard's contexts of one thread: they are not to be shared."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.error = module.ZstdError
+        self._compressors: dict[int, Any] = {}
+        self._decompressor: Any = None
+
+    def compressor(self, level: int) -> Any:
+        if level not in self._compressors:
+            self._compressors[level] = self._module.ZstdCompressor(level=level)
+        return self._compressors[level]
+
+    def decompressor(self) -> Any:
+        if self._decompressor is None:
+            self._decompressor = self._module.ZstdDecompressor()
+        return self._decompressor
+
+
+_loaded: list[_Zstd] = []
+
+
+def _zstd(what: str) -> _Zstd:
+    if not _loaded:
+        try:
+            _loaded.append(_Zstd(importlib.import_module("zstandard")))
+        except ImportError as exc:
+            raise FormatError(f"{what} needs zstandard. Install it with: pip install 'fastload[zstd]'.") from exc
+    return _loaded[0]
