@@ -70,7 +70,7 @@ class EncodedRow:
         encoding: RAW, JPEG or ZSTD.
         shape: (H, W, C) of the pixels, decoded and upright.
         orientation: EXIF orientation still to be applied to a JPEG; else 1.
-        digest: XXH3-64 of the row, see `digest` in `fastload.format`: of pixels (a JPEG: of its bytes), then the mask's.
+        digest: XXH3-64 of its pixels (of a JPEG: of its bytes), then of its mask's.
         mask: its bytes stored, if there are masks.
         mask_encoding: RAW or ZSTD.
     """
