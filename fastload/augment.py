@@ -34,6 +34,7 @@ class Augmentation:
         transforms: as checked.
         seed, rank: of the loader.
         ignore_index, coordinates: see `apply_transforms`.
+        done: the first so many transforms are done already, when the batch was made of images of several sizes.
     """
 
     transforms: tuple[Any, ...]
@@ -41,6 +42,7 @@ class Augmentation:
     rank: int
     ignore_index: int
     coordinates: Mapping[str, Coordinates]
+    done: int = 0
 
     def apply(
         self,
@@ -62,6 +64,7 @@ class Augmentation:
             coordinates=self.coordinates,
             output=output,
             kept=kept,
+            done=self.done,
         )
 
     @property
@@ -99,7 +102,7 @@ class Augmenter:
         planned = PlannedBatch(np.zeros(1, np.int64), np.ones(1, np.bool_), 1, 0)
         result = augmentation.apply(fields_on_cpu(as_handed_over(self._file, arrays)), planned, epoch=0)
         self.views = {name: tensor.dtype for name, tensor in result.items() if tensor.dtype == torch.bfloat16}
-        self.fields = [(name, *_in_slot(name, tensor)) for name, tensor in result.items()]
+        self.fields = [(name, *in_slot(name, tensor)) for name, tensor in result.items()]
 
     def fill(self, epoch: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
         """Reads and augments a batch of an epoch into a slot's arrays, (B, ...); returns the bytes of its rows."""
@@ -140,7 +143,7 @@ class Augmenter:
         return torch.from_numpy(np.ndarray(shape, np.uint8, buffer=memoryview(pixels)))
 
 
-def _in_slot(name: str, tensor: torch.Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def in_slot(name: str, tensor: torch.Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of a sample of a field in a slot."""
     stored = tensor.permute(0, 2, 3, 1) if name == "images" else tensor
     stored = stored.view(torch.uint16) if stored.dtype == torch.bfloat16 else stored

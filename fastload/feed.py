@@ -25,7 +25,10 @@ from fastload.read import Read, RowReader
 from fastload.read.readahead import ReadAhead
 from fastload.ring import SLACK, FilledBatch, Ring, SlotField, split_loose
 from fastload.samples import SampleLayout
+from fastload.sizer import Sizer
 from fastload.threads import BatchStream
+from fastload.transforms.varied import SizeMaking
+from fastload.turns import ShortTurns
 
 SLOTS_IN_COPY = 2
 """Slots that the device stage keeps while their copies run."""
@@ -109,7 +112,10 @@ class ThreadFeed:
         cache_chunks: decoded chunks kept of a field that is read through h5py.
         backend: of the device; None for the CPU.
         announces: whether the kernel is told ahead.
-        augmentation: done by the threads, on the CPU; None: batches leave as they lie in the file.
+        augmentation: done by the threads, on the CPU; None: batches leave as they lie in the file, or as `sizing` made
+            them.
+        sizing: of images that lie in a store, with the augmentation that it is part of: the transforms that make one
+            size of them, done by the threads wherever the batch goes.
     """
 
     usable = True
@@ -128,6 +134,7 @@ class ThreadFeed:
         backend: Backend | None,
         announces: bool,
         augmentation: Augmentation | None = None,
+        sizing: tuple[SizeMaking, Augmentation] | None = None,
     ) -> None:
         self._dataset = dataset
         self._workers = workers
@@ -135,7 +142,12 @@ class ThreadFeed:
         self._chunk_rows = chunk_rows
         self._announces = announces
         self._reader = dataset.open_reader(read, cache_chunks=cache_chunks, windows=chunk_rows > 0)
-        self._augmenter = Augmenter(dataset, self._reader, augmentation) if augmentation else None
+        self._augmenter: Augmenter | Sizer | None = None
+        if sizing is not None:
+            self._augmenter = Sizer(dataset, self._reader, *sizing, complete=augmentation is not None)
+        elif augmentation is not None:
+            self._augmenter = Augmenter(dataset, self._reader, augmentation)
+        self._decodes = any(dataset.file.fields[name].store is not None for name, _, _ in dataset.layout())
         fields = self._augmenter.fields if self._augmenter else dataset.layout()
         self.views = self._augmenter.views if self._augmenter else {}
         batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
@@ -173,7 +185,8 @@ class ThreadFeed:
             manual_release=self._backend is not None,
             timed=timed,
         )
-        return _Announced(stream, groups.apart(stream) if groups else None, self._group, read_ahead)
+        turns = ShortTurns() if self._decodes else None
+        return _Announced(stream, groups.apart(stream) if groups else None, self._group, read_ahead, turns=turns)
 
     @property
     def crew(self) -> Crew:
@@ -322,8 +335,10 @@ class _Announced:
         group: int,
         read_ahead: ReadAhead | None,
         watch: _Watch | None = None,
+        turns: ShortTurns | None = None,
     ) -> None:
         self._stream = stream
+        self._turns = turns
         self._apart = apart
         self._group = group
         self._batches: Iterator[FilledBatch] = apart or stream
@@ -356,6 +371,8 @@ class _Announced:
     def close(self) -> None:
         """Ends the pass."""
         self._stream.close()
+        if self._turns is not None:
+            self._turns.end()
         if self._read_ahead is not None:
             self._read_ahead.close()
 

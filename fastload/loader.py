@@ -49,6 +49,7 @@ from fastload.read import Read
 from fastload.share import ShareOption, check_share, resolve_share
 from fastload.transforms import check_pipeline
 from fastload.transforms.coordinates import Coordinates
+from fastload.transforms.varied import SizeMaking, size_making
 
 __all__ = ["Batch", "FastLoader"]
 
@@ -144,11 +145,16 @@ class FastLoader:
             data = PackedInput(dataset)
         self._data = data
         transform = () if transform is None else transform
+        self._sizing = self._sizing_of(transform)
         self._check_transforms(transform)
         self._seed = seed
         self._augmentation = Augmentation(
             tuple(transform), seed, self._share.rank, data.ignore_index, self._coordinates()
         )
+        if self._sizing is not None:
+            # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
+            self._sizing = self._sizing.with_flips() if self._in_threads else self._sizing
+            self._augmentation = replace(self._augmentation, done=self._sizing.count)
         self._ends = ends
         # The next iteration, when it is already decided; None: the epoch after the last one's, from its beginning.
         self._next: Position | None = Position(self._new_plan(0))
@@ -337,7 +343,36 @@ class FastLoader:
                     f"transform: the batch has no images, its fields are {', '.join(self._data.dataset.fields)}. "
                     f"Add images to fields, or leave transform out."
                 )
-            check_pipeline(transform, *self._data.image_spec(), self._data.dataset.fields, self._coordinates())
+            spec, done = self._data.image_spec(), 0
+            if self._sizing is not None:
+                spec = (self._sizing.spec.channels, self._sizing.spec.height, self._sizing.spec.width), spec[1]
+                done = self._sizing.count
+            check_pipeline(transform, *spec, self._data.dataset.fields, self._coordinates(), done=done)
+
+    def _sizing_of(self, transform: Any) -> SizeMaking | None:
+        """What makes one size of images that have several; of JPEGs of one size, what makes decoding cheaper."""
+        data = self._data
+        if (
+            not isinstance(data, PackedInput)
+            or data.runs_python
+            or not data.stored
+            or not isinstance(transform, Sequence)
+        ):
+            return None
+        (channels, _, _), dtype = data.image_spec()
+        if data.varied:
+            if self._cache.place is not None:
+                raise OptionError(
+                    f"{data.name}: cache={self._cache.place!r} keeps images of one size, and these differ in size. "
+                    f"Leave cache out, or pack them with `fastload pack --size`."
+                )
+            return size_making(transform, channels, dtype, what=data.name)
+        if self._cache.place is not None or self.echo != 1:
+            return None  # each echo cuts anew
+        try:
+            return size_making(transform, channels, dtype, what=data.name)
+        except OptionError:
+            return None
 
     def _coordinates(self) -> dict[str, Coordinates]:
         return self._data.coordinates() if isinstance(self._data, PackedInput) else {}
@@ -345,7 +380,8 @@ class FastLoader:
     @property
     def _at_hand_over(self) -> bool:
         """Whether a batch is augmented when it is handed over; rows that are kept are gathered by the same kernel."""
-        return self._cache.place is not None or (bool(self._augmentation.transforms) and not self._in_threads)
+        left = len(self._augmentation.transforms) - self._augmentation.done
+        return self._cache.place is not None or (left > 0 and not self._in_threads)
 
     @property
     def _in_threads(self) -> bool:
@@ -382,6 +418,7 @@ class FastLoader:
                 cache=self._cache,
                 augmentation=self._augmentation,
                 in_threads=self._in_threads,
+                sizing=self._sizing,
             )
             self._feed, counter.bytes_read = open_feed(options)
         return self._feed

@@ -25,6 +25,7 @@ from fastload.read.readahead import has_read_ahead
 from fastload.samples import SampleLayout
 from fastload.share import Share, local_world_size
 from fastload.transforms import check_pipeline
+from fastload.transforms.varied import SizeMaking
 
 # Two threads copy as fast as memory allows. Those that augment compute; each more holds one batch more in memory, as
 # each process holds two.
@@ -48,6 +49,7 @@ class FeedOptions:
         cache: where rows are kept.
         augmentation: of the loader.
         in_threads: whether the threads that read also augment.
+        sizing: what makes one size of images that lie in a store, if that is not left to other stages.
     """
 
     data: PackedInput | OtherInput
@@ -62,12 +64,22 @@ class FeedOptions:
     cache: CacheChoice
     augmentation: Augmentation
     in_threads: bool
+    sizing: SizeMaking | None = None
 
     @property
     def num_workers(self) -> int:
         """Threads or processes: those asked for, else one for each CPU that this rank may use, up to a limit."""
         processes = not isinstance(self.data, PackedInput) or self.data.runs_python
-        return self.workers or default_workers(processes=processes, computing=self.in_threads)
+        return self.workers or default_workers(processes=processes, computing=self.in_threads or self._decodes)
+
+    @property
+    def _decodes(self) -> bool:
+        """Whether the threads that read decode rows of a store."""
+        data = self.data
+        if not isinstance(data, PackedInput):
+            return False
+        file = data.dataset.file
+        return any(file.fields[name].store is not None for name, _, _ in data.dataset.layout())
 
 
 def default_workers(*, processes: bool, computing: bool) -> int:
@@ -122,6 +134,7 @@ def open_feed(options: FeedOptions) -> tuple[Feed, int]:
         backend=backend,
         announces=announces,
         augmentation=options.augmentation if options.in_threads else None,
+        sizing=None if options.sizing is None else (options.sizing, options.augmentation),
     )
     return threads, 0
 
