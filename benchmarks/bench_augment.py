@@ -53,10 +53,10 @@ NORMALIZE = Normalize(MEAN, STD)
 Window = tuple[int, int, int, int]
 
 
-def drawn_window(height: int, width: int) -> Window:
+def drawn_window(height: int, width: int, scale: tuple[float, float] = (0.08, 1)) -> Window:
     """Top, left, height and width as RandomResizedCrop draws them, from `random`."""
     for _ in range(10):
-        area = height * width * random.uniform(0.08, 1)
+        area = height * width * random.uniform(*scale)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
         high, wide = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < high <= height and 0 < wide <= width:
