@@ -39,7 +39,7 @@ from fastload import FastLoader, PackedDataset
 from fastload.transforms import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 sys.path.insert(0, str(harness.ROOT / "tools"))
-from networks import SmallResNet  # noqa: E402  # beside the scripts that users start from
+from networks import SmallResNet  # beside the scripts that users start from
 
 SIDE, SCALE, BATCH_SIZE = 96, (0.25, 1.0), 64
 NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

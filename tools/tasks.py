@@ -18,7 +18,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fastload import FastLoader, PackedDataset
-from fastload.transforms import ColorJitter, Normalize, RandomCrop, RandomHorizontalFlip
+from fastload.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
 
 TOKENS = ("tokens", "input_ids")
 """Names under which a file without images holds its token ids, int (N, L)."""
@@ -123,12 +131,15 @@ class ImageLabels(_Labels):
     fields = ("images", "labels")
     batch_size, lr, width = 64, 3e-3, 16
 
-    def __init__(self, dataset: PackedDataset) -> None:
+    def __init__(self, dataset: PackedDataset, side: int) -> None:
         super().__init__(dataset)
-        height, width, self.channels = _image_shape(dataset)
-        self.summary = f"images of {height}x{width}x{self.channels} to learn {self.outputs} {self.kind} from"
-        self.steady: list[object] = [_normalize(self.channels)]
-        self.transforms: list[object] = [RandomHorizontalFlip(), *self.steady]
+        varied, self.channels = _sizes(dataset)
+        self.summary = f"images of {varied or _said(dataset)} to learn {self.outputs} {self.kind} from"
+        # Images of several sizes: an eighth is left around the middle, as usual where answers are judged.
+        cut = [Resize(side * 8 // 7), CenterCrop(side)] if varied else []
+        drawn = [RandomResizedCrop(side, scale=(0.25, 1.0))] if varied else []
+        self.steady: list[object] = [*cut, _normalize(self.channels)]
+        self.transforms: list[object] = [*drawn, RandomHorizontalFlip(), _normalize(self.channels)]
 
     def network(self, width: int) -> nn.Module:
         """See `Task.network`."""
@@ -176,7 +187,7 @@ class Segmentation:
     fields = ("images", "masks")
     batch_size, lr, width = 8, 4e-3, 24
 
-    def __init__(self, dataset: PackedDataset) -> None:
+    def __init__(self, dataset: PackedDataset, side: int) -> None:
         masks = dataset.file.fields["masks"]
         found = masks.attrs.get("ignore_index")
         self.ignored = None if found is None else int(found)
@@ -185,13 +196,16 @@ class Segmentation:
         shares = np.pad(shares, (0, len(self.names) - len(shares)))
         # Rare classes, poles and pedestrians, count for more, as in ENet (Paszke et al., 2016): without, none is found.
         self.weights = torch.from_numpy(1 / np.log(1.02 + shares)).float()
-        height, width, self.channels = _image_shape(dataset)
+        varied, self.channels = _sizes(dataset)
         told = [name for index, name in enumerate(self.names) if index != self.ignored]
-        self.summary = f"images of {height}x{width}x{self.channels} to learn {len(told)} classes of pixels from"
-        self.steady: list[object] = [_normalize(self.channels)]
+        self.summary = f"images of {varied or _said(dataset)} to learn {len(told)} classes of pixels from"
+        self.sizing: list[object] = [Resize((side, side))] if varied else []
+        self.steady: list[object] = [*self.sizing, _normalize(self.channels)]
+        height, width = dataset.file.fields["images"].shape[:2]
         window = (max(1, height * 4 // 5), max(1, width * 4 // 5))
+        drawn = RandomResizedCrop(side, scale=(0.25, 1.0)) if varied else RandomCrop(window)
         colour = [ColorJitter(0.3, 0.3, 0.3)] if self.channels in (1, 3) else []
-        self.transforms: list[object] = [RandomCrop(window), RandomHorizontalFlip(), *colour, *self.steady]
+        self.transforms: list[object] = [drawn, RandomHorizontalFlip(), *colour, _normalize(self.channels)]
 
     def network(self, width: int) -> nn.Module:
         """See `Task.network`."""
@@ -257,7 +271,7 @@ class Segmentation:
         model.eval()
         colours = _colours(len(self.names), self.ignored)
         lines = []
-        loader = FastLoader(held_out.select(spread), len(spread), shuffle=False, share=None)
+        loader = FastLoader(held_out.select(spread), len(spread), shuffle=False, share=None, transform=self.sizing)
         normalized = FastLoader(held_out.select(spread), len(spread), shuffle=False, share=None, transform=self.steady)
         for (images, masks), (ready, _) in zip(loader, normalized, strict=True):
             answers = model(ready.to(device)).argmax(1).cpu().numpy()
@@ -277,8 +291,8 @@ def task_of(dataset: PackedDataset, options: argparse.Namespace) -> Task:
     _require(dataset, "images", "images" in fields)
     if asked == "segmentation":
         _require(dataset, "masks", "masks" in fields)
-        return Segmentation(dataset)
-    task = ImageLabels(dataset)
+        return Segmentation(dataset, options.size)
+    task = ImageLabels(dataset, options.size)
     if options.task and (options.task == "attributes") != task.attributes:
         shape = (dataset.file.num_rows, *fields["labels"].shape)
         raise SystemExit(f"--task {options.task}: the labels of {dataset.path} have shape {shape}")
@@ -294,10 +308,14 @@ def _normalize(channels: int) -> Normalize:
     return Normalize((0.5,) * channels, (0.25,) * channels)
 
 
-def _image_shape(dataset: PackedDataset) -> tuple[int, int, int]:
-    """(H, W, C) as fastload packs images."""
-    height, width, channels = dataset.file.fields["images"].shape
-    return height, width, channels
+def _sizes(dataset: PackedDataset) -> tuple[str, int]:
+    """What is said of images that differ in size, "" of others; and their channels."""
+    images = dataset.file.fields["images"]
+    return f"several sizes, {images.shape[2]} channels," if images.varied else "", images.shape[2]
+
+
+def _said(dataset: PackedDataset) -> str:
+    return "x".join(map(str, dataset.file.fields["images"].shape))
 
 
 def _num_classes(dataset: PackedDataset) -> int:
@@ -316,8 +334,12 @@ def _shares(dataset: PackedDataset, *, ignored: int | None) -> np.ndarray:
     split = "train" if "train" in dataset.file.splits else None
     masks = PackedDataset(dataset.path, split, fields=("masks",))
     counts = np.zeros(256, np.int64)
-    for batch in FastLoader(masks, 64, shuffle=False, ends="exact", share=None):
-        counts += np.bincount(batch[0][batch.valid].numpy().ravel(), minlength=256)
+    if dataset.file.fields["masks"].varied:
+        for index in range(len(masks)):
+            counts += np.bincount(masks[index][0].numpy().ravel(), minlength=256)
+    else:
+        for batch in FastLoader(masks, 64, shuffle=False, ends="exact", share=None):
+            counts += np.bincount(batch[0][batch.valid].numpy().ravel(), minlength=256)
     if ignored is not None:
         counts[ignored] = 0
     if not counts.any():

@@ -5,6 +5,7 @@
     python tools/train.py celeba.h5 --checkpoint run.pt --resume      goes on where it stopped, mid-epoch too
     python tools/train.py camvid.h5 --epochs 40                       masks: segmentation, mean IoU, a picture
     python tools/train.py reviews.h5                                  tokens and no images: texts
+    python tools/train.py photos.h5 --size 160                        images of several sizes, cut to 160x160
 
 The file's fields decide the task: masks are segmented, images classified, token arrays of a file without images read as
 text; `--task` says otherwise. Labels that are int64 numbers are classes, uint8 (N, A) are A yes-or-no attributes.
@@ -259,6 +260,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="samples a step and process (64; texts 128, masks 8)")
     parser.add_argument("--lr", type=float, help="peak learning rate (0.003; texts 0.002, masks 0.004)")
     parser.add_argument("--width", type=int, help="channels of the first stage (16; texts 64, masks 24)")
+    parser.add_argument("--size", type=int, default=128, help="side that images of several sizes are cut to (128)")
     parser.add_argument("--layers", type=int, default=2, help="of attention, for texts (2); 0: a bag of words")
     parser.add_argument("--picture", type=Path, help="where the answers for masks are drawn (DATA-answers.png)")
     parser.add_argument("--amp", choices=["off", "bf16", "fp16"], default="off", help="autocast (default: off)")
@@ -272,7 +274,7 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.resume and not options.checkpoint:
         parser.error("--resume needs --checkpoint FILE")
-    for name in ("epochs", "batch_size", "echo", "width", "checkpoint_every"):
+    for name in ("epochs", "batch_size", "echo", "width", "size", "checkpoint_every"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return options
