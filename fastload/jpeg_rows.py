@@ -149,7 +149,9 @@ def _between_markers(data: bytes, scan: _Scan, first: int, last: int, num_rows: 
             markers.append(found.start())
         if number == most:
             break
-    if (last < num_rows and end == len(data)) or (before and begin == scan.begins):
+    missing = (last < num_rows and end == len(data)) or (before and begin == scan.begins)
+    # A file cut short has no end marker, whatever rows of it are there; within entropy-coded data there is none.
+    if missing or data.rfind(b"\xff\xd9", begin) < 0:
         return None
     cut = bytearray(data[: scan.begins])
     cut += data[begin:end]
