@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fastload.transforms import place
+from fastload.transforms import one_by_one, place
 from fastload.transforms.buffers import OutputPool
 from fastload.transforms.one_call import place_in_one_call
 from fastload.transforms.place import place_images, place_masks
@@ -100,10 +100,10 @@ def test_the_way_without_torchscript_gives_the_same(placement):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(place, "available", lambda: False)
         patch.setitem(sys.modules, "cv2", None)
-        place._opencv.cache_clear()
-        one_by_one = place_images(images, placement, OutputPool())
-    place._opencv.cache_clear()
-    difference = one_by_one.to(torch.int16) - place_images(images, placement, OutputPool()).to(torch.int16)
+        one_by_one.opencv.cache_clear()
+        apart = place_images(images, placement, OutputPool())
+    one_by_one.opencv.cache_clear()
+    difference = apart.to(torch.int16) - place_images(images, placement, OutputPool()).to(torch.int16)
     assert difference.abs().max() <= 1  # windows are turned before the resize there, and after it here
 
 
