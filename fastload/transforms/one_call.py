@@ -152,9 +152,11 @@ def place_varied(flat: Tensor, sources: Tensor, table: Tensor, output: Tensor, s
     channels, height, width = output.size(1), output.size(2), output.size(3)
     tallest, widest = int(table.select(1, 2).max()), int(table.select(1, 3).max())
     scaled_height, scaled_width = int(table.select(1, 8).max()), int(table.select(1, 9).max())
-    window_values = int((table.select(1, 2) * table.select(1, 3)).max()) * channels
-    cut = torch.empty([min(window_values, max(cut_values, tallest * channels))], dtype=torch.uint8)
-    part = torch.empty([scaled_height * widest * channels if window_values > cut.size(0) else 0], dtype=torch.uint8)
+    window_values = table.select(1, 2) * table.select(1, 3) * channels
+    most_values = int(window_values.max())
+    uncut_values = int((window_values * (table.select(1, 2) <= table.select(1, 8))).max())
+    cut = torch.empty([max(uncut_values, min(most_values, max(cut_values, tallest * channels)))], dtype=torch.uint8)
+    part = torch.empty([scaled_height * widest * channels if most_values > cut.size(0) else 0], dtype=torch.uint8)
     tall = torch.empty([scaled_height * widest * channels], dtype=torch.uint8)
     large = torch.empty([scaled_height * scaled_width * channels], dtype=torch.uint8)
     pixels = torch.empty([height * width * channels if scale is not None else 0], dtype=torch.uint8)
@@ -170,28 +172,24 @@ def place_varied(flat: Tensor, sources: Tensor, table: Tensor, output: Tensor, s
         target = final
         if scale is not None:
             target = memory(pixels, channels, height, width)
-        if rows > down:
-            window = shrink_down(lines, left, columns, channels, down, cut, part, tall, serial_values)
-            window = window.narrow(2, offset_y, height)
-            down = height
-            offset_y = 0
-        elif rows == down:
-            lines = lines.narrow(0, offset_y, height)
-            window = window_of(lines, left, columns, channels, cut, serial_values)
-            down = height
-            offset_y = 0
+        if rows == down and columns == across:
+            image = lines.view([1, rows, image_width, channels]).permute([0, 3, 1, 2])
+            shown = image.narrow(2, offset_y, height).narrow(3, left + offset_x, width)
+            turn_rows(shown, target, mirror != 0, flip != 0, serial_values)
         else:
-            window = window_of(lines, left, columns, channels, cut, serial_values)
-        turned = mirror != 0 or flip != 0
-        resizes = window.size(2) != down or columns != across
-        whole = not turned and down == height and across == width
-        resized = window
-        if resizes:
+            if rows > down:
+                window = shrink_down(lines, left, columns, channels, down, cut, part, tall, serial_values)
+                window = window.narrow(2, offset_y, height)
+                down = height
+                offset_y = 0
+            else:
+                window = window_of(lines, left, columns, channels, cut, serial_values)
+            whole = mirror == 0 and flip == 0 and down == height and across == width
             resized = target if whole else memory(large, channels, down, across)
             torch._C._nn._upsample_bilinear2d_aa(window, [down, across], False, None, None, out=resized)
-        if not (resizes and whole):
-            shown = resized.narrow(2, offset_y, height).narrow(3, offset_x, width)
-            turn_rows(shown, target, mirror != 0, flip != 0, serial_values)
+            if not whole:
+                shown = resized.narrow(2, offset_y, height).narrow(3, offset_x, width)
+                turn_rows(shown, target, mirror != 0, flip != 0, serial_values)
         if scale is not None and shift is not None:
             normalize(target, final, scale, shift, floats, serial_values)
 """

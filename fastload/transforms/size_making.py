@@ -75,7 +75,9 @@ class SizeMaking:
                     transform.output(self._spec_of(int(heights[place]), int(widths[place])))
                 except OptionError as exc:
                     height, width = shapes[place].tolist()
-                    mend = "" if resizes else f" Or enlarge small images first, with Resize({max(self.size)}) before it."
+                    mend = (
+                        "" if resizes else f" Or enlarge small images first, with Resize({max(self.size)}) before it."
+                    )
                     raise OptionError(f"{self.what}, an image of {height}x{width}: {exc}{mend}") from None
             heights, widths = _after(transform, heights, widths)
 
