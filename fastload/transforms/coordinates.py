@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from fastload.fitting import axis_letter
-from fastload.transforms.spec import ImageSpec
 
 # Fields of these names hold places in the image; a moved image would leave them behind.
 COORDINATE_FIELDS = ("bbox", "boxes", "landmarks")
@@ -81,14 +80,14 @@ def as_handed_over(
     moved: dict[str, torch.Tensor],
     fields: dict[str, torch.Tensor],
     coordinates: Mapping[str, Coordinates],
-    spec: ImageSpec,
+    size: tuple[int, int],
 ) -> dict[str, torch.Tensor]:
-    """The moved coordinates in the form that the fields had, float32; boxes cut off at the image's edges."""
+    """The moved coordinates in the form that the fields had, float32; boxes cut off at the edges of (height, width)."""
     result = {}
     for name, values in moved.items():
         kind = coordinates[name].kind
         if kind != "points":
-            x, y = values[..., 0::2].clamp(0, spec.width), values[..., 1::2].clamp(0, spec.height)
+            x, y = values[..., 0::2].clamp(0, size[1]), values[..., 1::2].clamp(0, size[0])
             values = torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], dim=-1)
         if kind == "xywh":
             values = torch.cat([values[..., :2], values[..., 2:] - values[..., :2]], dim=-1)

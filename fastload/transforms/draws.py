@@ -60,6 +60,12 @@ class Draws:
         derived._keys = _mix(self._keys ^ np.uint64(index))
         return derived
 
+    def of_sample(self, place: int) -> Draws:
+        """The numbers of one of the samples, 0 to B - 1: what `Draws` of its row alone draws."""
+        one = object.__new__(Draws)
+        one._keys = self._keys[place : place + 1]
+        return one
+
     def integers(self, low: int | NDArray[np.int64], high: int | NDArray[np.int64]) -> NDArray[np.int64]:
         """Integers with low <= x < high, int64 (B,); both bounds may differ by sample.
 

@@ -63,16 +63,17 @@ class Pass:
         return joined(steps) if steps else windows(zeros, zeros, size)
 
 
-def passes_of(transforms: Sequence[Any], spec: ImageSpec | None) -> list[Pass | tuple[int, Any]]:
+def passes_of(transforms: Sequence[Any], spec: ImageSpec | None, *, first: int = 0) -> list[Pass | tuple[int, Any]]:
     """The list as passes and, with its index, each transform that fits in none.
 
     Args:
         transforms: as `check_pipeline` accepts them.
         spec: of the images; None: not known, nothing is fused.
+        first: the index of the first one.
     """
     parts: list[Pass | tuple[int, Any]] = []
     current = Pass()
-    for index, transform in enumerate(transforms):
+    for index, transform in enumerate(transforms, first):
         grown = _grown(current, index, transform, spec)
         if grown is None:
             if current:

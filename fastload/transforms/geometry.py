@@ -14,7 +14,7 @@ from fastload.errors import OptionError
 from fastload.transforms.arguments import as_plain, as_values, check_values, is_whole, probability, window_size
 from fastload.transforms.draws import Draws
 from fastload.transforms.placed import PlacedTransform
-from fastload.transforms.placement import PaddingMode, Placement, turned, windows
+from fastload.transforms.placement import PaddingMode, Placement, Whole, turned, windows
 from fastload.transforms.spec import ImageSpec
 
 
@@ -134,10 +134,16 @@ class RandomCrop(PlacedTransform):
 
     def place(self, spec: ImageSpec, draws: Draws) -> Placement:
         left, top, right, bottom = self._padding(spec.height, spec.width)
-        tops = draws.stream(0).integers(0, spec.height + top + bottom - self.size[0] + 1) - top
-        lefts = draws.stream(1).integers(0, spec.width + left + right - self.size[1] + 1) - left
+        tops, lefts = self.corners(spec.height + top + bottom, spec.width + left + right, draws)
+        tops, lefts = tops - top, lefts - left
         padding = self.padding_mode if self.pads(spec) else None
         return windows(tops, lefts, self.size, padding=padding, fill=self.fill)
+
+    def corners(self, heights: int | Whole, widths: int | Whole, draws: Draws) -> tuple[Whole, Whole]:
+        """First row and column of each sample's window, int64 (B,), in images (padded ones with their padding)."""
+        tops = draws.stream(0).integers(0, heights - self.size[0] + 1)
+        lefts = draws.stream(1).integers(0, widths - self.size[1] + 1)
+        return tops, lefts
 
     def _padding(self, height: int, width: int) -> tuple[int, int, int, int]:
         left, top, right, bottom = self.padding
@@ -176,11 +182,15 @@ class CenterCrop(PlacedTransform):
         return spec._replace(height=self.size[0], width=self.size[1])
 
     def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        # round() and not //: torchvision's choice for an odd remainder (half to even).
-        top, left = (
-            round((image - window) / 2) for image, window in zip((spec.height, spec.width), self.size, strict=True)
-        )
-        return windows(np.full(len(draws), top), np.full(len(draws), left), self.size)
+        zeros = np.zeros(len(draws), np.int64)
+        tops, lefts = self.corners(zeros + spec.height, zeros + spec.width)
+        return windows(tops, lefts, self.size)
+
+    def corners(self, heights: Whole, widths: Whole) -> tuple[Whole, Whole]:
+        """First row and column of each sample's window, int64 (B,), in images of these sizes."""
+        # Rounded and not //: torchvision's choice for an odd remainder (half to even).
+        tops, lefts = np.rint((heights - self.size[0]) / 2), np.rint((widths - self.size[1]) / 2)
+        return tops.astype(np.int64), lefts.astype(np.int64)
 
 
 def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fastload.transforms.one_by_one import place_varied_one_by_one
 from fastload.transforms.spec import SERIAL_VALUES, row_values
 
 _log = logging.getLogger("fastload")
@@ -100,7 +101,102 @@ def place(source: Tensor, samples: Tensor, windows: Tensor, scaled: List[int], o
                 copy_rows(shown, target, mirrored, flipped, out_rows)
         if scale is not None and shift is not None:
             normalize(target, final, scale, shift, floats, serial_values)
+
+def window_of(lines: Tensor, left: int, width: int, channels: int, scratch: Tensor, serial_values: int) -> Tensor:
+    height, values = lines.size(0), width * channels
+    if values == lines.size(1):
+        return lines.view([1, height, width, channels]).permute([0, 3, 1, 2])
+    dense = scratch.narrow(0, 0, height * values).view([height, values])
+    source = lines.narrow(1, left * channels, values)
+    count = max(1, serial_values // values)
+    for first in range(0, height, count):
+        rows = min(count, height - first)
+        dense.narrow(0, first, rows).copy_(source.narrow(0, first, rows))
+    return memory(scratch, channels, height, width)
+
+def shrink_down(lines: Tensor, left: int, width: int, channels: int, height: int, cut: Tensor, part: Tensor,
+                tall: Tensor, serial_values: int) -> Tensor:
+    result = memory(tall, channels, height, width)
+    most = width
+    if width * channels != lines.size(1):
+        most = max(1, cut.size(0) // (lines.size(0) * channels))
+    if most >= width:
+        window = window_of(lines, left, width, channels, cut, serial_values)
+        torch._C._nn._upsample_bilinear2d_aa(window, [height, width], False, None, None, out=result)
+        return result
+    for first in range(0, width, most):
+        columns = min(most, width - first)
+        window = window_of(lines, left + first, columns, channels, cut, serial_values)
+        shrunk = memory(part, channels, height, columns)
+        torch._C._nn._upsample_bilinear2d_aa(window, [height, columns], False, None, None, out=shrunk)
+        turn_rows(shrunk, result.narrow(3, first, columns), False, False, serial_values)
+    return result
+
+def turn_rows(source: Tensor, target: Tensor, mirrored: bool, flipped: bool, serial_values: int):
+    height = source.size(2)
+    count = max(1, serial_values // (source.size(1) * source.size(3)))
+    for first in range(0, height, count):
+        rows = min(count, height - first)
+        strip = source.narrow(2, first, rows)
+        if mirrored:
+            strip = torch.flip(strip, [3])
+        if flipped:
+            target.narrow(2, height - first - rows, rows).copy_(torch.flip(strip, [2]))
+        else:
+            target.narrow(2, first, rows).copy_(strip)
+
+def place_varied(flat: Tensor, sources: Tensor, table: Tensor, output: Tensor, scale: Optional[Tensor],
+                 shift: Optional[Tensor], serial_values: int, cut_values: int):
+    if sources.size(0) == 0:
+        return
+    channels, height, width = output.size(1), output.size(2), output.size(3)
+    tallest, widest = int(table.select(1, 2).max()), int(table.select(1, 3).max())
+    scaled_height, scaled_width = int(table.select(1, 8).max()), int(table.select(1, 9).max())
+    window_values = table.select(1, 2) * table.select(1, 3) * channels
+    most_values = int(window_values.max())
+    uncut_values = int((window_values * (table.select(1, 2) <= table.select(1, 8))).max())
+    cut = torch.empty([max(uncut_values, min(most_values, max(cut_values, tallest * channels)))], dtype=torch.uint8)
+    part = torch.empty([scaled_height * widest * channels if most_values > cut.size(0) else 0], dtype=torch.uint8)
+    tall = torch.empty([scaled_height * widest * channels], dtype=torch.uint8)
+    large = torch.empty([scaled_height * scaled_width * channels], dtype=torch.uint8)
+    pixels = torch.empty([height * width * channels if scale is not None else 0], dtype=torch.uint8)
+    floats = torch.empty([max(serial_values, width * channels) if scale is not None else 0], dtype=torch.float32)
+    images: List[List[int]] = sources.tolist()
+    numbers: List[List[int]] = table.tolist()
+    for i in range(len(images)):
+        byte, image_height, image_width = images[i]
+        top, left, rows, columns, offset_y, offset_x, mirror, flip, down, across = numbers[i]
+        lines = flat.narrow(0, byte, image_height * image_width * channels).view([image_height, -1])
+        lines = lines.narrow(0, top, rows)
+        final = output.narrow(0, i, 1)
+        target = final
+        if scale is not None:
+            target = memory(pixels, channels, height, width)
+        if rows == down and columns == across:
+            image = lines.view([1, rows, image_width, channels]).permute([0, 3, 1, 2])
+            shown = image.narrow(2, offset_y, height).narrow(3, left + offset_x, width)
+            turn_rows(shown, target, mirror != 0, flip != 0, serial_values)
+        else:
+            if rows > down:
+                window = shrink_down(lines, left, columns, channels, down, cut, part, tall, serial_values)
+                window = window.narrow(2, offset_y, height)
+                down = height
+                offset_y = 0
+            else:
+                window = window_of(lines, left, columns, channels, cut, serial_values)
+            whole = mirror == 0 and flip == 0 and down == height and across == width
+            resized = target if whole else memory(large, channels, down, across)
+            torch._C._nn._upsample_bilinear2d_aa(window, [down, across], False, None, None, out=resized)
+            if not whole:
+                shown = resized.narrow(2, offset_y, height).narrow(3, offset_x, width)
+                turn_rows(shown, target, mirror != 0, flip != 0, serial_values)
+        if scale is not None and shift is not None:
+            normalize(target, final, scale, shift, floats, serial_values)
 """
+
+# Bytes of a window that are copied at a time: what a core's own cache holds. Larger windows go in blocks of columns,
+# so that an image of 100 megapixels asks for no more memory than a small one.
+_CUT_VALUES = 1 << 20
 
 
 @functools.cache
@@ -139,6 +235,37 @@ def place_in_one_call(
     if scale is not None and shift is not None:
         scale, shift = _repeated(scale, output), _repeated(shift, output)
     _compiled().place(source, samples, windows, list(scaled), output, scale, shift, SERIAL_VALUES)
+
+
+def place_varied_in_one_call(
+    flat: torch.Tensor,
+    sources: torch.Tensor,
+    table: torch.Tensor,
+    output: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    shift: torch.Tensor | None = None,
+) -> None:
+    """As `place_in_one_call`, of source images that differ in size; without TorchScript sample by sample.
+
+    Windows that lose height are resized down before across, on whole rows where they are as wide as their image, so
+    that fewer pixels are moved and the wide loop runs over fewer of them: 0.93 of OpenCV's rate (which averages
+    nothing), against 0.80 (RandomResizedCrop(224) of 400x533, one thread). A pixel may differ from
+    `place_in_one_call`'s by a level, since values are rounded after each axis.
+
+    Args:
+        flat: uint8 (T,), contiguous, on the CPU.
+        sources: int64 (B, 3): of each sample's source image the place in `flat` of its first byte, H and W; it lies
+            there as (H, W, C).
+        table: int64 (B, 10), `VariedPlacement.table`; every window lies within its image.
+        output: (B, C, h, w), a view of dense (B, h, w, C) memory; uint8, or with scale and shift a float dtype.
+        scale, shift: float32 (C,), for value * scale + shift.
+    """
+    if not available():
+        place_varied_one_by_one(flat, sources, table, output, scale, shift)
+        return
+    if scale is not None and shift is not None:
+        scale, shift = _repeated(scale, output), _repeated(shift, output)
+    _compiled().place_varied(flat, sources, table, output, scale, shift, SERIAL_VALUES, _CUT_VALUES)
 
 
 def normalize_in_one_call(pixels: torch.Tensor, output: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> None:

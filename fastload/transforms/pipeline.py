@@ -36,6 +36,8 @@ def check_pipeline(
     dtype: torch.dtype,
     fields: Iterable[str],
     coordinates: Mapping[str, Coordinates] | None = None,
+    *,
+    done: int = 0,
 ) -> ImageSpec | None:
     """The spec of the images that the transforms make of such images; None behind a function we know nothing about.
 
@@ -45,6 +47,7 @@ def check_pipeline(
         dtype: of the images, torch.uint8 or torch.uint16.
         fields: names of all fields of the batch.
         coordinates: how those that hold places in the image do so, as far as it is known.
+        done: how many transforms have run when an image has that shape: those that made it (`size_making`).
 
     Raises:
         OptionError: a transform that is none, does not fit the images or stands behind Normalize; one that moves pixels
@@ -58,7 +61,7 @@ def check_pipeline(
     names = list(fields)
     spec: ImageSpec | None = ImageSpec(*image_shape, dtype)
     normalized = False
-    for transform in transforms:
+    for index, transform in enumerate(transforms):
         known = isinstance(transform, (Transform, BatchTransform))
         if isinstance(transform, type) or not (known or callable(transform)):
             raise OptionError(
@@ -76,7 +79,8 @@ def check_pipeline(
             if transform.geometric:
                 _check_moved_fields(transform, names, coordinates or {})
         normalized |= isinstance(transform, Normalize)
-        spec = _output(transform, spec)
+        if index >= done:
+            spec = _output(transform, spec)
     return spec
 
 
@@ -90,6 +94,7 @@ def apply_transforms(
     coordinates: Mapping[str, Coordinates] | None = None,
     output: torch.Tensor | None = None,
     kept: bool = False,
+    done: int = 0,
 ) -> dict[str, torch.Tensor]:
     """The batch's fields with "images" transformed, and masks, boxes and points, where present, moved alike.
 
@@ -106,6 +111,7 @@ def apply_transforms(
         output: on the CPU, memory that the images may be written to; they are not where the last transform does not
             support it.
         kept: whether the batch given will be used again, so that functions must not write to it.
+        done: how many transforms, from the first on, have been applied to the fields already (`size_making`).
 
     Raises:
         OptionError: a user's function made of the images what does not fit the other fields, or wrote to them.
@@ -119,9 +125,9 @@ def apply_transforms(
         raise OptionError(f"draws are for {len(draws)} samples, and the batch has {count}: give Draws of its rows")
     others = {name: tensor for name, tensor in fields.items() if name != "images" and isinstance(tensor, torch.Tensor)}
     spec = images.spec if isinstance(images, ImageRows) else ImageSpec.of(images)
-    moves = any(isinstance(transform, Transform) and transform.geometric for transform in transforms)
+    moves = any(isinstance(transform, Transform) and transform.geometric for transform in transforms[done:])
     moved = as_moved(others, coordinates) if moves and coordinates else {}
-    parts = passes_of(transforms, spec)
+    parts = passes_of(transforms[done:], spec, first=done)
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
         if isinstance(part, Pass):
@@ -142,7 +148,7 @@ def apply_transforms(
                 images = _called(transform, index, images, followers, kept=kept and images is fields["images"])
         spec = ImageSpec.of(images)
     images = gathered(images)
-    others |= as_handed_over(moved, others, coordinates or {}, spec)
+    others |= as_handed_over(moved, others, coordinates or {}, (spec.height, spec.width))
     return {name: images if name == "images" else others[name] for name in fields}
 
 

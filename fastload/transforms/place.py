@@ -7,8 +7,6 @@ with weight matrices, a batch at a time.
 
 from __future__ import annotations
 
-import functools
-import importlib
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.transforms.buffers import OutputPool
+from fastload.transforms.one_by_one import place_one
 from fastload.transforms.one_call import available, place_in_one_call
 from fastload.transforms.placement import Flags, Placement, Whole
 from fastload.transforms.spec import as_bits
@@ -51,7 +50,7 @@ def _place_into(source: torch.Tensor, samples: torch.Tensor, placement: Placemen
         place_in_one_call(source, samples, table, placement.scaled, output)
         return
     for index, row, numbers in zip(output, samples.tolist(), table.tolist(), strict=True):
-        _place_one(source[row], numbers, placement.scaled, index)
+        place_one(source[row], numbers, placement.scaled, index)
 
 
 def place_masks(masks: torch.Tensor, placement: Placement, fill: int, pool: OutputPool) -> torch.Tensor:
@@ -62,7 +61,7 @@ def place_masks(masks: torch.Tensor, placement: Placement, fill: int, pool: Outp
     if not placement.resized:
         return _cut_and_turned(masks[:, None], placement, pool, fill=(float(fill),))[:, 0]
     device = masks.device
-    rows = _nearest(
+    rows = nearest(
         placement.top,
         placement.height,
         placement.scaled[0],
@@ -71,7 +70,7 @@ def place_masks(masks: torch.Tensor, placement: Placement, fill: int, pool: Outp
         placement.flipped,
         device,
     )
-    columns = _nearest(
+    columns = nearest(
         placement.left,
         placement.width,
         placement.scaled[1],
@@ -89,13 +88,14 @@ def place_masks(masks: torch.Tensor, placement: Placement, fill: int, pool: Outp
     return output
 
 
-def _nearest(
-    first: Whole, window: Whole, scaled: int, offset: Whole, size: int, turned: Flags, device: torch.device
+def nearest(
+    first: Whole, window: Whole, scaled: int | Whole, offset: Whole, size: int, turned: Flags, device: torch.device
 ) -> torch.Tensor:
     """Rows (or columns) of the image that each sample's output shows, int64 (B, size)."""
     places = torch.arange(size, device=device)
     places = torch.where(_send(turned, device), size - 1 - places, places) + _send(offset, device)
-    return _send(first, device) + places * _send(window, device) // scaled
+    divisor = _send(scaled, device) if isinstance(scaled, np.ndarray) else scaled
+    return _send(first, device) + places * _send(window, device) // divisor
 
 
 def _cut_and_turned(
@@ -202,31 +202,3 @@ def _weights(
 def _send(drawn: NDArray[Any], device: torch.device) -> torch.Tensor:
     """A number of each sample, (B, 1), on the device."""
     return torch.from_numpy(drawn).to(device, non_blocking=True)[:, None]
-
-
-def _place_one(image: torch.Tensor, numbers: list[int], scaled: tuple[int, int], output: torch.Tensor) -> None:
-    """One image (C, H, W) into one output (C, h, w), for a torch without TorchScript."""
-    top, left, height, width, offset_y, offset_x, mirrored, flipped = numbers
-    window = image[:, top : top + height, left : left + width]
-    grows = height <= scaled[0] and width <= scaled[1]
-    if (height, width) == scaled:
-        resized = window
-    elif grows and (cv2 := _opencv()) is not None:
-        # Nothing to antialias: OpenCV gives the same within a level, at twice the speed.
-        pixels = cv2.resize(window.permute(1, 2, 0).numpy(), scaled[::-1], interpolation=cv2.INTER_LINEAR)
-        resized = torch.from_numpy(pixels.reshape(*scaled, -1)).permute(2, 0, 1)
-    else:
-        dense = window[None].contiguous(memory_format=torch.channels_last)
-        resized = torch.nn.functional.interpolate(dense, scaled, mode="bilinear", antialias=True)[0]
-    shown = resized[:, offset_y : offset_y + output.shape[1], offset_x : offset_x + output.shape[2]]
-    axes = [axis for axis, turned in ((2, mirrored), (1, flipped)) if turned]
-    output.copy_(shown.flip(axes) if axes else shown)
-
-
-@functools.cache
-def _opencv() -> Any:
-    """OpenCV, of the extra [cpu-aug], or None."""
-    try:
-        return importlib.import_module("cv2")
-    except ImportError:
-        return None

@@ -21,8 +21,59 @@ Whole = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
+class MovesPlaces:
+    """Moves places in the images as a placement moves their pixels; its attributes are described there."""
+
+    top: Whole
+    left: Whole
+    height: Whole
+    width: Whole
+    offset_y: Whole
+    offset_x: Whole
+    size: tuple[int, int]
+    mirrored: Flags
+    flipped: Flags
+
+    def _scaled(self) -> tuple[int | Whole, int | Whole]:
+        """Height and width that windows are resized to."""
+        raise NotImplementedError
+
+    def move_points(self, points: torch.Tensor) -> torch.Tensor:
+        """Pixel positions of the source, float32 (B, P, 2) as (x, y), in the output; outside it where they are cut off.
+
+        As torchvision's keypoints: resizing multiplies, and mirroring takes x to width - 1 - x.
+        """
+        moved = self._scaled_and_shifted(points)
+        last = _pair(self.size[1] - 1, self.size[0] - 1, points)
+        return torch.where(self._turned(points)[:, None, :], last - moved, moved)
+
+    def move_boxes(self, boxes: torch.Tensor) -> torch.Tensor:
+        """Boxes of the source, float32 (B, 4) or (B, M, 4) as x1, y1, x2, y2, in the output; not clamped to it.
+
+        As torchvision's: x2 and y2 are edges and not pixels, so mirroring takes x to width - x.
+        """
+        corners = self._scaled_and_shifted(boxes.reshape(len(boxes), boxes.shape[1:].numel() // 2, 2))
+        swapped = corners.view(*boxes.shape[:-1], 2, 2).flip(-2).view_as(corners)
+        other_end = _pair(self.size[1], self.size[0], boxes) - swapped
+        return torch.where(self._turned(boxes)[:, None, :], other_end, corners).view(boxes.shape)
+
+    def _scaled_and_shifted(self, points: torch.Tensor) -> torch.Tensor:
+        first = np.stack([self.left, self.top], axis=1)
+        scaled_height, scaled_width = self._scaled()
+        factor = np.stack([scaled_width / self.width, scaled_height / self.height], axis=1)
+        offset = np.stack([self.offset_x, self.offset_y], axis=1)
+        # (p - first) * factor - offset, with one product and one sum: both constants are rounded once.
+        scale = torch.from_numpy(factor.astype(np.float32)).to(points.device, non_blocking=True)
+        shift = torch.from_numpy((first * factor + offset).astype(np.float32)).to(points.device, non_blocking=True)
+        return points * scale[:, None, :] - shift[:, None, :]
+
+    def _turned(self, like: torch.Tensor) -> torch.Tensor:
+        turned = torch.from_numpy(np.stack([self.mirrored, self.flipped], axis=1))
+        return turned.to(like.device, non_blocking=True)
+
+
 @dataclass(frozen=True, eq=False)
-class Placement:
+class Placement(MovesPlaces):
     """B output images as parts of B source images, each by its own numbers; axis-aligned.
 
     Attributes:
@@ -53,6 +104,9 @@ class Placement:
     def resized(self) -> bool:
         """Whether any window changes its size, so that values are mixed."""
         return bool((self.height != self.scaled[0]).any() or (self.width != self.scaled[1]).any())
+
+    def _scaled(self) -> tuple[int, int]:
+        return self.scaled
 
     @property
     def partial(self) -> bool:
@@ -111,38 +165,6 @@ class Placement:
             offset_y=np.zeros(batch, np.int64),
             offset_x=np.zeros(batch, np.int64),
         )
-
-    def move_points(self, points: torch.Tensor) -> torch.Tensor:
-        """Pixel positions of the source, float32 (B, P, 2) as (x, y), in the output; outside it where they are cut off.
-
-        As torchvision's keypoints: resizing multiplies, and mirroring takes x to width - 1 - x.
-        """
-        moved = self._scaled_and_shifted(points)
-        last = _pair(self.size[1] - 1, self.size[0] - 1, points)
-        return torch.where(self._turned(points)[:, None, :], last - moved, moved)
-
-    def move_boxes(self, boxes: torch.Tensor) -> torch.Tensor:
-        """Boxes of the source, float32 (B, 4) or (B, M, 4) as x1, y1, x2, y2, in the output; not clamped to it.
-
-        As torchvision's: x2 and y2 are edges and not pixels, so mirroring takes x to width - x.
-        """
-        corners = self._scaled_and_shifted(boxes.reshape(len(boxes), boxes.shape[1:].numel() // 2, 2))
-        swapped = corners.view(*boxes.shape[:-1], 2, 2).flip(-2).view_as(corners)
-        other_end = _pair(self.size[1], self.size[0], boxes) - swapped
-        return torch.where(self._turned(boxes)[:, None, :], other_end, corners).view(boxes.shape)
-
-    def _scaled_and_shifted(self, points: torch.Tensor) -> torch.Tensor:
-        first = np.stack([self.left, self.top], axis=1)
-        factor = np.stack([self.scaled[1] / self.width, self.scaled[0] / self.height], axis=1)
-        offset = np.stack([self.offset_x, self.offset_y], axis=1)
-        # (p - first) * factor - offset, with one product and one sum: both constants are rounded once.
-        scale = torch.from_numpy(factor.astype(np.float32)).to(points.device, non_blocking=True)
-        shift = torch.from_numpy((first * factor + offset).astype(np.float32)).to(points.device, non_blocking=True)
-        return points * scale[:, None, :] - shift[:, None, :]
-
-    def _turned(self, like: torch.Tensor) -> torch.Tensor:
-        turned = torch.from_numpy(np.stack([self.mirrored, self.flipped], axis=1))
-        return turned.to(like.device, non_blocking=True)
 
 
 def windows(

@@ -60,15 +60,23 @@ class Resize(PlacedTransform):
         zeros = np.zeros(len(draws), np.int64)
         return resized(zeros, zeros, zeros + spec.height, zeros + spec.width, self._target(spec))
 
-    def _target(self, spec: ImageSpec) -> tuple[int, int]:
+    def targets(self, heights: Whole, widths: Whole) -> tuple[Whole, Whole]:
+        """Heights and widths, int64 (B,), of what images of these sizes become."""
         if len(self.size) == 2:
-            return self.size[0], self.size[1]
-        short, long = sorted((spec.height, spec.width))
-        new_short, new_long = self.size[0], int(self.size[0] * long / short)
-        if self.max_size is not None and new_long > self.max_size:
-            new_short, new_long = int(self.max_size * new_short / new_long), self.max_size
-        new_short = max(1, new_short)
-        return (new_short, new_long) if spec.height <= spec.width else (new_long, new_short)
+            return np.full(len(heights), self.size[0]), np.full(len(heights), self.size[1])
+        short, long = np.minimum(heights, widths), np.maximum(heights, widths)
+        new_short, new_long = np.full(len(heights), self.size[0]), (self.size[0] * long / short).astype(np.int64)
+        if self.max_size is not None:
+            over = new_long > self.max_size
+            new_short = np.where(over, (self.max_size * new_short / new_long).astype(np.int64), new_short)
+            new_long = np.where(over, self.max_size, new_long)
+        new_short = np.maximum(1, new_short)
+        upright = heights <= widths
+        return np.where(upright, new_short, new_long), np.where(upright, new_long, new_short)
+
+    def _target(self, spec: ImageSpec) -> tuple[int, int]:
+        heights, widths = self.targets(np.array([spec.height]), np.array([spec.width]))
+        return int(heights[0]), int(widths[0])
 
 
 class RandomResizedCrop(PlacedTransform):
@@ -108,36 +116,39 @@ class RandomResizedCrop(PlacedTransform):
         return spec._replace(height=self.size[0], width=self.size[1])
 
     def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        heights, widths = self._fallback(spec, len(draws))
+        zeros = np.zeros(len(draws), np.int64)
+        return resized(*self.windows(zeros + spec.height, zeros + spec.width, draws), self.size)
+
+    def windows(self, image_heights: Whole, image_widths: Whole, draws: Draws) -> tuple[Whole, Whole, Whole, Whole]:
+        """First row and column, height and width of each sample's part, int64 (B,), in images of these sizes."""
+        heights, widths = self._fallback(image_heights, image_widths)
         found = np.zeros(len(draws), np.bool_)
         log_ratios = math.log(self.ratio[0]), math.log(self.ratio[1])
         for attempt in range(_ATTEMPTS):
-            area = spec.height * spec.width * _between(*self.scale, draws.stream(2 * attempt).uniform())
+            area = image_heights * image_widths * _between(*self.scale, draws.stream(2 * attempt).uniform())
             log_ratio = _between(*log_ratios, draws.stream(2 * attempt + 1).uniform())
             # Numbers whose logarithm and square root are the same on every machine are not promised by IEEE 754:
             # numpy's differ by one unit in the last place between processors, which only counts at a rounding tie.
             ratio = np.exp(log_ratio)
             width = np.rint(np.sqrt(area * ratio)).astype(np.int64)
             height = np.rint(np.sqrt(area / ratio)).astype(np.int64)
-            fits = (width > 0) & (width <= spec.width) & (height > 0) & (height <= spec.height) & ~found
+            fits = (width > 0) & (width <= image_widths) & (height > 0) & (height <= image_heights) & ~found
             heights, widths = np.where(fits, height, heights), np.where(fits, width, widths)
             found |= fits
             if found.all():
                 break
-        tops = draws.stream(2 * _ATTEMPTS).integers(0, spec.height - heights + 1)
-        lefts = draws.stream(2 * _ATTEMPTS + 1).integers(0, spec.width - widths + 1)
-        tops = np.where(found, tops, (spec.height - heights) // 2)
-        lefts = np.where(found, lefts, (spec.width - widths) // 2)
-        return resized(tops, lefts, heights, widths, self.size)
+        tops = draws.stream(2 * _ATTEMPTS).integers(0, image_heights - heights + 1)
+        lefts = draws.stream(2 * _ATTEMPTS + 1).integers(0, image_widths - widths + 1)
+        tops = np.where(found, tops, (image_heights - heights) // 2)
+        lefts = np.where(found, lefts, (image_widths - widths) // 2)
+        return tops, lefts, heights, widths
 
-    def _fallback(self, spec: ImageSpec, batch: int) -> tuple[Whole, Whole]:
+    def _fallback(self, image_heights: Whole, image_widths: Whole) -> tuple[Whole, Whole]:
         """Heights and widths of the central part, int64 (B,)."""
-        height, width = spec.height, spec.width
-        if width / height < self.ratio[0]:
-            height = round(width / self.ratio[0])
-        elif width / height > self.ratio[1]:
-            width = round(height * self.ratio[1])
-        return np.full(batch, max(1, height)), np.full(batch, max(1, width))
+        ratios = image_widths / image_heights
+        heights = np.where(ratios < self.ratio[0], np.rint(image_widths / self.ratio[0]), image_heights)
+        widths = np.where(ratios > self.ratio[1], np.rint(image_heights * self.ratio[1]), image_widths)
+        return np.maximum(1, heights.astype(np.int64)), np.maximum(1, widths.astype(np.int64))
 
 
 def _between(low: float, high: float, uniform: NDArray[np.float64]) -> NDArray[np.float64]:

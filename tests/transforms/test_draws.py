@@ -123,3 +123,10 @@ def test_every_value_of_a_range_is_equally_likely():
     counts = np.bincount(Draws(5, 0, np.arange(COUNT)).integers(0, 41), minlength=41)
     assert len(counts) == 41
     assert ((counts - COUNT / 41) ** 2 / (COUNT / 41)).sum() < 40 + 6 * np.sqrt(2 * 40)
+
+
+def test_one_sample_draws_what_it_draws_among_others():
+    draws = Draws(3, 1, np.array([8, 2, 40]), 2)
+    for place in range(3):
+        assert draws.of_sample(place).stream(5).integers(0, 99).tolist() == [draws.stream(5).integers(0, 99)[place]]
+    assert len(draws) == 3

@@ -133,3 +133,23 @@ def test_draws_of_another_batch_are_refused():
         apply_transforms([FLIP], {"images": images}, Draws(0, 0, np.arange(4)))
     with pytest.raises(OptionError, match="a dict of fields"):
         apply_transforms([FLIP], images, Draws(0, 0, np.arange(8)))
+
+
+def test_transforms_that_are_done_are_left_out_and_the_others_draw_alike():
+    fields, draws = patterned(40), Draws(1, 0, np.arange(40))
+    transforms = [CenterCrop(8), FLIP, AddNoise(), RandomCrop(4), NORMALIZE]
+    whole = apply_transforms(transforms, fields, draws)
+    for done in range(6):
+        begun = apply_transforms(transforms[:done], fields, draws)
+        rest = apply_transforms(transforms, begun, draws, done=done)
+        assert torch.equal(rest["images"], whole["images"]) and torch.equal(rest["masks"], whole["masks"])
+
+
+def test_transforms_that_are_done_are_checked_for_fields_but_not_for_the_images_they_had():
+    crop = CenterCrop(20)
+    assert check_pipeline([crop, FLIP], (3, 20, 20), torch.uint8, ["images"], done=1) == ImageSpec(
+        3, 20, 20, torch.uint8
+    )
+    assert check_pipeline([RandomCrop(20, 4), FLIP], (3, 20, 20), torch.uint8, ["images"], done=1) is not None
+    with pytest.raises(OptionError, match="RandomCrop moves pixels, and the coordinates in boxes cannot follow"):
+        check_pipeline([RandomCrop(20)], (3, 20, 20), torch.uint8, ["images", "boxes"], done=1)

@@ -10,26 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from resize_cases import resize_matrix
 
-from fastload.transforms import place
+from fastload.transforms import one_by_one, place
 from fastload.transforms.buffers import OutputPool
 from fastload.transforms.one_call import place_in_one_call
 from fastload.transforms.place import place_images, place_masks
 from fastload.transforms.placement import Placement, joined, resized, turned, windows
-
-
-def resize_matrix(window: int, scaled: int) -> np.ndarray:
-    """The antialiased bilinear resize of one axis as a matrix (scaled, window), float64, tap by tap."""
-    matrix = np.zeros((scaled, window))
-    scale = window / scaled
-    support = max(1.0, scale)
-    for i in range(scaled):
-        centre = (i + 0.5) * scale
-        first, last = max(0, int(centre - support + 0.5)), min(window, int(centre + support + 0.5))
-        for k in range(first, last):
-            matrix[i, k] = max(0.0, 1 - abs(k - centre + 0.5) / support)
-        matrix[i] /= matrix[i].sum()
-    return matrix
 
 
 def reference(image: np.ndarray, placement: Placement, sample: int) -> np.ndarray:
@@ -100,10 +87,10 @@ def test_the_way_without_torchscript_gives_the_same(placement):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(place, "available", lambda: False)
         patch.setitem(sys.modules, "cv2", None)
-        place._opencv.cache_clear()
-        one_by_one = place_images(images, placement, OutputPool())
-    place._opencv.cache_clear()
-    difference = one_by_one.to(torch.int16) - place_images(images, placement, OutputPool()).to(torch.int16)
+        one_by_one.opencv.cache_clear()
+        apart = place_images(images, placement, OutputPool())
+    one_by_one.opencv.cache_clear()
+    difference = apart.to(torch.int16) - place_images(images, placement, OutputPool()).to(torch.int16)
     assert difference.abs().max() <= 1  # windows are turned before the resize there, and after it here
 
 
