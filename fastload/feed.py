@@ -27,7 +27,7 @@ from fastload.ring import SLACK, FilledBatch, Ring, SlotField, split_loose
 from fastload.samples import SampleLayout
 from fastload.sizer import Sizer
 from fastload.threads import BatchStream
-from fastload.transforms.varied import SizeMaking
+from fastload.transforms.size_making import SizeMaking
 from fastload.turns import ShortTurns
 
 SLOTS_IN_COPY = 2

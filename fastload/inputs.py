@@ -83,7 +83,12 @@ class Input(Protocol):
 
 
 class PackedInput:
-    """A `PackedDataset`; see `Input`."""
+    """A `PackedDataset`; see `Input`.
+
+    Attributes:
+        varied: samples of a field that is asked for differ in shape.
+        stored: such a field lies in a byte store.
+    """
 
     at_once = False
 
@@ -101,6 +106,9 @@ class PackedInput:
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
         self.runs_python = dataset.transform is not None
+        asked = [file.fields[name] for name, _, _ in dataset.layout()]
+        self.varied = any(field.varied for field in asked)
+        self.stored = any(field.store is not None for field in asked)
 
     def resolve_shuffle(self, shuffle: Shuffle, *, kept: bool = False) -> ResolvedShuffle:
         """See `Input.resolve_shuffle`."""

@@ -49,7 +49,7 @@ from fastload.read import Read
 from fastload.share import ShareOption, check_share, resolve_share
 from fastload.transforms import check_pipeline
 from fastload.transforms.coordinates import Coordinates
-from fastload.transforms.varied import SizeMaking, size_making
+from fastload.transforms.size_making import SizeMaking, size_making
 
 __all__ = ["Batch", "FastLoader"]
 
@@ -358,6 +358,13 @@ class FastLoader:
             or not data.stored
             or not isinstance(transform, Sequence)
         ):
+            return None
+        if "images" not in data.dataset.fields:
+            if data.varied:
+                raise OptionError(
+                    f"{data.name}: its masks differ in size, and are brought to one size with their images. Add images "
+                    f"to fields."
+                )
             return None
         (channels, _, _), dtype = data.image_spec()
         if data.varied:

@@ -25,7 +25,7 @@ from fastload.read.readahead import has_read_ahead
 from fastload.samples import SampleLayout
 from fastload.share import Share, local_world_size
 from fastload.transforms import check_pipeline
-from fastload.transforms.varied import SizeMaking
+from fastload.transforms.size_making import SizeMaking
 
 # Two threads copy as fast as memory allows. Those that augment compute; each more holds one batch more in memory, as
 # each process holds two.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,14 @@ from fastload.read import RowReader
 from fastload.read.stored import sample_error
 from fastload.stopwatch import current
 from fastload.store import JPEG, RAW, StoreIndex
-from fastload.stored_rows import decode_mask_row, decode_part, decode_row
-from fastload.transforms import Draws
-from fastload.transforms import coordinates as places
+from fastload.stored_rows import FACTORS, decode_part, decode_row
+from fastload.transforms import Draws, Normalize
 from fastload.transforms.one_call import place_varied_in_one_call
-from fastload.transforms.varied import SizeMaking, VariedPlacement, place_varied_masks
+from fastload.transforms.size_making import SizeMaking
+from fastload.transforms.varied import VariedPlacement, place_varied_coordinates, place_varied_masks
 
 # Decoded images that wait for their resize: few enough to stay in a core's cache, many enough for one call.
 _SCRATCH_BYTES = 4 * 2**20
-_FACTORS = (2, 4, 8)
 
 
 class Sizer:
@@ -72,6 +71,10 @@ class Sizer:
         field = self._file.fields["images"]
         self._channels, self._dtype = field.shape[2], field.dtype.newbyteorder("=")
         self._local = threading.local()
+        self._constants: tuple[torch.Tensor, torch.Tensor] | None = None
+        rest = augmentation.transforms[augmentation.done :]
+        if self._complete and len(rest) == 1 and isinstance(rest[0], Normalize) and self._dtype == np.uint8:
+            self._constants = rest[0].scale_and_shift(torch.uint8)
         # Learnt from a batch of one black image.
         height, width = sizing.size
         arrays: dict[str, NDArray[Any]] = {"images": np.zeros((1, height, width, self._channels), self._dtype)}
@@ -79,8 +82,7 @@ class Sizer:
             arrays["masks"] = np.zeros((1, height, width), np.uint8)
         arrays |= {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self._others}
         fields = self._as_tensors(arrays)
-        for name in self._moved(fields):
-            fields[name] = fields[name].to(torch.float32)
+        fields |= {name: fields[name].to(torch.float32) for name in augmentation.coordinates if name in fields}
         made = self._rest(fields, PlannedBatch(np.zeros(1, np.int64), np.ones(1, np.bool_), 1, 0), 0)
         self.views = {name: tensor.dtype for name, tensor in made.items() if tensor.dtype == torch.bfloat16}
         self.fields = [(name, *in_slot(name, tensor)) for name, tensor in made.items()]
@@ -90,28 +92,33 @@ class Sizer:
 
         Raises:
             FormatError: a sample is damaged; it names it.
+            OptionError: an image is too small for its crop.
         """
         rows, count = planned.rows, len(planned.rows)
         slot = {name: array[:count] for name, array in arrays.items()}  # the last group may not fill its slot
         if "row" in slot:
             slot["row"][:], slot["valid"][:] = rows, planned.valid
+        targets = fields_on_cpu({name: slot[name] for name, _, _ in self.fields}, self.views)
         stopwatch = current()
         read: dict[str, NDArray[Any]] = {name: np.empty((count, *shape), dtype) for name, shape, dtype in self._others}
-        num_bytes = self._reader.gather(rows, read)
+        num_bytes = self._reader.gather(rows, read)  # which checks the rows, and that the file is the same
         index = self._reader.stored("images").index(rows)
         num_bytes += int(index.bytes.sum())
         if stopwatch is not None:
             stopwatch.lap("reading")
-        shape = (count, *self._sizing.size, self._channels)
-        direct = not self._complete or (slot["images"].shape == shape and slot["images"].dtype == self._dtype)
-        images = slot["images"] if direct else np.empty(shape, self._dtype)
+        draws = Draws(self._augmentation.seed, epoch, rows)
         with span("decode"):
-            sized = self._sized(rows, index, epoch, read, images)
+            placement = self._sizing.placement(index.shape[:, :2], draws)
+            fields = self._as_tensors(read)
+            if placement is None:
+                sized = self._one_by_one(rows, draws, fields)
+            else:
+                sized = self._at_once(rows, index, placement, fields, targets["images"])
         if stopwatch is not None:
             stopwatch.lap("decoding")
         with span("transform"):
-            made = self._rest(sized, planned, epoch, None if direct else slot["images"])
-        targets = fields_on_cpu({name: slot[name] for name in made}, self.views)
+            whole = sized["images"].data_ptr() == targets["images"].data_ptr()
+            made = sized if whole else self._rest(sized, planned, epoch, targets["images"])
         for name, target in targets.items():
             if made[name].data_ptr() != target.data_ptr():
                 target.copy_(made[name])
@@ -119,64 +126,50 @@ class Sizer:
             stopwatch.lap("transform")
         return num_bytes
 
-    def _sized(
+    def _at_once(
         self,
         rows: NDArray[np.int64],
         index: StoreIndex,
-        epoch: int,
-        read: dict[str, NDArray[Any]],
-        images: NDArray[Any],
+        placement: VariedPlacement,
+        fields: dict[str, torch.Tensor],
+        target: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        """The fields of a batch behind the transforms that make one size; its images are written to `images`."""
-        draws = Draws(self._augmentation.seed, epoch, rows)
-        placement = self._sizing.placement(index.shape[:, :2], draws)
-        if placement is None or self._dtype != np.uint8:
-            return self._one_by_one(rows, index, draws, read, images)
+        """The fields of a batch behind the transforms that make one size, images in the target where that is all."""
         placement = placement.snapped(_factors(index, placement))
-        self._place(rows, index, placement, images)
-        fields = self._as_tensors({"images": images, **read})
+        output = target
+        if self._complete and self._constants is None:
+            output = torch.empty((len(rows), *self._sizing.size, self._channels), dtype=torch.uint8).permute(0, 3, 1, 2)
+        self._place(rows, index, placement, output)
+        sized = {"images": output, **fields}
         if self._has_masks:
-            masks = self._whole_masks(rows, index)
-            fields["masks"] = place_varied_masks(masks, placement, self._augmentation.ignore_index)
-        moved = self._moved(fields)
-        for name, values in moved.items():
-            move = placement.move_points if values.shape[-1] == 2 else placement.move_boxes
-            moved[name] = move(values)
-        return fields | places.as_handed_over(moved, fields, self._augmentation.coordinates, self._sizing.spec)
+            sized["masks"] = place_varied_masks(self._reader.decoded("masks", rows), placement)
+        return sized | place_varied_coordinates(fields, placement, self._augmentation.coordinates)
 
     def _one_by_one(
-        self,
-        rows: NDArray[np.int64],
-        index: StoreIndex,
-        draws: Draws,
-        read: dict[str, NDArray[Any]],
-        images: NDArray[Any],
+        self, rows: NDArray[np.int64], draws: Draws, fields: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """As `_sized`, where the transforms are not one placement of each image: padding, two resizes, 16 bits."""
-        whole = self._reader.decoded("images", rows)
-        fields = self._as_tensors({"images": images, **read})
-        masks = [torch.from_numpy(mask) for mask in self._whole_masks(rows, index)] if self._has_masks else None
-        return self._sizing.apply_each(
-            [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in whole],
-            masks,
-            fields,
+        """As `_at_once`, where the transforms are not one placement of each image: padding, two resizes, 16 bits."""
+        coordinates = self._augmentation.coordinates
+        moved: dict[str, Sequence[torch.Tensor] | torch.Tensor] = {name: fields[name] for name in coordinates}
+        if self._has_masks:
+            moved["masks"] = [torch.from_numpy(mask) for mask in self._reader.decoded("masks", rows)]
+        return fields | self._sizing.apply_each(
+            [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in self._reader.decoded("images", rows)],
+            moved,
             draws,
             ignore_index=self._augmentation.ignore_index,
-            coordinates=self._augmentation.coordinates,
+            coordinates=coordinates,
         )
 
     def _place(
-        self, rows: NDArray[np.int64], index: StoreIndex, placement: VariedPlacement, images: NDArray[Any]
+        self, rows: NDArray[np.int64], index: StoreIndex, placement: VariedPlacement, output: torch.Tensor
     ) -> None:
-        """Fills uint8 images (B, h, w, C) with the parts of a batch's images."""
-        store = self._reader.stored("images")
-        output, table = torch.from_numpy(images).permute(0, 3, 1, 2), placement.table()
+        """Fills the output (B, C, h, w) with the parts of a batch's images, normalized if that is all that is left."""
+        store, table = self._reader.stored("images"), placement.table()
         flat = store.flat
         if flat is not None and (index.encoding == RAW).all():
             sources = np.stack([index.offset, index.shape[:, 0], index.shape[:, 1]], axis=1)
-            place_varied_in_one_call(
-                _as_tensor(flat), torch.from_numpy(sources), torch.from_numpy(table), self._channels, output
-            )
+            self._run(_as_tensor(flat), sources, table, output)
             return
         data, factors = store.take(index), _factors(index, placement)
         memory, used, first = self._scratch(), 0, 0
@@ -184,30 +177,25 @@ class Sizer:
         for at in range(len(rows)):
             most = _most_bytes(index, at, table[at], int(factors[at]), self._channels)
             if used + most > len(memory):
-                self._flush(memory, sources, table, first, at, output)
+                self._run(torch.from_numpy(memory), sources[first:at], table[first:at], output[first:at])
                 memory, used, first = self._scratch(most), 0, at
             try:
-                pixels = _part(data[at], index, at, table[at], int(factors[at]), memory[used : used + most])
+                part = memory[used : used + most]
+                pixels = _part(data[at], index, at, table[at], int(factors[at]), part)
             except ImageError as exc:
-                raise sample_error(self._file, int(rows[at]), str(exc)) from exc
-            sources[at] = used, pixels.shape[0], pixels.shape[1]
-            used += pixels.nbytes
-        self._flush(memory, sources, table, first, len(rows), output)
+                reason = f"its stored image cannot be decoded ({exc})"
+                raise sample_error(self._file, int(rows[at]), reason) from exc
+            sources[at] = used + _address(pixels) - _address(part), pixels.shape[0], pixels.shape[1]
+            used = int(sources[at, 0]) + pixels.nbytes
+        self._run(torch.from_numpy(memory), sources[first:], table[first:], output[first:])
 
-    def _flush(
-        self,
-        memory: NDArray[np.uint8],
-        sources: NDArray[np.int64],
-        table: NDArray[np.int64],
-        first: int,
-        stop: int,
-        output: torch.Tensor,
+    def _run(
+        self, memory: torch.Tensor, sources: NDArray[np.int64], table: NDArray[np.int64], output: torch.Tensor
     ) -> None:
-        """Resizes the images decoded so far into their part of the output."""
-        if stop > first:
-            some = slice(first, stop)
-            numbers = torch.from_numpy(sources[some]), torch.from_numpy(table[some])
-            place_varied_in_one_call(torch.from_numpy(memory), *numbers, self._channels, output[some])
+        """Resizes images that lie in memory into the output."""
+        place_varied_in_one_call(
+            memory, torch.from_numpy(sources), torch.from_numpy(table), output, *(self._constants or ())
+        )
 
     def _scratch(self, least: int = 0) -> NDArray[np.uint8]:
         """This thread's memory for decoded images, at least so many bytes of it."""
@@ -216,24 +204,8 @@ class Sizer:
             memory = self._local.memory = np.empty(max(least, _SCRATCH_BYTES), np.uint8)
         return memory
 
-    def _whole_masks(self, rows: NDArray[np.int64], index: StoreIndex) -> list[NDArray[np.uint8]]:
-        """The masks of a batch, (H, W) each."""
-        store = self._reader.stored("masks")
-        of_masks = store.index(rows)
-        masks = []
-        for at, data in enumerate(store.take(of_masks)):
-            try:
-                shape = int(index.shape[at, 0]), int(index.shape[at, 1])
-                masks.append(decode_mask_row(data, int(of_masks.encoding[at]), shape))
-            except ImageError as exc:
-                raise sample_error(self._file, int(rows[at]), f"its mask: {exc}") from exc
-        return masks
-
     def _as_tensors(self, arrays: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
         return fields_on_cpu(as_handed_over(self._file, arrays))
-
-    def _moved(self, fields: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return places.as_moved(fields, self._augmentation.coordinates)
 
     def _rest(
         self, fields: dict[str, torch.Tensor], planned: PlannedBatch, epoch: int, output: torch.Tensor | None = None
@@ -247,7 +219,7 @@ class Sizer:
 def _factors(index: StoreIndex, placement: VariedPlacement) -> NDArray[np.int64]:
     """By how much each image may be shrunk while it is decoded: what is left still covers the output; int64 (B,)."""
     factors = np.ones(len(index), np.int64)
-    for factor in _FACTORS:
+    for factor in sorted(FACTORS):
         covers = (placement.height >= factor * placement.scaled_height) & (
             placement.width >= factor * placement.scaled_width
         )
@@ -272,17 +244,20 @@ def _part(
     if encoding == JPEG:
         least = height // factor, width // factor
         part = decode_part(data, shape, orientation, (top, left, height, width), least, memory)
-        assert part.factor == factor, "the window was made for this factor"
-        pixels, begins = part.pixels, part.top
+        pixels, begins, factor = part.pixels, part.top, part.factor
     else:
         pixels = decode_row(data, encoding, shape, orientation, np.dtype(np.uint8))[top : top + height]
         begins = top
-    if not np.may_share_memory(pixels, memory):
+    if not 0 <= _address(pixels) - _address(memory) < len(memory):
         kept = memory[: pixels.size].reshape(pixels.shape)
         kept[...] = pixels
         pixels = kept
     numbers[:4] = (top - begins) // factor, left // factor, height // factor, width // factor
     return pixels
+
+
+def _address(array: NDArray[np.uint8]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def _as_tensor(flat: NDArray[np.uint8]) -> torch.Tensor:
