@@ -13,6 +13,8 @@ import struct
 from typing import NamedTuple
 
 _SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of the segment counted from itself
+_SCAN = 0xDA
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # also those kinds that nothing here decodes
 _RESTARTS = 8  # markers count from RST0 to RST7 and begin again
 _SPLIT_AT = re.compile(rb"\xff[\xd0-\xd7]")
 
@@ -31,6 +33,21 @@ class JpegRows(NamedTuple):
     top: int
     stop: int
     ends_early: bool
+
+
+def frame_components(data: bytes | memoryview) -> int:
+    """Number of a JPEG's components: 1 gray, 3 colour, 4 print; 0: its header is odd. The GIL is not given up."""
+    position = 2
+    try:
+        while True:
+            prefix, marker, length = _SEGMENT.unpack_from(data, position)
+            if prefix != 0xFF or length < 2 or marker == _SCAN:
+                return 0
+            if marker in _FRAMES:
+                return data[position + 9]
+            position += 2 + length
+    except (struct.error, IndexError):
+        return 0
 
 
 class _Scan(NamedTuple):
@@ -97,7 +114,7 @@ def _scan(data: bytes) -> _Scan | None:
             prefix, marker, length = _SEGMENT.unpack_from(data, position)
             if prefix != 0xFF or length < 2:
                 return None
-            if marker == 0xDA:
+            if marker == _SCAN:
                 break
             if marker in (0xC0, 0xC1):
                 if frame_at:
