@@ -89,20 +89,16 @@ def rows_alone(data: bytes, height: int, width: int, top: int, stop: int) -> Jpe
     first = (max(0, top - 1) if scan.samples_rows_apart else top) // scan.mcu_height
     last = min(num_rows, -(-(stop + 1 if scan.samples_rows_apart else stop) // scan.mcu_height))
     step = _rows_apart(scan)
-    if step:
-        first, last = first // step * step, min(num_rows, -(-last // step) * step)
-    else:
-        first = 0
+    first, last = (first // step * step, min(num_rows, -(-last // step) * step)) if step else (0, last)
     if 8 * (last - first) > 7 * num_rows:
         return None
-    cut = _between_markers(data, scan, first, last, num_rows) if step else None
-    ends_early = cut is None and last < num_rows
+    # With markers it ends where one was: libjpeg would warn of those that follow, and a cut costs no more.
+    cut = _between_markers(data, scan, first, last, num_rows) if step else bytearray(data)
     if cut is None:
-        cut, first = bytearray(data), 0
-    rows_stop = min(height, last * scan.mcu_height)
-    rows_top = first * scan.mcu_height
+        return None
+    rows_top, rows_stop = first * scan.mcu_height, min(height, last * scan.mcu_height)
     cut[scan.height_at : scan.height_at + 2] = (rows_stop - rows_top).to_bytes(2, "big")
-    return JpegRows(cut, rows_top, rows_stop, ends_early)
+    return JpegRows(cut, rows_top, rows_stop, ends_early=not step and last < num_rows)
 
 
 def _scan(data: bytes) -> _Scan | None:

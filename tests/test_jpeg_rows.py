@@ -120,8 +120,7 @@ def test_markers_out_of_order_are_not_relied_on():
     data = bytearray(jpeg(320, 160, restart_marker_rows=1))
     at = data.index(b"\xff\xd2")
     data[at + 1] = 0xD5
-    rows = rows_alone(bytes(data), 320, 160, 200, 220)
-    assert rows is None or rows.top == 0
+    assert rows_alone(bytes(data), 320, 160, 200, 220) is None
 
 
 @given(junk=st.binary(max_size=60), at=st.integers(0, 700))
