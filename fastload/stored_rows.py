@@ -23,7 +23,7 @@ from fastload.codecs import decompress_zstd
 from fastload.decode import decode_unturned, upright
 from fastload.errors import ImageError
 from fastload.image_header import check_size
-from fastload.jpeg_rows import rows_alone
+from fastload.jpeg_rows import frame_components, rows_alone
 from fastload.store import JPEG, RAW
 
 Data = bytes | memoryview
@@ -251,11 +251,8 @@ def _run_decoder(
 
 def _is_pillows(data: Data, channels: int) -> bool:
     """Whether its colours become others by Pillow's rules: those of print, and colour that is to become gray."""
-    try:
-        colours = simplejpeg.decode_jpeg_header(data)[2]
-    except (ValueError, RuntimeError):
-        return True
-    return colours in ("CMYK", "YCCK") or (channels == 1 and colours != "Gray")
+    components = frame_components(data)
+    return components not in (1, 3) or (channels == 1 and components == 3)
 
 
 def _smaller(stored: tuple[int, int, int], factor: int) -> tuple[int, int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
@@ -163,6 +164,22 @@ def test_a_jpeg_damaged_after_packing_is_named(tmp_path, read):
     reader = RowReader(read_header(path), ["images"], read)
     with pytest.raises(FormatError, match=r"a\.h5: sample '00000001' \(row 1\): its stored JPEG .* verify"):
         reader.decoded("images", np.arange(5))
+
+
+def test_a_size_that_no_memory_holds_is_named_too(tmp_path):
+    path, _, _ = varied(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["images_shape"][1] = (2**24, 2**24, 3)
+    with pytest.raises(FormatError, match=r"sample '00000001' \(row 1\): its stored JPEG"):
+        RowReader(read_header(path), ["images"]).decoded("images", np.arange(5))
+
+
+def test_threads_share_a_reader(tmp_path):
+    path, images, _ = varied(tmp_path)
+    reader = RowReader(read_header(path), ["images"], "pread")
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: reader.decoded("images", ROWS), range(40)):
+            assert all(np.array_equal(each, images[row]) for each, row in zip(found, ROWS, strict=True))
 
 
 def test_a_sample_without_a_key_is_named_by_its_row(tmp_path):
