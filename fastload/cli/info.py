@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastload.cli.output import one_line, one_line_errors, print_json, print_pairs, print_table
+from fastload.cli.output import one_line, one_line_errors, print_json, print_pairs, print_table, progress_bar
+from fastload.cli.stores import print_stores
 
 if TYPE_CHECKING:
     from fastload.info import FieldInfo, FileInfo
@@ -28,6 +29,10 @@ def info(
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=2, help="Samples in a batch, for --shuffle-quality.")
     ] = 256,
+    stores: Annotated[
+        bool,
+        typer.Option("--stores", help="Measure what each `fastload pack --store` takes and gives here; takes seconds."),
+    ] = False,
 ) -> None:
     """Show what a file holds, how it lies on disk and what slows it.
 
@@ -42,12 +47,21 @@ def info(
             from fastload.quality import measure_shuffles
 
             quality = measure_shuffles(file, batch_size=batch_size)
+        estimates = None
+        if stores:
+            from fastload.estimate import estimate_file
+
+            with progress_bar() as progress:
+                estimates = estimate_file(file, progress=progress)
         if as_json:
-            print_json(found.to_dict() | ({"shuffle_quality": quality.to_dict()} if quality else {}))
+            measured = {"shuffle_quality": quality, "stores": estimates}
+            print_json(found.to_dict() | {name: value.to_dict() for name, value in measured.items() if value})
         else:
             _print(found)
             if quality:
                 _print_quality(quality)
+            if estimates:
+                print_stores(estimates)
 
 
 def _print(found: FileInfo) -> None:

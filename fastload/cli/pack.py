@@ -17,8 +17,10 @@ from fastload.cli.output import (
     progress_bar,
     skipped_lines,
 )
+from fastload.cli.stores import print_stores
 
 if TYPE_CHECKING:
+    from fastload.estimate import StoreEstimates
     from fastload.pack import PackReport, Survey
 
 MAX_SIZES = 8
@@ -114,7 +116,7 @@ def pack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an output that exists, or an unfinished other pack.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be packed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be packed, and what each --store takes and gives here.")] = False,
 ) -> None:
     """Pack a dataset of images, as it lies on disk, into one HDF5 file.
 
@@ -125,6 +127,7 @@ def pack(
     with one_line_errors(advice):
         if dry_run:
             from fastload.cpus import available_cpus
+            from fastload.estimate import estimate_survey
             from fastload.pack import PackOptions, survey_source
             from fastload.sources import SourceOptions
 
@@ -141,7 +144,8 @@ def pack(
                     on_error=on_error,
                     progress=progress,
                 )
-            _print_survey(survey, output, overwrite)
+                stores = estimate_survey(survey, output.absolute().parent, threads=workers or None, progress=progress)
+            _print_survey(survey, stores, output, overwrite)
             return
         from fastload.pack import pack_images
 
@@ -190,7 +194,7 @@ def print_packed(report: PackReport, verb: str = "packed") -> None:
     print_pairs(pairs)
 
 
-def _print_survey(survey: Survey, output: Path, overwrite: bool) -> None:
+def _print_survey(survey: Survey, stores: StoreEstimates | None, output: Path, overwrite: bool) -> None:
     from fastload.chunks import format_bytes
 
     target = survey.target
@@ -207,6 +211,8 @@ def _print_survey(survey: Survey, output: Path, overwrite: bool) -> None:
     pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
     pairs += [("note", note) for note in survey.notes]
     print_pairs(pairs)
+    if stores is not None:
+        print_stores(stores)
     if survey.disk_free < survey.bytes_needed:
         print_error(f"{output}: not enough room on its disk. Choose another disk, a smaller --size, or --limit.")
         raise typer.Exit(1)
