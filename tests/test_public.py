@@ -45,6 +45,7 @@ LAYERS = [
     {
         "layout",
         "stored_file",
+        "stored_samples",
         "pack",
         "read",
         "chunks",
