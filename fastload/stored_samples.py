@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.codecs import Codec
-from fastload.errors import FileChangedError, ImageError
+from fastload.errors import FileChangedError, FormatError, ImageError
 from fastload.format import PIXEL_FIELDS, Field, PackedFile, open_hdf5
 from fastload.read import RowReader
 from fastload.read.identity import check_open, open_checked
@@ -137,7 +137,7 @@ class StoredSamples:
         """
         image = self.stored("images", row)
         is_jpeg = image.encoding == JPEG
-        parts: list[Any] = [image.data if is_jpeg else _little_endian(self._decoded("images", image))]
+        parts: list[bytes | NDArray[Any]] = [image.data if is_jpeg else _little_endian(self._decoded("images", image))]
         mask = self.stored("masks", row) if "masks" in self.names else None
         if mask is not None:
             parts.append(self._decoded("masks", mask))
@@ -176,7 +176,7 @@ class StoredSamples:
             self._plain.gather(np.array([row]), {name: out})
         except FileChangedError:
             raise
-        except (OSError, RuntimeError) as exc:  # h5py, where a filter fails
+        except (FormatError, OSError, RuntimeError) as exc:  # where a filter fails
             raise ImageError(f"cannot be read: {exc}") from exc
         return StoredRow(_little_endian(out[0]).tobytes(), RAW, self.shape(row), 1)
 
@@ -185,7 +185,7 @@ def index_of(columns: dict[str, Any], name: str, file: PackedFile) -> StoreIndex
     """Where all rows of a store lie, from the datasets beside it; a mask has its image's size."""
     shape = columns.get("images_shape")
     if shape is None:
-        shape = np.tile(np.int32([*file.fields["images"].shape, 1][:3]), (file.num_rows, 1))
+        shape = np.tile(np.array([*file.fields["images"].shape, 1][:3], np.int32), (file.num_rows, 1))
     return StoreIndex(
         offset=columns[f"{name}_offset"],
         bytes=columns[f"{name}_bytes"],
@@ -238,8 +238,11 @@ def _little_endian(pixels: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("<"))
 
 
-def _digest(parts: list[Any]) -> int:
+def _digest(parts: list[bytes | NDArray[Any]]) -> int:
     digest = xxhash.xxh3_64()
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+        if isinstance(part, bytes):
+            digest.update(part)
+        else:
+            digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
     return int(digest.intdigest())

@@ -19,7 +19,7 @@ from fastload.export import export_file
 from fastload.format import read_header
 from fastload.layout import create_file, write_packed
 from fastload.pack import pack_images
-from fastload.repack import Choice, merge_files, parse_codec, repack_file
+from fastload.repack import Choice, merge_files, repack_file
 from fastload.sources.listing import Column
 from fastload.verify import verify_file
 
@@ -229,13 +229,6 @@ def test_outputs_that_cannot_be_are_refused_before_work(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "link.h5", "old.h5"]
     repack_file(source, tmp_path / "old.h5", codec="gzip", overwrite=True)
     assert by_key(tmp_path / "old.h5") == by_key(source)
-
-
-def test_codecs_are_named(tmp_path):
-    assert (parse_codec("none"), parse_codec("gzip"), parse_codec("gzip:9")) == (None, 4, 9)
-    for codec in ("zstd", "gzip:10", "gzip:", "", "GZIP"):
-        with pytest.raises(OptionError, match="none, gzip, gzip:0 to gzip:9"):
-            parse_codec(codec)
 
 
 def _damage(path: Path, row: int) -> None:
