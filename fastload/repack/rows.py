@@ -24,7 +24,7 @@ _MAX_OPEN = 64
 
 
 def rows_of(file: PackedFile, name: str) -> Arrays:
-    """Every row of a pixel dataset: linear ones are read from the file itself, all others through h5py."""
+    """Every row of a pixel dataset: linear ones are read from the file itself, all others chunk by chunk."""
     field = file.fields[name]
     shape, axes = field.shape, image_axes(file) if name == "images" else "HWC"
     if field.offset is None:
@@ -159,6 +159,8 @@ class StoredRows:
             _readers.of(self.file, self.name).gather(rows, {self.name: stored})
         except FileChangedError:
             raise
+        except FormatError as exc:  # what is decoded without h5py: its cause is the reason alone
+            raise ImageError(f"`{self.name}` cannot be read: {exc.__cause__ or exc}") from exc
         except (OSError, RuntimeError) as exc:  # h5py, where a filter fails
             raise ImageError(f"`{self.name}` cannot be read: {exc}") from exc
 
