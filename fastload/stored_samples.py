@@ -7,14 +7,13 @@ what a failing disk cannot deliver is an error of that row.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.codecs import Codec
 from fastload.errors import FileChangedError, FormatError, ImageError
 from fastload.format import PIXEL_FIELDS, Field, PackedFile, open_hdf5
 from fastload.read import RowReader
@@ -193,17 +192,6 @@ def index_of(columns: dict[str, Any], name: str, file: PackedFile) -> StoreIndex
         encoding=columns[f"{name}_encoding"],
         orientation=columns.get(f"{name}_orientation", np.ones(file.num_rows, np.uint8)),
     )
-
-
-def with_codec(row: EncodedRow, codec: Codec) -> EncodedRow:
-    """The sample with what is stored raw compressed by "zstd"; what is compressed already stays as it is."""
-    if codec.name != "zstd":
-        return row
-    if row.encoding == RAW:
-        row = replace(row, image=codec.compress(row.image), encoding=ZSTD)
-    if row.mask is not None and row.mask_encoding == RAW:
-        row = replace(row, mask=codec.compress(row.mask), mask_encoding=ZSTD)
-    return row
 
 
 def _impossible(field: Field, offset: int, length: int, encoding: int, shape: tuple[int, int, int]) -> str:

@@ -32,6 +32,7 @@ from fastload.format import (
     row_digests,
 )
 from fastload.in_threads import in_threads
+from fastload.read.chunked import ChunkedRows
 from fastload.stored_samples import CHANGED, StoredSamples, has_stores
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def _damaged_pixels(
     row_bytes = sum(field.row_bytes for field in _pixel_fields(file))
     step = max(1, SPAN_BYTES // row_bytes)
     spans = [range(start, min(start + step, file.num_rows)) for start in range(0, file.num_rows, step)]
-    reader = _Rows(hdf5, file)
+    reader = _Rows(file)
     found: list[tuple[int, str]] = []
     try:
         # More than one thread helps reading; hashing alone is faster than memory.
@@ -272,14 +273,16 @@ def _check_span(reader: _Rows, rows: range, expected: NDArray[np.uint64]) -> lis
 class _Rows:
     """The stored bytes of rows of the pixel datasets; owns one file descriptor and a buffer a thread."""
 
-    def __init__(self, hdf5: h5py.File, file: PackedFile) -> None:
-        self._hdf5 = hdf5
+    def __init__(self, file: PackedFile) -> None:
         self._fields = _pixel_fields(file)
+        not_linear = [field.name for field in self._fields if field.offset is None and field.store is None]
+        self._chunked = ChunkedRows(file, not_linear)
         self._fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         self._local = threading.local()
 
     def close(self) -> None:
         os.close(self._fd)
+        self._chunked.close()
 
     def read(self, rows: range) -> list[NDArray[np.uint8]]:
         """uint8 (rows, bytes) of each pixel dataset; valid until this thread reads again.
@@ -291,8 +294,12 @@ class _Rows:
 
     def _read_field(self, field: Field, rows: range) -> NDArray[np.uint8]:
         if field.offset is None:
-            # Compressed or laid out anew by another tool: the digests still hold, HDF5 delivers the rows.
-            values = self._hdf5[field.name][rows.start : rows.stop]
+            # Compressed or laid out anew by another tool: the digests still hold.
+            values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
+            try:
+                self._chunked.gather(np.arange(rows.start, rows.stop), {field.name: values})
+            except FormatError as exc:  # the cause is the reason alone
+                raise OSError(str(exc.__cause__ or exc)) from exc
             values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
             return values.reshape(len(rows), -1).view(np.uint8)
         buffers: dict[str, NDArray[np.uint8]] = self._local.__dict__

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from stored_cases import flip, varied_file, varied_rows
 
-from fastload.codecs import Codec
 from fastload.errors import FileChangedError, ImageError
 from fastload.format import read_header
-from fastload.store import JPEG, RAW, ZSTD
-from fastload.stored_samples import CHANGED, StoredSamples, with_codec
+from fastload.store import JPEG, RAW
+from fastload.stored_samples import CHANGED, StoredSamples
 
 
 def test_rows_are_what_was_stored(tmp_path: Path) -> None:
@@ -28,14 +27,6 @@ def test_rows_are_what_was_stored(tmp_path: Path) -> None:
             assert np.array_equal(samples.pixels("images", i), row)
         assert samples.pixels("images", i).shape == found.shape == samples.shape(i)
         assert samples.pixels("masks", i).shape == found.shape[:2]
-    samples.close()
-
-
-def test_rows_compressed_anew_keep_pixels_and_digest(tmp_path: Path) -> None:
-    samples = StoredSamples(read_header(varied_file(tmp_path / "a.h5", masks=True)))
-    raw, jpeg = (with_codec(samples.encoded(i), Codec("zstd", 3)) for i in (0, 1))
-    assert (raw.encoding, raw.mask_encoding, jpeg.encoding, jpeg.mask_encoding) == (ZSTD, ZSTD, JPEG, ZSTD)
-    assert raw.digest == samples.encoded(0).digest and with_codec(raw, Codec("zstd", 9)) == raw
     samples.close()
 
 

@@ -27,7 +27,7 @@ from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.repack.merge import list_merged
 from fastload.repack.readers import close_readers
 from fastload.repack.rows import RowByRow
-from fastload.repack.stored import KeptRows, with_row_codec
+from fastload.repack.stored import KeptRows
 from fastload.sources.listing import Listing, OnError
 from fastload.stored_samples import has_stores
 
@@ -147,10 +147,15 @@ def _write(
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
+    if isinstance(listing.files, KeptRows) and codec != NONE:
+        changed["codec"] = str(codec)
     attrs["pack_options"] = dump_options({**options.to_dict(), **told, **changed})
     listing = replace(listing, attrs=attrs)
+    workers = 0 if codec == NONE else workers
     if isinstance(listing.files, KeptRows):
-        listing, options, codec = with_row_codec(listing, codec), replace(options, store=StoreOption("keep")), NONE
+        # Without a wish, masks in chunks are compressed as they were meant to be when the file was packed.
+        kept = str(codec) if codec != NONE else str(told.get("codec", "auto"))
+        options, codec = replace(options, store=StoreOption("keep"), codec=kept), NONE
     if on_error == "skip" and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
@@ -159,11 +164,11 @@ def _write(
     try:
         if codec == NONE:
             return pack_listing(
-                listing, output, options=options, source_name=str(where), workers=0, on_error=on_error,
+                listing, output, options=options, source_name=str(where), workers=workers, on_error=on_error,
                 overwrite=overwrite, progress=progress,
             )  # fmt: skip
         return compress_listing(
-            listing, output, options=options, source_name=str(where), level=codec.level, workers=workers,
+            listing, output, options=options, source_name=str(where), codec=codec, workers=workers,
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
     finally:

@@ -22,6 +22,7 @@ from fastload.format import (
     read_header,
     row_digests,
 )
+from fastload.read.filtered import load_filters
 from fastload.repack.rows import mask_rows_of, rows_of
 from fastload.sources.listing import Column, Listing, Masks, first_few, require_unique
 from fastload.store import index_names
@@ -48,7 +49,10 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         try:
             _check_header(file, hdf5)
             notes = _left_out(file, hdf5)
-            values = {name: hdf5[name][()] for name in file.fields if name not in PIXEL_FIELDS}
+            names = [name for name in file.fields if name not in PIXEL_FIELDS]
+            for name in names:
+                load_filters(file.path, name, hdf5[name])
+            values = {name: hdf5[name][()] for name in names}
         except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
             raise FormatError(f"{file.path}: its fields cannot be read ({exc}). Copy the file again.") from exc
     keys = _keys(file, values)

@@ -21,7 +21,7 @@ from fastload.sources.rows import JoinedRows, RawRows
 
 
 def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | KeptRows:
-    """Every row of a pixel dataset: linear ones are read from the file itself, all others but stores through h5py."""
+    """Every row of a pixel dataset: linear ones are read from the file itself, all others but stores chunk by chunk."""
     field = file.fields[name]
     if field.store is not None:
         return KeptRows.of(file, name)
@@ -158,6 +158,8 @@ class StoredRows:
             READERS.of(self.file, self.name).gather(rows, {self.name: stored})
         except FileChangedError:
             raise
+        except FormatError as exc:  # what is decoded without h5py: its cause is the reason alone
+            raise ImageError(f"`{self.name}` cannot be read: {exc.__cause__ or exc}") from exc
         except (OSError, RuntimeError) as exc:  # h5py, where a filter fails
             raise ImageError(f"`{self.name}` cannot be read: {exc}") from exc
 

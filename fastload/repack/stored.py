@@ -9,14 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.codecs import NONE, Codec
-from fastload.errors import OptionError
 from fastload.format import PackedFile
 from fastload.image_header import ImageHeader
 from fastload.repack.readers import SAMPLES
-from fastload.sources.listing import Listing
 from fastload.store import EncodedRow
-from fastload.stored_samples import StoredSamples, with_codec
+from fastload.stored_samples import StoredSamples
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +25,12 @@ class KeptRows:
         name: "images" or "masks".
         part: int32 (N,), the file of each sample.
         row: int64 (N,), its row there.
-        codec: what `encoded` compresses raw rows with.
     """
 
     files: tuple[PackedFile, ...]
     name: Literal["images", "masks"]
     part: NDArray[np.int32]
     row: NDArray[np.int64]
-    codec: Codec = NONE
 
     @classmethod
     def of(cls, file: PackedFile, name: Literal["images", "masks"]) -> KeptRows:
@@ -76,7 +71,7 @@ class KeptRows:
             FileChangedError: the file was written to since its header was read.
         """
         samples, row = self._at(i)
-        return with_codec(samples.encoded(row), self.codec)
+        return samples.encoded(row)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> KeptRows:
         """Those of some samples, in the order of indices."""
@@ -97,18 +92,3 @@ def joined_rows(parts: Sequence[KeptRows]) -> KeptRows:
         part=np.concatenate([part.part + np.int32(first) for part, first in zip(parts, firsts[:-1], strict=True)]),
         row=np.concatenate([part.row for part in parts]),
     )
-
-
-def with_row_codec(listing: Listing, codec: Codec) -> Listing:
-    """The listing of a file with stores, its raw rows to be compressed.
-
-    Raises:
-        OptionError: the codec is not one for rows.
-    """
-    assert isinstance(listing.files, KeptRows), "a file with stores"
-    if codec.name == "gzip":
-        raise OptionError(
-            f"codec={str(codec)!r} compresses chunks of images of one size; these lie in a store, each with its own "
-            f"length. Choose zstd, which compresses each one, or none, which keeps them as they are."
-        )
-    return replace(listing, files=replace(listing.files, codec=codec))
