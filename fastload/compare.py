@@ -20,6 +20,7 @@ from fastload.pack.headers import read_headers
 from fastload.pack.moved import move_columns
 from fastload.pack.options import PackOptions
 from fastload.pack.workers import WorkerPool
+from fastload.read.filtered import load_filters
 from fastload.sources import SourceOptions, list_source
 from fastload.sources.listing import Listing
 
@@ -207,6 +208,7 @@ def _read_rows(task: _Task, field: Field) -> NDArray[Any]:
     """(rows, ...) of one field, read without a mapping so that a failing disk is an error, not a signal."""
     if field.offset is None:
         with open_hdf5(Path(task.path)) as hdf5:
+            load_filters(Path(task.path), field.name, hdf5[field.name])
             return np.asarray(hdf5[field.name][task.rows])
     out = np.zeros((len(task.rows), *field.shape), field.dtype)
     flat = out.reshape(len(task.rows), -1).view(np.uint8)

@@ -17,8 +17,10 @@ from fastload.errors import FileChangedError, OptionError
 from fastload.format import DIGEST_FIELDS, Field, FileIdentity, PackedFile, read_header
 from fastload.plan import ChunkWindow
 from fastload.read import Read, RowReader, image_axes
+from fastload.read.announced import StoredRows
 from fastload.read.identity import open_checked
 from fastload.read.readahead import ReadAhead
+from fastload.store import index_names
 
 Sample = tuple[torch.Tensor, ...]
 Transform = Callable[[Any], Any]
@@ -32,9 +34,10 @@ _BOOKKEEPING = ("split", *DIGEST_FIELDS)
 class PackedDataset(Dataset[Any]):
     """The samples of a file, each a tuple of its fields.
 
-    Images are torch.uint8 (C, H, W), a permuted view; masks (H, W); other fields as stored, labels as int64; numbers
-    are tensors without dimensions. A pickle holds the path, the options and the file's identity, and each process opens
-    the file when it first reads, so any start method and any number of threads will do.
+    Images are torch.uint8 (C, H, W), a permuted view, each in its own size where they differ; masks (H, W); other
+    fields as stored, labels as int64; numbers are tensors without dimensions. A pickle holds the path, the options and
+    the file's identity, and each process opens the file when it first reads, so any start method and any number of
+    threads will do.
 
     Args:
         path: a file of `fastload pack`, or another HDF5 file with a dataset `images`.
@@ -148,10 +151,18 @@ class PackedDataset(Dataset[Any]):
             IndexError: a row is outside the file.
             FileChangedError: the file was written to or truncated.
         """
-        return list(zip(*(torch.from_numpy(column) for column in self.columns(rows)), strict=True))
+        columns = (
+            [torch.from_numpy(one) for one in column] if isinstance(column, list) else torch.from_numpy(column)
+            for column in self.columns(rows)
+        )
+        return list(zip(*columns, strict=True))
 
-    def columns(self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]] | None = None) -> list[NDArray[Any]]:
+    def columns(
+        self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]] | None = None
+    ) -> list[NDArray[Any] | list[NDArray[Any]]]:
         """The fields of these rows, arrays (B, ...) with the axes of a sample each; images (B, C, H, W).
+
+        Where samples differ in size, a list of their arrays: (C, H, W) each, masks (H, W).
 
         Args:
             rows: int64 (B,), rows of the file.
@@ -162,23 +173,31 @@ class PackedDataset(Dataset[Any]):
             FileChangedError: the file was written to or truncated.
         """
         arrays = dict(into or {})
+        varied = [name for name in self._from_file if self.file.fields[name].varied]
         for name, shape, dtype in self.layout():
-            if name not in arrays:
+            if name not in arrays and name not in varied:
                 arrays[name] = np.empty((len(rows), *shape), dtype)
         if arrays:
             self._open().gather(rows, arrays)
         arrays = as_handed_over(self.file, arrays) | {"row": rows.copy(), "valid": np.ones(len(rows), np.bool_)}
         if "images" in arrays:
             arrays["images"] = arrays["images"].transpose(0, 3, 1, 2)
-        return [arrays[name] for name in self.fields]
+        lists = {name: self._open().decoded(name, rows) for name in varied}
+        if "images" in lists:
+            lists["images"] = [image.transpose(2, 0, 1) for image in lists["images"]]
+        return [lists[name] if name in lists else arrays[name] for name in self.fields]
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
         """Announces rows of this dataset to the kernel, over a descriptor of its own; the caller closes it."""
         file, rows = self.file, self.rows
+        stored = [name for name in self._from_file if file.fields[name].store is not None]
+        beside = [index for name in stored for index in index_names(name) if index not in self._from_file]
+        fd = open_checked(file)
         return ReadAhead(
-            open_checked(file),
-            [file.fields[name] for name, _, _ in self.layout()],
+            fd,
+            [file.fields[name] for name in (*self._from_file, *beside)],
             rows if isinstance(rows, range) else range(file.num_rows),
+            stores=[StoredRows(fd, file, file.fields[name]) for name in stored],
             chunk_rows=chunk_rows,
             recent_chunks=recent_chunks,
             owns_fd=True,
@@ -248,7 +267,10 @@ class PackedDataset(Dataset[Any]):
         return RowReader(self.file, self._from_file, read, cache_chunks=cache_chunks, windows=windows)
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-        """Name, shape of a row and native dtype of each field that comes from the file, as it is gathered."""
+        """Name, shape of a row and native dtype of each field that comes from the file, as it is gathered.
+
+        The shape has 0 where rows differ in it; those are not gathered.
+        """
         fields = self.file.fields
         return [(name, fields[name].shape, fields[name].dtype.newbyteorder("=")) for name in self._from_file]
 

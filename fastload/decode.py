@@ -59,11 +59,13 @@ __all__ = [
     "Target",
     "decode_image",
     "decode_mask",
+    "decode_unturned",
     "decoder_versions",
     "moved_places",
     "place_mask",
     "place_pixels",
     "probe_image",
+    "upright",
 ]
 
 _COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
@@ -90,7 +92,7 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
     try:
         if frame is None or not _decode_jpeg(data, frame, target, out):
             pixels, orientation = _decode_pillow(data, target)
-            place_pixels(_upright(pixels, orientation), target, out)
+            place_pixels(upright(pixels, orientation), target, out)
     except ImageError:
         raise
     except Exception as error:  # a decoder fed with damaged bytes may raise anything
@@ -123,7 +125,7 @@ def decode_mask(
     """
     try:
         with _loaded(data) as loaded:
-            indices = _upright(_indices_of(loaded)[..., None], loaded.orientation)[..., 0]
+            indices = upright(_indices_of(loaded)[..., None], loaded.orientation)[..., 0]
     except ImageError:
         raise
     except Exception as error:  # a decoder fed with damaged bytes may raise anything
@@ -134,6 +136,23 @@ def decode_mask(
             f"the mask is {width}x{height} pixels (width x height), its image {image_size[1]}x{image_size[0]}"
         )
     place_mask(indices, target, out, fill=fill)
+
+
+def decode_unturned(data: bytes, channels: int) -> NDArray[np.uint8]:
+    """Pillow's 8-bit pixels of an image file as they are stored, (H, W, channels), whatever orientation it tells.
+
+    Raises:
+        ImageError: it cannot be decoded, or has more bits.
+    """
+    try:
+        with _loaded(data) as loaded:
+            if loaded.bits == 16:
+                raise ImageError("has 16 bits a channel where the dataset has 8")
+            return np.asarray(_pixels_of(_converted(loaded.image, channels)), np.uint8)
+    except ImageError:
+        raise
+    except Exception as error:  # a decoder fed with damaged bytes may raise anything
+        raise ImageError(failure_reason(error, data)) from error
 
 
 def decoder_versions() -> str:
@@ -166,7 +185,7 @@ def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any
     if not direct:
         if luma:
             pixels = _pixels_of(Image.fromarray(pixels).convert("L"))
-        place_pixels(_upright(pixels, orientation), target, out)
+        place_pixels(upright(pixels, orientation), target, out)
     return True
 
 
@@ -294,7 +313,7 @@ def _pixels_of(image: Image.Image) -> NDArray[Any]:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def _upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+def upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
     """A view of (H, W, C) pixels with an EXIF orientation (1 to 8) applied."""
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastload.chunks import MEND, REPACK, ChunkLayout, chunk_layout, findings
 from fastload.errors import FormatError
-from fastload.format import PackedFile, linear_offset, open_hdf5, plain, read_header
+from fastload.format import PackedFile, filters_of, linear_offset, open_hdf5, plain, read_header
 
 MAX_COUNTED_BYTES = 256 * 2**20
 
@@ -188,8 +188,6 @@ def _walk(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
 
 
 def _field_info(name: str, item: h5py.Dataset, offset: int | None) -> FieldInfo:
-    plist = item.id.get_create_plist()
-    filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
     names = plain(item.attrs["names"]) if "names" in item.attrs else ()
     return FieldInfo(
         name=name,
@@ -198,7 +196,7 @@ def _field_info(name: str, item: h5py.Dataset, offset: int | None) -> FieldInfo:
         bytes=math.prod(_shape(item)) * item.dtype.itemsize,
         stored_bytes=int(item.id.get_storage_size()),
         chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
-        filters=tuple(entry[3].decode(errors="backslashreplace") or str(entry[0]) for entry in filters),
+        filters=filters_of(item),
         linear=offset is not None,
         num_names=len(names) if isinstance(names, tuple) else 1,
     )

@@ -19,9 +19,10 @@ from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
 from fastload.format import PackedFile
 from fastload.plan import PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
-from fastload.read import RowReader, image_axes
+from fastload.read import image_axes
 from fastload.read.chunked import CACHE_BYTES
 from fastload.read.identity import check_path
+from fastload.read.stored import sample_name
 from fastload.stopwatch import current
 from fastload.transforms.coordinates import COORDINATE_FIELDS, Coordinates, coordinates_of
 
@@ -178,12 +179,7 @@ class PackedInput:
 
     def name_of(self, row: int) -> str:
         """See `Input.name_of`."""
-        file = self.dataset.file
-        if "key" not in file.fields:
-            return f"{file.path}: row {row}"
-        key = np.empty(1, file.fields["key"].dtype)
-        RowReader(file, ["key"]).gather(np.array([row]), {"key": key})
-        return f"{file.path}: sample {key[0].decode('utf-8', errors='backslashreplace')!r} (row {row})"
+        return sample_name(self.dataset.file, row)
 
 
 class OtherInput:

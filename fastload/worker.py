@@ -163,7 +163,10 @@ class Filler(Dataset[Any]):
         if self._stopwatch is not None:
             self._stopwatch.lap("reading")
         # One object a sample and field: how often it is referred to tells whether anybody still holds its memory.
-        raw = [[column[place, ...] for place in range(len(column))] for column in columns]
+        raw = [
+            column if isinstance(column, list) else [column[place, ...] for place in range(len(column))]
+            for column in columns
+        ]
         gathered = [column for name, column in zip(source.dataset.fields, raw, strict=True) if name in into]
         beside: list[list[Any]] = []
         unfit = self._transform_in_place(source, arrays, raw, gathered, layout, beside, done)

@@ -43,9 +43,11 @@ LAYERS = [
     {"doctor"},
     {"codecs", "store"},
     {"format", "sources", "decode", "fitting", "image_header", "jpeg_scan", "sixteen_bits", "plan"},
+    {"jpeg_rows", "stored_rows"},
     {
         "layout",
         "stored_file",
+        "stored_samples",
         "pack",
         "read",
         "chunks",

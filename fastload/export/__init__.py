@@ -34,7 +34,7 @@ from fastload.format import PackedFile
 from fastload.layout import writer_name
 from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.listing import list_packed, regroup
-from fastload.repack.rows import close_readers
+from fastload.repack.readers import close_readers
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import Arrays, Listing, first_few
 

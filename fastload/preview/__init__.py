@@ -18,6 +18,7 @@ from fastload.new_file import check_new_file
 from fastload.preview.overlay import marks_of
 from fastload.preview.sheet import Thumbnail, draw_sheet
 from fastload.preview.words import labels_of
+from fastload.read.filtered import load_filters
 
 
 def make_preview(
@@ -65,6 +66,8 @@ def make_preview(
         raise OptionError(f"seed={seed}: needs at least 0.")
     rows = _spread(file.splits[split] if split is not None else range(file.num_rows), count, seed)
     with open_hdf5(path) as hdf5:
+        for name in file.fields:
+            load_filters(path, name, hdf5[name])
         _check_readable(hdf5, file, rows)
         thumbnails = list(_thumbnails(hdf5, file, rows))
     sheet = draw_sheet(file, thumbnails, split)

@@ -1,7 +1,8 @@
 """The rows of a file, gathered into memory that is already there: one call a batch, any number of threads.
 
-`mapped` copies from a mapping of the file, `pread` reads without one, `chunked` goes through h5py for whatever does not
-lie on disk as one linear array; `readahead` tells the kernel what comes next. No torch here.
+`mapped` copies from a mapping of the file, `pread` reads without one, `stored` has rows of different lengths, `chunked`
+goes through h5py for whatever does not lie on disk in one piece; `readahead` tells the kernel what comes next. No torch
+here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .chunked import ChunkedRows
 from .identity import check_open, open_checked
 from .mapped import KEEPS_GIL, MappedRows
 from .pread import PreadRows
+from .stored import StoredBytes, decode_rows
 
 Read = Literal["map", "pread"]
 
@@ -68,9 +70,13 @@ class RowReader:
         self.file = file
         self._fd = open_checked(file)
         self._stores: list[tuple[Rows, tuple[str, ...]]] = []
+        self._bytes: dict[str, StoredBytes] = {}
         linear = tuple(name for name in fields if file.fields[name].offset is not None)
-        other = tuple(name for name in fields if file.fields[name].offset is None)
+        other = tuple(name for name in fields if file.fields[name].offset is None and file.fields[name].store is None)
         try:
+            for name in fields:
+                if file.fields[name].store is not None:
+                    self._bytes[name] = StoredBytes(self._fd, file, name, read)
             # Small fields first: what they leave in a worker's cache is gone after the pixels.
             linear = tuple(sorted(linear, key=lambda name: file.fields[name].row_bytes))
             if linear:
@@ -88,10 +94,11 @@ class RowReader:
         Args:
             rows: int64, (B,), any order, repeats allowed.
             outs: field -> C-contiguous array (B, ...) of the field's dtype in native byte order; arrays of other names
-                are left alone.
+                are left alone. Rows of a field that differ in shape have none: see `decoded`.
 
         Raises:
             IndexError: a row is outside the file.
+            FormatError: a stored row cannot be decoded; names its sample.
             FileChangedError: the file was replaced, truncated or written to since its header was read.
         """
         check_rows(rows, self.file.num_rows, self.file.path)
@@ -101,7 +108,35 @@ class RowReader:
             chosen = {name: outs[name] for name in names if name in outs}
             store.gather(rows, chosen)
             copied += sum(out.nbytes for out in chosen.values())
+        for name, stored in self._bytes.items():
+            if name in outs:
+                assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
+                decode_rows(stored, self.file, name, rows, outs[name])
+                copied += outs[name].nbytes
         return copied
+
+    def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """The pixels of rows of a store, each an array of its own: (H, W, C), masks (H, W).
+
+        Args:
+            name: of a field with a store.
+            rows: int64, (B,), any order, repeats allowed.
+
+        Raises:
+            IndexError: a row is outside the file.
+            FormatError: a row cannot be decoded; names its sample.
+            FileChangedError: the file was replaced, truncated or written to since its header was read.
+        """
+        check_rows(rows, self.file.num_rows, self.file.path)
+        self.check_identity()
+        return decode_rows(self._bytes[name], self.file, name, rows, None)
+
+    def stored(self, name: str) -> StoredBytes:
+        """The rows of a store as they are stored; until `close`.
+
+        Whoever reads them calls `check_identity` before each batch and checks rows, as `gather` does.
+        """
+        return self._bytes[name]
 
     def mapped(self, name: str) -> NDArray[np.uint8] | None:
         """All rows of a field where they lie, uint8 (N, row_bytes), read-only; None where no mapping holds them.
@@ -130,6 +165,9 @@ class RowReader:
         stores, self._stores = self._stores, []
         for store, _ in stores:
             store.close()
+        stored, self._bytes = self._bytes, {}
+        for each in stored.values():
+            each.close()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

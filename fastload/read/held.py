@@ -38,14 +38,27 @@ def is_resident(fd: int, offset: int) -> bool | None:
 
     Not mincore: it calls every page resident in a file that the process could not write to.
     """
+    found = _read_now(fd, offset, 1)
+    return None if found is None else found[0] >= 0
+
+
+def read_resident(fd: int, offset: int, num_bytes: int) -> bytes | None:
+    """Bytes of the file as far as they are in memory, b"" if none is; None when this system does not say."""
+    found = _read_now(fd, offset, num_bytes)
+    return None if found is None else found[1]
+
+
+def _read_now(fd: int, offset: int, num_bytes: int) -> tuple[int, bytes] | None:
+    """Number of bytes read, -1 where that would take waiting for the disk, and the bytes; None: cannot be asked."""
     preadv2 = _function("preadv2")
     if preadv2 is None:
         return None
-    byte = ctypes.create_string_buffer(1)
-    vector = (ctypes.c_size_t * 2)(ctypes.addressof(byte), 1)
-    if preadv2(fd, vector, 1, ctypes.c_int64(offset), os.RWF_NOWAIT) >= 0:
-        return True
-    return False if ctypes.get_errno() == errno.EAGAIN else None
+    memory = ctypes.create_string_buffer(num_bytes)
+    vector = (ctypes.c_size_t * 2)(ctypes.addressof(memory), num_bytes)
+    count = int(preadv2(fd, vector, 1, ctypes.c_int64(offset), os.RWF_NOWAIT))
+    if count >= 0:
+        return count, memory.raw[:count]
+    return (-1, b"") if ctypes.get_errno() == errno.EAGAIN else None
 
 
 @cache

@@ -52,6 +52,10 @@ class MappedRows:
         """All rows of a field where they lie, uint8 (N, row_bytes), read-only; valid until `close`."""
         return self._rows[name]
 
+    def flat(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+        """A stretch of the file where it lies, uint8 (num_bytes,), read-only; valid until `close`."""
+        return np.frombuffer(self._map, np.uint8, num_bytes, offset)
+
     def close(self) -> None:
         """Lets the mapping go; it is unmapped when the last array over it is gone."""
         self._rows.clear()

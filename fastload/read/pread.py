@@ -96,27 +96,42 @@ class PreadRows:
         elif fits == 1:
             starts = np.arange(len(rows))
         lengths = np.diff(np.append(starts, len(rows))) * row_bytes
-        offsets = base + rows[starts] * row_bytes
-        memory = starts * row_bytes
+        self.read_ranges(name, base + rows[starts] * row_bytes, lengths, out.reshape(-1))
+
+    def read_ranges(
+        self, name: str, offsets: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[np.uint8]
+    ) -> None:
+        """Reads ranges of the file, one after another into `out`, uint8 (bytes of all of them,).
+
+        Args:
+            name: of the field that they belong to, for messages.
+            offsets: int64 (R,), first bytes.
+            lengths: int64 (R,).
+
+        Raises:
+            FileChangedError: the file ends before a range does.
+        """
+        memory = np.cumsum(lengths) - lengths
         context = self._context()
         if context is None:
-            done = np.zeros(len(starts), dtype=np.int64)
+            done = np.zeros(len(offsets), dtype=np.int64)
         else:
             done = context.read(self._fd, offsets, out.ctypes.data + memory, lengths)
             self._idle.put(context)
-        view = out.reshape(-1).data
+        view = out.data
         for i in np.flatnonzero(done != lengths).tolist():
             at, length, offset = int(memory[i]), int(lengths[i]), int(offsets[i])
-            self._read_rest(name, view[at : at + length], offset, base)
+            self._read_rest(name, view[at : at + length], offset)
 
-    def _read_rest(self, name: str, view: memoryview, offset: int, base: int) -> None:
+    def _read_rest(self, name: str, view: memoryview, offset: int) -> None:
         got = 0
         while got < len(view):
             count = os.preadv(self._fd, [view[got:]], offset + got)
             if count == 0:
-                row = (offset + got - base) // self._file.fields[name].row_bytes
+                field = self._file.fields[name]
+                row = "a row" if field.offset is None else f"row {(offset + got - field.offset) // field.row_bytes}"
                 raise FileChangedError(
-                    f"{self._file.path}: ends at byte {offset + got:,}, inside row {row} of {name}: it was truncated "
+                    f"{self._file.path}: ends at byte {offset + got:,}, inside {row} of {name}: it was truncated "
                     f"while in use. Write new files under a new name while training."
                 )
             got += count

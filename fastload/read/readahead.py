@@ -18,14 +18,16 @@ import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload.errors import FileChangedError
 from fastload.format import Field
 
 from . import held
+from .announced import Announced, LinearRows, StoredRows
 
 # One call is cut short at the device's read-ahead window, 128 KiB unless someone changed it.
 _SLICE_BYTES = 128 * 2**10
@@ -51,13 +53,6 @@ Advise = Callable[[NDArray[np.int64]], None]
 """Takes ranges of the file, int64 (R, 2), (offset, length) each, none longer than 128 KiB."""
 
 
-class Announced(NamedTuple):
-    """What of a field has rows on disk."""
-
-    offset: int
-    row_bytes: int
-
-
 class ReadAhead:
     """Announces the rows of coming batches. Threads may share it; `announce` never waits.
 
@@ -66,6 +61,7 @@ class ReadAhead:
     Args:
         fd: of the file, open for reading as long as this lives.
         fields: linear fields to announce.
+        stores: fields in byte stores to announce; what stands beside them belongs to the fields.
         rows: rows of the file that are read at all; nothing outside is announced, small fields apart.
         chunk_rows: rows of the chunks, announced whole since a window reads all of a chunk soon; 0: row by row.
         recent_chunks: chunks remembered as announced.
@@ -80,6 +76,7 @@ class ReadAhead:
         fields: Sequence[Field],
         rows: range,
         *,
+        stores: Sequence[StoredRows] = (),
         chunk_rows: int = 0,
         recent_chunks: int = 64,
         advise: Advise | None = None,
@@ -91,9 +88,11 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
         self._owned_fd = fd if owns_fd else -1
         num_bytes = os.fstat(fd).st_size
-        linear = [Announced(field.offset, field.row_bytes) for field in fields if field.offset is not None]
-        self._small = [field for field in linear if field.row_bytes * rows.stop <= _SMALL_FIELD_BYTES]
-        self._large = [field for field in linear if field not in self._small]
+        linear = [LinearRows(field.offset, field.row_bytes) for field in fields if field.offset is not None]
+        self._stores = stores
+        announced: list[Announced] = [*stores, *linear]
+        self._small = [field for field in announced if field.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES]
+        self._large = [field for field in announced if field not in self._small]
         self._rows = rows
         self._chunk_rows = chunk_rows
         self._recent: OrderedDict[int, None] = OrderedDict()
@@ -126,6 +125,8 @@ class ReadAhead:
             self._orders.put(None)
             if thread is not threading.current_thread():
                 thread.join()
+        for store in self._stores:
+            store.close()
         fd, self._owned_fd = self._owned_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -137,12 +138,12 @@ class ReadAhead:
     def _run(self) -> None:
         try:
             for field in self._small:
-                self._send(field, np.array([0]), np.array([self._rows.stop]))
+                self._advise(sliced(field.whole(self._rows.stop)))
             while (rows := self._orders.get()) is not None:
                 first, stop = self._row_ranges(rows)
-                for field in self._large:
-                    self._send(field, first, stop)
-        except OSError:
+                for field in self._large if len(first) else ():
+                    self._advise(sliced(field.ranges(first, stop)))
+        except (OSError, FileChangedError):
             # Reading goes on without: a worker that meets a bad disk raises in the training loop.
             self._closed = True
             _log.warning("read-ahead stopped", exc_info=True)
@@ -157,7 +158,8 @@ class ReadAhead:
         field = self._large[0]
         probed = rows[:: max(1, len(rows) // _PROBES)]
         # The last byte of a row: the page that the row before it has not brought in.
-        if all(self._resident(field.offset + (row + 1) * field.row_bytes - 1) for row in probed.tolist()):
+        ends = map(field.last_byte, probed.tolist())
+        if all(end is not None and self._resident(end) for end in ends):
             self._quiet += 1
             self._hold = max(0, self._hold - 1)
         else:
@@ -187,11 +189,6 @@ class ReadAhead:
         if len(self._recent) > self._max_recent:
             self._recent.popitem(last=False)
         return not known
-
-    def _send(self, field: Announced, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
-        if len(first):
-            begin = field.offset + first * field.row_bytes
-            self._advise(sliced(np.stack([begin, (stop - first) * field.row_bytes], axis=1)))
 
 
 def announced_ahead(items: Iterator[Item], announce: Callable[[Item], None], depth: int) -> Iterator[Item]:

@@ -1,0 +1,203 @@
+"""Rows of a byte store: where they lie, their bytes where these are, and their pixels.
+
+`StoredBytes` hands out bytes only, so that whoever decodes may choose how much of a row, and in which thread.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FormatError, ImageError
+from fastload.format import PackedFile
+from fastload.stopwatch import current
+from fastload.store import ENCODINGS, INDEX_DTYPES, JPEG, RAW, Store, StoreIndex, index_names
+from fastload.stored_rows import decode_mask_row, decode_row
+
+from .mapped import MappedRows
+from .pread import PreadRows
+
+_MAX_SIDE = 2**24  # so that the bytes of an image can be computed in 64 bits
+
+
+class StoredBytes:
+    """The rows of one store as they are stored. Any thread may call it, also after a fork.
+
+    Args:
+        fd: of the file, open for reading as long as this lives.
+        file: its header.
+        name: of a field with a store.
+        read: "map" hands out views of a mapping, "pread" memory of their own.
+    """
+
+    def __init__(self, fd: int, file: PackedFile, name: str, read: Literal["map", "pread"]) -> None:
+        store = file.fields[name].store
+        assert store is not None, f"{name} has no store"
+        self._file = file
+        self._name = name
+        self._store: Store = store
+        # A mask has its image's size.
+        self._parts = {part: f"{name}_{part}" for part in INDEX_DTYPES if f"{name}_{part}" in index_names(name)}
+        if "shape" not in self._parts and "images_shape" in file.fields:
+            self._parts["shape"] = "images_shape"
+        datasets = tuple(self._parts.values())
+        linear = tuple(data for data in datasets if file.fields[data].offset is not None)
+        if linear != datasets:
+            raise FormatError(f"{file.path}: what tells the rows of {name!r} does not lie in one piece. Pack it again.")
+        self._rows: MappedRows | PreadRows = (
+            MappedRows(fd, file, linear) if read == "map" else PreadRows(fd, file, linear)
+        )
+        flat = self._rows.flat(store.base, store.num_bytes) if isinstance(self._rows, MappedRows) else None
+        self._flat: NDArray[np.uint8] | None = flat
+        # Slices of it are made without NumPy, in a quarter of the time.
+        self._view = None if flat is None else flat.data
+
+    @property
+    def flat(self) -> NDArray[np.uint8] | None:
+        """The whole store where it lies, uint8 (T,), read-only, valid until `close`; None where nothing is mapped."""
+        return self._flat
+
+    def index(self, rows: NDArray[np.int64]) -> StoreIndex:
+        """Where these rows lie and what they are.
+
+        Args:
+            rows: int64 (n,), checked to be in range; any order, repeats allowed.
+
+        Raises:
+            FormatError: what the file says of a row cannot be; names the row.
+        """
+        parts: dict[str, NDArray[Any]] = {}
+        for part, dataset in self._parts.items():
+            dtype, shape = INDEX_DTYPES[part]
+            parts[dataset] = np.empty((len(rows), *shape), np.dtype(dtype))
+        self._rows.gather(rows, parts)
+        found = {part: parts[dataset] for part, dataset in self._parts.items()}
+        if "shape" not in found:
+            height, width = self._file.fields[self._name].shape[:2]
+            found["shape"] = np.broadcast_to(np.array([height, width, 1], np.int32), (len(rows), 3))
+        if "orientation" not in found:
+            found["orientation"] = np.ones(len(rows), np.uint8)
+        index = StoreIndex(**found)
+        self._check(rows, index)
+        return index
+
+    def take(self, index: StoreIndex) -> list[memoryview]:
+        """The bytes of rows as they are stored: views of the mapping, valid until `close`, or memory of their own.
+
+        Raises:
+            FileChangedError: the file ends before a row does.
+        """
+        starts, lengths = index.offset.tolist(), index.bytes.tolist()
+        view = self._view
+        if view is None:
+            ends = np.cumsum(index.bytes)
+            memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+            starts = (ends - index.bytes).tolist()
+            assert isinstance(self._rows, PreadRows), "without a mapping it is read"
+            self._rows.read_ranges(self._name, self._store.base + index.offset, index.bytes, memory)
+            view = memory.data
+        return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+
+    def close(self) -> None:
+        """Lets the mapping go; the descriptor is the caller's."""
+        self._flat = self._view = None
+        self._rows.close()
+
+    def _check(self, rows: NDArray[np.int64], index: StoreIndex) -> None:
+        """Raise FormatError for the first row that cannot be."""
+        field = self._file.fields[self._name]
+        masks = self._name == "masks"
+        shape = index.shape.astype(np.int64)[:, : len(field.shape)]
+        bad = (index.offset < 0) | (index.bytes < 0) | (index.offset > self._store.num_bytes - index.bytes)
+        bad |= ((shape <= 0) | (shape > _MAX_SIDE)).any(axis=1)
+        for axis, size in enumerate(field.shape):
+            if size:
+                bad |= shape[:, axis] != size
+        bad |= index.encoding >= len(ENCODINGS)
+        bad |= (index.orientation < 1) | (index.orientation > 8)
+        if masks:
+            bad |= index.encoding == JPEG
+        expected = field.dtype.itemsize * shape.prod(axis=1)
+        bad |= (index.encoding == RAW) & (index.bytes != expected)
+        if bad.any():
+            at = int(np.flatnonzero(bad)[0])
+            raise FormatError(
+                f"{self._file.path}: row {rows[at]} of {self._name!r} cannot be: {index.bytes[at]:,} bytes from "
+                f"{index.offset[at]:,} on in a store of {self._store.num_bytes:,}, {_encoding(index.encoding[at])}, "
+                f"shape {tuple(index.shape[at].tolist())}, orientation {index.orientation[at]}. The file was changed "
+                f"after packing; copy it again, or pack it again."
+            )
+
+
+def decode_rows(
+    stored: StoredBytes, file: PackedFile, name: str, rows: NDArray[np.int64], outs: NDArray[Any] | None
+) -> list[NDArray[Any]]:
+    """The pixels of rows, upright, one after another in the calling thread.
+
+    Args:
+        stored: of this field of the file.
+        rows: int64 (n,), checked to be in range.
+        outs: (n, ...), filled in place; None makes an array of its own for each row.
+
+    Raises:
+        FormatError: a row cannot be decoded; names its sample.
+    """
+    index = stored.index(rows)
+    data = stored.take(index)
+    stopwatch = current()
+    if stopwatch is not None:
+        stopwatch.lap("reading")
+    dtype = file.fields[name].dtype
+    shapes, encodings, orientations = index.shape.tolist(), index.encoding.tolist(), index.orientation.tolist()
+    decoded = []
+    for place, (height, width, channels) in enumerate(shapes):
+        try:
+            if name == "masks":
+                mask = np.empty((height, width), np.uint8) if outs is None else outs[place]
+                decoded.append(decode_mask_row(data[place], encodings[place], (height, width), mask))
+            else:
+                shape = (height, width, channels)
+                image = np.empty(shape, dtype.newbyteorder("=")) if outs is None else outs[place]
+                decoded.append(decode_row(data[place], encodings[place], shape, orientations[place], dtype, image))
+        except ImageError as error:
+            reason = f"its stored {_encoding(encodings[place])} of {name!r} cannot be decoded ({error})"
+            raise sample_error(file, int(rows[place]), reason) from error
+    if stopwatch is not None:
+        stopwatch.lap("decoding")
+    return decoded
+
+
+def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
+    """The error to raise for a row that is damaged: it names the sample, and says the mend.
+
+    Args:
+        file: header.
+        row: of the file.
+        reason: what is wrong, such as "its stored JPEG cannot be decoded (...)".
+    """
+    return FormatError(
+        f"{sample_name(file, row)}: {reason}. The file was damaged after packing: list all damage with "
+        f"`fastload verify {file.path}`, then copy it again, or pack it again."
+    )
+
+
+def sample_name(file: PackedFile, row: int) -> str:
+    """How messages call a sample: by file, key and row."""
+    field = file.fields.get("key")
+    if field is None or field.offset is None or field.dtype.kind != "S":
+        return f"{file.path}: row {row}"
+    try:
+        with open(file.path, "rb") as opened:
+            key = os.pread(opened.fileno(), field.row_bytes, field.offset + row * field.row_bytes).rstrip(b"\0")
+    except OSError:
+        return f"{file.path}: row {row}"
+    return f"{file.path}: sample {key.decode('utf-8', errors='backslashreplace')!r} (row {row})"
+
+
+def _encoding(number: int) -> str:
+    return {"jpeg": "JPEG", "raw": "raw pixels", "zstd": "zstd frame"}.get(
+        ENCODINGS[number] if number < len(ENCODINGS) else "", f"encoding {number}"
+    )
