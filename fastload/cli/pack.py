@@ -116,7 +116,10 @@ def pack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an output that exists, or an unfinished other pack.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be packed, and what each --store takes and gives here.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say what would be packed, and what each --store takes and gives here."),
+    ] = False,
 ) -> None:
     """Pack a dataset of images, as it lies on disk, into one HDF5 file.
 

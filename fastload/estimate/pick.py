@@ -50,8 +50,8 @@ def pick_store(stores: Sequence[StoreEstimate], *, free_memory: int, room: int |
     if not known:
         chosen = min(possible, key=lambda store: (store.loses, store.bytes))
         return chosen.store, (
-            f"{chosen.store}: nothing fits in the {format_bytes(free_memory)} of free memory, and how fast this disk is "
-            f"read is not known; of what loses nothing it is the smallest, {format_bytes(chosen.bytes)}."
+            f"{chosen.store}: nothing fits in the {format_bytes(free_memory)} of free memory, and it is not known how "
+            f"fast this disk is read; of what loses nothing it is the smallest, {format_bytes(chosen.bytes)}."
         )
     rates = {store.store: store.warm_per_s if store in fitting else store.disk_per_s or 0.0 for store in known}
     best = max(rates.values())

@@ -16,7 +16,9 @@ from fastload.store import RAW, EncodedRow
 from fastload.stored_rows import decode_mask_row, decode_row
 
 PASSES = 32
-"""Over the rows at most: small ones are done long before the time is out."""
+"""Over the rows that are decoded at most: small ones are done long before the time is out."""
+COPY_PASSES = 4
+"""Over rows of one size that are only copied, each of which is there many times already."""
 
 # What is copied lies in more memory than the CPU's caches hold, as a file does.
 _MORE_THAN_CACHE_BYTES, _MOST_COPIES = 64 * 2**20, 4096
@@ -34,7 +36,7 @@ def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int
         rows: at least one, each of which can be decoded.
         dtype: of the images' pixels.
         threads: that decode at once.
-        seconds: of measuring, unless PASSES are over before.
+        seconds: of measuring, unless the passes are over before.
     """
     if all(row.encoding == RAW and row.mask_encoding == RAW and row.shape == rows[0].shape for row in rows):
         return _timed(*_copying(rows), threads, seconds)
@@ -65,7 +67,7 @@ def _timed(make: Callable[[], Step], steps: int, threads: int, seconds: float) -
 
 
 def _copying(rows: Sequence[EncodedRow]) -> tuple[Callable[[], Step], int]:
-    """What copies rows of one size batch by batch, as the loader does, and steps for at most PASSES."""
+    """What copies rows of one size batch by batch, as the loader does, and steps for COPY_PASSES."""
     stored = np.stack([np.frombuffer(bytes(row.image) + bytes(row.mask or b""), np.uint8) for row in rows])
     stored = np.tile(stored, (max(1, _MORE_THAN_CACHE_BYTES // stored.nbytes), 1))
     batch = max(1, min(_BATCH, _SLOTS_BYTES // stored.shape[1]))
@@ -83,7 +85,7 @@ def _copying(rows: Sequence[EncodedRow]) -> tuple[Callable[[], Step], int]:
 
         return step
 
-    return make, PASSES * -(-len(order) // batch)
+    return make, COPY_PASSES * -(-len(order) // batch)
 
 
 def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any]) -> Step:

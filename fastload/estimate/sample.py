@@ -55,10 +55,11 @@ class Encoders:
 
     def __call__(self, sample: int, option: StoreOption) -> EncodedRow:
         """See `Encode`."""
-        encoders: dict[StoreOption, RowEncoder] = self._own.__dict__
-        if option not in encoders:
-            encoders[option] = RowEncoder(self._images, self._masks, replace(self._plan, option=option))
-        return encoders[option].encode(sample, self._headers[sample])
+        encoders: dict[str, RowEncoder] = self._own.__dict__
+        name = str(option)
+        if name not in encoders:
+            encoders[name] = RowEncoder(self._images, self._masks, replace(self._plan, option=option))
+        return encoders[name].encode(sample, self._headers[sample])
 
 
 @dataclass(frozen=True, eq=False)

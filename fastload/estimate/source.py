@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fastload.codecs import NONE
 from fastload.estimate.sample import Encoders
 from fastload.estimate.stores import StoreEstimates, estimate_stores, stores_of
 from fastload.pack.decided import row_sizes
@@ -20,6 +21,8 @@ def estimate_survey(
 ) -> StoreEstimates | None:
     """What a source that was surveyed would be in each store; takes about 4 seconds at most.
 
+    Rows of pixels count before gzip, which works on chunks of them.
+
     Args:
         survey: what packing would do.
         folder: where the file is to lie; a temporary file tells how fast its disk is read.
@@ -32,7 +35,7 @@ def estimate_survey(
     listing, headers = survey.listing, survey.headers
     if listing.files is None or headers is None:
         return None
-    plan = replace(survey.plan or _plain_plan(survey), images="store", masks="store" if listing.masks else None)
+    plan = _row_by_row(survey.plan or _plain_plan(survey), masks=listing.masks is not None)
     sizes = row_sizes(plan, headers)[survey.samples]
     own, made = ways(replace(plan, option=StoreOption("source")), survey.samples, headers[survey.samples])
     return estimate_stores(
@@ -56,3 +59,7 @@ def _plain_plan(survey: Survey) -> StorePlan:
     return StorePlan(target.channels, target.dtype, StoreOption(), target, None, "rows", None)
 
 
+def _row_by_row(plan: StorePlan, *, masks: bool) -> StorePlan:
+    """The plan with each row on its own, as a byte store has it."""
+    images, of_masks = (NONE if codec.name == "gzip" else codec for codec in (plan.image_codec, plan.mask_codec))
+    return replace(plan, images="store", masks="store" if masks else None, image_codec=images, mask_codec=of_masks)
