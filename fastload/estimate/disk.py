@@ -67,7 +67,8 @@ def measure_disk(folder: Path, num_bytes: int, *, seconds: float = 1.4) -> DiskR
 def _write(fd: int, num_bytes: int, seconds: float) -> int:
     """Bytes written to the disk itself, at least one block."""
     # Random: some disks and file systems compress.
-    block, written, end = os.urandom(_BLOCK_BYTES), 0, time.perf_counter() + seconds
+    block = os.urandom(_PIECE_BYTES) * (_BLOCK_BYTES // _PIECE_BYTES)
+    written, end = 0, time.perf_counter() + seconds
     while written + _BLOCK_BYTES <= num_bytes and (not written or time.perf_counter() < end):
         written += os.pwrite(fd, block, written)
         # One by one: a slow disk would take a minute for what it is only handed at the end.

@@ -57,7 +57,5 @@ def test_threads_share_the_work_and_progress_ends_at_the_total() -> None:
         return encode(0, option)
 
     both = threading.Barrier(2)
-    take_sample(
-        slow, [RAW_STORE], np.arange(4), threads=2, seconds=60, progress=lambda *told: seen.append(told)
-    )
+    take_sample(slow, [RAW_STORE], np.arange(4), threads=2, seconds=60, progress=lambda *told: seen.append(told))
     assert len(names) == 2 and seen[-1] == ("measuring stores", 4, 4)

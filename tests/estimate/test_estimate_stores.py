@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from fastload.estimate import StoreEstimate, StoreEstimates, estimate_file, estimate_survey
-from fastload.layout import write_packed
+from fastload.layout import create_file, write_packed
 from fastload.pack import PackOptions, survey_source
+from fastload.sources.listing import Column
 from fastload.stored_file import write_stored
 
 ImageFolder = Callable[..., Path]
@@ -124,3 +125,15 @@ def test_a_file_of_pixels_that_differ_in_size(tmp_path: Path) -> None:
     rows = [np.full((4 + i, 6, 1), i, np.uint8) for i in range(4)]
     stores = by_name(estimate_file(write_stored(tmp_path / "a.h5", rows), threads=2))
     assert list(stores) == ["raw", "jpeg:90", "mixed:0.5"] and stores["raw"].bytes == sum(row.size for row in rows)
+
+
+def test_what_holds_no_images_has_no_stores(tmp_path: Path) -> None:
+    columns = {
+        "tokens": Column(np.zeros((3, 4), np.int32)),
+        "split": Column(np.zeros(3, np.uint8), {"names": ("all",)}),
+        "key": Column(np.array([b"a", b"b", b"c"])),
+        "digest": Column(np.zeros(3, np.uint64)),
+    }
+    attrs = {"decoder": "none", "source_layout": "arrays", "pack_options": "{}", "seed": 0, "shuffled": True}
+    create_file(tmp_path / "a.h5", num_rows=3, pixels={}, columns=columns, attrs=attrs)
+    assert estimate_file(tmp_path / "a.h5") is None
