@@ -66,15 +66,15 @@ class RowEncoder:
             encoding, image = JPEG, self._own(self._files, sample, header)
         else:
             pixels = self._pixels(sample, header, height, width)
-            encoding, image = (JPEG, encode_jpeg(pixels, self._plan.option.quality)) if made else (RAW, pixels.data)
+            encoding, image = (JPEG, encode_jpeg(pixels, self._plan.option.quality)) if made else (RAW, _bytes_of(pixels))
         digest = xxhash.xxh3_64(image)
         if encoding == RAW and self._plan.images == "store":
             encoding, image = _smaller(image, self._plan.image_codec)
         mask, mask_encoding = self._mask(sample, header, height, width), RAW
         stored_mask: Any = None
         if mask is not None:
-            digest.update(mask.data)
-            stored_mask = mask.data
+            stored_mask = _bytes_of(mask)
+            digest.update(stored_mask)
             if self._plan.masks == "store":
                 mask_encoding, stored_mask = _smaller(stored_mask, self._plan.mask_codec)
         shape = (height, width, self._plan.channels)
@@ -139,7 +139,7 @@ class RowEncoder:
             row = replace(row, image=image, encoding=encoding)
         if self._plan.masks is None:
             return row
-        mask = self.mask(sample, header).data if row.mask is None else row.mask
+        mask = _bytes_of(self.mask(sample, header)) if row.mask is None else row.mask
         raw = row.mask_encoding == RAW or row.mask is None
         if self._plan.masks == "rows" and not raw:
             mask = decompress_zstd(mask, row.shape[0] * row.shape[1])
@@ -155,6 +155,11 @@ def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality, subsampling="4:2:0", restart_marker_rows=1)
     return file.getvalue()
+
+
+def _bytes_of(rows: NDArray[Any]) -> memoryview:
+    """The bytes of an array, one behind another."""
+    return rows.reshape(-1).view(np.uint8).data
 
 
 def _smaller(data: Any, codec: Codec) -> tuple[int, Any]:
