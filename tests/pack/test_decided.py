@@ -96,8 +96,9 @@ def test_one_sample_is_decided_as_all_together(store, options):
     plan = planned(VARIED, store=store, **options)
     own, made = ways(plan, np.arange(4), VARIED)
     assert own.dtype == made.dtype == np.bool_ and not (own & made).any()
-    assert [ways(plan, i, VARIED[i]) for i in range(4)] == list(zip(own, made, strict=True))
-    assert row_sizes(plan, VARIED).tolist() == [list(plan.row_size(header)) for header in VARIED]
+    plain = [dict(zip(HEADERS.names, header, strict=True)) for header in VARIED.tolist()]
+    assert [ways(plan, i, plain[i]) for i in range(4)] == list(zip(own, made, strict=True))
+    assert row_sizes(plan, VARIED).tolist() == [list(plan.row_size(each["height"], each["width"])) for each in plain]
 
 
 def test_rows_take_the_bytes_of_their_pixels_or_of_their_file():
