@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class PackReport:
         chunks: chunks of the file as planned.
         chunks_kept: those that an earlier, interrupted call had packed.
         chunks_decoded: those that this call decoded.
+        store: how images are stored, such as "raw" or "jpeg:90".
+        encodings: how many rows are "raw", "jpeg" and "zstd".
     """
 
     path: Path
@@ -67,6 +69,8 @@ class PackReport:
     chunks: int
     chunks_kept: int
     chunks_decoded: int
+    store: str = "raw"
+    encodings: dict[str, int] = field(default_factory=dict)
 
 
 # A second thread that copies gains nothing: both then wait for the file's lock (with neighbours on both cores, slower).

@@ -84,7 +84,7 @@ def repack_file(
     if chunk_bytes is None:
         told_bytes = int(told.get("chunk_bytes", CHUNK_BYTES))
         chunk_bytes = CODEC_CHUNK_BYTES if how != NONE and not has_stores(header) else told_bytes
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
         attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
@@ -124,7 +124,7 @@ def merge_files(
     how = parse_codec(codec)
     _check_apart(list(map(Path, files)), Path(output))
     listing = list_merged(files)
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
     told: dict[str, Any] = json.loads(listing.attrs["pack_options"])
     names = ", ".join(Path(file).name for file in files)
     return _write(listing, output, told, options, names, how, workers, on_error, overwrite, progress)
