@@ -54,7 +54,7 @@ def info(
             with progress_bar() as progress:
                 estimates = estimate_file(file, progress=progress)
         if as_json:
-            measured = {"shuffle_quality": quality, "stores": estimates}
+            measured = {"shuffle_quality": quality, "store_estimates": estimates}
             print_json(found.to_dict() | {name: value.to_dict() for name, value in measured.items() if value})
         else:
             _print(found)
@@ -62,6 +62,8 @@ def info(
                 _print_quality(quality)
             if estimates:
                 print_stores(estimates)
+            elif found.version is not None and "images" in found.fields:
+                typer.echo("\nWhat other ways to store these images take and give on this machine: `--stores`.")
 
 
 def _print(found: FileInfo) -> None:

@@ -25,7 +25,7 @@ def estimate_file(
     """What the samples of a file are as they lie there, and would be in each other store.
 
     The disk is measured with a temporary file beside it; nothing that is in memory is dropped from there. Takes about
-    4 seconds at most.
+    5 seconds.
 
     Args:
         path: a packed file, or another HDF5 file that can be read as one.

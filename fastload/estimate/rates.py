@@ -24,6 +24,8 @@ COPY_PASSES = 4
 _MORE_THAN_CACHE_BYTES, _MOST_COPIES = 64 * 2**20, 4096
 _SLOTS_BYTES = 4 * 2**20
 _BATCH = 256
+_MOST_SLOTS_BYTES = 2 * 2**30
+"""Of all threads together; of images so large that this is little, fewer are decoded at once."""
 
 Step = Callable[[int], int]
 """Does a part of the work, by its number, and returns the pixels done."""
@@ -41,7 +43,10 @@ def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int
     if all(row.encoding == RAW and row.mask_encoding == RAW and row.shape == rows[0].shape for row in rows):
         return _timed(*_copying(rows), threads, seconds)
     rows = _beyond_cache(rows)
-    return _timed(lambda: _decoding(rows, dtype), PASSES * len(rows), threads, seconds)
+    largest = max(row.shape[0] * row.shape[1] * (row.shape[2] * dtype.itemsize + 1) for row in rows)
+    slots_bytes = max(largest, _SLOTS_BYTES)
+    threads = max(1, min(threads, _MOST_SLOTS_BYTES // slots_bytes))
+    return _timed(lambda: _decoding(rows, dtype, slots_bytes), PASSES * len(rows), threads, seconds)
 
 
 def _timed(make: Callable[[], Step], steps: int, threads: int, seconds: float) -> float:
@@ -88,10 +93,9 @@ def _copying(rows: Sequence[EncodedRow]) -> tuple[Callable[[], Step], int]:
     return make, COPY_PASSES * -(-len(order) // batch)
 
 
-def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any]) -> Step:
+def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any], slots_bytes: int) -> Step:
     """What decodes a row into memory of its own, one slot after another."""
-    largest = max(row.shape[0] * row.shape[1] * (row.shape[2] * dtype.itemsize + 1) for row in rows)
-    slots, at = np.zeros(max(largest, _SLOTS_BYTES), np.uint8), 0
+    slots, at = np.zeros(slots_bytes, np.uint8), 0
 
     def step(turn: int) -> int:
         nonlocal at

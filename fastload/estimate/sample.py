@@ -21,7 +21,9 @@ from fastload.store import EncodedRow
 
 SAMPLES = 64
 MOST_BYTES = 256 * 2**20
-"""Of pixels held at once."""
+"""Of rows held at once, apart from those that are being made."""
+MOST_THREADS = 8
+"""That make them: each may hold an image of half a gigabyte."""
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -92,10 +94,11 @@ def take_sample(
         encode: makes rows; several threads call it.
         options: the stores.
         samples: int64 (n,), those to choose from.
-        threads: that work at once.
+        threads: that work at once, up to MOST_THREADS.
         seconds: after which no further sample is begun.
         progress: called with ("measuring stores", done, total).
     """
+    threads = min(threads, MOST_THREADS)
     total, held, failed = min(SAMPLES, len(samples)), 0, 0
     found: dict[int, list[EncodedRow]] = {}
     end = time.perf_counter() + seconds

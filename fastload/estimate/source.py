@@ -19,7 +19,7 @@ from fastload.pack.survey import Survey
 def estimate_survey(
     survey: Survey, folder: Path, *, threads: int | None = None, progress: Progress | None = None
 ) -> StoreEstimates | None:
-    """What a source that was surveyed would be in each store; takes about 4 seconds at most.
+    """What a source that was surveyed would be in each store; takes about 5 seconds.
 
     Rows of pixels count before gzip, which works on chunks of them.
 

@@ -48,7 +48,7 @@ def test_info_measures_only_where_it_is_asked(tmp_path: Path) -> None:
     path = write_packed(tmp_path / "a.h5", np.zeros((6, 8, 9, 3), np.uint8))
     assert "from this disk" not in run("info", path)
     assert "pick raw" in run("info", path, "--stores")
-    found = json.loads(run("info", path, "--stores", "--json"))["stores"]
+    found = json.loads(run("info", path, "--stores", "--json"))["store_estimates"]
     assert found["pick"] == "raw" and found["sampled"] == 6 and set(found["disk"]) == {"bytes_per_s", "told"}
     assert [store["store"] for store in found["stores"]] == ["raw", "jpeg:90", "mixed:0.5"]
-    assert "stores" not in json.loads(run("info", path, "--json"))
+    assert "store_estimates" not in json.loads(run("info", path, "--json"))
