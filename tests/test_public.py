@@ -47,6 +47,7 @@ LAYERS = [
         "layout",
         "stored_file",
         "stored_samples",
+        "store_info",
         "pack",
         "read",
         "chunks",
