@@ -18,12 +18,13 @@ from fastload.repack.readers import READERS
 from fastload.repack.stored import KeptRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.sources.rows import JoinedRows, RawRows
+from fastload.stored_samples import has_stores
 
 
 def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | KeptRows:
     """Every row of a pixel dataset: linear ones are read from the file itself, all others but stores chunk by chunk."""
     field = file.fields[name]
-    if field.store is not None:
+    if has_stores(file):
         return KeptRows.of(file, name)
     shape, axes = field.shape, image_axes(file) if name == "images" else "HWC"
     if field.offset is None:
