@@ -47,6 +47,8 @@ LAYERS = [
         "layout",
         "stored_file",
         "stored_samples",
+        "open_readers",
+        "compare_stored",
         "store_info",
         "pack",
         "read",

@@ -34,9 +34,9 @@ from fastload.export.table import table_text
 from fastload.export.write import Job, Progress, sampled_files, unfinished, write_file, write_images
 from fastload.format import PackedFile
 from fastload.layout import writer_name
+from fastload.open_readers import close_readers
 from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.listing import list_packed, regroup
-from fastload.repack.readers import close_readers
 from fastload.repack.stored import KeptRows
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import Listing, first_few

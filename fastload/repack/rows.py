@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from fastload.errors import FileChangedError, FormatError, ImageError, SourceError
 from fastload.format import PackedFile
 from fastload.image_header import ImageHeader
+from fastload.open_readers import READERS
 from fastload.pack.chunk_work import array_header
 from fastload.read import image_axes
-from fastload.repack.readers import READERS
 from fastload.repack.stored import KeptRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.sources.rows import JoinedRows, RawRows

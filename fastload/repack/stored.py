@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastload.format import PackedFile
 from fastload.image_header import ImageHeader
-from fastload.repack.readers import SAMPLES
+from fastload.open_readers import SAMPLES
 from fastload.store import JPEG, EncodedRow
 from fastload.stored_samples import StoredSamples
 
