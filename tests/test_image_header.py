@@ -95,7 +95,7 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_channels_bits_and_kind_are_what_the_file_has(name: str) -> None:
     data, channels, bits, kind = KINDS[name]
-    assert probe(data) == ImageHeader(3, 5, channels, bits, kind, 1)
+    assert probe(data)._replace(jpeg=0) == ImageHeader(3, 5, channels, bits, kind, 1)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,8 @@ def test_real_photos_are_described_as_by_pillow(shared_data: Path, name: str, ev
             with Image.open(io.BytesIO(data)) as image:
                 shown = ImageOps.exif_transpose(image)
             channels = {"RGB": 3, "L": 1}[shown.mode]
-            assert probe(data) == ImageHeader(shown.height, shown.width, channels, 8, shown.mode, 1)
+            jpeg = int(data[:1] == b"\xff")
+            assert probe(data) == ImageHeader(shown.height, shown.width, channels, 8, shown.mode, 1, jpeg=jpeg)
 
 
 @settings(max_examples=150, deadline=None)

@@ -40,7 +40,7 @@ class Worker:
     def __init__(self, images: Files | Pictures | Arrays, masks: Masks | None = None) -> None:
         self.images = images
         self.masks = masks
-        self._fill = [_image_filler(images), *([] if masks is None else [_mask_filler(masks)])]
+        self._fill = [image_filler(images), *([] if masks is None else [mask_filler(masks)])]
         self._copies = isinstance(images, Arrays)
         self._memory = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
         self._outputs: dict[str, int] = {}
@@ -68,7 +68,7 @@ class Worker:
             except (ImageError, OSError) as exc:
                 block.reasons[sample] = reason_of(exc)
                 continue
-            block.headers[at] = (header.height, header.width, header.channels, header.bits)
+            block.headers[at] = (header.height, header.width, header.channels, header.bits, header.jpeg)
             block.kinds[header.kind] += 1
             block.kinds["frames"] += header.frames > 1
             block.kinds["turned"] += header.turned
@@ -121,7 +121,7 @@ class Worker:
             return [images], reasons
         masks = self._arena(1, shape, np.dtype(np.uint8))
         for at, reason in self._fill[1](samples, target, masks, headers).items():
-            reasons.setdefault(at, _of_mask(reason))
+            reasons.setdefault(at, of_mask(reason))
         return [images, masks], reasons
 
     def _write(self, part: str, arena: NDArray[Any], offset: int) -> None:
@@ -173,7 +173,7 @@ def header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHea
     return lambda _: header
 
 
-def _of_mask(reason: str) -> str:
+def of_mask(reason: str) -> str:
     """What is wrong with a sample whose mask is the one meant."""
     if reason.startswith("a mask "):
         return f"its {reason.removeprefix('a ')}"
@@ -184,7 +184,7 @@ def _check_same_size(image: ImageHeader, sample: int, mask_header: Callable[[int
     try:
         mask = mask_header(sample)
     except ImageError as exc:
-        raise ImageError(_of_mask(str(exc))) from exc
+        raise ImageError(of_mask(str(exc))) from exc
     if (mask.height, mask.width) != (image.height, image.width):
         raise ImageError(
             f"its mask is {mask.width}x{mask.height}, the image {image.width}x{image.height} (width x height): they "
@@ -216,7 +216,7 @@ def row_digests_of(arenas: list[NDArray[Any]]) -> NDArray[np.uint64]:
     return digests
 
 
-def _image_filler(images: Files | Pictures | Arrays) -> Fill:
+def image_filler(images: Files | Pictures | Arrays) -> Fill:
     """What brings samples into the rows of an array (n, H, W, C); position -> why one could not be."""
     # Chosen once and not for each block: isinstance with a protocol takes longer than to copy many an image.
     if isinstance(images, Files):
@@ -262,7 +262,7 @@ def _size_of(headers: NDArray[np.void], at: int) -> tuple[int, int] | None:
     return (int(headers[at]["height"]), int(headers[at]["width"])) if len(headers) else None
 
 
-def _mask_filler(masks: Masks) -> Fill:
+def mask_filler(masks: Masks) -> Fill:
     """What brings the masks of samples into the rows of an array (n, H, W); position -> why one could not be."""
     files, outside = masks.files, masks.ignore_index or 0
     row: Callable[[int, Target, NDArray[np.uint8], tuple[int, int] | None], None]

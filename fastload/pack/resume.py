@@ -17,13 +17,14 @@ from fastload.decode import decoder_versions
 from fastload.errors import OutputError, ResumeError, SourceError
 from fastload.format import IMAGES_OFFSET
 from fastload.layout import writer_name
+from fastload.pack.decided import decide
 from fastload.pack.finish import end_of, planned_places
 from fastload.pack.headers import read_headers
 from fastload.pack.journal import DONE, SKIPPED, Claims, Journal, source_table
 from fastload.pack.kept_survey import survey_of, survey_to_json
 from fastload.pack.options import PackOptions, Progress
 from fastload.pack.reserve import check_space, reserve
-from fastload.pack.survey import Survey, decide, move_to, row_order, unreadable
+from fastload.pack.survey import Survey, move_to, row_order, unreadable
 from fastload.pack.tasks import HEADERS, Place, Places
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Listing, OnError, first_few
@@ -185,9 +186,10 @@ def what_changed(
     for name in ("release", "decoder", "layout"):
         if head[name] != identity[name]:
             return f"the {name} was {head[name]}, now it is {identity[name]}"
-    for name, value in identity["options"].items():
-        if head["options"].get(name) != value:
-            return f"option {name} was {head['options'].get(name)}, now it is {value}"
+    told, now = head["options"], identity["options"]
+    for name in {**told, **now}:
+        if told.get(name) != now.get(name):
+            return f"option {name} was {told.get(name)}, now it is {now.get(name)}"
     keys, old_keys = set(table["key"].tolist()), set(old["key"].tolist())
     if keys != old_keys or len(table) != len(old):
         new = [job.listing.keys[i] for i in np.flatnonzero(~np.isin(table["key"], old["key"]))[:3]]
@@ -280,12 +282,12 @@ def _decided_again(job: PackJob, survey: Survey, headers: NDArray[np.void], samp
     known = known[known["height"] > 0]
     if not len(known):
         return replace(survey, headers=headers)  # Nothing is left to pack, which is an error of its own.
-    why = ""
+    why, decision = "", None
     try:
-        target, sizes = decide(known, job.options, job.source)
+        decision = decide(known, job.options, job.source)
     except SourceError as exc:
         why = str(exc)
-    if why or target != goal:
+    if decision is None or decision.target != goal:
         names = [
             f"{job.listing.keys[sample]} ({_described(headers[sample])})"
             for sample in samples.tolist()
@@ -297,7 +299,7 @@ def _decided_again(job: PackJob, survey: Survey, headers: NDArray[np.void], samp
             f"images would become that now{': ' + why if why else ''}. Bring back images of the former kind, or start "
             f"again with `--overwrite`."
         )
-    return replace(survey, listing=move_to(job.listing, headers, target), headers=headers, sizes=sizes)
+    return replace(survey, listing=move_to(job.listing, headers, goal), headers=headers, sizes=decision.sizes)
 
 
 def _described(header: np.void) -> str:

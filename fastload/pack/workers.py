@@ -148,10 +148,13 @@ class WorkerPool:
         if self._have_processes():
             yield from Turns(list(self._processes), encode, place, write).run(tasks)
             return
+
+        def write_here(worker: Worker, made: tuple[PlacedT, HeldT]) -> ResultT:
+            return write(worker, *made)
+
         # Writing is short beside encoding, so that this thread does it while others encode.
         for summary, held in in_order(partial(self._work_here, encode), tasks, self._threads):
-            placed = place(summary)
-            yield self._work_here(lambda worker, _, placed=placed, held=held: write(worker, placed, held), None)
+            yield self._work_here(write_here, (place(summary), held))
 
     def _have_processes(self) -> bool:
         """Whether worker processes do the work, started and told of the listing; else threads, or this one."""

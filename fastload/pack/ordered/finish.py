@@ -26,6 +26,7 @@ from fastload.pack.options import Progress
 from fastload.pack.ordered.log import TaskLog
 from fastload.pack.ordered.streams import Stream
 from fastload.pack.ordered.tasks import OrderedPack
+from fastload.pack.records import read_long
 from fastload.pack.report import PackReport, report_of
 from fastload.pack.resume import PackJob, identity_of, what_changed
 from fastload.sources.listing import Column
@@ -119,7 +120,7 @@ def _compressed(fd: int, base: int, spec: PixelSpec, num_rows: int, number: int)
     """A chunk of rows; HDF5 wants it whole, what is behind the last row is zero."""
     first = number * spec.chunk_rows
     count = min(spec.chunk_rows, num_rows - first)
-    data = os.pread(fd, count * spec.row_bytes, base + first * spec.row_bytes)
+    data = read_long(fd, count * spec.row_bytes, base + first * spec.row_bytes)
     return spec.codec.compress(data.ljust(spec.chunk_rows * spec.row_bytes, b"\0"))
 
 

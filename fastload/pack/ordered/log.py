@@ -1,8 +1,8 @@
 """The journal of a pack in order: what is packed, and each task when its rows are written.
 
 It is `OUT.h5.journal`, as any pack's, locked in the same way: MAGIC, then records (`fastload.pack.records`): the head
-(what is packed, and the table of its sources), tasks, and at last the report of the complete file, which is about to get
-its final name. A task that is done again has a second record, and the last one counts.
+(what is packed, and the table of its sources), tasks, and at last what is said of the complete file, which is about to
+get its final name. A task that is done again has a second record, and the last one counts.
 """
 
 from __future__ import annotations

@@ -106,10 +106,10 @@ class OrderedPack:
         plan = self.plan
         if plan.option.kind != "raw" or (plan.images == "store" and plan.image_codec != NONE):
             return None
-        lengths = _pixel_bytes(self.survey, plan)[self.samples]
-        table = np.zeros(len(lengths), [("images", "<i8")])
-        table["images"] = lengths
-        return self.streams[0].base + self.streams[0].place(table, 0)[1]
+        if plan.images == "store":
+            return self.streams[0].base + self.survey.stores["images"]
+        num_rows = len(self.samples)
+        return self.streams[0].base + num_rows * self.survey.pixels(num_rows)["images"].row_bytes
 
 
 def task_bounds(held: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:
@@ -128,12 +128,6 @@ def task_bounds(held: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:
         stop = int(np.searchsorted(ends, before + task_bytes, "right"))
         bounds.append(min(max(stop, start + 1), start + most))
     return np.array(bounds, np.int64)
-
-
-def _pixel_bytes(survey: Survey, plan: StorePlan) -> NDArray[np.int64]:
-    assert survey.headers is not None, "a plan is of images"
-    pixels = np.prod(row_sizes(plan, survey.headers), axis=1)
-    return np.asarray(pixels * (plan.channels * plan.dtype.itemsize), np.int64)
 
 
 def _expected_bytes(survey: Survey, plan: StorePlan) -> NDArray[np.int64]:
