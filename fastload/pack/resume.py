@@ -116,7 +116,7 @@ def discard(job: PackJob) -> None:
     for path in (job.part, job.masks):
         if path.exists():
             wait_for_orphans(path)
-            path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def begin(job: PackJob, journal: Journal, survey: Survey) -> tuple[Survey, Claims, Places | None]:
