@@ -14,6 +14,7 @@ from fastload.cli.stores import print_stores
 if TYPE_CHECKING:
     from fastload.info import FieldInfo, FileInfo
     from fastload.quality import Measure, OrderQuality, ShuffleQuality
+    from fastload.store_info import StoreInfo
 
 MAX_CLASSES = 12
 MAX_FIELDS = 40
@@ -79,6 +80,8 @@ def _print(found: FileInfo) -> None:
     pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
     if found.layout:
         pairs += _layout_pairs(found)
+    for name, store in found.stores.items():
+        pairs += _store_pairs(name, store)
     if found.version is not None:
         order = f"shuffled within each split, seed {found.seed}" if found.shuffled else "as in the source"
         # Seed, shuffle and chunks have lines of their own; without a size nothing was fitted.
@@ -140,6 +143,28 @@ def _layout_pairs(found: FileInfo) -> list[tuple[str, str]]:
     if layout.decoded_bytes_per_image != layout.read_bytes_per_image:
         cost += f", {format_bytes(layout.decoded_bytes_per_image)} decoded"
     return [("chunks", chunks + place), ("one image", f"{format_bytes(layout.image_bytes)}: {cost}")]
+
+
+def _store_pairs(name: str, store: StoreInfo) -> list[tuple[str, str]]:
+    from fastload.chunks import format_bytes
+
+    sizes = " x ".join(map(str, store.smallest))
+    if store.num_sizes > 1:
+        sizes = f"{store.num_sizes:,} sizes, {sizes} to {' x '.join(map(str, store.largest))} (height x width)"
+    chunks = (
+        f"{store.num_chunks:,} of {format_bytes(store.chunk_bytes)}, {store.filled:.1%} filled; each row whole in one"
+    )
+    if store.beyond_chunk:
+        chunks += f", but {store.beyond_chunk:,} larger than a chunk"
+    encodings = [
+        f"{each.name} {each.rows:,} ({format_bytes(each.row_bytes)} each, {each.share_of_raw:.1%} of raw)"
+        for each in store.encodings
+    ]
+    return [
+        (name, f"{sizes}; {format_bytes(store.row_bytes)} each on average, {store.share_of_raw:.1%} of raw"),
+        ("  stored as", ", ".join(encodings)),
+        ("  chunks", chunks),
+    ]
 
 
 def _field_row(field: FieldInfo) -> tuple[str, str, str, str, str]:

@@ -15,8 +15,9 @@ from fastload.cpus import available_cpus
 from fastload.errors import OptionError, OutputError
 from fastload.layout import CHUNK_BYTES
 from fastload.pack.options import Bits, Fit, Mode, PackOptions, Progress
+from fastload.pack.report import PackReport
 from fastload.pack.resume import PackJob, exists, journal_path
-from fastload.pack.run import PackReport, run_job
+from fastload.pack.run import run_job
 from fastload.pack.store_plan import parse_store
 from fastload.pack.survey import Survey, limited, list_samples, survey_source
 from fastload.pack.workers import WorkerPool
@@ -166,7 +167,7 @@ def check_output(output: Path) -> None:
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
     if output.exists() and not output.is_file():
         raise OutputError(f"{output}: a device or pipe, which cannot hold a packed file. Name a file.")
-    if output.name.endswith((".part", ".journal", ".meta")):
+    if output.name.endswith((".part", ".journal", ".meta", ".masks")):
         raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
     if not output.absolute().parent.is_dir():
         raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first.")

@@ -18,6 +18,7 @@ import numpy as np
 from fastload.codecs import NONE, Codec, parse_codec
 from fastload.errors import OptionError, OutputError
 from fastload.layout import CHUNK_BYTES, dump_options
+from fastload.open_readers import close_readers
 from fastload.pack import PackOptions, PackReport, pack_listing
 from fastload.pack.options import Progress
 from fastload.pack.store_plan import StoreOption
@@ -25,7 +26,6 @@ from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.compress import CODEC_CHUNK_BYTES, compress_listing
 from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.repack.merge import list_merged
-from fastload.repack.readers import close_readers
 from fastload.repack.rows import RowByRow
 from fastload.repack.stored import KeptRows
 from fastload.sources.listing import Listing, OnError

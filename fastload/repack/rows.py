@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 from fastload.errors import FileChangedError, FormatError, ImageError, SourceError
 from fastload.format import PackedFile
 from fastload.image_header import ImageHeader
+from fastload.open_readers import READERS
 from fastload.pack.chunk_work import array_header
 from fastload.read import image_axes
-from fastload.repack.readers import READERS
 from fastload.repack.stored import KeptRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.sources.rows import JoinedRows, RawRows
+from fastload.stored_samples import has_stores
 
 
 def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | KeptRows:
     """Every row of a pixel dataset: linear ones are read from the file itself, all others but stores chunk by chunk."""
     field = file.fields[name]
-    if field.store is not None:
+    if has_stores(file):
         return KeptRows.of(file, name)
     shape, axes = field.shape, image_axes(file) if name == "images" else "HWC"
     if field.offset is None:

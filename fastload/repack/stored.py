@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from fastload.format import PackedFile
 from fastload.image_header import ImageHeader
-from fastload.repack.readers import SAMPLES
-from fastload.store import EncodedRow
+from fastload.open_readers import SAMPLES
+from fastload.store import JPEG, EncodedRow
 from fastload.stored_samples import StoredSamples
 
 
 @dataclass(frozen=True, eq=False)
 class KeptRows:
     """`images` or `masks` of files with stores, as `Pictures`; a pickle holds headers and numbers only.
+
+    Beside a store of images, masks count as such too where they are rows of one size.
 
     Attributes:
         files: their headers.
@@ -42,7 +44,7 @@ class KeptRows:
         """What rows of one file must have in common, for messages."""
         field = self.files[0].fields[self.name]
         channels = f" with {field.shape[2]} channels" if self.name == "images" else ""
-        return f"{field.dtype.name} in a store{channels}"
+        return f"{field.dtype.name} in a byte store{channels}"
 
     def header(self, i: int) -> ImageHeader:
         """That of the decoded pixels."""
@@ -59,9 +61,24 @@ class KeptRows:
         Raises:
             ImageError: it cannot be read, decoded, or is not what was packed; the reason only.
         """
+        self.encoded(i)
+        return self.pixels(i)
+
+    def pixels(self, i: int) -> NDArray[Any]:
+        """As `read`, but not compared with their digest."""
         samples, row = self._at(i)
-        samples.encoded(row)
         return samples.pixels(self.name, row)
+
+    @property
+    def is_jpeg(self) -> NDArray[np.bool_]:
+        """bool (N,): whether the image of a sample is stored as JPEG."""
+        found = np.zeros(len(self.row), bool)
+        for number, file in enumerate(self.files):
+            index = SAMPLES.of(file).index.get("images")
+            if index is not None:
+                here = self.part == number
+                found[here] = index.encoding[self.row[here]] == JPEG
+        return found
 
     def encoded(self, i: int) -> EncodedRow:
         """The whole sample, image and mask, as it is stored.
