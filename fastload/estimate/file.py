@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from fastload.estimate.sample import Encoders
 from fastload.estimate.stores import StoreEstimates, estimate_stores, stores_of
 from fastload.format import PackedFile, open_hdf5, read_header
+from fastload.open_readers import close_readers
 from fastload.pack.options import Progress
 from fastload.pack.store_plan import StoreOption, StorePlan
 from fastload.pack.tasks import HEADERS
-from fastload.repack.readers import close_readers
 from fastload.repack.rows import mask_rows_of, rows_of
 from fastload.sources.listing import Arrays, Masks
 from fastload.store import RAW
