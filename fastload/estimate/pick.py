@@ -19,7 +19,7 @@ class StoreEstimate:
 
     Attributes:
         store: as `--store` takes it, or "as it is".
-        bytes: of the images and masks of all rows.
+        bytes: of the images and masks of all rows; chunks of a byte store leave a few percent more free.
         warm_per_s: images a second from memory, decoded in full size by all CPUs; transforms come on top.
         disk_per_s: images a second while they come from the disk; None where its rate is not known.
         encodings: how many rows of the sample are stored in which encoding.
@@ -44,7 +44,8 @@ def pick_store(stores: Sequence[StoreEstimate], *, free_memory: int, room: int |
         free_memory: bytes that the page cache may fill.
         room: bytes free on the disk; None: the file is there already.
     """
-    possible = [store for store in stores if room is None or store.bytes <= room] or [min(stores, key=_size)]
+    smallest = min(stores, key=lambda store: store.bytes)
+    possible = [store for store in stores if room is None or store.bytes <= room] or [smallest]
     fitting = [store for store in possible if _fits(store, free_memory)]
     known = [store for store in possible if store in fitting or store.disk_per_s is not None]
     if not known:
@@ -95,7 +96,3 @@ def _no_room(stores: Sequence[StoreEstimate], possible: Sequence[StoreEstimate],
 
 def _fits(store: StoreEstimate, free_memory: int) -> bool:
     return store.bytes <= FITS * free_memory
-
-
-def _size(store: StoreEstimate) -> int:
-    return store.bytes
