@@ -6,7 +6,7 @@
 | `gzip[:level]` | 1, part of HDF5 | - | 0 to 9, by default 4 |
 | `zstd[:level]` | 32015, registered; `hdf5plugin` brings it to HDF5 tools | the extra [zstd] | 1 to 19, by default 3 |
 
-`lzf` (32000, part of h5py) is read through h5py only.
+`lzf` (32000, part of h5py) is read through h5py only, as are the filters of `hdf5plugin`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,21 @@ import threading
 import zlib
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastload.errors import FormatError, OptionError
 
 CodecName = Literal["none", "gzip", "zstd"]
 
 GZIP_FILTER, SHUFFLE_FILTER, LZF_FILTER, ZSTD_FILTER = 1, 2, 32000, 32015
+
+FILTER_NAMES = {
+    GZIP_FILTER: "deflate", SHUFFLE_FILTER: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset",
+    307: "bzip2", LZF_FILTER: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp",
+    ZSTD_FILTER: "zstd", 32017: "sz", 32024: "sz3", 32026: "blosc2",
+}  # fmt: skip
+"""By the numbers that the HDF Group registered: what a file says of its filters is up to the writer's plugin."""
 
 _LEVELS = {"gzip": (0, 9, 4), "zstd": (1, 19, 3)}
 """Lowest, highest and usual level."""
@@ -75,6 +85,15 @@ def parse_codec(text: str) -> Codec:
     return Codec("gzip" if found[1] == "gzip" else "zstd", level)
 
 
+def filter_name(number: int, given: bytes = b"") -> str:
+    """What messages call an HDF5 filter.
+
+    Args:
+        given: what the file calls it, for one that is not known here.
+    """
+    return FILTER_NAMES.get(number) or given.decode(errors="backslashreplace") or str(number)
+
+
 def has_zstd() -> bool:
     """Whether the extra [zstd] is there."""
     return importlib.util.find_spec("zstandard") is not None
@@ -98,6 +117,28 @@ def decompress_zstd(data: bytes | memoryview, size: int) -> bytes:
     if len(found) != size:
         raise ValueError(f"{len(found):,} bytes where {size:,} are expected")
     return found
+
+
+def decompress_zstd_into(data: Any, out: NDArray[np.uint8]) -> None:
+    """Fills memory with what a zstd frame holds; the GIL is free meanwhile.
+
+    Args:
+        data: the frame, in whatever holds bytes.
+        out: uint8, one axis, C-contiguous; no more is written, whatever the frame says of its length.
+
+    Raises:
+        ValueError: it is damaged, or holds more or fewer bytes.
+        FormatError: zstandard is not installed.
+    """
+    module = _zstd("reading what is compressed with zstd")
+    reader = module.decompressor().stream_reader(data)
+    try:
+        found = reader.readinto(out)
+        more = reader.read(1)
+    except module.error as exc:
+        raise ValueError(str(exc)) from exc
+    if found != len(out) or more:
+        raise ValueError(f"{'more' if more else f'{found:,}'} bytes where {len(out):,} are expected")
 
 
 class _Zstd(threading.local):

@@ -12,23 +12,28 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.decode import Target, decoder_versions
+from fastload.compare_stored import GONE, OTHER_MASK, StoredTask, compare_stored, plan_of
+from fastload.decode import Fit, Target, decoder_versions
 from fastload.errors import FormatError, OptionError
 from fastload.format import Field, PackedFile, open_hdf5
 from fastload.pack.chunk_work import Worker, read_at
 from fastload.pack.headers import read_headers
-from fastload.pack.moved import move_columns
 from fastload.pack.options import PackOptions
+from fastload.pack.store_plan import StorePlan, parse_store
+from fastload.pack.survey import move_to
 from fastload.pack.workers import WorkerPool
+from fastload.read.filtered import load_filters
 from fastload.sources import SourceOptions, list_source
 from fastload.sources.listing import Listing
+from fastload.stored_samples import has_stores
 
 MAX_LEVELS = 3
 """Largest difference, in levels of 8 bits, that two releases of a decoder may show on one image."""
 
 _TASK_ROWS = 64
-_OTHER_MASK = 1 << 20
-"""A difference that is no number of levels: the mask is another one."""
+
+_Result = tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]
+"""Rows, the largest difference of each, and row -> why it cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -122,17 +127,28 @@ def compare_source(
     else:
         with WorkerPool(workers) as pool:
             pool.use(listing)
-            target = target_of(file, options)
-            if target.fit and any(column.moves for column in listing.columns.values()):
-                headers, _, _ = read_headers(listing, pool, None)
-                listing = move_columns(listing, np.stack([headers["height"], headers["width"]], axis=1), target)
-            scale = 257 if target.dtype.itemsize == 2 else 1  # levels of 16 bits in one of 8
+            target = None if file.fields["images"].varied else target_of(file, options)
+            results: Iterator[_Result]
+            if has_stores(file):
+                headers, _, unread = read_headers(listing, pool, None, found[rows])
+                for row in rows.tolist():
+                    if int(found[row]) in unread:
+                        changed.append(ChangedRow(row, keys[row], f"{GONE}: {unread[int(found[row])]}"))
+                listing = move_to(listing, headers, target, options.max_size)
+                plan = plan_of(file, options, target)
+                results = pool.run(compare_stored, _stored_tasks(file, plan, rows, found[rows], headers))
+            else:
+                assert target is not None, "only rows of stores differ in size"
+                if target.fit and any(column.moves for column in listing.columns.values()):
+                    headers, _, _ = read_headers(listing, pool, None)
+                    listing = move_to(listing, headers, target)
+                results = pool.run(_compare, _tasks(file, target, listing.masks is not None, rows, found[rows]))
+            scale = 257 if file.fields["images"].dtype.itemsize == 2 else 1  # levels of 16 bits in one of 8
             allowed = 0 if now == then else MAX_LEVELS
-            tasks = _tasks(file, target, listing.masks is not None, rows, found[rows])
-            for part, differences, reasons in pool.run(_compare, tasks):
+            for part, differences, reasons in results:
                 changed += [ChangedRow(row, keys[row], reason) for row, reason in reasons.items()]
                 for row, difference in zip(part.tolist(), (differences / scale).tolist(), strict=True):
-                    if difference * scale >= _OTHER_MASK:
+                    if difference * scale >= OTHER_MASK:
                         changed.append(ChangedRow(row, keys[row], "its mask differs"))
                     elif difference > allowed:
                         changed.append(ChangedRow(row, keys[row], f"pixels differ by up to {difference:.0f} levels"))
@@ -163,10 +179,18 @@ def _tasks(
         yield _Task(str(file.path), fields, target, rows[part], samples[part])
 
 
+def _stored_tasks(
+    file: PackedFile, plan: StorePlan, rows: NDArray[np.int64], samples: NDArray[np.int64], headers: NDArray[np.void]
+) -> Iterator[StoredTask]:
+    for start in range(0, len(rows), _TASK_ROWS):
+        part = slice(start, start + _TASK_ROWS)
+        yield StoredTask(file, plan, rows[part], samples[part], headers[samples[part]])
+
+
 def target_of(file: PackedFile, options: PackOptions) -> Target:
     """What every image became, from the file's own shape and the options it was packed with."""
     height, width, channels = file.fields["images"].shape
-    fit = options.fit if options.size else None
+    fit: Fit | None = options.fit if options.size else "stretch" if options.max_size else None
     return Target(height=height, width=width, channels=channels, dtype=file.fields["images"].dtype, fit=fit)
 
 
@@ -180,7 +204,9 @@ def _pack_options(file: PackedFile) -> PackOptions:
         options = json.loads(file.attrs["pack_options"])
         said = options.get("source", {})
         source = SourceOptions(**{**said, "labels": tuple(said.get("labels", ()))})
-        return PackOptions(**{**options, "size": tuple(options["size"]) if options["size"] else None, "source": source})
+        store = parse_store(options["store"]) if "store" in options else None
+        size = tuple(options["size"]) if options["size"] else None
+        return PackOptions(**{**options, "size": size, "source": source, "store": store})
     except (KeyError, TypeError, ValueError) as exc:
         raise FormatError(
             f"{file.path}: its pack_options cannot be read ({exc}), so its images cannot be decoded likewise. Verify "
@@ -197,8 +223,8 @@ def _compare(worker: Worker, task: _Task) -> tuple[NDArray[np.int64], NDArray[np
         for at in np.flatnonzero((decoded != packed).reshape(len(packed), -1).any(axis=1)).tolist():
             levels = int(np.abs(decoded[at].astype(np.int64) - packed[at]).max())
             # A mask is a matter of yes or no, not of levels that another decoder may round otherwise.
-            differences[at] = max(differences[at], levels if field.name == "images" else _OTHER_MASK)
-    reasons = {int(task.rows[at]): f"its image can no longer be decoded: {reason}" for at, reason in failed.items()}
+            differences[at] = max(differences[at], levels if field.name == "images" else OTHER_MASK)
+    reasons = {int(task.rows[at]): f"{GONE}: {reason}" for at, reason in failed.items()}
     differences[list(failed)] = 0
     return task.rows, differences, reasons
 
@@ -207,6 +233,7 @@ def _read_rows(task: _Task, field: Field) -> NDArray[Any]:
     """(rows, ...) of one field, read without a mapping so that a failing disk is an error, not a signal."""
     if field.offset is None:
         with open_hdf5(Path(task.path)) as hdf5:
+            load_filters(Path(task.path), field.name, hdf5[field.name])
             return np.asarray(hdf5[field.name][task.rows])
     out = np.zeros((len(task.rows), *field.shape), field.dtype)
     flat = out.reshape(len(task.rows), -1).view(np.uint8)

@@ -140,7 +140,10 @@ def axis_letter(name: str) -> str:
 
 
 def moved_places(
-    values: NDArray[Any], moves: Literal["points", "xywh", "xyxy"], sizes: NDArray[Any], target: Target
+    values: NDArray[Any],
+    moves: Literal["points", "xywh", "xyxy"],
+    sizes: NDArray[Any],
+    target: Target | NDArray[np.int64],
 ) -> NDArray[np.float32]:
     """Places in images, where they are after `place_pixels` has brought the images to the target.
 
@@ -152,13 +155,37 @@ def moved_places(
             or two corners.
         moves: which of them.
         sizes: (N, 2), height and width of each image upright, before.
+        target: of all images; or (N, 2), the height and width to which each is stretched.
 
     Returns:
         A new array, float32, of the shape of values.
     """
     if not values.size:
         return np.zeros(values.shape, np.float32)
-    unique, which = np.unique(np.asarray(sizes), axis=0, return_inverse=True)
+    scale, shift, edges = _moves(np.asarray(sizes), target)
+    pairs = np.asarray(values, np.float64).reshape(len(values), -1, 2)
+    scale, shift = scale[:, None], shift[:, None]
+    if moves == "points":
+        return (pairs * scale + shift).astype(np.float32).reshape(values.shape)
+    boxes = pairs.reshape(len(values), -1, 2, 2).copy()
+    padding = ~boxes.any(axis=(2, 3))
+    if moves == "xywh":
+        boxes[:, :, 1] += boxes[:, :, 0]
+    boxes = np.clip(boxes * scale[:, :, None] + shift[:, :, None], 0, edges)
+    if moves == "xywh":
+        boxes[:, :, 1] -= boxes[:, :, 0]
+    boxes[padding] = 0
+    return boxes.astype(np.float32).reshape(values.shape)
+
+
+def _moves(
+    sizes: NDArray[Any], target: Target | NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Of each image scale and shift of x and y, both (N, 2), and the edges that boxes end at, which broadcast."""
+    if not isinstance(target, Target):
+        scale = (target / np.maximum(sizes, 1))[:, ::-1]
+        return scale, np.zeros(scale.shape), target[:, None, None, ::-1].astype(np.float64)
+    unique, which = np.unique(sizes, axis=0, return_inverse=True)
     scale, shift = np.empty((len(unique), 2)), np.empty((len(unique), 2))
     for at, (height, width) in enumerate(unique.tolist()):
         part = placement(height, width, target)
@@ -166,19 +193,7 @@ def moved_places(
         scale[at] = part.width / (right - left), part.height / (bottom - top)
         shift[at] = part.left - left * scale[at][0], part.top - top * scale[at][1]
     which = which.reshape(-1)
-    pairs = np.asarray(values, np.float64).reshape(len(values), -1, 2)
-    scale, shift = scale[which][:, None], shift[which][:, None]
-    if moves == "points":
-        return (pairs * scale + shift).astype(np.float32).reshape(values.shape)
-    boxes = pairs.reshape(len(values), -1, 2, 2).copy()
-    padding = ~boxes.any(axis=(2, 3))
-    if moves == "xywh":
-        boxes[:, :, 1] += boxes[:, :, 0]
-    boxes = np.clip(boxes * scale[:, :, None] + shift[:, :, None], 0, (target.width, target.height))
-    if moves == "xywh":
-        boxes[:, :, 1] -= boxes[:, :, 0]
-    boxes[padding] = 0
-    return boxes.astype(np.float32).reshape(values.shape)
+    return scale[which], shift[which], np.array([target.width, target.height], np.float64)
 
 
 def with_depth(pixels: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

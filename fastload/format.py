@@ -52,6 +52,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fastload.codecs import filter_name
 from fastload.errors import FormatError, MissingFileError
 from fastload.store import INDEX_DTYPES, Store, index_names
 
@@ -434,7 +435,7 @@ def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Fie
         shape=tuple(int(n) for n in item.shape[1:]),
         offset=linear_offset(item),
         chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
-        filters=_filters(item),
+        filters=filters_of(item),
         names=names if isinstance(names, tuple) else (names,),
         attrs=attrs,
     )
@@ -448,9 +449,11 @@ def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Fie
     return result
 
 
-def _filters(item: h5py.Dataset) -> tuple[str, ...]:
+def filters_of(item: h5py.Dataset) -> tuple[str, ...]:
+    """Names of a dataset's HDF5 filters, in the order in which they were applied."""
     plist = item.id.get_create_plist()
-    return tuple(plist.get_filter(i)[3].decode() or str(plist.get_filter(i)[0]) for i in range(plist.get_nfilters()))
+    found = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+    return tuple(filter_name(number, given) for number, _, _, given in found)
 
 
 def linear_offset(item: h5py.Dataset) -> int | None:

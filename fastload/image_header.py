@@ -20,7 +20,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from fastload.errors import ImageError
-from fastload.jpeg_scan import scan_jpeg
+from fastload.jpeg_scan import JpegFrame, scan_jpeg
 from fastload.sixteen_bits import is_deep_colour
 
 MAX_PIXELS = 178_956_970
@@ -63,6 +63,9 @@ class ImageHeader(NamedTuple):
     """Frames or pages; only the first is used. Some may be damaged."""
     turned: bool = False
     """Whether an EXIF orientation turns or mirrors the pixels as they are stored."""
+    jpeg: int = 0
+    """EXIF orientation, 1 to 8, of a plain JPEG (`scan_jpeg`) of gray or colours, which any decoder can read from its
+    own bytes; else 0."""
 
 
 def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
@@ -90,17 +93,23 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         check_size(frame.height, frame.width)
         height, width = upright_size(frame.height, frame.width, frame.orientation)
         channels = 1 if frame.components == 1 else 3
-        return ImageHeader(height, width, channels, 8, _JPEG_KINDS[frame.components], 1, frame.orientation != 1)
+        kind, turned = _JPEG_KINDS[frame.components], frame.orientation != 1
+        return ImageHeader(height, width, channels, 8, kind, 1, turned, plain_jpeg(frame))
     while len(data) >= size:
         size *= 16
         data = read_head(size)
     try:
         with pillow_silenced():
-            return _pillow_header(data)
+            return _pillow_header(data)._replace(jpeg=plain_jpeg(frame))
     except ImageError:
         raise
     except Exception as error:  # a plugin fed with damaged bytes may raise anything
         raise ImageError(failure_reason(error, data)) from error
+
+
+def plain_jpeg(frame: JpegFrame | None) -> int:
+    """As `ImageHeader.jpeg`."""
+    return frame.orientation if frame is not None and frame.components in (1, 3) else 0
 
 
 def _pillow_header(data: bytes) -> ImageHeader:

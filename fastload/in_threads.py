@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -29,5 +30,23 @@ def in_threads(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], threads
             while pending:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def in_order(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], threads: int) -> Iterator[ResultT]:
+    """Results in the order of the tasks; otherwise as `in_threads`."""
+    if threads == 0:
+        yield from map(work, tasks)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        pending: deque[Future[ResultT]] = deque()
+        try:
+            for task in tasks:
+                pending.append(pool.submit(work, task))
+                if len(pending) >= 2 * threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)

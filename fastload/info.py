@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from fastload.chunks import MEND, REPACK, ChunkLayout, chunk_layout, findings
 from fastload.errors import FormatError
-from fastload.format import PackedFile, linear_offset, open_hdf5, plain, read_header
+from fastload.format import PackedFile, filters_of, linear_offset, open_hdf5, plain, read_header
+from fastload.store_info import StoreInfo, describe_store
 
 MAX_COUNTED_BYTES = 256 * 2**20
 
@@ -59,9 +60,10 @@ class FileInfo:
         splits: name -> (start, stop) of its rows.
         classes: class or attribute names in label order.
         class_counts: samples of each class, or with each attribute set; None when there are no names.
-        layout: how the pixels lie on disk; None when no dataset looks like images.
+        layout: how the pixels lie on disk; None when no dataset looks like images, or when these lie in a store.
+        stores: `images` and `masks` that lie in byte stores: what each holds.
         file_bytes: size of the file.
-        pixel_bytes: of the pixels, uncompressed.
+        pixel_bytes: of the pixels, uncompressed and decoded.
         header_digest: identity of the file, hex; None for a file that FastLoader cannot read.
         decoder: what decoded the pixels.
         source_layout: layout of the source the file was packed from.
@@ -80,6 +82,7 @@ class FileInfo:
     classes: tuple[str, ...]
     class_counts: tuple[int, ...] | None
     layout: ChunkLayout | None
+    stores: dict[str, StoreInfo]
     file_bytes: int
     pixel_bytes: int
     header_digest: str | None
@@ -135,8 +138,12 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
     datasets = {name: file[name] for name in header.fields} if header else dict(_walk(file))
     offsets = {name: header.fields[name].offset if header else linear_offset(item) for name, item in datasets.items()}
     fields = {name: _field_info(name, item, offsets[name]) for name, item in datasets.items()}
+    stored = [name for name, field in header.fields.items() if field.store is not None] if header else []
+    stores = {name: describe_store(file, header, name) for name in stored} if header else {}
+    for name in stored:
+        fields[name] = replace(fields[name], linear=True)
     found = [refusal] if refusal else []
-    pixels = _pixel_dataset(datasets)
+    pixels = None if "images" in stores else _pixel_dataset(datasets)
     layout = None
     if pixels:
         fields = {pixels: fields[pixels], **fields}
@@ -156,8 +163,9 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         classes=header.fields["labels"].names if header and "labels" in header.fields else (),
         class_counts=_class_counts(file, header) if header else None,
         layout=layout,
+        stores=stores,
         file_bytes=path.stat().st_size,
-        pixel_bytes=layout.pixel_bytes if layout else 0,
+        pixel_bytes=layout.pixel_bytes if layout else stores["images"].pixel_bytes if "images" in stores else 0,
         header_digest=header.header_digest if header else None,
         decoder=_text(attrs.get("decoder")),
         source_layout=_text(attrs.get("source_layout")),
@@ -188,8 +196,6 @@ def _walk(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
 
 
 def _field_info(name: str, item: h5py.Dataset, offset: int | None) -> FieldInfo:
-    plist = item.id.get_create_plist()
-    filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
     names = plain(item.attrs["names"]) if "names" in item.attrs else ()
     return FieldInfo(
         name=name,
@@ -198,7 +204,7 @@ def _field_info(name: str, item: h5py.Dataset, offset: int | None) -> FieldInfo:
         bytes=math.prod(_shape(item)) * item.dtype.itemsize,
         stored_bytes=int(item.id.get_storage_size()),
         chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
-        filters=tuple(entry[3].decode(errors="backslashreplace") or str(entry[0]) for entry in filters),
+        filters=filters_of(item),
         linear=offset is not None,
         num_names=len(names) if isinstance(names, tuple) else 1,
     )

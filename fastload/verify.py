@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.cpus import available_cpus
-from fastload.errors import FileChangedError, FormatError, OptionError
+from fastload.errors import FileChangedError, FormatError, ImageError, OptionError
 from fastload.format import (
     DIGEST_FIELDS,
     PIXEL_FIELDS,
@@ -32,6 +32,8 @@ from fastload.format import (
     row_digests,
 )
 from fastload.in_threads import in_threads
+from fastload.read.chunked import ChunkedRows
+from fastload.stored_samples import CHANGED, StoredSamples, has_stores
 
 if TYPE_CHECKING:
     from fastload.compare import SourceReport
@@ -58,7 +60,7 @@ class VerifyReport:
     Attributes:
         path: as given.
         num_rows: rows checked.
-        pixel_bytes: bytes of pixels hashed.
+        pixel_bytes: bytes of pixels hashed, in stores as they are stored.
         header_ok: shapes, attributes and digests are those that were packed.
         damaged: rows whose bytes are not.
         source: the comparison with the source, when asked for.
@@ -91,7 +93,7 @@ def verify_file(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Hash every row again and, with a source, decode every image again.
+    """Hash every row again and, with a source, decode every image again. Stored JPEGs are decoded in any case.
 
     Args:
         path: a packed file.
@@ -126,7 +128,9 @@ def verify_file(
             header_ok = header_digest(hdf5) == file.attrs.get("header_digest")
             keys = _keys(hdf5, file)
             damaged = [DamagedRow(row, keys[row], "fields") for row in _damaged_fields(hdf5, file)]
-            damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(hdf5, file, workers, advance)]
+            check = _damaged_samples if has_stores(file) else _damaged_pixels
+            damaged += [DamagedRow(row, keys[row], what) for row, what in check(hdf5, file, workers, advance)]
+            pixel_bytes = _pixel_bytes(hdf5, file)
     except (OSError, RuntimeError, KeyError) as exc:
         raise FormatError(f"{path}: its fields cannot be read ({exc}). Copy it again, or pack it again.") from exc
     compared = _compare(file, Path(source), root, keys, workers, advance) if source is not None else None
@@ -135,7 +139,7 @@ def verify_file(
     return VerifyReport(
         path=path,
         num_rows=file.num_rows,
-        pixel_bytes=file.num_rows * sum(field.row_bytes for field in _pixel_fields(file)),
+        pixel_bytes=pixel_bytes,
         header_ok=header_ok,
         damaged=tuple(sorted(damaged, key=lambda found: found.row)),
         source=compared,
@@ -202,7 +206,7 @@ def _damaged_pixels(
     row_bytes = sum(field.row_bytes for field in _pixel_fields(file))
     step = max(1, SPAN_BYTES // row_bytes)
     spans = [range(start, min(start + step, file.num_rows)) for start in range(0, file.num_rows, step)]
-    reader = _Rows(hdf5, file)
+    reader = _Rows(file)
     found: list[tuple[int, str]] = []
     try:
         # More than one thread helps reading; hashing alone is faster than memory.
@@ -212,6 +216,40 @@ def _damaged_pixels(
     finally:
         reader.close()
     return found
+
+
+def _damaged_samples(
+    _: h5py.File, file: PackedFile, workers: int, advance: Callable[[int], None]
+) -> list[tuple[int, str]]:
+    """As `_damaged_pixels`, of a file with stores: each row also has to be what decodes to its pixels."""
+    step = max(1, SPAN_BYTES // sum(field.row_bytes for field in _pixel_fields(file)))
+    spans = [range(start, min(start + step, file.num_rows)) for start in range(0, file.num_rows, step)]
+    samples = StoredSamples(file)
+
+    def check(rows: range) -> tuple[int, list[tuple[int, str]]]:
+        wrong = []
+        for row in rows:
+            try:
+                samples.encoded(row, decode=True)
+            except ImageError as exc:
+                wrong.append((row, "pixels" if str(exc) == CHANGED else str(exc)))
+        return len(rows), wrong
+
+    found: list[tuple[int, str]] = []
+    try:
+        for count, wrong in in_threads(check, spans, workers):
+            found += wrong
+            advance(count)
+    finally:
+        samples.close()
+    return found
+
+
+def _pixel_bytes(hdf5: h5py.File, file: PackedFile) -> int:
+    return sum(
+        file.num_rows * field.row_bytes if field.store is None else int(hdf5[f"{field.name}_bytes"][()].sum())
+        for field in _pixel_fields(file)
+    )
 
 
 def _check_span(reader: _Rows, rows: range, expected: NDArray[np.uint64]) -> list[tuple[int, str]]:
@@ -235,14 +273,16 @@ def _check_span(reader: _Rows, rows: range, expected: NDArray[np.uint64]) -> lis
 class _Rows:
     """The stored bytes of rows of the pixel datasets; owns one file descriptor and a buffer a thread."""
 
-    def __init__(self, hdf5: h5py.File, file: PackedFile) -> None:
-        self._hdf5 = hdf5
+    def __init__(self, file: PackedFile) -> None:
         self._fields = _pixel_fields(file)
+        not_linear = [field.name for field in self._fields if field.offset is None and field.store is None]
+        self._chunked = ChunkedRows(file, not_linear)
         self._fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         self._local = threading.local()
 
     def close(self) -> None:
         os.close(self._fd)
+        self._chunked.close()
 
     def read(self, rows: range) -> list[NDArray[np.uint8]]:
         """uint8 (rows, bytes) of each pixel dataset; valid until this thread reads again.
@@ -254,8 +294,12 @@ class _Rows:
 
     def _read_field(self, field: Field, rows: range) -> NDArray[np.uint8]:
         if field.offset is None:
-            # Compressed or laid out anew by another tool: the digests still hold, HDF5 delivers the rows.
-            values = self._hdf5[field.name][rows.start : rows.stop]
+            # Compressed or laid out anew by another tool: the digests still hold.
+            values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
+            try:
+                self._chunked.gather(np.arange(rows.start, rows.stop), {field.name: values})
+            except FormatError as exc:  # the cause is the reason alone
+                raise OSError(str(exc.__cause__ or exc)) from exc
             values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
             return values.reshape(len(rows), -1).view(np.uint8)
         buffers: dict[str, NDArray[np.uint8]] = self._local.__dict__

@@ -209,7 +209,7 @@ def test_the_legend_names_classes_of_masks_and_boxes(tmp_path: Path) -> None:
     path = write_packed(tmp_path / "a.h5", images, columns, masks=masks, ignore_index=0)
     with open_hdf5(path) as hdf5:
         file = read_header(path)
-        entries = legend_of(file, marks_of(hdf5, file, [0], (40, 40)))
+        entries = legend_of(file, marks_of(hdf5, file, [0], [masks[0]]))
     assert [entry.name for entry in entries] == ["2", "1", "dog"]
     assert [entry.kind for entry in entries] == ["mask", "mask", "box"]
 

@@ -21,12 +21,14 @@ def export(
         Literal["auto", "folder", "csv"],
         typer.Option(help="Class folders, or one folder and manifest.csv; auto: folders where they say everything."),
     ] = "auto",
-    format: Annotated[Literal["png"], typer.Option(help="Format of the images; PNG loses nothing.")] = "png",
+    format: Annotated[
+        Literal["png"], typer.Option(help="Format of what is not stored as JPEG; PNG loses nothing.")
+    ] = "png",
     workers: Annotated[
         int | None, typer.Option(help="Threads that encode; by default one per CPU.", show_default=False)
     ] = None,
 ) -> None:
-    """Write a packed file's images as PNG files, which `pack` reads back.
+    """Write a packed file's images as PNG files, stored JPEGs as they are, which `pack` reads back.
 
     fastload.json and fields.npz beside them hold what folders and tables cannot say; once images or the table are
     changed, these are what is packed. Every row is checked against its digest on the way. Interrupted, the same command

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastload.cli.output import one_line, one_line_errors, print_json, print_pairs, print_table
+from fastload.cli.output import one_line, one_line_errors, print_json, print_pairs, print_table, progress_bar
+from fastload.cli.stores import print_stores
 
 if TYPE_CHECKING:
     from fastload.info import FieldInfo, FileInfo
     from fastload.quality import Measure, OrderQuality, ShuffleQuality
+    from fastload.store_info import StoreInfo
 
 MAX_CLASSES = 12
 MAX_FIELDS = 40
@@ -28,6 +30,10 @@ def info(
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=2, help="Samples in a batch, for --shuffle-quality.")
     ] = 256,
+    stores: Annotated[
+        bool,
+        typer.Option("--stores", help="Measure what each `fastload pack --store` takes and gives here; takes seconds."),
+    ] = False,
 ) -> None:
     """Show what a file holds, how it lies on disk and what slows it.
 
@@ -42,12 +48,23 @@ def info(
             from fastload.quality import measure_shuffles
 
             quality = measure_shuffles(file, batch_size=batch_size)
+        estimates = None
+        if stores:
+            from fastload.estimate import estimate_file
+
+            with progress_bar() as progress:
+                estimates = estimate_file(file, progress=progress)
         if as_json:
-            print_json(found.to_dict() | ({"shuffle_quality": quality.to_dict()} if quality else {}))
+            measured = {"shuffle_quality": quality, "store_estimates": estimates}
+            print_json(found.to_dict() | {name: value.to_dict() for name, value in measured.items() if value})
         else:
             _print(found)
             if quality:
                 _print_quality(quality)
+            if estimates:
+                print_stores(estimates)
+            elif found.version is not None and "images" in found.fields:
+                typer.echo("\nWhat other ways to store these images take and give on this machine: `--stores`.")
 
 
 def _print(found: FileInfo) -> None:
@@ -63,6 +80,8 @@ def _print(found: FileInfo) -> None:
     pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
     if found.layout:
         pairs += _layout_pairs(found)
+    for name, store in found.stores.items():
+        pairs += _store_pairs(name, store)
     if found.version is not None:
         order = f"shuffled within each split, seed {found.seed}" if found.shuffled else "as in the source"
         # Seed, shuffle and chunks have lines of their own; without a size nothing was fitted.
@@ -124,6 +143,28 @@ def _layout_pairs(found: FileInfo) -> list[tuple[str, str]]:
     if layout.decoded_bytes_per_image != layout.read_bytes_per_image:
         cost += f", {format_bytes(layout.decoded_bytes_per_image)} decoded"
     return [("chunks", chunks + place), ("one image", f"{format_bytes(layout.image_bytes)}: {cost}")]
+
+
+def _store_pairs(name: str, store: StoreInfo) -> list[tuple[str, str]]:
+    from fastload.chunks import format_bytes
+
+    sizes = " x ".join(map(str, store.smallest))
+    if store.num_sizes > 1:
+        sizes = f"{store.num_sizes:,} sizes, {sizes} to {' x '.join(map(str, store.largest))} (height x width)"
+    chunks = (
+        f"{store.num_chunks:,} of {format_bytes(store.chunk_bytes)}, {store.filled:.1%} filled; each row whole in one"
+    )
+    if store.beyond_chunk:
+        chunks += f", but {store.beyond_chunk:,} larger than a chunk"
+    encodings = [
+        f"{each.name} {each.rows:,} ({format_bytes(each.row_bytes)} each, {each.share_of_raw:.1%} of raw)"
+        for each in store.encodings
+    ]
+    return [
+        (name, f"{sizes}; {format_bytes(store.row_bytes)} each on average, {store.share_of_raw:.1%} of raw"),
+        ("  stored as", ", ".join(encodings)),
+        ("  chunks", chunks),
+    ]
 
 
 def _field_row(field: FieldInfo) -> tuple[str, str, str, str, str]:

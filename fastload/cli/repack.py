@@ -17,7 +17,7 @@ CONTINUES = "interrupted; the same command continues where it stopped."
 
 # Options that repack and merge share.
 Seed = Annotated[int, typer.Option(help="Seed of --shuffle.")]
-Codec = Annotated[str, typer.Option(metavar="none|gzip[:0-9]", help="How chunks are compressed.")]
+Codec = Annotated[str, typer.Option(metavar="none|gzip[:0-9]|zstd[:1-19]", help="How chunks are compressed.")]
 Workers = Annotated[int | None, typer.Option(help="Threads that compress; by default one per CPU.", show_default=False)]
 OnError = Annotated[Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")]
 Overwrite = Annotated[

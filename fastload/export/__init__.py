@@ -1,5 +1,7 @@
 """A packed file back to files: PNG images in class folders, or in one folder beside a CSV table.
 
+Rows that are stored as JPEG become files as they are.
+
 What these cannot say lies beside them in `fastload.json` and `fields.npz`, so that `fastload pack` makes the same rows.
 
 Every row is checked against its digest while it is read. While the work is under way the folder holds the hidden file
@@ -29,14 +31,15 @@ from fastload.export.plan import MANIFEST, ExportLayout, plan_export
 from fastload.export.png import encode_png
 from fastload.export.sidecar import fields_bytes, sidecar_text
 from fastload.export.table import table_text
-from fastload.export.write import Job, Progress, unfinished, write_file, write_images
+from fastload.export.write import Job, Progress, sampled_files, unfinished, write_file, write_images
 from fastload.format import PackedFile
 from fastload.layout import writer_name
+from fastload.open_readers import close_readers
 from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.listing import list_packed, regroup
-from fastload.repack.rows import close_readers
+from fastload.repack.stored import KeptRows
 from fastload.sources.exported import FIELDS, SIDECAR
-from fastload.sources.listing import Arrays, Listing, first_few
+from fastload.sources.listing import Listing, first_few
 
 __all__ = ["ExportReport", "export_file"]
 
@@ -44,7 +47,8 @@ Format = Literal["png"]
 
 JOURNAL = ".fastload-export"
 _ENCODERS: dict[str, tuple[str, Callable[[NDArray[Any]], bytes]]] = {"png": (".png", encode_png)}
-"""Suffix and encoder of each format. A stored JPEG will be one that takes the row's bytes as they are."""
+"""Suffix and encoder of each format."""
+_JPEG_SUFFIX = ".jpg"
 
 _SAMPLED = 8
 _DISK_BLOCK = 4096
@@ -96,7 +100,7 @@ def export_file(
         layout: "folder": class folders, below folders of splits where there are several; "csv": the folder `images`,
             `masks` where there are any, and the table `manifest.csv` with all the rest; "auto": folders where they say
             everything.
-        format: "png", which loses nothing.
+        format: of what is not stored as JPEG: "png", which loses nothing.
         workers: threads that encode, by default one per CPU.
         progress: called with (stage, done, total).
 
@@ -116,11 +120,17 @@ def export_file(
     if split is not None:
         listing = regroup(listing, choose_rows(listing, Choice(splits=(split,)), header.path))
     suffix, encode = _ENCODERS[format]
-    plan = plan_export(listing, layout, suffix)
+    jpegs = np.flatnonzero(listing.files.is_jpeg).tolist() if isinstance(listing.files, KeptRows) else []
+    plan = plan_export(listing, layout, suffix, dict.fromkeys(jpegs, _JPEG_SUFFIX))
     job = Job(listing, plan, Path(folder), encode, header.path)
     about = _about(header, split, plan.layout, format)
     _check_folder(job.folder, about)
     notes = [*listing.notes, *plan.notes]
+    if jpegs:
+        notes.append(
+            f"{len(jpegs):,} images are stored as JPEG, and written as they are; `fastload pack --store source` keeps "
+            f"them so."
+        )
     try:
         _check_space(job)
         with _locked(job.folder, about) as resumed:
@@ -157,7 +167,7 @@ def _write_words(job: Job) -> list[str]:
 
 
 def _check_pixels(header: PackedFile, listing: Listing) -> None:
-    if not isinstance(listing.files, Arrays):
+    if listing.files is None:
         arrays = [name for name in header.fields if name not in ("split", "key", "digest", "digest_fields")]
         raise FormatError(
             f"{header.path}: holds no images to export, only arrays ({first_few(arrays)}). Read these with h5py: "
@@ -174,11 +184,8 @@ def _about(header: PackedFile, split: str | None, layout: str, format: str) -> s
 def _check_space(job: Job) -> None:
     """Refuse a disk that is too full, as far as a few images tell; what is there already counts as free."""
     folder = job.folder if job.folder.is_dir() else job.folder.absolute().parent
-    assert isinstance(job.listing.files, Arrays), "checked before"
     rows = np.unique(np.linspace(0, len(job.listing) - 1, _SAMPLED).astype(np.int64))
-    pixels = np.empty((len(rows), *job.listing.files.shape), job.listing.files.dtype)
-    job.listing.files.read_rows(rows, pixels)
-    blocks = sum(-(-len(job.encode(image)) // _DISK_BLOCK) for image in pixels) / len(rows)
+    blocks = sum(-(-len(data) // _DISK_BLOCK) for data in sampled_files(job, rows)) / len(rows)
     needed = int(blocks * _DISK_BLOCK * len(job.listing))
     needed += sum(column.values.nbytes for column in job.listing.columns.values())
     there = sum(path.stat().st_size for path in folder.rglob("*.*")) if (folder / JOURNAL).is_file() else 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,6 +19,8 @@ ExportLayout = Literal["auto", "folder", "csv"]
 IMAGES, MASKS, MANIFEST = "images", "masks", "manifest.csv"
 TABLE_MASKS = "mask_images"
 """Beside a table: `masks` beside `images` would be a layout of its own, which says less."""
+
+_NONE: Mapping[int, str] = MappingProxyType({})
 
 RENUMBERED = (
     "Packed again without fastload.json, classes get other numbers: those of their sorted names, without unused ones."
@@ -40,8 +44,12 @@ class ExportPlan:
     notes: tuple[str, ...]
 
 
-def plan_export(listing: Listing, layout: ExportLayout, suffix: str) -> ExportPlan:
+def plan_export(listing: Listing, layout: ExportLayout, suffix: str, others: Mapping[int, str] = _NONE) -> ExportPlan:
     """The paths of all rows.
+
+    Args:
+        suffix: of all images but `others`, and of all masks.
+        others: row -> suffix of its image.
 
     Raises:
         OptionError: the layout is not known, or cannot hold what the file does.
@@ -50,10 +58,10 @@ def plan_export(listing: Listing, layout: ExportLayout, suffix: str) -> ExportPl
         raise OptionError(f"layout={layout!r} is not known; accepted: {', '.join(get_args(ExportLayout))}.")
     why = _no_folders(listing)
     if layout == "csv" or (layout == "auto" and (why or _more_than_classes(listing))):
-        return _with_table(listing, suffix)
+        return _with_table(listing, suffix, others)
     if why:
         raise OptionError(f"class folders cannot hold this file: {why}. Choose `--layout csv`.")
-    return _by_folders(listing, suffix)
+    return _by_folders(listing, suffix, others)
 
 
 def _classes(listing: Listing) -> Column | None:
@@ -97,7 +105,7 @@ def _class_names(labels: Column) -> tuple[str, ...]:
     return names + tuple(f"{number:0{digits}d}" for number in range(len(names), most + 1))
 
 
-def _by_folders(listing: Listing, suffix: str) -> ExportPlan:
+def _by_folders(listing: Listing, suffix: str, others: Mapping[int, str]) -> ExportPlan:
     labels = _classes(listing)
     names = _class_names(labels) if labels is not None else ()
     folders, given, notes = class_folders(names), Names(), []
@@ -112,6 +120,7 @@ def _by_folders(listing: Listing, suffix: str) -> ExportPlan:
     if listing.masks is not None:
         masks = [f"{MASKS}/{path}" for path in images]
         images = [f"{IMAGES}/{path}" for path in images]
+    images = _resuffixed(images, suffix, others)
     left = sorted(set(listing.columns) - {"labels"})
     if left:
         notes.append(
@@ -119,6 +128,11 @@ def _by_folders(listing: Listing, suffix: str) -> ExportPlan:
         )
     notes += _class_notes(labels, names, folders)
     return ExportPlan("folder", tuple(images), tuple(masks), (*notes, *_mask_notes(listing)))
+
+
+def _resuffixed(paths: list[str], suffix: str, others: Mapping[int, str]) -> list[str]:
+    """The paths, some with another suffix. They were told apart before: a mask is named as its image but for that."""
+    return [path.removesuffix(suffix) + others[row] if row in others else path for row, path in enumerate(paths)]
 
 
 def _class_notes(labels: Column | None, names: tuple[str, ...], folders: list[str]) -> list[str]:
@@ -146,10 +160,11 @@ def _mask_notes(listing: Listing) -> tuple[str, ...]:
     )
 
 
-def _with_table(listing: Listing, suffix: str) -> ExportPlan:
+def _with_table(listing: Listing, suffix: str, others: Mapping[int, str]) -> ExportPlan:
     """Images in one folder, named as their keys are; masks in another, named alike."""
     given = Names()
     # Without the folders of the keys: such names as `img_align_celeba/` would be taken for that dataset.
     images = [given.path([], safe_name("_".join(safe_parts(key))), suffix) for key in listing.keys]
     masks = () if listing.masks is None else tuple(f"{TABLE_MASKS}/{path}" for path in images)
+    images = _resuffixed(images, suffix, others)
     return ExportPlan("csv", tuple(f"{IMAGES}/{path}" for path in images), masks, _mask_notes(listing))

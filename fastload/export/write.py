@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,9 @@ from fastload.decode import Target, decode_image
 from fastload.errors import ImageError, OutputError, SourceError
 from fastload.export.plan import ExportPlan
 from fastload.pack.chunk_work import row_digests_of
+from fastload.repack.stored import KeptRows
 from fastload.sources.listing import Arrays, Listing, first_few
+from fastload.store import JPEG, EncodedRow
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -48,9 +50,8 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
     """Write all images and masks that are not there yet; how many were."""
     for above in sorted({str(Path(path).parent) for path in (*job.plan.images, *job.plan.masks)}):
         (job.folder / above).mkdir(parents=True, exist_ok=True)
-    assert isinstance(job.listing.files, Arrays), "checked before"
-    row_bytes = int(np.prod(job.listing.files.shape, dtype=np.int64)) * job.listing.files.dtype.itemsize
-    step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
+    write_block = _write_stored if isinstance(job.listing.files, KeptRows) else _write_block
+    step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, int(job.listing.sizes.mean()))))
     total, done, kept = len(job.listing), 0, 0
     with ThreadPoolExecutor(threads) as pool:
         pending: set[Future[tuple[int, int]]] = set()
@@ -58,7 +59,7 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
         try:
             while True:
                 while len(pending) < 2 * threads and (start := next(starts, None)) is not None:
-                    pending.add(pool.submit(_write_block, job, np.arange(start, min(total, start + step)), resumed))
+                    pending.add(pool.submit(write_block, job, np.arange(start, min(total, start + step)), resumed))
                 if not pending:
                     return kept
                 finished, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -69,6 +70,20 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
                         progress("exporting", done, total)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def sampled_files(job: Job, rows: NDArray[np.int64]) -> Iterator[bytes]:
+    """The files that the images of these rows become."""
+    files = job.listing.files
+    if isinstance(files, KeptRows):
+        for row in rows.tolist():
+            sample, _ = _stored_sample(job, files, row)
+            yield bytes(sample.image) if sample.encoding == JPEG else job.encode(files.pixels(row))
+        return
+    assert isinstance(files, Arrays), "rows of an HDF5 file"
+    pixels = np.empty((len(rows), *files.shape), files.dtype)
+    files.read_rows(rows, pixels)
+    yield from map(job.encode, pixels)
 
 
 def _write_block(job: Job, rows: NDArray[np.int64], resumed: bool) -> tuple[int, int]:
@@ -92,6 +107,41 @@ def _write_block(job: Job, rows: NDArray[np.int64], resumed: bool) -> tuple[int,
         ]
         there += all(found)
     return len(rows), there
+
+
+def _write_stored(job: Job, rows: NDArray[np.int64], resumed: bool) -> tuple[int, int]:
+    """As `_write_block`, of a file with stores: a JPEG as it is stored."""
+    files = job.listing.files
+    assert isinstance(files, KeptRows), "rows of a file with stores"
+    there = 0
+    for row in rows.tolist():
+        sample, mask = _stored_sample(job, files, row)
+        path = job.folder / job.plan.images[row]
+        if sample.encoding == JPEG:
+            found = _write_jpeg(path, bytes(sample.image), sample.shape, resumed)
+        else:
+            found = _write_picture(job, path, files.pixels(row), resumed)
+        if mask is not None and job.plan.masks:
+            found &= _write_picture(job, job.folder / job.plan.masks[row], mask, resumed)
+        there += found
+    return len(rows), there
+
+
+def _stored_sample(job: Job, files: KeptRows, row: int) -> tuple[EncodedRow, NDArray[np.uint8] | None]:
+    """A sample and its mask, found to be what was packed.
+
+    Raises:
+        SourceError: it is damaged; names it.
+    """
+    masks = job.listing.masks
+    try:
+        mask = masks.files.pixels(row) if masks is not None and isinstance(masks.files, KeptRows) else None
+        return files.encoded(row), mask
+    except ImageError as exc:
+        raise SourceError(
+            f"{job.where}: {job.listing.keys[row]} is damaged: {exc}. List all damage with `fastload verify "
+            f"{job.where}`; leave it out with `fastload repack --on-error skip`."
+        ) from exc
 
 
 def _check_digests(job: Job, rows: NDArray[np.int64], arrays: list[NDArray[Any]]) -> None:
@@ -120,6 +170,17 @@ def _write_picture(job: Job, path: Path, pixels: NDArray[Any], resumed: bool) ->
                 raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
             return True
     write_file(path, job.encode(pixels))
+    return False
+
+
+def _write_jpeg(path: Path, data: bytes, shape: tuple[int, int, int], resumed: bool) -> bool:
+    """As `_write_picture`, of a JPEG file."""
+    if resumed and path.exists():
+        if path.read_bytes() == data:
+            return True
+        if _decoded(path, np.empty(shape, np.uint8)) is not None:
+            raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
+    write_file(path, data)
     return False
 
 

@@ -15,8 +15,10 @@ from fastload.cpus import available_cpus
 from fastload.errors import OptionError, OutputError
 from fastload.layout import CHUNK_BYTES
 from fastload.pack.options import Bits, Fit, Mode, PackOptions, Progress
+from fastload.pack.report import PackReport
 from fastload.pack.resume import PackJob, exists, journal_path
-from fastload.pack.run import PackReport, run_job
+from fastload.pack.run import run_job
+from fastload.pack.store_plan import parse_store
 from fastload.pack.survey import Survey, limited, list_samples, survey_source
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Listing, OnError
@@ -40,6 +42,9 @@ def pack_images(
     fit: Fit = "crop",
     mode: Mode | None = None,
     bits: Bits | None = None,
+    store: str | None = None,
+    max_size: int | None = None,
+    codec: str = "auto",
     workers: int | None = None,
     seed: int = 0,
     shuffle: bool = True,
@@ -65,10 +70,15 @@ def pack_images(
         image_column: the column of a table that names or holds the images.
         split_column: the column of a table that names the split.
         root: folder that a table's paths are relative to.
-        size: height and width that every image gets, one number for a square; by default all must share one size.
+        size: height and width that every image gets, one number for a square; by default each keeps its own.
         fit: "crop": resize to cover, cut the middle; "pad": resize to fit inside, black around; "stretch".
         mode: "rgb", "gray" or "rgba" converts on purpose; by default gray stays gray if all are gray, else RGB.
         bits: 8 keeps the high byte of 16-bit images, 16 insists on them; by default 16 stay 16 if all have them.
+        store: "raw": pixels, the default; "jpeg" or "jpeg:QUALITY": encoded anew; "source": each file's own bytes where
+            it is a JPEG; "mixed:FRACTION": so many of the rows as JPEG, the others as pixels.
+        max_size: pixels of an image's shorter side at most; larger ones are resized to it, without `size`.
+        codec: lossless compression of what is not JPEG: "none", "gzip[:LEVEL]", "zstd[:LEVEL]"; "auto": zstd for masks
+            that it makes half as large.
         workers: processes that decode, by default one per CPU; 0 decodes in this process.
         seed: of the order of rows.
         shuffle: shuffle rows within each split; False keeps the order of the source.
@@ -89,7 +99,10 @@ def pack_images(
         raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
     said = SourceOptions(masks, tuple(labels), image_column, split_column, Path(root) if root is not None else None)
     square = (size, size) if isinstance(size, int) else size
-    options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit, said, bits)
+    options = PackOptions(
+        square, fit, mode, seed, shuffle, chunk_bytes, limit, said, bits,
+        parse_store(store) if store is not None else None, max_size, codec,
+    )  # fmt: skip
     if not isinstance(source, (str, Path)):
         from fastload.sources.objects import list_objects
 
@@ -154,7 +167,7 @@ def check_output(output: Path) -> None:
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
     if output.exists() and not output.is_file():
         raise OutputError(f"{output}: a device or pipe, which cannot hold a packed file. Name a file.")
-    if output.name.endswith((".part", ".journal", ".meta")):
+    if output.name.endswith((".part", ".journal", ".meta", ".masks")):
         raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
     if not output.absolute().parent.is_dir():
         raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first.")

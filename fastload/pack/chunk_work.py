@@ -10,7 +10,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -22,6 +22,9 @@ from fastload.fitting import Target, place_mask, place_pixels
 from fastload.image_header import ImageHeader
 from fastload.pack.tasks import HEADERS, ChunkResult, ChunkTask, HeaderBlock
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
+
+if TYPE_CHECKING:
+    from fastload.pack.encode import RowEncoder
 
 Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], dict[int, str]]
 """Called with samples, what they become, the rows to fill and, where it matters, what their headers told."""
@@ -37,16 +40,20 @@ class Worker:
     def __init__(self, images: Files | Pictures | Arrays, masks: Masks | None = None) -> None:
         self.images = images
         self.masks = masks
-        self._fill = [_image_filler(images), *([] if masks is None else [_mask_filler(masks)])]
+        self._fill = [image_filler(images), *([] if masks is None else [mask_filler(masks)])]
         self._copies = isinstance(images, Arrays)
         self._memory = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
-        self._part = ("", -1)
+        self._outputs: dict[str, int] = {}
+        self.encoder: RowEncoder | None = None
+        """Made with the first task that has a `StorePlan`, which all share."""
+        self.held: dict[int, Any] = {}
+        """By number, what tasks done in two steps (`WorkerPool.run_in_order`) keep here between them."""
 
     def close(self) -> None:
         """Close the output."""
-        if self._part[1] >= 0:
-            os.close(self._part[1])
-        self._part = ("", -1)
+        for fd in self._outputs.values():
+            os.close(fd)
+        self._outputs = {}
 
     def probe(self, samples: NDArray[np.int64]) -> HeaderBlock:
         """Read the headers of these samples; one whose mask has another size counts as unreadable."""
@@ -59,9 +66,9 @@ class Worker:
                 if mask_header is not None and self.masks is not None and self.masks.present[sample]:
                     _check_same_size(header, sample, mask_header)
             except (ImageError, OSError) as exc:
-                block.reasons[sample] = _reason(exc)
+                block.reasons[sample] = reason_of(exc)
                 continue
-            block.headers[at] = (header.height, header.width, header.channels, header.bits)
+            block.headers[at] = (header.height, header.width, header.channels, header.bits, header.jpeg)
             block.kinds[header.kind] += 1
             block.kinds["frames"] += header.frames > 1
             block.kinds["turned"] += header.turned
@@ -114,12 +121,12 @@ class Worker:
             return [images], reasons
         masks = self._arena(1, shape, np.dtype(np.uint8))
         for at, reason in self._fill[1](samples, target, masks, headers).items():
-            reasons.setdefault(at, _of_mask(reason))
+            reasons.setdefault(at, of_mask(reason))
         return [images, masks], reasons
 
     def _write(self, part: str, arena: NDArray[Any], offset: int) -> None:
         try:
-            write_at(self._open(part), arena.reshape(-1).view(np.uint8), offset)
+            write_at(self.open(part), arena.reshape(-1).view(np.uint8), offset)
         except OSError as exc:
             raise OutputError(
                 f"{part}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the "
@@ -132,7 +139,7 @@ class Worker:
         for at, place in enumerate(task.places.all):
             arena = self._arena(at, (len(task.rows), place.row_bytes), np.dtype(np.uint8))
             flat = arena.reshape(-1)
-            flat[read_at(self._open(task.part), flat, place.offset(int(task.rows[0]))) :] = 0
+            flat[read_at(self.open(task.part), flat, place.offset(int(task.rows[0]))) :] = 0
             arenas.append(arena)
         return task.rows, row_digests_of(arenas) == task.digests
 
@@ -143,15 +150,15 @@ class Worker:
             self._memory[which] = np.zeros(num_bytes, np.uint8)
         return self._memory[which][:num_bytes].view(dtype).reshape(shape)
 
-    def _open(self, part: str) -> int:
-        if self._part[0] != part:
-            self.close()
+    def open(self, part: str) -> int:
+        """A descriptor of a file under way, kept open."""
+        if part not in self._outputs:
             fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
             # A shared lock held while this process lives: after a kill of the packer, the next one waits for it
             # before it touches the file, so that no orphan writes behind its back.
             fcntl.flock(fd, fcntl.LOCK_SH)
-            self._part = (part, fd)
-        return self._part[1]
+            self._outputs[part] = fd
+        return self._outputs[part]
 
 
 def header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHeader]:
@@ -166,7 +173,7 @@ def header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHea
     return lambda _: header
 
 
-def _of_mask(reason: str) -> str:
+def of_mask(reason: str) -> str:
     """What is wrong with a sample whose mask is the one meant."""
     if reason.startswith("a mask "):
         return f"its {reason.removeprefix('a ')}"
@@ -177,7 +184,7 @@ def _check_same_size(image: ImageHeader, sample: int, mask_header: Callable[[int
     try:
         mask = mask_header(sample)
     except ImageError as exc:
-        raise ImageError(_of_mask(str(exc))) from exc
+        raise ImageError(of_mask(str(exc))) from exc
     if (mask.height, mask.width) != (image.height, image.width):
         raise ImageError(
             f"its mask is {mask.width}x{mask.height}, the image {image.width}x{image.height} (width x height): they "
@@ -209,7 +216,7 @@ def row_digests_of(arenas: list[NDArray[Any]]) -> NDArray[np.uint64]:
     return digests
 
 
-def _image_filler(images: Files | Pictures | Arrays) -> Fill:
+def image_filler(images: Files | Pictures | Arrays) -> Fill:
     """What brings samples into the rows of an array (n, H, W, C); position -> why one could not be."""
     # Chosen once and not for each block: isinstance with a protocol takes longer than to copy many an image.
     if isinstance(images, Files):
@@ -255,7 +262,7 @@ def _size_of(headers: NDArray[np.void], at: int) -> tuple[int, int] | None:
     return (int(headers[at]["height"]), int(headers[at]["width"])) if len(headers) else None
 
 
-def _mask_filler(masks: Masks) -> Fill:
+def mask_filler(masks: Masks) -> Fill:
     """What brings the masks of samples into the rows of an array (n, H, W); position -> why one could not be."""
     files, outside = masks.files, masks.ignore_index or 0
     row: Callable[[int, Target, NDArray[np.uint8], tuple[int, int] | None], None]
@@ -303,7 +310,7 @@ def _one_by_one(samples: NDArray[np.int64], fill: Callable[[int, int], None]) ->
         try:
             fill(sample, at)
         except (ImageError, OSError) as exc:
-            reasons[at] = _reason(exc)
+            reasons[at] = reason_of(exc)
     return reasons
 
 
@@ -327,5 +334,6 @@ def read_at(fd: int, out: NDArray[np.uint8], offset: int) -> int:
     return total
 
 
-def _reason(exc: Exception) -> str:
+def reason_of(exc: Exception) -> str:
+    """Why a sample could not be read, in words."""
     return str(exc) if isinstance(exc, ImageError) else f"cannot be read: {exc}"

@@ -89,8 +89,34 @@ def write_metadata(
         samples: int64 (N,): the sample of each row of the finished file.
         digests: uint64 (N,): its pixel digest.
     """
-    num_rows, listing = len(samples), survey.listing
+    num_rows = len(samples)
     pixels = survey.pixels(num_rows)
+    columns, attrs = described(survey, samples, digests)
+    offsets = create_file(meta, num_rows=num_rows, pixels=pixels, columns=columns, attrs=attrs)
+    assert places is None or list(offsets.values()) == [place.base for place in places.all], "rows lie as planned"
+    with open(meta, "rb") as twin, open(part, "r+b") as file:
+        end = os.fstat(twin.fileno()).st_size
+        start = 0
+        for name, spec in pixels.items():
+            copy_bytes(twin, file, start, offsets[name])
+            written = offsets[name] + num_rows * spec.row_bytes
+            start = offsets[name] + -(-num_rows // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
+            file.seek(written)
+            file.write(bytes(start - written))
+        copy_bytes(twin, file, start, end)
+        file.truncate(end)
+        file.flush()
+        os.fsync(file.fileno())
+    # The identity is what a reader will find in the file itself, so it is read from there.
+    with open_hdf5(meta) as file:
+        return str(plain(file.attrs["header_digest"]))
+
+
+def described(
+    survey: Survey, samples: NDArray[np.int64], digests: NDArray[np.uint64]
+) -> tuple[dict[str, Column], dict[str, Any]]:
+    """The datasets of a file beside its pixels, and its root attributes; the arguments of `write_metadata`."""
+    listing = survey.listing
     columns = {name: Column(column.values[samples], column.attrs) for name, column in listing.columns.items()}
     columns["split"] = Column(listing.split[samples], {"names": listing.split_names})
     columns["key"] = Column(_encoded(listing.keys)[samples])
@@ -103,24 +129,7 @@ def write_metadata(
         "shuffled": survey.options.shuffle,
         **listing.attrs,
     }
-    offsets = create_file(meta, num_rows=num_rows, pixels=pixels, columns=columns, attrs=attrs)
-    assert places is None or list(offsets.values()) == [place.base for place in places.all], "rows lie as planned"
-    with open(meta, "rb") as twin, open(part, "r+b") as file:
-        end = os.fstat(twin.fileno()).st_size
-        start = 0
-        for name, spec in pixels.items():
-            _copy(twin, file, start, offsets[name])
-            written = offsets[name] + num_rows * spec.row_bytes
-            start = offsets[name] + -(-num_rows // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
-            file.seek(written)
-            file.write(bytes(start - written))
-        _copy(twin, file, start, end)
-        file.truncate(end)
-        file.flush()
-        os.fsync(file.fileno())
-    # The identity is what a reader will find in the file itself, so it is read from there.
-    with open_hdf5(meta) as file:
-        return str(plain(file.attrs["header_digest"]))
+    return columns, attrs
 
 
 def _encoded(keys: tuple[str, ...]) -> NDArray[np.bytes_]:
@@ -148,10 +157,10 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _copy(source: Any, target: Any, start: int, stop: int) -> None:
+def copy_bytes(source: Any, target: Any, start: int, stop: int, to: int | None = None) -> None:
+    """Copy a piece of one file into another, by default to the same place."""
     source.seek(start)
-    target.seek(start)
-    while start < stop:
-        data = source.read(min(_COPY_BYTES, stop - start))
+    target.seek(start if to is None else to)
+    while start < stop and (data := source.read(min(_COPY_BYTES, stop - start))):
         target.write(data)
         start += len(data)

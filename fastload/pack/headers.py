@@ -56,7 +56,7 @@ def _headers_of_arrays(listing: Listing, images: Arrays) -> tuple[NDArray[np.voi
             f"be the same."
         )
     headers = np.zeros(len(listing), HEADERS)
-    headers[:] = (header.height, header.width, header.channels, header.bits)
+    headers[:] = (header.height, header.width, header.channels, header.bits, 0)
     return headers, Counter({header.kind: len(listing)}), {}
 
 

@@ -69,6 +69,11 @@ class Journal:
         self.path = path
         self._fd = open_locked(path)
 
+    @property
+    def fd(self) -> int:
+        """Its descriptor, for another kind of journal (`fastload.pack.ordered.log`) under the same name and lock."""
+        return self._fd
+
     def close(self) -> None:
         """Let the lock go; the file stays."""
         os.close(self._fd)

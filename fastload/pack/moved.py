@@ -11,20 +11,21 @@ from fastload.fitting import Target, moved_places
 from fastload.sources.listing import Column, Listing
 
 
-def move_columns(listing: Listing, frames: NDArray[np.int32], target: Target) -> Listing:
+def move_columns(listing: Listing, frames: NDArray[np.int32], target: Target | NDArray[np.int64]) -> Listing:
     """The listing, its places in images (`Column.moves`) as float32 pixels of the packed images.
 
     Args:
         frames: int32 (N, 2), height and width of each image before; (0, 0) where it is not known, then its places
             become 0.
-        target: what each image becomes.
+        target: what each image becomes; or int64 (N, 2), the height and width to which it is resized.
     """
     known = frames.min(axis=1) > 0
     columns = dict(listing.columns)
     for name, column in columns.items():
         if column.moves:
             values = np.zeros(column.values.shape, np.float32)
-            values[known] = moved_places(column.values[known], column.moves, frames[known], target)
+            goal = target if isinstance(target, Target) else target[known]
+            values[known] = moved_places(column.values[known], column.moves, frames[known], goal)
             columns[name] = Column(values, column.attrs, column.moves)
     return replace(listing, columns=columns)
 

@@ -61,14 +61,3 @@ def conversions(kinds: Counter[str], channels: int, dtype: np.dtype[Any]) -> dic
     goal = f"{_MODES[channels]} of {dtype.itemsize * 8} bits"
     own = _OWN_KINDS[dtype.itemsize][channels]
     return {f"{kind} -> {goal}": count for kind, count in sorted(kinds.items()) if count and kind not in own}
-
-
-def several_sizes(source: str | Path, sizes: dict[tuple[int, int], int]) -> str:
-    shown = ", ".join(f"{h}x{w} ({n})" for (h, w), n in list(sizes.items())[:6])
-    more = f", and {len(sizes) - 6} more" if len(sizes) > 6 else ""
-    short_side = np.median(np.repeat([min(size) for size in sizes], list(sizes.values())))
-    good = max([s for s in (32, 64, 96, 128, 160, 192, 224, 256) if s <= short_side], default=32)
-    return (
-        f"{source}: images of {len(sizes)} sizes (height x width): {shown}{more}. A packed file holds one size; choose "
-        f"it, for example: `fastload pack {source} OUT.h5 --size {good}` (--fit crop | pad | stretch)."
-    )

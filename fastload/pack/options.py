@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from fastload.codecs import parse_codec
 from fastload.errors import OptionError
 from fastload.layout import CHUNK_BYTES
+from fastload.pack.store_plan import StoreOption
 from fastload.sources.options import SourceOptions
 
 Fit = Literal["crop", "pad", "stretch"]
@@ -30,6 +32,11 @@ class PackOptions:
     limit: int | None = None
     source: SourceOptions = field(default_factory=SourceOptions)
     bits: Bits | None = None
+    store: StoreOption | None = None
+    """None: raw."""
+    max_size: int | None = None
+    codec: str = "auto"
+    """"auto" (masks that it makes half as large, see `fastload.pack.trial`) or what `parse_codec` reads."""
 
     def __post_init__(self) -> None:
         check_choice("fit", self.fit, get_args(Fit))
@@ -46,12 +53,35 @@ class PackOptions:
             raise OptionError(f"chunk_bytes={self.chunk_bytes}: needs at least 1; 8 MiB is a good choice.")
         if self.limit is not None and self.limit < 1:
             raise OptionError(f"limit={self.limit}: needs at least 1.")
+        _check_stored(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; bits, and what is said of the source, only where something is said."""
-        told = {**vars(self), "size": list(self.size) if self.size else None, "source": self.source.to_dict()}
-        unsaid = {name for name in ("source", "bits") if not told[name]}  # neither was there in older files
+        """As plain JSON values; what older files do not know of only where something is said."""
+        told = {
+            **vars(self),
+            "size": list(self.size) if self.size else None,
+            "source": self.source.to_dict(),
+            "store": str(self.store or "") or None,
+            "codec": "" if self.codec == "auto" else self.codec,
+        }
+        unsaid = {name for name in ("source", "bits", "store", "max_size", "codec") if not told[name]}
         return {name: value for name, value in told.items() if name not in unsaid}
+
+
+def _check_stored(options: PackOptions) -> None:
+    """Refuse what store, max_size and codec cannot be together, whatever the images are."""
+    kind = "raw" if options.store is None else options.store.kind
+    if options.max_size is not None and options.max_size < 1:
+        raise OptionError(f"max_size={options.max_size}: needs at least 1, such as 256.")
+    if options.max_size is not None and options.size is not None:
+        raise OptionError("`--max-size` lets sizes differ, `--size` makes them one. Give only one of them.")
+    if kind == "source" and options.size is not None:
+        raise OptionError(
+            "`--store source` keeps the files' own bytes, which `--size` would have to change. Say `--store jpeg` "
+            "with `--size`, or `--store source` with `--max-size`, which changes larger ones only."
+        )
+    if options.codec != "auto" and parse_codec(options.codec).name == "gzip" and kind != "raw":
+        raise OptionError(f"codec={options.codec!r} works on images of one size stored raw; say `--codec zstd`.")
 
 
 def check_choice(name: str, value: str, accepted: tuple[str, ...]) -> None:

@@ -17,18 +17,19 @@ from fastload.decode import decoder_versions
 from fastload.errors import OutputError, ResumeError, SourceError
 from fastload.format import IMAGES_OFFSET
 from fastload.layout import writer_name
+from fastload.pack.decided import decide
 from fastload.pack.finish import end_of, planned_places
 from fastload.pack.headers import read_headers
 from fastload.pack.journal import DONE, SKIPPED, Claims, Journal, source_table
 from fastload.pack.kept_survey import survey_of, survey_to_json
 from fastload.pack.options import PackOptions, Progress
 from fastload.pack.reserve import check_space, reserve
-from fastload.pack.survey import Survey, decide, move_to, row_order, survey_listing, unreadable
+from fastload.pack.survey import Survey, move_to, row_order, unreadable
 from fastload.pack.tasks import HEADERS, Place, Places
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Listing, OnError, first_few
 
-_SYNC_BYTES = 256 * 2**20
+SYNC_BYTES = 256 * 2**20
 """A pack of so much is worth the wait until its journal's head is on disk; for a small one that is most of the time."""
 
 
@@ -54,58 +55,87 @@ class PackJob:
         """The sparse twin in which HDF5 builds the metadata."""
         return self.output.with_name(self.output.name + ".meta")
 
+    @property
+    def masks(self) -> Path:
+        """What holds the rows of masks while rows are packed in order."""
+        return self.output.with_name(self.output.name + ".masks")
+
 
 def journal_path(output: Path) -> Path:
     """Where the journal of an output lies."""
     return output.with_name(output.name + ".journal")
 
 
-def begin(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Claims, Places | None]:
+def continued(job: PackJob, journal: Journal, pool: WorkerPool) -> tuple[Survey, Claims, Places | None] | None:
     """The survey, what an interrupted call has already done, and where rows are packed (None without images).
+
+    Returns:
+        None when there is nothing to continue, or it may be overwritten.
 
     Raises:
         ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
-        OutputError: the disk is too full, or the output appeared meanwhile.
         SourceError: as survey_listing; of images that were repaired meanwhile, only these are looked at.
     """
-    identity = _identity(job)
+    if not job.part.exists():
+        return None
+    identity = identity_of(job)
     table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
     found = journal.read()
-    if job.part.exists():
-        changed = "its journal is missing or damaged"
-        if found is not None:
-            head, old_table, claims = found
-            changed = _changed(identity, table, head, old_table, job)
-            if not changed:
-                survey = survey_of(head["survey"], job.listing, job.options, claims)
-                rows = _changed_rows(table, old_table, survey, claims)
-                changed = _changed_after_packing(table, old_table, survey, claims, rows)
-            if not changed:
-                _wait_for_orphans(job.part)
-                if len(rows):
-                    survey = _look_again(job, journal, pool, survey, claims, rows, table)
-                return survey, claims, _places_from_json(head["places"])
-        if not job.overwrite:
-            raise ResumeError(
-                f"{job.part}: left by an interrupted pack that this call cannot continue: {changed}. Start again with "
-                f"`--overwrite`, or remove {job.part.name} and {journal.path.name}."
-            )
-        _wait_for_orphans(job.part)
-    if job.output.exists() and not job.overwrite:
-        raise exists(job.output)
-    survey = survey_listing(
-        job.listing, job.options, pool, source=job.source, on_error=job.on_error, progress=job.progress
-    )
-    job.part.unlink(missing_ok=True)
+    changed = "its journal is missing or damaged"
+    if found is not None:
+        head, old_table, claims = found
+        changed = what_changed(identity, table, head, old_table, job)
+        if not changed:
+            survey = survey_of(head["survey"], job.listing, job.options, claims)
+            rows = _changed_rows(table, old_table, survey, claims)
+            changed = _changed_after_packing(table, old_table, survey, claims, rows)
+        if not changed:
+            wait_for_orphans(job.part)
+            if len(rows):
+                survey = _look_again(job, journal, pool, survey, claims, rows, table)
+            return survey, claims, _places_from_json(head["places"])
+    give_up(job, changed)
+    return None
+
+
+def give_up(job: PackJob, changed: str) -> None:
+    """Agree that an unfinished pack, which cannot be continued for this reason, is overwritten.
+
+    Raises:
+        ResumeError: the call did not say so.
+    """
+    if not job.overwrite:
+        raise ResumeError(
+            f"{job.part}: left by an interrupted pack that this call cannot continue: {changed}. Start again with "
+            f"`--overwrite`, or remove {job.part.name} and {journal_path(job.output).name}."
+        )
+
+
+def discard(job: PackJob) -> None:
+    """Remove what an unfinished pack left, but for its journal."""
+    for path in (job.part, job.masks):
+        if path.exists():
+            wait_for_orphans(path)
+        path.unlink(missing_ok=True)
+
+
+def begin(job: PackJob, journal: Journal, survey: Survey) -> tuple[Survey, Claims, Places | None]:
+    """The survey, no claims, and where rows are packed (None without images).
+
+    Raises:
+        OutputError: the disk is too full.
+    """
+    discard(job)
     check_space(job.output, survey)
     places = planned_places(survey, survey.num_samples, job.meta)
     head = {
-        **identity,
+        **identity_of(job),
         "num_rows": survey.num_samples,
         "survey": survey_to_json(survey),
         "places": [[place.base, place.row_bytes] for place in places.all] if places else [],
     }
-    journal.begin(head, table, sync=survey.bytes_needed >= _SYNC_BYTES)
+    table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
+    journal.begin(head, table, sync=survey.bytes_needed >= SYNC_BYTES)
     try:
         reserve(job.part, end_of(survey, survey.num_samples, places) if places else IMAGES_OFFSET)
     except OSError:
@@ -119,7 +149,7 @@ def unchanged_survey(job: PackJob, found: tuple[dict[str, Any], NDArray[np.void]
     """The survey in a journal, if it is of the very pack that is asked for now; else None."""
     head, old_table, claims = found
     table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
-    if _changed(_identity(job), table, head, old_table, job):
+    if what_changed(identity_of(job), table, head, old_table, job):
         return None
     survey = survey_of(head["survey"], job.listing, job.options, claims)
     return None if len(_changed_rows(table, old_table, survey, claims)) else survey
@@ -130,7 +160,7 @@ def exists(output: Path) -> OutputError:
     return OutputError(f"{output}: exists. Choose another name, or replace it with `--overwrite`.")
 
 
-def _identity(job: PackJob) -> dict[str, Any]:
+def identity_of(job: PackJob) -> dict[str, Any]:
     """What must be the same for a pack to be continued, besides the sources themselves."""
     fields = xxhash.xxh3_64()
     for name, column in sorted(job.listing.columns.items()):
@@ -149,16 +179,17 @@ def _identity(job: PackJob) -> dict[str, Any]:
     }
 
 
-def _changed(
+def what_changed(
     identity: Mapping[str, Any], table: NDArray[np.void], head: Mapping[str, Any], old: NDArray[np.void], job: PackJob
 ) -> str:
     """What differs from the interrupted pack, in words; "" when nothing does."""
     for name in ("release", "decoder", "layout"):
         if head[name] != identity[name]:
             return f"the {name} was {head[name]}, now it is {identity[name]}"
-    for name, value in identity["options"].items():
-        if head["options"].get(name) != value:
-            return f"option {name} was {head['options'].get(name)}, now it is {value}"
+    told, now = head["options"], identity["options"]
+    for name in {**told, **now}:
+        if told.get(name) != now.get(name):
+            return f"option {name} was {told.get(name)}, now it is {now.get(name)}"
     keys, old_keys = set(table["key"].tolist()), set(old["key"].tolist())
     if keys != old_keys or len(table) != len(old):
         new = [job.listing.keys[i] for i in np.flatnonzero(~np.isin(table["key"], old["key"]))[:3]]
@@ -251,12 +282,12 @@ def _decided_again(job: PackJob, survey: Survey, headers: NDArray[np.void], samp
     known = known[known["height"] > 0]
     if not len(known):
         return replace(survey, headers=headers)  # Nothing is left to pack, which is an error of its own.
-    why = ""
+    why, decision = "", None
     try:
-        target, sizes = decide(known, job.options, job.source)
+        decision = decide(known, job.options, job.source)
     except SourceError as exc:
         why = str(exc)
-    if why or target != goal:
+    if decision is None or decision.target != goal:
         names = [
             f"{job.listing.keys[sample]} ({_described(headers[sample])})"
             for sample in samples.tolist()
@@ -268,7 +299,7 @@ def _decided_again(job: PackJob, survey: Survey, headers: NDArray[np.void], samp
             f"images would become that now{': ' + why if why else ''}. Bring back images of the former kind, or start "
             f"again with `--overwrite`."
         )
-    return replace(survey, listing=move_to(job.listing, headers, target), headers=headers, sizes=sizes)
+    return replace(survey, listing=move_to(job.listing, headers, goal), headers=headers, sizes=decision.sizes)
 
 
 def _described(header: np.void) -> str:
@@ -279,7 +310,7 @@ def _places_from_json(kept: list[list[int]]) -> Places | None:
     return Places(*(Place(base, row_bytes) for base, row_bytes in kept)) if kept else None
 
 
-def _wait_for_orphans(part: Path) -> None:
+def wait_for_orphans(part: Path) -> None:
     """Wait until no worker of a killed packer has the file open any more; each ends with its parent, within moments."""
     fd = os.open(part, os.O_RDWR)
     try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,61 +11,21 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, SourceError
-from fastload.format import PackedFile, read_header
+from fastload.format import read_header
 from fastload.pack.chunk_work import Worker
 from fastload.pack.finish import chunk_tasks, planned_places, publish, write_metadata
 from fastload.pack.holes import close_holes
 from fastload.pack.journal import DONE, SKIPPED, Claims, Journal
-from fastload.pack.resume import PackJob, begin, exists, journal_path, unchanged_survey
+from fastload.pack.ordered.finish import finished_report
+from fastload.pack.ordered.log import TaskLog
+from fastload.pack.ordered.run import pack_ordered
+from fastload.pack.report import PackReport, report_of
+from fastload.pack.resume import PackJob, begin, continued, exists, give_up, journal_path, unchanged_survey
 from fastload.pack.settle import settle_rows
-from fastload.pack.survey import Survey, row_order, unreadable
+from fastload.pack.survey import Survey, row_order, survey_listing, unreadable
 from fastload.pack.tasks import Places
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Arrays, Listing
-
-_NOT_OF_THE_SAMPLE = ("images", "split", "key", "digest", "digest_fields")
-
-
-@dataclass(frozen=True)
-class PackReport:
-    """What was packed.
-
-    Attributes:
-        path: the finished file.
-        layout: name of the source's layout.
-        num_samples: rows of the file.
-        image_shape: (H, W, C); () without images.
-        dtype: "uint8" or "uint16"; "" without images.
-        fields: names of the file's other datasets that hold something of a sample: masks, labels, ...
-        splits: name -> number of rows.
-        converted: how many images were changed in kind, by a description such as "gray -> RGB".
-        skipped: (key, reason) of each sample left out.
-        notes: what was recognised in the source, and what was absent or ignored.
-        file_bytes: size of the file.
-        seconds: time this call took.
-        images_per_s: images this call decoded over the time that decoding and writing them took.
-        chunks: chunks of the file as planned.
-        chunks_kept: those that an earlier, interrupted call had packed.
-        chunks_decoded: those that this call decoded.
-    """
-
-    path: Path
-    layout: str
-    num_samples: int
-    image_shape: tuple[int, ...]
-    dtype: str
-    fields: tuple[str, ...]
-    splits: dict[str, int]
-    converted: dict[str, int]
-    skipped: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
-    file_bytes: int
-    seconds: float
-    images_per_s: float
-    chunks: int
-    chunks_kept: int
-    chunks_decoded: int
-
 
 # A second thread that copies gains nothing: both then wait for the file's lock (with neighbours on both cores, slower).
 _RUN_BYTES = 8 * 2**20
@@ -80,14 +38,30 @@ def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
         pool.stay_here()
     with closing(Journal(journal_path(job.output))) as journal:
         try:
-            if done := _finished(job, journal):
+            if done := _finished(job, journal) or finished_report(job, journal, started):
                 return done
-            survey, claims, places = begin(job, journal, pool)
+            in_order = TaskLog(journal).is_one()
+            found = None if in_order else continued(job, journal, pool)
+            if found is None:
+                survey = _survey(job, pool)
+                if survey.plan is not None:
+                    return pack_ordered(job, journal, pool, survey, survey.plan, started)
+                if in_order and job.part.exists():
+                    give_up(job, "it stored images in another way")
+                found = begin(job, journal, survey)
         except BaseException:
             if not job.part.exists():
                 journal.remove()  # Nothing was begun, so there is nothing to continue.
             raise
-        return _pack(job, journal, pool, survey, claims, places, started)
+        return _pack(job, journal, pool, *found, started)
+
+
+def _survey(job: PackJob, pool: WorkerPool) -> Survey:
+    if job.output.exists() and not job.overwrite and not job.part.exists():
+        raise exists(job.output)
+    return survey_listing(
+        job.listing, job.options, pool, source=job.source, on_error=job.on_error, progress=job.progress
+    )
 
 
 def _only_arrays(listing: Listing) -> bool:
@@ -134,7 +108,7 @@ def _pack(
         raise exists(job.output)
     publish(job.part, job.meta, job.output, journal, header_digest)
     skipped = _all_skipped(survey, claims, rows)
-    return _report(
+    return report_of(
         job, read_header(job.output), survey.converted, skipped, started=started, images_per_s=rate,
         chunks=_num_chunks(survey), chunks_kept=kept if not again else _num_chunks(survey), chunks_decoded=decoded,
     )  # fmt: skip
@@ -223,7 +197,7 @@ def _finished(job: PackJob, journal: Journal) -> PackReport | None:
     journal.remove()
     chunks = -(-int(head["num_rows"]) // max(1, file.fields["images"].chunk_rows)) if "images" in file.fields else 0
     skipped = _all_skipped(survey, claims, row_order(survey))
-    return _report(
+    return report_of(
         job, file, survey.converted, skipped, started=started, images_per_s=0.0, chunks=chunks,
         chunks_kept=chunks, chunks_decoded=0,
     )  # fmt: skip
@@ -232,36 +206,3 @@ def _finished(job: PackJob, journal: Journal) -> PackReport | None:
 def _all_skipped(survey: Survey, claims: Claims, rows: NDArray[np.int64]) -> tuple[tuple[str, str], ...]:
     """(key, reason) of what was left out when the source was listed, when headers were read and when decoding."""
     return (*survey.skipped, *((survey.listing.keys[rows[row]], text) for row, text in sorted(claims.reasons.items())))
-
-
-def _report(
-    job: PackJob,
-    file: PackedFile,
-    converted: dict[str, int],
-    skipped: tuple[tuple[str, str], ...],
-    *,
-    started: float,
-    images_per_s: float,
-    chunks: int,
-    chunks_kept: int,
-    chunks_decoded: int,
-) -> PackReport:
-    images = file.fields.get("images")
-    return PackReport(
-        path=job.output,
-        layout=job.listing.layout,
-        num_samples=file.num_rows,
-        image_shape=images.shape if images else (),
-        dtype=str(images.dtype) if images else "",
-        fields=tuple(name for name in file.fields if name not in _NOT_OF_THE_SAMPLE),
-        splits={name: len(rows) for name, rows in file.splits.items()},
-        converted=converted,
-        skipped=skipped,
-        notes=job.listing.notes,
-        file_bytes=file.identity.size,
-        seconds=time.perf_counter() - started,
-        images_per_s=images_per_s,
-        chunks=chunks,
-        chunks_kept=chunks_kept,
-        chunks_decoded=chunks_decoded,
-    )

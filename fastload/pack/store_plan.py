@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastload.codecs import NONE, Codec
 from fastload.errors import OptionError
@@ -18,6 +19,9 @@ Form = Literal["rows", "store"]
 
 JPEG_QUALITY = 90
 """Of JPEGs that are made without another wish, as FFCV's."""
+
+MAX_JPEG_SIDE = 65_500
+"""Of libjpeg; pixels of larger images are stored."""
 
 
 @dataclass(frozen=True)
@@ -84,3 +88,70 @@ class StorePlan:
     image_codec: Codec = NONE
     mask_codec: Codec = NONE
     chunk_bytes: int = 8 * 2**20
+
+    @property
+    def special(self) -> bool:
+        """Whether rows are anything but plain pixels of one size, which are packed in place."""
+        return self.images == "store" or self.image_codec != NONE or self.mask_codec != NONE
+
+    def row_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the row that an image of this size becomes."""
+        if self.target is not None:
+            return self.target.height, self.target.width
+        return fitted_size(height, width, self.max_size)
+
+
+def fitted_size(height: int, width: int, max_size: int | None) -> tuple[int, int]:
+    """The size of an image once its shorter side is at most max_size; its aspect stays, to the nearest pixel."""
+    short = min(height, width)
+    if max_size is None or short <= max_size:
+        return height, width
+    return (2 * height * max_size + short) // (2 * short), (2 * width * max_size + short) // (2 * short)
+
+
+def fitted_sizes(sizes: NDArray[np.int64], max_size: int | None) -> NDArray[np.int64]:
+    """`fitted_size` of many images.
+
+    Args:
+        sizes: int64 (N, 2), heights and widths; 0 where not known, which stays.
+    """
+    short = sizes.min(axis=1, keepdims=True)
+    if max_size is None or not (short > max_size).any():
+        return sizes
+    return np.where(short > max_size, (2 * sizes * max_size + short) // np.maximum(2 * short, 1), sizes)
+
+
+def ways(plan: StorePlan, samples: Any, headers: Any) -> tuple[Any, Any]:
+    """Which samples keep their file's own bytes, and which are encoded as JPEG; of all others pixels are stored.
+
+    Args:
+        samples: an int64 array (n,) of numbers in the listing, or one number.
+        headers: HEADERS (n,), or one, also as a dict of plain numbers.
+
+    Returns:
+        Two bool arrays (n,), or two bools.
+    """
+    kind, height, width = plan.option.kind, headers["height"], headers["width"]
+    nothing = height < 0
+    if kind in ("raw", "keep"):
+        return nothing, nothing
+    # x ^ True, not ~x: of a plain bool, too, it is the opposite. Plain numbers take a tenth of the time of NumPy's.
+    wanted = nothing ^ True
+    if kind == "mixed":  # spread evenly over the listing, whatever order rows are packed in
+        wanted = (samples + 1) * plan.option.fraction // 1 > samples * plan.option.fraction // 1
+    own = nothing
+    if kind != "jpeg":
+        fits = (headers["channels"] == plan.channels) | ((headers["channels"] == 1) & (plan.channels == 3))
+        possible = (headers["jpeg"] > 0) & fits
+        own = wanted & possible & (_resized(plan, height, width) ^ True)
+        if kind == "source":  # what is no JPEG stays lossless; a larger JPEG would grow as pixels
+            wanted = possible
+    return own, wanted & (own ^ True) & (height <= MAX_JPEG_SIDE) & (width <= MAX_JPEG_SIDE)
+
+
+def _resized(plan: StorePlan, height: Any, width: Any) -> Any:
+    if plan.target is not None:
+        return (height != plan.target.height) | (width != plan.target.width)
+    if plan.max_size is None:
+        return height < 0
+    return (height > plan.max_size) & (width > plan.max_size)

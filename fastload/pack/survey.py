@@ -7,23 +7,36 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fastload.codecs import NONE
 from fastload.decode import Target
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.layout import PixelSpec, chunk_rows_for
+from fastload.pack.decided import (
+    CODEC_CHUNK_BYTES,
+    decide,
+    plan_stores,
+    row_bytes,
+    row_sizes,
+    stored_otherwise,
+    too_large,
+)
 from fastload.pack.headers import read_headers
 from fastload.pack.moved import boxes_gone, move_columns
-from fastload.pack.one_kind import conversions, one_kind, several_sizes
+from fastload.pack.one_kind import conversions
 from fastload.pack.options import PackOptions, Progress, check_choice
+from fastload.pack.store_plan import StorePlan, fitted_sizes
+from fastload.pack.trial import choose_mask_codec
 from fastload.pack.workers import WorkerPool
 from fastload.plan import permute
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.tree import Tree
+from fastload.store import place_rows
 
 
 @dataclass(frozen=True)
@@ -34,12 +47,14 @@ class Survey:
         listing: every sample found, its places in the image moved as its pixels will be.
         samples: int64, those to pack: all but the ones whose header cannot be read.
         options: what shapes the bytes.
-        target: what each image becomes; None for a dataset without images.
+        target: what each image becomes; None for a dataset without images, and where they keep sizes that differ.
         sizes: (height, width) -> number of images, commonest first.
         converted: how many images are changed in kind, by a description such as "gray -> RGB".
         skipped: (key, reason) of each sample left out so far.
         disk_free: bytes free where the output goes; -1 when no output was named.
         headers: HEADERS (N,), what was found in each image's header, zero for those left out; None without images.
+        plan: how rows are stored; None where they are plain pixels of one size, or there are none.
+        said: what was chosen for the user, and why: more notes.
     """
 
     listing: Listing
@@ -51,6 +66,8 @@ class Survey:
     skipped: tuple[tuple[str, str], ...]
     disk_free: int = -1
     headers: NDArray[np.void] | None = None
+    plan: StorePlan | None = None
+    said: tuple[str, ...] = ()
 
     @property
     def num_samples(self) -> int:
@@ -65,29 +82,38 @@ class Survey:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was recognised in the source, and what was absent or ignored."""
-        return self.listing.notes
+        return (*self.listing.notes, *self.said)
 
     @property
     def chunk_rows(self) -> int:
-        """Images a chunk holds; 0 without images."""
+        """Images a chunk holds; 0 where they are no rows of pixels."""
         pixels = self.pixels(self.num_samples)
-        return pixels["images"].chunk_rows if pixels else 0
+        return pixels["images"].chunk_rows if "images" in pixels else 0
 
     def pixels(self, num_rows: int) -> dict[str, PixelSpec]:
-        """The pixel datasets of a file of so many of these rows."""
+        """The pixel datasets of a file of so many of these rows, without byte stores."""
         if self.target is None:
             return {}
-        target, chunk_bytes = self.target, self.options.chunk_bytes
-        specs = {"images": PixelSpec((target.height, target.width, target.channels), target.dtype, 0)}
-        if (masks := self.listing.masks) is not None:
-            attrs = {**masks.attrs, "names": masks.names} if masks.names else dict(masks.attrs)
-            if masks.ignore_index is not None:
-                attrs["ignore_index"] = masks.ignore_index
-            specs["masks"] = PixelSpec((target.height, target.width), np.dtype(np.uint8), 0, attrs)
-        return {
-            name: replace(spec, chunk_rows=chunk_rows_for(spec.row_bytes, num_rows, chunk_bytes))
-            for name, spec in specs.items()
-        }
+        target, plan = self.target, self.plan
+        specs = {}
+        if plan is None or plan.images == "rows":
+            specs["images"] = PixelSpec((target.height, target.width, target.channels), target.dtype, 0)
+        if self.listing.masks is not None:
+            specs["masks"] = PixelSpec((target.height, target.width), np.dtype(np.uint8), 0, self.mask_attrs)
+        codecs = {} if plan is None else {"images": plan.image_codec, "masks": plan.mask_codec}
+        for name, spec in specs.items():
+            codec = codecs.get(name, NONE)
+            aim = self.options.chunk_bytes if codec == NONE else min(self.options.chunk_bytes, CODEC_CHUNK_BYTES)
+            specs[name] = replace(spec, chunk_rows=chunk_rows_for(spec.row_bytes, num_rows, aim), codec=codec)
+        return specs
+
+    @property
+    def mask_attrs(self) -> dict[str, Any]:
+        """Attributes of the dataset `masks`."""
+        if (masks := self.listing.masks) is None:
+            return {}
+        attrs = {**masks.attrs, "names": masks.names} if masks.names else dict(masks.attrs)
+        return attrs if masks.ignore_index is None else attrs | {"ignore_index": masks.ignore_index}
 
     @property
     def must_keep_size(self) -> bool:
@@ -98,11 +124,24 @@ class Survey:
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes of all pixel chunks, the last ones whole."""
-        return sum(
+        """Bytes of all pixel chunks, the last ones whole, before any lossless codec; JPEGs to be made are estimated."""
+        return sum(self.stores.values()) + sum(
             -(-self.num_samples // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
             for spec in self.pixels(self.num_samples).values()
         )
+
+    @property
+    def stores(self) -> dict[str, int]:
+        """Bytes of the byte stores, likewise."""
+        plan, headers = self.plan, self.headers
+        if plan is None or headers is None:
+            return {}
+        rows, lengths = row_order(self), {}
+        if plan.images == "store":
+            lengths["images"] = row_bytes(plan, headers, self.listing.sizes)
+        if plan.masks == "store":
+            lengths["masks"] = np.prod(row_sizes(plan, headers), axis=1)
+        return {name: place_rows(each[rows], plan.chunk_bytes)[1] for name, each in lengths.items()}
 
 
 def list_samples(source: str | Path | Tree, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
@@ -133,12 +172,13 @@ def survey_listing(
     """Read every header, and decide what each image becomes.
 
     Raises:
-        SourceError: images that cannot be read (unless on_error is "skip"), of several sizes without `size`, or of
-            kinds that cannot share one dataset.
+        SourceError: images that cannot be read (unless on_error is "skip"), or of kinds that cannot share one dataset.
+        OptionError: they cannot be stored as the options say.
     """
     if listing.files is None:
         return _survey_without_images(listing, options, source)
     headers, kinds, reasons = read_headers(listing, pool, progress)
+    reasons |= too_large(headers, options)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     if reasons and on_error == "fail":
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
@@ -146,55 +186,48 @@ def survey_listing(
     if not len(samples):
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
     frames, turned = kinds.pop("frames", 0), kinds.pop("turned", 0)
-    target, sizes = decide(headers[samples], options, source)
-    converted = conversions(kinds, target.channels, target.dtype)
+    decision = decide(headers[samples], options, source)
+    target = decision.target
+    converted = conversions(kinds, decision.channels, decision.dtype)
     if frames:
         converted["several frames -> the first"] = frames
     if turned:
         kept = " (masks, boxes and points count as upright already)" if listing.masks or _has_places(listing) else ""
         converted[f"EXIF orientation -> upright{kept}"] = turned
     _check_masks(listing, source)
-    _check_known_places(listing, target, source)
-    moved = move_to(listing, headers, target)
+    _check_known_places(listing, options, source)
+    plan = plan_stores(decision, options, masks=listing.masks is not None, source=source)
+    moved = move_to(listing, headers, target, plan.max_size)
     if gone := boxes_gone(listing, moved, samples):
         converted["boxes that the crop cuts away whole -> no area"] = gone
-    return Survey(moved, samples, options, target, sizes, converted, tuple(skipped), headers=headers)
+    converted |= stored_otherwise(plan, samples, headers)
+    said = ""
+    if options.codec == "auto" and plan.option.kind != "keep":
+        codec, said = choose_mask_codec(listing, plan, samples, headers)
+        plan = replace(plan, mask_codec=codec)
+    return Survey(
+        moved, samples, options, target, decision.sizes, converted, tuple(skipped), headers=headers,
+        plan=plan if plan.special else None, said=(said,) if said else (),
+    )  # fmt: skip
 
 
-def decide(
-    headers: NDArray[np.void], options: PackOptions, source: str | Path
-) -> tuple[Target, dict[tuple[int, int], int]]:
-    """What images of these headers become, and how many there are of each (height, width), commonest first.
-
-    Raises:
-        SourceError: as survey_listing.
-    """
-    channels, dtype = one_kind(source, headers, options.mode, options.bits)
-    # One number a size: sorting those is much faster than sorting pairs.
-    found, counts = np.unique(headers["height"].astype(np.int64) << 32 | headers["width"], return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    sizes = {(int(found[i] >> 32), int(found[i] & 0xFFFFFFFF)): int(counts[i]) for i in order}
-    if options.size is None and len(sizes) > 1:
-        raise SourceError(several_sizes(source, sizes))
-    height, width = options.size or next(iter(sizes))
-    fit = options.fit if options.size else None
-    return Target(height=height, width=width, channels=channels, dtype=dtype, fit=fit), sizes
-
-
-def move_to(listing: Listing, headers: NDArray[np.void], target: Target) -> Listing:
+def move_to(listing: Listing, headers: NDArray[np.void], target: Target | None, max_size: int | None = None) -> Listing:
     """The listing, its places in images moved as the images of these headers are."""
-    if not target.fit or not _has_places(listing):
+    resized = max_size is not None if target is None else target.fit is not None
+    if not resized or not _has_places(listing):
         return listing
-    return move_columns(listing, np.stack([headers["height"], headers["width"]], 1), target)
+    sizes = np.stack([headers["height"], headers["width"]], 1)
+    return move_columns(listing, sizes, target or fitted_sizes(sizes.astype(np.int64), max_size))
 
 
-def _check_known_places(listing: Listing, target: Target, source: str | Path) -> None:
+def _check_known_places(listing: Listing, options: PackOptions, source: str | Path) -> None:
     """Refuse to resize under boxes of which it is not known how their numbers are to be read."""
     unknown = [name for name, column in listing.columns.items() if column.attrs.get("coordinates") == "unknown"]
-    if target.fit and unknown:
+    option = "--size" if options.size else "--max-size" if options.max_size else ""
+    if option and unknown:
         raise SourceError(
-            f"{source}: `--size` would leave {first_few(unknown)} behind: it is not known whether the numbers are "
-            f"corners, or a corner and a size. Pack without `--size`, or bring the images to their size beforehand."
+            f"{source}: `{option}` would leave {first_few(unknown)} behind: it is not known whether the numbers are "
+            f"corners, or a corner and a size. Pack without it, or bring the images to their size beforehand."
         )
 
 
@@ -210,8 +243,10 @@ def all_but(total: int, left_out: Iterable[int]) -> NDArray[np.int64]:
 
 
 def _survey_without_images(listing: Listing, options: PackOptions, source: str | Path) -> Survey:
-    for name in ("size", "mode", "bits"):
-        if getattr(options, name) is not None:
+    codec = None if options.codec in ("auto", "none") else options.codec
+    said = {name: getattr(options, name.replace("-", "_")) for name in ("size", "max-size", "mode", "bits", "store")}
+    for name, value in {**said, "codec": codec}.items():
+        if value is not None:
             raise OptionError(f"{source}: holds no images, so `--{name}` has nothing to act on. Leave it out.")
     return Survey(listing, np.arange(len(listing)), options, None, {}, {}, listing.skipped)
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fastload.fitting import Target
 
-HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1")])
-"""What of a header decides about an image."""
+HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1"), ("jpeg", "u1")])
+"""What of a header decides about an image; jpeg as in `ImageHeader`."""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, TypeVar
 
-from fastload.errors import OptionError, PackError
-from fastload.in_threads import in_threads
+from fastload.errors import OptionError
+from fastload.in_threads import in_order, in_threads
 from fastload.pack.chunk_work import Worker
+from fastload.pack.messages import receive, send
+from fastload.pack.turns import Turns
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
 
 _EARLY_WORKERS = 2
@@ -25,6 +27,9 @@ _SHARED_BYTES = 64 * 2**20
 """Arrays in memory beyond this are worked on by threads of this process: each worker process would hold a copy."""
 
 TaskT = TypeVar("TaskT")
+SummaryT = TypeVar("SummaryT")
+PlacedT = TypeVar("PlacedT")
+HeldT = TypeVar("HeldT")
 ResultT = TypeVar("ResultT")
 
 
@@ -38,6 +43,8 @@ class WorkerPool:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        self.threads = workers
+        """That may do in this process what leaves the GIL; 0: none but the caller's."""
         self._local: list[Worker] = []
         self._threads = 0
         self._listing: Listing | None = None
@@ -95,33 +102,70 @@ class WorkerPool:
         Raises:
             PackError: a worker process died.
         """
-        assert self._listing is not None, "use() comes first"
-        if self.workers and not self._told and _bytes_in_memory(self._listing) > _SHARED_BYTES:
-            self.workers, self._threads = 0, self.workers
-        if not self.workers:
+        if not self._have_processes():
             yield from in_threads(partial(self._work_here, work), tasks, self._threads)
             return
-        if not self._told:
-            self._told = True
-            self._start(self.workers - len(self._processes))
-            _tell(self._processes, self._listing)
         idle, busy = list(self._processes), set[Connection]()
         coming = iter(tasks)
         while True:
             # One task at a time each: a worker that is asked is waiting, so neither side ever blocks the other.
             for task in islice(coming, len(idle)):
-                _send(idle[-1], pickle.dumps((work, task)))
+                send(idle[-1], pickle.dumps((work, task)))
                 busy.add(idle.pop())
             if not busy:
                 return
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                result, error = _receive(ready)
+                result, error = receive(ready)
                 busy.remove(ready)
                 idle.append(ready)
                 if error is not None:
                     raise error
                 yield result
+
+    def run_in_order(
+        self,
+        encode: Callable[[Worker, TaskT], tuple[SummaryT, HeldT]],
+        place: Callable[[SummaryT], PlacedT],
+        write: Callable[[Worker, PlacedT, HeldT], ResultT],
+        tasks: Iterable[TaskT],
+    ) -> Iterator[ResultT]:
+        """Results of tasks whose second step needs to know the first one of all tasks before.
+
+        A worker encodes a task and keeps what it made; `place` is called here with the summaries, in the order of the
+        tasks; then the same worker writes. When `place` raises, what was placed before is written, and its results come
+        first.
+
+        Args:
+            encode, write: functions that an import finds; what they raise is raised here.
+
+        Returns:
+            What `write` returns, in the order in which tasks are done.
+
+        Raises:
+            PackError: a worker process died.
+        """
+        if self._have_processes():
+            yield from Turns(list(self._processes), encode, place, write).run(tasks)
+            return
+
+        def write_here(worker: Worker, made: tuple[PlacedT, HeldT]) -> ResultT:
+            return write(worker, *made)
+
+        # Writing is short beside encoding, so that this thread does it while others encode.
+        for summary, held in in_order(partial(self._work_here, encode), tasks, self._threads):
+            yield self._work_here(write_here, (place(summary), held))
+
+    def _have_processes(self) -> bool:
+        """Whether worker processes do the work, started and told of the listing; else threads, or this one."""
+        assert self._listing is not None, "use() comes first"
+        if self.workers and not self._told and _bytes_in_memory(self._listing) > _SHARED_BYTES:
+            self.workers, self._threads = 0, self.workers
+        if self.workers and not self._told:
+            self._told = True
+            self._start(self.workers - len(self._processes))
+            _tell(self._processes, self._listing)
+        return self.workers > 0
 
     def _work_here(self, work: Callable[[Worker, TaskT], ResultT], task: TaskT) -> ResultT:
         assert self._listing is not None, "use() comes first"
@@ -149,7 +193,7 @@ def _tell(workers: Iterable[Connection], listing: Listing) -> None:
     """Send what the samples are read by; its pickled form is gone when this returns."""
     told = _pickled(listing)
     for worker in workers:
-        _send(worker, told)
+        send(worker, told)
 
 
 def _what_is_read(listing: Listing) -> tuple[Files | Pictures | Arrays, Masks | None]:
@@ -165,28 +209,6 @@ def _pickled(listing: Listing) -> bytes:
             f"the dataset cannot be sent to worker processes ({type(exc).__name__}: {exc}). Pack it in this process, "
             f"with workers=0, or make it picklable."
         ) from exc
-
-
-def _send(worker: Connection, message: bytes) -> None:
-    try:
-        # Not send(): interrupted by Ctrl-C, its exported buffer makes Python print an "Exception ignored" at exit.
-        worker.send_bytes(message)
-    except OSError as exc:
-        raise _worker_died() from exc
-
-
-def _receive(worker: Connection) -> Any:
-    try:
-        return pickle.loads(worker.recv_bytes())
-    except (EOFError, OSError) as exc:
-        raise _worker_died() from exc
-
-
-def _worker_died() -> PackError:
-    return PackError(
-        "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: the same "
-        "command continues. With `--workers 1` less memory is used."
-    )
 
 
 def serve(fd: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.errors import FormatError, OptionError, OutputError
-from fastload.format import PackedFile, open_hdf5, read_header
+from fastload.format import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.new_file import check_new_file
 from fastload.preview.overlay import marks_of
 from fastload.preview.sheet import Thumbnail, draw_sheet
 from fastload.preview.words import labels_of
+from fastload.read import RowReader
+from fastload.read.filtered import load_filters
 
 
 def make_preview(
@@ -65,8 +67,11 @@ def make_preview(
         raise OptionError(f"seed={seed}: needs at least 0.")
     rows = _spread(file.splits[split] if split is not None else range(file.num_rows), count, seed)
     with open_hdf5(path) as hdf5:
+        for name in file.fields:
+            load_filters(path, name, hdf5[name])
         _check_readable(hdf5, file, rows)
-        thumbnails = list(_thumbnails(hdf5, file, rows))
+        pixels = {name: _pixels(hdf5, file, name, rows) for name in PIXEL_FIELDS if name in file.fields}
+        thumbnails = list(_thumbnails(hdf5, file, rows, pixels))
     sheet = draw_sheet(file, thumbnails, split)
     _save(sheet, output)
     return rows
@@ -85,6 +90,17 @@ def _check_readable(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> N
                     f"{file.path}: row {row} of `{name}` cannot be read ({exc}). List all damage with `fastload verify "
                     f"{file.path}`; leave it out with `fastload repack --on-error skip`."
                 ) from exc
+
+
+def _pixels(hdf5: h5py.File, file: PackedFile, name: str, rows: Sequence[int]) -> list[NDArray[Any]]:
+    """The images or masks of these rows."""
+    if file.fields[name].store is None:
+        return [hdf5[name][row] for row in rows]
+    reader = RowReader(file, [name], read="pread")
+    try:
+        return reader.decoded(name, np.array(rows, np.int64))
+    finally:
+        reader.close()
 
 
 def _check_output(output: Path, overwrite: bool) -> None:
@@ -112,15 +128,21 @@ def _spread(rows: range, count: int, seed: int) -> tuple[int, ...]:
     return tuple(rows[int(at)] for at in np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
 
 
-def _thumbnails(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> Iterator[Thumbnail]:
-    images = hdf5["images"]
-    pixels = [_channels_last(images[row]) for row in rows]
-    if images.dtype.itemsize > 1:
-        top = max(1, *(int(image.max(initial=0)) for image in pixels))
-        pixels = [(image.astype(np.uint32) * 255 // top).astype(np.uint8) for image in pixels]
-    marks = marks_of(hdf5, file, rows, (pixels[0].shape[0], pixels[0].shape[1]))
+def _thumbnails(
+    hdf5: h5py.File, file: PackedFile, rows: Sequence[int], pixels: Mapping[str, Sequence[NDArray[Any]]]
+) -> Iterator[Thumbnail]:
+    images = [_channels_last(image) for image in pixels["images"]]
+    if images[0].dtype.itemsize > 1:
+        top = max(1, *(int(image.max(initial=0)) for image in images))
+        images = [(image.astype(np.uint32) * 255 // top).astype(np.uint8) for image in images]
+    masks: list[NDArray[np.uint8] | None] = [None] * len(rows)
+    if "masks" in pixels:
+        # A mask of another size, as other tools may write it, is not one of this image's pixels.
+        fitting = zip(pixels["masks"], images, strict=True)
+        masks = [mask if mask.shape == image.shape[:2] else None for mask, image in fitting]
+    marks = marks_of(hdf5, file, rows, masks)
     labels = labels_of(hdf5, file, rows)
-    for row, image, on_it, label in zip(rows, pixels, marks, labels, strict=True):
+    for row, image, on_it, label in zip(rows, images, marks, labels, strict=True):
         split = next((name for name, run in file.splits.items() if row in run), "")
         place = f"{split} · row {row}" if len(file.splits) > 1 else f"row {row}"
         yield Thumbnail(image, on_it, label, place)

@@ -50,22 +50,23 @@ class Entry(NamedTuple):
     kind: Literal["mask", "box", "more"]
 
 
-def marks_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int], size: tuple[int, int]) -> list[Marks]:
+def marks_of(
+    hdf5: h5py.File, file: PackedFile, rows: Sequence[int], masks: Sequence[NDArray[np.uint8] | None]
+) -> list[Marks]:
     """The marks of each row; nothing for fields that are not pixels of the packed images, or do not say in what order.
 
     Args:
-        size: height and width of the images.
+        masks: of each row its mask, if it has one.
     """
-    masked = "masks" in file.fields and file.fields["masks"].shape == size
     box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
     points = POINT_FIELD in file.fields and _are_points(file.fields[POINT_FIELD])
     result = []
-    for row in rows:
+    for row, mask in zip(rows, masks, strict=True):
         boxes, classes = np.zeros((0, 4)), np.zeros(0, np.int64)
         if box_field:
             boxes, classes = _boxes_of(hdf5, file, box_field, row)
         places = np.asarray(hdf5[POINT_FIELD][row], np.float64).reshape(-1, 2) if points else np.zeros((0, 2))
-        result.append(Marks(hdf5["masks"][row] if masked else None, boxes, classes, places))
+        result.append(Marks(mask, boxes, classes, places))
     return result
 
 

@@ -34,7 +34,8 @@ class Thumbnail:
 def draw_sheet(file: PackedFile, thumbnails: list[Thumbnail], split: str | None) -> Image.Image:
     """The sheet: title, grid, legend of the mask classes."""
     title_font, font, small = (ImageFont.load_default(size) for size in (24, 14, 12))
-    width, height = _shown_size(*thumbnails[0].pixels.shape[:2])
+    sizes = [_shown_size(*thumbnail.pixels.shape[:2]) for thumbnail in thumbnails]
+    width, height = max(size[0] for size in sizes), max(size[1] for size in sizes)
     cell = max(width, SMALLEST_SIDE)
     columns = _columns(len(thumbnails))
     # A title needs room even above a single small image.
@@ -63,9 +64,10 @@ def draw_sheet(file: PackedFile, thumbnails: list[Thumbnail], split: str | None)
     for i, thumbnail in enumerate(thumbnails):
         left = _MARGIN + i % columns * (cell + _GAP)
         top = tops[i // columns]
-        image_left = left + (cell - width) // 2
-        draw.rectangle((image_left - 1, top - 1, image_left + width, top + height), outline=_FRAME)
-        sheet.paste(_thumbnail_image(thumbnail, file, (width, height)), (image_left, top))
+        # Those of one row stand on one line, above their words.
+        image_left, image_top = left + (cell - sizes[i][0]) // 2, top + height - sizes[i][1]
+        draw.rectangle((image_left - 1, image_top - 1, image_left + sizes[i][0], top + height), outline=_FRAME)
+        sheet.paste(_thumbnail_image(thumbnail, file, sizes[i]), (image_left, image_top))
         at = _write(draw, left, top + height + _PADDING, labels[i], font, _INK, line)
         _write(draw, left, at, places[i], small, _FADED, small_line)
     for (x, y), (name, colour, kind) in zip(legend_places, legend, strict=True):
@@ -85,9 +87,11 @@ def _columns(count: int) -> int:
 
 
 def _facts(file: PackedFile, thumbnails: list[Thumbnail], split: str | None) -> str:
-    height, width, channels = thumbnails[0].pixels.shape
+    channels = thumbnails[0].pixels.shape[2]
     kind = {1: "gray", 3: "RGB", 4: "RGBA"}[channels] + (" 16-bit" if file.fields["images"].dtype.itemsize > 1 else "")
-    parts = [f"{file.num_rows:,} {kind} {'image' if file.num_rows == 1 else 'images'} of {height} x {width}"]
+    sizes = sorted({thumbnail.pixels.shape[:2] for thumbnail in thumbnails})
+    size = f"of {sizes[0][0]} x {sizes[0][1]}" if not file.fields["images"].varied else _range(sizes)
+    parts = [f"{file.num_rows:,} {kind} {'image' if file.num_rows == 1 else 'images'} {size}"]
     if len(file.splits) > 1:
         parts.append(", ".join(f"{name} {len(rows):,}" for name, rows in file.splits.items()))
     names = file.fields["labels"].names if "labels" in file.fields else ()
@@ -96,6 +100,12 @@ def _facts(file: PackedFile, thumbnails: list[Thumbnail], split: str | None) -> 
     if split is not None:
         parts.append(f"shown: {split}")
     return " · ".join(parts)
+
+
+def _range(sizes: list[tuple[int, int]]) -> str:
+    """The smallest and the largest of the sizes shown."""
+    low, high = min(sizes, key=lambda size: size[0] * size[1]), max(sizes, key=lambda size: size[0] * size[1])
+    return f"of several sizes (shown: {low[0]} x {low[1]} to {high[0]} x {high[1]})"
 
 
 def _shown_size(height: int, width: int) -> tuple[int, int]:

@@ -1,8 +1,9 @@
-"""Rows of datasets that do not lie on disk as one linear array: read through h5py, chunk by chunk, each chunk once.
+"""Rows of datasets that do not lie on disk as one linear array: chunk by chunk, each chunk once.
 
-HDF5 holds one lock for the whole process, so threads gain nothing here; a cache of decoded chunks does, since the rows
-of a batch, and of a window of batches, share them. Unfiltered chunks are kept whole when rows come in windows, and are
-else read in pieces.
+Chunks in gzip or zstd are decoded by the thread that wants them (`filtered.py`); the rest is read through h5py, where
+one lock for the whole process makes threads gain nothing. A cache of decoded chunks helps both, since the rows of a
+batch, and of a window of batches, share them. Unfiltered chunks are kept whole when rows come in windows, and are else
+read in pieces.
 
 HDF5's own cache of chunks (rdcc) stays switched off: it would hold a second copy, and costs a call into HDF5 a row or
 piece. Measured on unfiltered chunks of 8 MiB that do not lie back to back, room for two windows of 4 chunks, rows/s:
@@ -20,7 +21,8 @@ import os
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import h5py
@@ -30,7 +32,8 @@ from numpy.typing import NDArray
 from fastload.format import PackedFile, open_hdf5
 from fastload.stopwatch import current
 
-from .identity import check_path
+from .filtered import FilteredChunks, load_filters
+from .identity import check_path, open_checked
 
 CACHE_BYTES = 512 * 2**20
 """Most memory the decoded chunks of one reader take, whatever window they were asked for."""
@@ -46,7 +49,7 @@ class ChunkedRows:
 
     Args:
         file: header.
-        fields: names of fields, of any layout and with any filter that HDF5 can decode.
+        fields: names of fields, of any layout and with any filter that fastload or HDF5 can decode.
         cache_chunks: chunks of the images whose rows are kept decoded, least recently used first to go: those of two
             windows, the one that is read and the one that comes next. Other fields keep as many rows.
         windows: rows come in windows of chunks, so that all of a chunk is wanted soon.
@@ -66,6 +69,8 @@ class ChunkedRows:
         self._fields = tuple(fields)
         self._windows = windows
         self._cache_bytes = cache_bytes
+        self._fd = -1
+        self._filtered: dict[str, FilteredChunks | None] = {}
         self._max_chunks = {name: self._kept(name, max(1, cache_chunks)) for name in self._fields}
         self._reset()
         self._warn_of_misses(cache_chunks)
@@ -76,32 +81,67 @@ class ChunkedRows:
         self._hdf5: h5py.File | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
         self._cache: OrderedDict[tuple[str, int], NDArray[Any]] = OrderedDict()
+        self._under_way: dict[tuple[str, int], Future[NDArray[Any]]] = {}
+        self._cached = dict.fromkeys(self._fields, 0)
         self._cached_bytes = 0
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
-        """See `Rows.gather`. Values are converted to the native byte order."""
+        """See `Rows.gather`. Values are converted to the native byte order.
+
+        Raises:
+            FormatError: a chunk is damaged, or its filter is not installed.
+            OSError: HDF5 cannot read.
+        """
         if self._pid != os.getpid():
             # An HDF5 handle must not cross a fork, nor a lock that another thread held at that moment.
             self._reset()
         for name, out in outs.items():
-            unit = self._unit_rows(name)
-            units = rows // unit
-            order = np.argsort(units, kind="stable")
-            borders = np.flatnonzero(np.diff(units[order])) + 1
-            # In the order of the batch, not of the file: one that spans several windows is then done with the chunks of
-            # the first before those of the last push them out of the cache.
-            for places in sorted(np.split(order, borders), key=lambda places: places[:1].tolist()):
-                if len(places):
-                    number = int(units[places[0]])
-                    out[places] = self._chunk(name, number, unit)[rows[places] - number * unit]
+            filtered = self._chunks_of(name) if self._file.fields[name].filters else None
+            if filtered is not None and filtered.one_row:
+                self._decode_rows(filtered, rows, out)
+            else:
+                self._copy_rows(name, rows, out)
+
+    def _decode_rows(self, filtered: FilteredChunks, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Chunks of one row, straight to where they are wanted: in no order do two rows share one."""
+        _lap("reading")
+        first: dict[int, int] = {}
+        for place, row in enumerate(rows.tolist()):
+            if row in first:
+                out[place] = out[first[row]]
+            else:
+                first[row] = place
+                filtered.row_into(self._fd, row, out[place : place + 1])
+
+    def _copy_rows(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        unit = self._unit_rows(name)
+        later = []
+        for number, places in _by_unit(rows // unit):
+            chunk = self._chunk(name, number, unit)
+            if isinstance(chunk, Future):
+                # Another thread is at it. This one goes on: else threads at the same window would wait for one another
+                # at each of its chunks, and decode them one after the other.
+                later.append((number, places, chunk))
+            else:
+                out[places] = chunk[rows[places] - number * unit]
+        for number, places, coming in later:
+            _lap("reading")
+            chunk = coming.result()
+            _lap("reading", for_lock=True)
+            out[places] = chunk[rows[places] - number * unit]
 
     def close(self) -> None:
         """Closes the file and drops the cache."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        self._filtered = {}
         if self._pid == os.getpid():
             with self._lock:
                 hdf5 = self._hdf5
                 self._hdf5, self._datasets, self._cached_bytes = None, {}, 0
                 self._cache.clear()
+                self._cached = dict.fromkeys(self._fields, 0)
                 if hdf5 is not None:
                     hdf5.close()
 
@@ -153,32 +193,71 @@ class ChunkedRows:
                 stacklevel=3,
             )
 
-    def _chunk(self, name: str, number: int, unit: int) -> NDArray[Any]:
+    def _chunk(self, name: str, number: int, unit: int) -> NDArray[Any] | Future[NDArray[Any]]:
+        """The rows of a unit; what another thread will deliver where it is reading them already."""
         key = (name, number)
-        stopwatch = current()
-        if stopwatch is not None:
-            stopwatch.lap("reading")
+        _lap("reading")
         with self._lock:
-            if stopwatch is not None:
-                stopwatch.lap_for_lock("reading")
+            _lap("reading", for_lock=True)
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-            field = self._file.fields[name]
-            first = number * unit
-            last = min(first + unit, self._file.num_rows)
-            chunk = np.empty((last - first, *field.shape), field.dtype.newbyteorder("="))
-            self._dataset(name).read_direct(chunk, np.s_[first:last])
-            if stopwatch is not None:
-                stopwatch.lap("decoding" if field.filters else "reading")
-            self._cache[key] = chunk
-            self._cached_bytes += chunk.nbytes
-            of_field = [key for key in self._cache if key[0] == name]
-            if len(of_field) > self._max_chunks[name]:
-                self._cached_bytes -= self._cache.pop(of_field[0]).nbytes
-            while len(self._cache) > 1 and self._cached_bytes > self._cache_bytes:
-                self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
-            return chunk
+            if key in self._under_way:
+                return self._under_way[key]
+            mine = self._under_way[key] = Future()
+        try:
+            chunk = self._read(name, number, unit)
+        except BaseException as exc:
+            with self._lock:
+                del self._under_way[key]
+            mine.set_exception(exc)
+            raise
+        with self._lock:
+            del self._under_way[key]
+            self._keep(key, chunk)
+        mine.set_result(chunk)
+        return chunk
+
+    def _read(self, name: str, number: int, unit: int) -> NDArray[Any]:
+        field = self._file.fields[name]
+        filtered = self._chunks_of(name) if field.filters else None
+        if filtered is not None:
+            return filtered.rows(self._fd, number)
+        first = number * unit
+        last = min(first + unit, self._file.num_rows)
+        chunk = np.empty((last - first, *field.shape), field.dtype.newbyteorder("="))
+        with self._lock:
+            dataset = self._dataset(name)
+        dataset.read_direct(chunk, np.s_[first:last])
+        _lap("decoding" if field.filters else "reading")
+        return chunk
+
+    def _keep(self, key: tuple[str, int], chunk: NDArray[Any]) -> None:
+        self._cache[key] = chunk
+        self._cached_bytes += chunk.nbytes
+        self._cached[key[0]] += 1
+        if self._cached[key[0]] > self._max_chunks[key[0]]:
+            self._drop(next(other for other in self._cache if other[0] == key[0]))
+        while len(self._cache) > 1 and self._cached_bytes > self._cache_bytes:
+            self._drop(next(iter(self._cache)))
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        self._cached[key[0]] -= 1
+        self._cached_bytes -= self._cache.pop(key).nbytes
+
+    def _chunks_of(self, name: str) -> FilteredChunks | None:
+        """The chunks of a dataset with filters that are decoded here; None where h5py has to."""
+        if name not in self._filtered:
+            with self._lock:
+                if name not in self._filtered:
+                    dataset = self._dataset(name)
+                    filtered = FilteredChunks.of(self._file.path, name, dataset)
+                    if filtered is None:
+                        load_filters(self._file.path, name, dataset)
+                    elif self._fd < 0:
+                        self._fd = open_checked(self._file)
+                    self._filtered[name] = filtered
+        return self._filtered[name]
 
     def _dataset(self, name: str) -> h5py.Dataset:
         if self._hdf5 is None:
@@ -190,6 +269,25 @@ class ChunkedRows:
             access.set_chunk_cache(1, 0, 1.0)  # slots, bytes, preemption
             self._datasets[name] = h5py.Dataset(h5py.h5d.open(self._hdf5.id, name.encode(), access))
         return self._datasets[name]
+
+
+def _by_unit(units: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The different units, and where each is wanted.
+
+    In the order of the batch, not of the file: one that spans several windows is then done with the chunks of the first
+    before those of the last push them out of the cache.
+    """
+    order = np.argsort(units, kind="stable")
+    borders = np.flatnonzero(np.diff(units[order])) + 1
+    for places in sorted(np.split(order, borders), key=lambda places: places[:1].tolist()):
+        if len(places):
+            yield int(units[places[0]]), places
+
+
+def _lap(stage: str, *, for_lock: bool = False) -> None:
+    stopwatch = current()
+    if stopwatch is not None:
+        (stopwatch.lap_for_lock if for_lock else stopwatch.lap)(stage)
 
 
 def _mib(num_bytes: int) -> str:

@@ -8,7 +8,6 @@ in `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a ki
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from fastload.codecs import NONE, Codec, parse_codec
 from fastload.errors import OptionError, OutputError
 from fastload.layout import CHUNK_BYTES, dump_options
+from fastload.open_readers import close_readers
 from fastload.pack import PackOptions, PackReport, pack_listing
 from fastload.pack.options import Progress
+from fastload.pack.store_plan import StoreOption
 from fastload.repack.choose import Choice, choose_rows
 from fastload.repack.compress import CODEC_CHUNK_BYTES, compress_listing
 from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.repack.merge import list_merged
-from fastload.repack.rows import RowByRow, close_readers
+from fastload.repack.rows import RowByRow
+from fastload.repack.stored import KeptRows
 from fastload.sources.listing import Listing, OnError
+from fastload.stored_samples import has_stores
 
-__all__ = ["Choice", "merge_files", "parse_codec", "repack_file"]
-
-GZIP_LEVEL = 4
+__all__ = ["Choice", "merge_files", "repack_file"]
 
 
 def repack_file(
@@ -54,10 +56,12 @@ def repack_file(
     Args:
         file: a packed file, or another HDF5 file with a dataset `images`.
         output: file to make.
-        chunk_bytes: size at which chunks aim; by default that of the file where it was packed, 1 MiB for gzip.
+        chunk_bytes: size at which chunks aim; by default that of the file where it was packed, 1 MiB with a codec for
+            rows of one size.
         shuffle: shuffle rows within each split; by default they keep their order.
         seed: of that shuffle.
-        codec: "none", or "gzip" with or without a level 0 to 9 ("gzip:4").
+        codec: "none"; "gzip" or "zstd", with or without a level, 0 to 9 ("gzip:4") or 1 to 19 ("zstd:3"). Rows in a
+            byte store keep their encoding under "none"; "zstd" compresses those of them that are raw pixels.
         choice: which rows; by default all.
         workers: threads that compress, by default one per CPU; rows that are only copied are copied by this thread.
         on_error: "fail" stops at a damaged row, "skip" leaves it out and lists it (not with a codec).
@@ -70,7 +74,7 @@ def repack_file(
         OptionError: an option has no meaning for this file, or no row is left.
         OutputError, ResumeError, PackError: as pack_images.
     """
-    level = parse_codec(codec)
+    how = parse_codec(codec)
     choice = choice or Choice()
     _check_apart([Path(file)], Path(output))
     header, listing = list_packed(file)
@@ -78,15 +82,16 @@ def repack_file(
     in_order = bool(np.all(np.diff(chosen) > 0))
     told = pack_options(header)
     if chunk_bytes is None:
-        chunk_bytes = CODEC_CHUNK_BYTES if level is not None else int(told.get("chunk_bytes", CHUNK_BYTES))
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+        told_bytes = int(told.get("chunk_bytes", CHUNK_BYTES))
+        chunk_bytes = CODEC_CHUNK_BYTES if how != NONE and not has_stores(header) else told_bytes
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
         attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
     if not shuffle and not in_order:
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
-    return _write(part, output, told, options, header.path, level, workers, on_error, overwrite, progress)
+    return _write(part, output, told, options, header.path, how, workers, on_error, overwrite, progress)
 
 
 def merge_files(
@@ -116,27 +121,13 @@ def merge_files(
         SourceError: two files differ in a way that one file cannot hold; or rows are damaged.
         OptionError, MissingFileError, FormatError, OutputError, ResumeError, PackError: as `repack_file`.
     """
-    level = parse_codec(codec)
+    how = parse_codec(codec)
     _check_apart(list(map(Path, files)), Path(output))
     listing = list_merged(files)
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
     told: dict[str, Any] = json.loads(listing.attrs["pack_options"])
     names = ", ".join(Path(file).name for file in files)
-    return _write(listing, output, told, options, names, level, workers, on_error, overwrite, progress)
-
-
-def parse_codec(codec: str) -> int | None:
-    """The gzip level, 0 to 9, that a codec names; None for "none".
-
-    Raises:
-        OptionError: it is neither "none" nor "gzip" nor "gzip:LEVEL".
-    """
-    if codec == "none":
-        return None
-    found = re.fullmatch(r"gzip(?::([0-9]))?", codec)
-    if not found:
-        raise OptionError(f"codec={codec!r} is not known; accepted: none, gzip, gzip:0 to gzip:9.")
-    return int(found[1] or GZIP_LEVEL)
+    return _write(listing, output, told, options, names, how, workers, on_error, overwrite, progress)
 
 
 def _write(
@@ -145,7 +136,7 @@ def _write(
     told: dict[str, Any],
     options: PackOptions,
     where: str | Path,
-    level: int | None,
+    codec: Codec,
     workers: int | None,
     on_error: OnError,
     overwrite: bool,
@@ -156,21 +147,28 @@ def _write(
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
+    if isinstance(listing.files, KeptRows) and codec != NONE:
+        changed["codec"] = str(codec)
     attrs["pack_options"] = dump_options({**options.to_dict(), **told, **changed})
     listing = replace(listing, attrs=attrs)
+    workers = 0 if codec == NONE else workers
+    if isinstance(listing.files, KeptRows):
+        # Without a wish, masks in chunks are compressed as they were meant to be when the file was packed.
+        kept = str(codec) if codec != NONE else str(told.get("codec", "auto"))
+        options, codec = replace(options, store=StoreOption("keep"), codec=kept), NONE
     if on_error == "skip" and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
-    if level is not None and on_error == "skip":
+    if codec != NONE and on_error == "skip":
         raise OptionError("damaged rows cannot be left out while compressing; leave them out first, without a codec.")
     try:
-        if level is None:
+        if codec == NONE:
             return pack_listing(
-                listing, output, options=options, source_name=str(where), workers=0, on_error=on_error,
+                listing, output, options=options, source_name=str(where), workers=workers, on_error=on_error,
                 overwrite=overwrite, progress=progress,
             )  # fmt: skip
         return compress_listing(
-            listing, output, options=options, source_name=str(where), level=level, workers=workers,
+            listing, output, options=options, source_name=str(where), codec=codec, workers=workers,
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
     finally:

@@ -1,8 +1,8 @@
-"""Rows as gzip-compressed chunks of an HDF5 file.
+"""Rows as compressed chunks of an HDF5 file: gzip or zstd.
 
-Threads compress (zlib lets the GIL go) and append to a spill file; when every chunk is there, one HDF5 file is laid out
-from it under the name `OUT.h5.meta` and renamed. A call that was killed is continued by the same call: chunks in the
-spill are checked by their digests and kept.
+Threads compress (zlib and zstd let the GIL go) and append to a spill file; when every chunk is there, one HDF5 file is
+laid out from it under the name `OUT.h5.meta` and renamed. A call that was killed is continued by the same call: chunks
+in the spill are checked by their digests and kept.
 
 Chunks of 1 MiB by default: a random row decodes a whole chunk, and a window of 16 of them then takes 16 MiB of memory.
 """
@@ -13,7 +13,6 @@ import errno
 import json
 import os
 import time
-import zlib
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -77,12 +76,12 @@ def compress_listing(
     *,
     options: PackOptions,
     source_name: str,
-    level: int,
+    codec: Codec,
     workers: int | None,
     overwrite: bool,
     progress: Progress | None,
 ) -> PackReport:
-    """Write a listing of arrays with gzip-compressed chunks; see repack_file.
+    """Write a listing of arrays with compressed chunks; see repack_file.
 
     Raises:
         OptionError: it has no images.
@@ -94,18 +93,18 @@ def compress_listing(
     output = output.resolve() if output.is_symlink() else output
     part, meta = output.with_name(f"{output.name}.part"), output.with_name(f"{output.name}.meta")
     _check_output(output, part, overwrite)
-    job = _job(listing, options, level, source_name)
+    job = _job(listing, options, codec, source_name)
     about = _about(job)
     with closing(Spill(part)) as spill:
         digests = np.zeros(job.num_rows, np.uint64)
         kept = _resume_or_begin(spill, job, about, digests, overwrite)
         if not kept:
-            _check_space(job, output, level, spill)
+            _check_space(job, output, codec, spill)
         todo = [number for number in range(job.num_chunks) if number not in spill]
         threads = max(1, available_cpus() if workers is None else workers)
         begun = time.perf_counter()
         done = job.num_rows - sum(len(job.rows(number)) for number in todo)
-        for number, row_digests, body in in_threads(lambda number: _compressed(job, number, level), todo, threads):
+        for number, row_digests, body in in_threads(lambda number: _compressed(job, number, codec), todo, threads):
             spill.append(number, body)
             rows = job.rows(number)
             digests[rows.start : rows.stop] = row_digests
@@ -150,7 +149,7 @@ def _check_output(output: Path, part: Path, overwrite: bool) -> None:
         raise exists(output)
 
 
-def _job(listing: Listing, options: PackOptions, level: int, where: str) -> _Job:
+def _job(listing: Listing, options: PackOptions, codec: Codec, where: str) -> _Job:
     if listing.files is None:
         raise OptionError(f"{where}: holds no images, and only pixels are compressed. Leave `--codec` out.")
     with WorkerPool(0) as pool:
@@ -159,7 +158,7 @@ def _job(listing: Listing, options: PackOptions, level: int, where: str) -> _Job
     assert survey.target is not None, "it has images"
     specs = survey.pixels(len(listing))
     rows = specs["images"].chunk_rows
-    specs = {name: replace(spec, chunk_rows=rows, codec=Codec("gzip", level)) for name, spec in specs.items()}
+    specs = {name: replace(spec, chunk_rows=rows, codec=codec) for name, spec in specs.items()}
     return _Job(listing, row_order(survey), survey.target, specs, where)
 
 
@@ -211,7 +210,7 @@ def _resume_or_begin(spill: Spill, job: _Job, about: bytes, digests: NDArray[np.
     return 0
 
 
-def _compressed(job: _Job, number: int, level: int) -> tuple[int, NDArray[np.uint64], bytes]:
+def _compressed(job: _Job, number: int, codec: Codec) -> tuple[int, NDArray[np.uint64], bytes]:
     """A chunk: its number, its rows' digests, and these digests, lengths and compressed data as one piece of bytes.
 
     Raises:
@@ -233,16 +232,16 @@ def _compressed(job: _Job, number: int, level: int) -> tuple[int, NDArray[np.uin
         # Little-endian on disk, and whole: HDF5 wants all rows of a chunk, those behind the last one are zero.
         data = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1).view(np.uint8)
         whole = bytes(data.data) + bytes((spec.chunk_rows - len(rows)) * spec.row_bytes)
-        pieces.append(zlib.compress(whole, level))
+        pieces.append(codec.compress(whole))
     lengths = np.array([len(piece) for piece in pieces], "<u8").tobytes()
     return number, digests, b"".join([digests.astype("<u8").tobytes(), lengths, *pieces])
 
 
-def _check_space(job: _Job, output: Path, level: int, spill: Spill) -> None:
+def _check_space(job: _Job, output: Path, codec: Codec, spill: Spill) -> None:
     """Refuse a disk that is too full for the spill and the file made of it, as far as some chunks tell."""
     sampled = sorted({number * job.num_chunks // _SAMPLED_CHUNKS for number in range(_SAMPLED_CHUNKS)})
     try:
-        size = sum(len(_compressed(job, number, level)[2]) for number in sampled) / len(sampled) * job.num_chunks
+        size = sum(len(_compressed(job, number, codec)[2]) for number in sampled) / len(sampled) * job.num_chunks
     except SourceError:
         spill.remove()
         raise

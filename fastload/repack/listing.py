@@ -22,8 +22,10 @@ from fastload.format import (
     read_header,
     row_digests,
 )
+from fastload.read.filtered import load_filters
 from fastload.repack.rows import mask_rows_of, rows_of
 from fastload.sources.listing import Column, Listing, Masks, first_few, require_unique
+from fastload.store import index_names
 
 CARRIED = ("decoder", "source_layout", "seed", "shuffled", "pack_options", "repacked")
 """Root attributes that stay true of rows that were copied."""
@@ -47,7 +49,10 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         try:
             _check_header(file, hdf5)
             notes = _left_out(file, hdf5)
-            values = {name: hdf5[name][()] for name in file.fields if name not in PIXEL_FIELDS}
+            names = [name for name in file.fields if name not in PIXEL_FIELDS]
+            for name in names:
+                load_filters(file.path, name, hdf5[name])
+            values = {name: hdf5[name][()] for name in names}
         except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
             raise FormatError(f"{file.path}: its fields cannot be read ({exc}). Copy the file again.") from exc
     keys = _keys(file, values)
@@ -57,9 +62,8 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
     split = np.zeros(file.num_rows, np.uint8)
     for number, rows in enumerate(file.splits.values()):
         split[rows.start : rows.stop] = number
-    columns = {
-        name: _column(file, name, values[name]) for name in file.fields if name not in _OWN and values[name].size
-    }
+    own = _OWN.union(*(index_names(name) for name in PIXEL_FIELDS if name in file.fields and file.fields[name].store))
+    columns = {name: _column(file, name, values[name]) for name in file.fields if name not in own and values[name].size}
     masks = None
     if "masks" in file.fields:
         field = file.fields["masks"]
@@ -71,7 +75,6 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
             ignore_index=_ignored(field),
             attrs={} if file.version is None else extra,
         )
-    row_bytes = sum(file.fields[name].row_bytes for name in PIXEL_FIELDS if name in file.fields)
     hashed = file.version is not None and any(name in file.fields for name in PIXEL_FIELDS)
     digests = values["digest"].astype(np.uint64) if hashed else None
     return file, Listing(
@@ -81,13 +84,23 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         split_names=split_names,
         columns=columns,
         notes=notes,
-        sizes=np.full(file.num_rows, row_bytes, np.int64),
+        sizes=_sizes(file, values),
         mtimes_ns=np.full(file.num_rows, file.identity.mtime_ns, np.int64),
         files=rows_of(file, "images") if "images" in file.fields else None,
         masks=masks,
         attrs=_attrs(file),
         digests=digests,
     )
+
+
+def _sizes(file: PackedFile, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+    """Bytes of the pixels of each row, as they are stored."""
+    sizes = np.zeros(file.num_rows, np.int64)
+    for name in PIXEL_FIELDS:
+        if name in file.fields:
+            field = file.fields[name]
+            sizes += field.row_bytes if field.store is None else values[f"{name}_bytes"]
+    return sizes
 
 
 def _check_header(file: PackedFile, hdf5: h5py.File) -> None:

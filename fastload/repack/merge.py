@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fastload.errors import OptionError, SourceError
 from fastload.format import PackedFile
 from fastload.repack.listing import list_packed, pack_options, regroup
+from fastload.repack.stored import KeptRows, joined_rows
 from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, Pictures, first_few
 from fastload.sources.rows import JoinedRows
 
@@ -95,7 +96,7 @@ def _check_same_fields(first: _Part, other: _Part) -> None:
         )
         raise SourceError(
             f"Files that differ cannot be merged: {said}. Pack both from their images with the same options, such as "
-            f"--size and --mode."
+            f"--size, --mode and --store."
         )
 
 
@@ -106,11 +107,18 @@ def _kinds(part: _Part) -> dict[str, str]:
     for name in _of_boxes(listing):
         values = listing.columns[name].values
         kinds[name] = f"{values.dtype.name} ({', '.join(['boxes', *map(str, values.shape[2:])])})"
-    if isinstance(listing.files, Arrays):
-        kinds = {"images": f"{listing.files.dtype} {listing.files.shape}", **kinds}
-    if listing.masks is not None and isinstance(listing.masks.files, Arrays):
-        kinds["masks"] = f"{listing.masks.files.dtype} {listing.masks.files.shape}"
+    if listing.files is not None:
+        kinds = {"images": _kind(listing.files), **kinds}
+    if listing.masks is not None:
+        kinds["masks"] = _kind(listing.masks.files)
     return kinds
+
+
+def _kind(rows: Files | Pictures | Arrays) -> str:
+    if isinstance(rows, KeptRows):
+        return rows.kind
+    assert isinstance(rows, Arrays), "rows of an HDF5 file"
+    return f"{rows.dtype} {rows.shape}"
 
 
 def _of_boxes(listing: Listing) -> list[str]:
@@ -225,7 +233,10 @@ def _keys(parts: Sequence[_Part], notes: list[str]) -> tuple[str, ...]:
     return tuple(f"{stem}/{key}" for stem, (_, listing) in zip(stems, parts, strict=True) for key in listing.keys)
 
 
-def _joined(files: Sequence[Files | Pictures | Arrays | None], parts: Sequence[_Part]) -> JoinedRows | None:
+def _joined(files: Sequence[Files | Pictures | Arrays | None], parts: Sequence[_Part]) -> JoinedRows | KeptRows | None:
+    kept = [rows for rows in files if isinstance(rows, KeptRows)]
+    if kept:
+        return joined_rows(kept)
     arrays = [(rows, len(listing)) for rows, (_, listing) in zip(files, parts, strict=True) if isinstance(rows, Arrays)]
     return JoinedRows.of(arrays) if arrays else None
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +12,20 @@ from numpy.typing import NDArray
 from fastload.errors import FileChangedError, FormatError, ImageError, SourceError
 from fastload.format import PackedFile
 from fastload.image_header import ImageHeader
+from fastload.open_readers import READERS
 from fastload.pack.chunk_work import array_header
-from fastload.read import RowReader, image_axes
+from fastload.read import image_axes
+from fastload.repack.stored import KeptRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.sources.rows import JoinedRows, RawRows
-
-_CACHE_CHUNKS = 32
-_MAX_OPEN = 64
+from fastload.stored_samples import has_stores
 
 
-def rows_of(file: PackedFile, name: str) -> Arrays:
-    """Every row of a pixel dataset: linear ones are read from the file itself, all others through h5py."""
+def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | KeptRows:
+    """Every row of a pixel dataset: linear ones are read from the file itself, all others but stores chunk by chunk."""
     field = file.fields[name]
+    if has_stores(file):
+        return KeptRows.of(file, name)
     shape, axes = field.shape, image_axes(file) if name == "images" else "HWC"
     if field.offset is None:
         return StoredRows(file, name, np.arange(file.num_rows))
@@ -39,7 +39,7 @@ def rows_of(file: PackedFile, name: str) -> Arrays:
     )
 
 
-def mask_rows_of(file: PackedFile) -> Arrays:
+def mask_rows_of(file: PackedFile) -> Arrays | KeptRows:
     """Every row of `masks` as uint8 (H, W), whatever integers the file holds.
 
     Raises:
@@ -54,7 +54,7 @@ def mask_rows_of(file: PackedFile) -> Arrays:
         )
     rows = rows_of(file, "masks")
     plain = field.dtype == np.uint8 and len(field.shape) == 2
-    return rows if plain else MaskRows(rows, file.path, np.arange(file.num_rows))
+    return rows if plain or isinstance(rows, KeptRows) else MaskRows(rows, file.path, np.arange(file.num_rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +156,11 @@ class StoredRows:
 
     def _gather(self, rows: NDArray[np.int64], stored: NDArray[Any]) -> None:
         try:
-            _readers.of(self.file, self.name).gather(rows, {self.name: stored})
+            READERS.of(self.file, self.name).gather(rows, {self.name: stored})
         except FileChangedError:
             raise
+        except FormatError as exc:  # what is decoded without h5py: its cause is the reason alone
+            raise ImageError(f"`{self.name}` cannot be read: {exc.__cause__ or exc}") from exc
         except (OSError, RuntimeError) as exc:  # h5py, where a filter fails
             raise ImageError(f"`{self.name}` cannot be read: {exc}") from exc
 
@@ -219,35 +221,3 @@ class RowByRow:
     def take(self, indices: NDArray[np.integer[Any]]) -> RowByRow:
         """Some of the rows, in the order of indices."""
         return RowByRow(self.rows.take(indices))
-
-
-class _Readers:
-    """The readers that this process keeps open, shared by its threads: opening one anew would lose decoded chunks."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._open: dict[tuple[str, str, int, int], RowReader] = {}
-
-    def of(self, file: PackedFile, name: str) -> RowReader:
-        key = (str(file.path), name, file.identity.inode, file.identity.mtime_ns)
-        if self._pid != os.getpid():
-            self.__init__()  # type: ignore[misc]  # neither locks nor HDF5 handles cross a fork
-        with self._lock:
-            if key not in self._open:
-                while len(self._open) >= _MAX_OPEN:
-                    self._open.pop(next(iter(self._open)))  # closes itself when its last user lets it go
-                self._open[key] = RowReader(file, [name], read="pread", cache_chunks=_CACHE_CHUNKS)
-            return self._open[key]
-
-    def close(self) -> None:
-        with self._lock:
-            self._open.clear()
-
-
-_readers = _Readers()
-
-
-def close_readers() -> None:
-    """Let the files go that this process keeps open, once their rows are read."""
-    _readers.close()

@@ -74,7 +74,7 @@ def test_a_changed_source_voids_what_was_said_of_its_row_before(tmp_path):
     journal.rows(np.array([0, 2]), np.array([7, 0], np.uint64), {2: "truncated"})
     before = path.stat().st_size
     source = np.array([(0, 33, -5)], SOURCE)
-    header = np.array([(20, 70_000, 3, 16)], HEADERS)
+    header = np.array([(20, 70_000, 3, 16, 0)], HEADERS)
     journal.changed(np.array([2]), source, header)
     half = path.read_bytes()[: before + RECORD.itemsize]
     claims = journal.read()[2]

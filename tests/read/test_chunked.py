@@ -1,4 +1,4 @@
-"""Reads through h5py."""
+"""Reads chunk by chunk."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fastload.format import read_header
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read import RowReader
 from fastload.read.chunked import ChunkedRows
+from fastload.read.filtered import FilteredChunks
 
 
 @pytest.fixture
@@ -32,10 +33,19 @@ def read(store, rows):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The parts that are read through h5py, in order."""
+    """The rows that are decoded here, or read through h5py, in order."""
     parts = []
-    original = h5py.Dataset.read_direct
-    monkeypatch.setattr(h5py.Dataset, "read_direct", lambda self, *args: (parts.append(args[1]), original(self, *args)))
+    through_hdf5, here = h5py.Dataset.read_direct, FilteredChunks.rows
+
+    def rows(self, fd, number):
+        chunk = here(self, fd, number)
+        parts.append(slice(number * self._chunks[0], number * self._chunks[0] + len(chunk)))
+        return chunk
+
+    monkeypatch.setattr(FilteredChunks, "rows", rows)
+    monkeypatch.setattr(
+        h5py.Dataset, "read_direct", lambda self, *args: (parts.append(args[1]), through_hdf5(self, *args))
+    )
     return parts
 
 

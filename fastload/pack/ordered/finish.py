@@ -1,0 +1,204 @@
+"""The end of a pack in order: metadata built, compressed chunks made, the file under its final name.
+
+Rows stay where they are while this goes on, so that each step can be repeated after a kill at any instant.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import h5py
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fastload.errors import FormatError, OutputError
+from fastload.format import open_hdf5, plain, read_header
+from fastload.in_threads import in_order
+from fastload.layout import PixelSpec, StoreSpec, create_file, is_linear
+from fastload.pack.finish import copy_bytes, described, sync_folder
+from fastload.pack.journal import Journal, source_table
+from fastload.pack.options import Progress
+from fastload.pack.ordered.log import TaskLog
+from fastload.pack.ordered.streams import Stream
+from fastload.pack.ordered.tasks import OrderedPack
+from fastload.pack.records import read_long
+from fastload.pack.report import PackReport, report_of
+from fastload.pack.resume import PackJob, identity_of, what_changed
+from fastload.sources.listing import Column
+from fastload.store import StoreIndex, common_shape
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What the journal says of a complete file."""
+
+    header_digest: str
+    converted: dict[str, int]
+    skipped: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    store: str
+    encodings: dict[str, int]
+    tasks: int
+
+
+def finish(pack: OrderedPack, rows: NDArray[np.void], ends: tuple[int, ...], threads: int) -> tuple[Path, str]:
+    """Lay the file out, all of it on disk when this returns.
+
+    Args:
+        rows: ROW (N,), all rows that were made.
+        ends: of each stream, where its rows end.
+        threads: that compress.
+
+    Returns:
+        Which of the files under way is the finished one, and its header digest.
+
+    Raises:
+        OutputError: the disk is full; what was packed stays.
+    """
+    job = pack.job
+    columns, attrs = described(pack.survey, pack.samples[rows["row"]], rows["digest"].copy())
+    specs: dict[str, PixelSpec | StoreSpec] = dict(pack.survey.pixels(len(rows)))
+    for stream, end in zip(pack.streams, ends, strict=True):
+        if stream.form == "store":
+            specs[stream.name], index = _store(pack, stream, rows, end)
+            columns |= index
+    specs = {stream.name: specs[stream.name] for stream in pack.streams}
+    in_place = is_linear(specs["images"])
+    try:
+        job.meta.unlink(missing_ok=True)
+        bases = create_file(job.meta, num_rows=len(rows), pixels=specs, columns=columns, attrs=attrs)
+        for stream in pack.streams:
+            spec = specs[stream.name]
+            if isinstance(spec, PixelSpec) and not is_linear(spec):
+                _compress(job.meta, stream, spec, len(rows), threads, job.progress)
+        target = job.part if in_place else job.meta
+        _join(pack, specs, bases, ends, len(rows), target)
+    except OSError as exc:
+        raise OutputError(
+            f"{job.output}: cannot be finished ({exc.strerror or exc}). What was packed is kept: make room, then run "
+            f"the same command again."
+        ) from exc
+    with open_hdf5(job.meta) as file:
+        return target, str(plain(file.attrs["header_digest"]))
+
+
+def _store(pack: OrderedPack, stream: Stream, rows: NDArray[np.void], end: int) -> tuple[StoreSpec, dict[str, Column]]:
+    """A byte store, and the datasets beside it."""
+    offsets, _ = stream.place(rows, 0)
+    images = stream.name == "images"
+    index = StoreIndex(
+        offsets, rows[stream.name], rows["shape"], rows["encoding" if images else "mask_encoding"], rows["orientation"]
+    )
+    shape = common_shape(rows["shape"])
+    spec = StoreSpec(
+        end, stream.chunk_bytes, shape if images else shape[:2], pack.plan.dtype if images else np.dtype(np.uint8),
+        {} if images else pack.survey.mask_attrs,
+    )  # fmt: skip
+    return spec, {name: Column(values, attrs) for name, (values, attrs) in index.datasets(stream.name).items()}
+
+
+def _compress(
+    meta: Path, stream: Stream, spec: PixelSpec, num_rows: int, threads: int, progress: Progress | None
+) -> None:
+    """Write the rows of a stream as compressed chunks, in their order."""
+    numbers = range(-(-num_rows // spec.chunk_rows))
+    with h5py.File(meta, "r+") as file, open(stream.path, "rb", buffering=0) as raw:
+        dataset = file[stream.name].id
+        work = partial(_compressed, raw.fileno(), stream.base, spec, num_rows)
+        for number, data in zip(numbers, in_order(work, numbers, threads), strict=True):
+            dataset.write_direct_chunk((number * spec.chunk_rows, *(0 for _ in spec.row_shape)), data)
+            if progress:
+                progress(f"compressing {stream.name}", number + 1, len(numbers))
+
+
+def _compressed(fd: int, base: int, spec: PixelSpec, num_rows: int, number: int) -> bytes:
+    """A chunk of rows; HDF5 wants it whole, what is behind the last row is zero."""
+    first = number * spec.chunk_rows
+    count = min(spec.chunk_rows, num_rows - first)
+    data = read_long(fd, count * spec.row_bytes, base + first * spec.row_bytes)
+    return spec.codec.compress(data.ljust(spec.chunk_rows * spec.row_bytes, b"\0"))
+
+
+def _join(
+    pack: OrderedPack,
+    specs: dict[str, PixelSpec | StoreSpec],
+    bases: dict[str, int],
+    ends: tuple[int, ...],
+    num_rows: int,
+    target: Path,
+) -> None:
+    """Bring together in one file what HDF5 wrote and what workers wrote."""
+    meta = pack.job.meta
+    with open(meta, "rb") as twin, open(target, "r+b") as file:
+        size = os.fstat(twin.fileno()).st_size
+        if target != meta:
+            start = 0
+            for name, base in bases.items():
+                copy_bytes(twin, file, start, base)
+                start = base + _allocated(specs[name], num_rows)
+            copy_bytes(twin, file, start, size)
+        for stream, end in zip(pack.streams, ends, strict=True):
+            if stream.name in bases and stream.path != str(target):
+                with open(stream.path, "rb") as rows:
+                    copy_bytes(rows, file, stream.base, stream.base + end, bases[stream.name])
+        file.truncate(size)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _allocated(spec: PixelSpec | StoreSpec, num_rows: int) -> int:
+    """Bytes of all chunks of a dataset that lies in one piece."""
+    if isinstance(spec, PixelSpec):
+        return -(-num_rows // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
+    chunk = min(spec.chunk_bytes, spec.num_bytes)
+    return -(-spec.num_bytes // chunk) * chunk
+
+
+def publish(job: PackJob, journal: Journal, log: TaskLog, path: Path, done: Finished) -> None:
+    """Give the complete file its final name and remove what only packing needed."""
+    log.finished({**asdict(done), "path": path.name, "sources": _sources_check(job)})
+    os.replace(path, job.output)
+    sync_folder(job.output.parent)
+    _clean_up(job, journal)
+
+
+def _sources_check(job: PackJob) -> int:
+    table = source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
+    return xxhash.xxh3_64_intdigest(table.tobytes())
+
+
+def _clean_up(job: PackJob, journal: Journal) -> None:
+    for path in (job.meta, job.masks, job.part):
+        path.unlink(missing_ok=True)
+    journal.remove()
+
+
+def finished_report(job: PackJob, journal: Journal, started: float) -> PackReport | None:
+    """The report of a pack that was killed between the file's final name and the removal of its journal."""
+    log = TaskLog(journal)
+    found = log.read()
+    if found is None or found.finished is None or not job.output.exists():
+        return None
+    told = dict(found.finished)
+    same_sources = told.pop("sources") == _sources_check(job)
+    if job.output.with_name(told.pop("path")).exists() or not same_sources:
+        return None
+    if what_changed(identity_of(job), found.sources, found.head, found.sources, job):
+        return None
+    done = Finished(**told)
+    with suppress(FormatError):
+        file = read_header(job.output)
+        if file.header_digest == done.header_digest:
+            _clean_up(job, journal)
+            skipped = tuple((key, reason) for key, reason in done.skipped)
+            return report_of(
+                job, file, done.converted, skipped, started=started, images_per_s=0.0, chunks=done.tasks,
+                chunks_kept=done.tasks, chunks_decoded=0, notes=tuple(done.notes), store=done.store,
+                encodings=done.encodings,
+            )  # fmt: skip
+    return None

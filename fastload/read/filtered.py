@@ -1,0 +1,232 @@
+"""Chunks of a dataset that HDF5 keeps compressed: read at their place in the file, and decoded without HDF5.
+
+libhdf5 holds one lock for the whole process while it decodes; zlib and zstd let even the GIL go, so threads decode
+different chunks at once. What is decoded here: gzip, zstd and HDF5's shuffle before either, of any number type. The
+rest (lzf, n-bit, checksums, filters of plugins) is left to h5py.
+
+The HDF5 file format, version 3.0: filter pipelines in section IV.A.2.l; a chunk's filter mask has bit i set where
+filter i was left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import zlib
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+from h5py import h5t, h5z
+from numpy.typing import NDArray
+
+from fastload.codecs import (
+    GZIP_FILTER,
+    SHUFFLE_FILTER,
+    ZSTD_FILTER,
+    decompress_zstd_into,
+    filter_name,
+    has_zstd,
+)
+from fastload.errors import FileChangedError, FormatError
+from fastload.stopwatch import current
+
+_Undo = Callable[[Any, NDArray[np.uint8]], None]
+"""Fills memory with what some bytes were before the filter; ValueError where they do not come to as many."""
+
+
+class _Filter(NamedTuple):
+    number: int
+    parameters: tuple[int, ...]
+    name: str
+
+
+class FilteredChunks:
+    """The chunks of one dataset; any number of threads may decode them, also in a forked child.
+
+    Attributes:
+        one_row: whether each chunk is one row, so that `row_into` may be used.
+    """
+
+    def __init__(self, path: Path, name: str, item: h5py.Dataset, undo: list[_Undo]) -> None:
+        self._path = path
+        self._name = name
+        self._undo = undo
+        self._shape: tuple[int, ...] = tuple(map(int, item.shape))
+        self._chunks: tuple[int, ...] = tuple(map(int, item.chunks))
+        self._dtype: np.dtype[Any] = item.dtype
+        self._fill = item.fillvalue
+        self._grid = tuple(-(-size // chunk) for size, chunk in zip(self._shape, self._chunks, strict=True))
+        self._whole_rows = self._chunks[1:] == self._shape[1:]
+        self.one_row = self._whole_rows and self._chunks[0] == 1 and self._dtype.isnative
+        self._places = self._table(item)
+
+    @classmethod
+    def of(cls, path: Path, name: str, item: h5py.Dataset) -> FilteredChunks | None:
+        """The chunks of a dataset; None where they are not compressed, or h5py has to decode them."""
+        undo = [_undo(one) for one in _filters(item)]
+        packed = [one for one in _filters(item) if one.number != SHUFFLE_FILTER]
+        # Behind two codecs nobody knows how many bytes the first one left.
+        if not undo or None in undo or len(packed) > 1 or item.dtype.kind not in "uif" or 0 in item.shape:
+            return None
+        # Whole bytes in the order of NumPy's type, as any tool of today writes them: no 12 bits in 16.
+        if not h5t.py_create(item.dtype).equal(item.id.get_type()):
+            return None
+        return cls(path, name, item, [one for one in undo if one is not None])
+
+    def rows(self, fd: int, number: int) -> NDArray[Any]:
+        """The rows of all chunks that begin at row number * chunk rows: (rows, ...), native byte order.
+
+        Args:
+            fd: of the file.
+            number: counted from 0 along the first axis.
+
+        Raises:
+            FormatError: a chunk cannot be decoded; the cause says why.
+            FileChangedError: the file ends inside it.
+        """
+        first = number * self._chunks[0]
+        count = min(self._chunks[0], self._shape[0] - first)
+        chunk = np.empty(self._chunks, self._dtype)
+        native = self._dtype.newbyteorder("=")
+        if self._whole_rows:
+            self._decode(fd, number, chunk)
+            return chunk[:count].astype(native, copy=False)
+        rows = np.empty((count, *self._shape[1:]), native)
+        across = math.prod(self._grid[1:])
+        for i, at in enumerate(np.ndindex(self._grid[1:])):
+            self._decode(fd, number * across + i, chunk)
+            starts = [index * size for index, size in zip(at, self._chunks[1:], strict=True)]
+            part = rows[(slice(None), *(slice(a, a + size) for a, size in zip(starts, self._chunks[1:], strict=True)))]
+            part[...] = chunk[tuple(slice(size) for size in part.shape)]
+        return rows
+
+    def row_into(self, fd: int, row: int, out: NDArray[Any]) -> None:
+        """Decodes a row, which is a chunk, into memory that is there: C-contiguous, of the dataset's type."""
+        self._decode(fd, row, out)
+
+    def _table(self, item: h5py.Dataset) -> NDArray[np.int64]:
+        """Byte offset, stored bytes and filter mask of each chunk, int64 (chunks, 3); offset -1: never written."""
+        found = array("q")
+        item.id.chunk_iter(lambda chunk: found.extend((*chunk.chunk_offset, *chunk[1:])))
+        entries = np.frombuffer(found, np.int64).reshape(-1, item.ndim + 3)
+        places = np.full((math.prod(self._grid), 3), -1, np.int64)
+        numbers = np.ravel_multi_index(tuple((entries[:, : item.ndim] // self._chunks).T), self._grid)
+        places[numbers] = entries[:, [item.ndim + 1, item.ndim + 2, item.ndim]]
+        return places
+
+    def _decode(self, fd: int, number: int, out: NDArray[Any]) -> None:
+        offset, length, mask = self._places[number].tolist()
+        if offset < 0:
+            out[...] = self._fill
+            return
+        stopwatch = current()
+        data = self._read(fd, number, offset, length)
+        if stopwatch is not None:
+            stopwatch.lap("reading")
+        undo = [one for i, one in enumerate(self._undo) if not mask >> i & 1][::-1] or [_copy]
+        target = out.reshape(-1).view(np.uint8)
+        try:
+            for one in undo[:-1]:
+                made = np.empty_like(target)
+                one(data, made)
+                data = made
+            undo[-1](data, target)
+        except ValueError as exc:
+            raise FormatError(
+                f"{self._path}: {self._rows_of(number)} of `{self._name}` cannot be decoded ({exc}). List all damage "
+                f"with `fastload verify {self._path}`; copy the file again, or pack it again."
+            ) from exc
+        if stopwatch is not None:
+            stopwatch.lap("decoding")
+
+    def _read(self, fd: int, number: int, offset: int, length: int) -> Any:
+        data = os.pread(fd, length, offset)
+        while len(data) < length:  # a call reads at most 2 GiB
+            more = os.pread(fd, length - len(data), offset + len(data))
+            if not more:
+                raise FileChangedError(
+                    f"{self._path}: ends at byte {offset + len(data):,}, inside {self._rows_of(number)} of "
+                    f"`{self._name}`: it was truncated. Copy it again."
+                )
+            data += more
+        return data
+
+    def _rows_of(self, number: int) -> str:
+        first = number // math.prod(self._grid[1:]) * self._chunks[0]
+        last = min(first + self._chunks[0], self._shape[0]) - 1
+        return f"row {first}" if first == last else f"the chunk of rows {first} to {last}"
+
+
+def load_filters(path: Path, name: str, item: h5py.Dataset) -> None:
+    """Makes h5py ready to decode a dataset: loads hdf5plugin where a filter needs it.
+
+    Raises:
+        FormatError: a filter is not installed; it names the extra that has it, if one has.
+    """
+    for one in _filters(item):
+        if h5z.filter_avail(one.number):
+            continue
+        where = f"{path}: `{name}` is compressed with {one.name} (HDF5 filter {one.number})"
+        try:
+            importlib.import_module("hdf5plugin")
+        except ImportError as exc:
+            raise FormatError(
+                f"{where}, which is not installed here. Install what reads it with: pip install 'fastload[zstd]'."
+            ) from exc
+        if not h5z.filter_avail(one.number):
+            raise FormatError(
+                f"{where}, which neither HDF5 nor hdf5plugin has here. Write the file anew where the filter is "
+                f"installed: `h5repack -f GZIP=4`."
+            )
+
+
+def _filters(item: h5py.Dataset) -> list[_Filter]:
+    """In the order in which they were applied."""
+    plist = item.id.get_create_plist()
+    found = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+    return [_Filter(number, tuple(values), filter_name(number, given)) for number, _, values, given in found]
+
+
+def _undo(one: _Filter) -> _Undo | None:
+    """What takes a filter back; None where h5py has to."""
+    if one.number == GZIP_FILTER:
+        return _inflate
+    if one.number == ZSTD_FILTER and has_zstd():
+        return decompress_zstd_into
+    if one.number == SHUFFLE_FILTER and one.parameters:
+        size = one.parameters[0]
+        return lambda data, out: _unshuffle(data, out, size)
+    return None
+
+
+def _copy(data: Any, out: NDArray[np.uint8]) -> None:
+    if len(data) != len(out):
+        raise ValueError(f"{len(data):,} bytes where {len(out):,} are expected")
+    out[:] = np.frombuffer(data, np.uint8)
+
+
+def _inflate(data: Any, out: NDArray[np.uint8]) -> None:
+    inflating = zlib.decompressobj()
+    try:
+        # No more than is asked for, whatever the stream would come to.
+        found = inflating.decompress(data, len(out) + 1)
+    except zlib.error as exc:
+        raise ValueError(str(exc)) from exc
+    if not inflating.eof and len(found) <= len(out):
+        raise ValueError("the compressed data is cut short")
+    _copy(found, out)
+
+
+def _unshuffle(data: Any, out: NDArray[np.uint8], size: int) -> None:
+    """First bytes of all elements lie first, then all second bytes, ...; what is left behind them stays as it is."""
+    if len(data) != len(out):
+        raise ValueError(f"{len(data):,} bytes where {len(out):,} are expected")
+    mixed = np.frombuffer(data, np.uint8)
+    whole = len(out) // size * size
+    out[:whole].reshape(-1, size)[:] = mixed[:whole].reshape(size, -1).T
+    out[whole:] = mixed[whole:]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fastload.estimate.pick import StoreEstimate, pick_store
+
+GB = 2**30
+
+
+def stores(disk_per_s: float | None) -> list[StoreEstimate]:
+    """100,000 images of 200 kB: raw 20 GB, JPEG 2 GB, and half of each, over a disk of so many raw images a second."""
+
+    def at(size: float) -> float | None:
+        return None if disk_per_s is None else disk_per_s * 20 / size
+
+    def one(name: str, size: float, warm: float, *, loses: bool) -> StoreEstimate:
+        over_disk = at(size)
+        return StoreEstimate(
+            name, int(size * GB), warm, None if over_disk is None else min(warm, over_disk), {"raw": 1}, loses
+        )
+
+    return [
+        one("raw", 20, 30_000, loses=False),
+        one("jpeg:90", 2.5, 2000, loses=True),
+        one("source", 2, 2000, loses=False),
+        one("mixed:0.5", 11, 3800, loses=False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("memory", "disk_per_s", "pick"),
+    [
+        (64, 100, "raw"),  # read once, then from memory
+        (20, 100, "mixed:0.5"),  # raw would fill all of memory
+        (3, 100, "source"),
+        (1, 200, "source"),  # a slow disk: the fewest bytes
+        (1, 5000, "raw"),  # a fast one: nothing to decode
+        (1, 2000, "mixed:0.5"),  # between them: neither disk nor CPUs are in the way alone
+        (64, None, "raw"),
+        (1, None, "source"),
+    ],
+)
+def test_what_is_read_fastest_is_picked(memory: int, disk_per_s: float | None, pick: str) -> None:
+    name, reason = pick_store(stores(disk_per_s), free_memory=memory * GB, room=None)
+    assert name == pick and reason.startswith(f"{pick}: ") and reason.endswith(".")
+    assert re.search(rf"\b{memory}\.0 GiB of free memory", reason)
+
+
+def test_the_reason_has_the_rates_of_the_best_two() -> None:
+    _, reason = pick_store(stores(200), free_memory=GB, room=None)
+    assert "its 2.0 GiB do not fit" in reason and "over this disk come 2,000 images/s" in reason
+    assert "(jpeg:90 1,600 over this disk)" in reason
+
+
+def test_of_equal_rates_the_one_that_loses_nothing_is_picked() -> None:
+    raw, made, own, _ = stores(150)
+    assert made.disk_per_s is not None and own.disk_per_s is not None
+    assert pick_store([raw, own, made], free_memory=GB, room=None)[0] == "source"
+    name, reason = pick_store([raw, made], free_memory=GB, room=None)
+    assert name == "jpeg:90" and "loses a little" in reason
+
+
+def test_what_the_disk_has_no_room_for_is_not_picked() -> None:
+    name, reason = pick_store(stores(5000), free_memory=64 * GB, room=12 * GB)
+    assert name == "mixed:0.5"
+    assert reason.endswith("No room on the disk, where 12.0 GiB are free, for raw (20.0 GiB).")
+    assert pick_store(stores(5000), free_memory=64 * GB, room=GB)[0] == "source"

@@ -1,0 +1,270 @@
+"""Packing in order: stores and compressed rows from real files, interrupted anywhere, with any number of workers."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xxhash
+from PIL import Image
+
+from fastload.codecs import has_zstd
+from fastload.errors import OptionError, OutputError, ResumeError, SourceError
+from fastload.pack import PackReport, pack_images
+from fastload.store import JPEG, RAW
+
+CHUNK = 6000
+needs_zstd = pytest.mark.skipif(not has_zstd(), reason="needs the extra [zstd]")
+
+
+def photos(root: Path, count: int = 24, *, masks: bool = False, side: int | None = None, names: str = "{}.jpg") -> Path:
+    """Photos of several sizes, or of one, with masks of their sizes on request."""
+    for i in range(count):
+        rng = np.random.default_rng(i)
+        height, width = (side, side) if side else (int(rng.integers(20, 60)), int(rng.integers(20, 60)))
+        path = root / ("images" if masks else f"class{i % 2}") / names.format(f"{i:02d}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 255, (height, width, 3), np.uint8)
+        Image.fromarray(pixels).save(path, quality=80)
+        if masks:
+            (root / "masks").mkdir(exist_ok=True)
+            Image.fromarray(np.full((height, width), i, np.uint8)).save(root / "masks" / f"{i:02d}.png")
+    return root
+
+
+def pack(source: Path, output: Path, **options: Any) -> PackReport:
+    return pack_images(source, output, **{"workers": 0, "chunk_bytes": CHUNK, **options})
+
+
+def stored_rows(path: Path, field: str = "images") -> list[bytes]:
+    """The bytes of each row of a store, each known to lie in one chunk and not to overlap another."""
+    with h5py.File(path) as file:
+        offsets, lengths = file[f"{field}_offset"][()], file[f"{field}_bytes"][()]
+        chunk = file[field].chunks[0]
+        assert ((offsets // chunk == (offsets + lengths - 1) // chunk) | (offsets % chunk == 0)).all()
+        assert (offsets[1:] >= (offsets + lengths)[:-1]).all()
+        data = file[field][()]
+        return [data[a : a + n].tobytes() for a, n in zip(offsets, lengths, strict=True)]
+
+
+def keys_of(path: Path) -> list[str]:
+    with h5py.File(path) as file:
+        return [key.decode() for key in file["key"][()]]
+
+
+def leftovers(output: Path) -> list[str]:
+    return sorted(path.name for path in output.parent.iterdir() if path.name.startswith(output.name + "."))
+
+
+def pixels_of(data: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_source_keeps_the_bytes_of_each_file_whoever_packs(tmp_path: Path, workers: int) -> None:
+    source = photos(tmp_path / "s", 70)
+    report = pack(source, tmp_path / "o.h5", store="source", workers=workers)
+    rows = stored_rows(report.path)
+    assert rows == [(source / key).read_bytes() for key in keys_of(report.path)]
+    with h5py.File(report.path) as file:
+        assert file["digest"][()].tolist() == [xxhash.xxh3_64_intdigest(row) for row in rows]
+        assert set(file["images_encoding"][()]) == {JPEG}
+    assert (report.store, report.encodings, report.image_shape) == ("source", {"jpeg": 70}, (0, 0, 3))
+    assert report.chunks >= 16 and leftovers(report.path) == [] and report.fields == ("labels",)
+    if workers:
+        assert report.path.read_bytes() == pack(source, tmp_path / "0.h5", store="source").path.read_bytes()
+
+
+@needs_zstd
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_images_and_masks_of_several_sizes_are_stores(tmp_path: Path, codec: str) -> None:
+    source = photos(tmp_path / "s", masks=True, names="{}.png")
+    report = pack(source, tmp_path / "o.h5", codec=codec)
+    with h5py.File(report.path) as file:
+        shapes, how = file["images_shape"][()], file["masks_encoding"][()]
+        assert (how == (RAW if codec == "none" else 2)).all() and file["masks"].attrs["row_shape"].tolist() == [0, 0]
+    images, masks = stored_rows(report.path), stored_rows(report.path, "masks")
+    for key, shape, image, mask in zip(keys_of(report.path), shapes, images, masks, strict=True):
+        if codec == "none":
+            assert np.array_equal(np.frombuffer(image, np.uint8).reshape(shape), pixels_of((source / key).read_bytes()))
+            assert mask == bytes([int(Path(key).stem)]) * (shape[0] * shape[1])
+    assert report.path.read_bytes() == pack(source, tmp_path / "2.h5", codec=codec, workers=2).path.read_bytes()
+
+
+@needs_zstd
+@pytest.mark.parametrize("options", [{"codec": "gzip"}, {"codec": "zstd:5"}, {"store": "jpeg"}])
+def test_rows_of_one_size_are_compressed_or_linear_beside_a_store(tmp_path: Path, options: dict[str, Any]) -> None:
+    source = photos(tmp_path / "s", masks=True, side=30, names="{}.png")
+    report = pack(source, tmp_path / "o.h5", **options)
+    plain = pack(source, tmp_path / "plain.h5", codec="none").path
+    with h5py.File(report.path) as file, h5py.File(plain) as expected:
+        assert file["key"][()].tolist() == expected["key"][()].tolist()
+        if options.get("codec") != "zstd:5":  # hdf5plugin is not needed to pack
+            assert np.array_equal(file["masks"][()], expected["masks"][()])
+        if options == {"codec": "gzip"}:
+            assert np.array_equal(file["images"][()], expected["images"][()])
+        if "codec" in options:
+            assert file["digest"][()].tolist() == expected["digest"][()].tolist()
+            assert file["images"].chunks[0] == CHUNK // 2700 and file["masks"].id.get_offset() is None
+    assert leftovers(report.path) == []
+    assert report.path.read_bytes() == pack(source, tmp_path / "2.h5", workers=2, **options).path.read_bytes()
+
+
+def test_a_sample_that_is_skipped_gets_no_place(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s")
+    good = pack(source, tmp_path / "good.h5", store="source", shuffle=False).path
+    for name in ("class0/04.jpg", "class1/09.jpg"):
+        data = (source / name).read_bytes()
+        (source / name).write_bytes(data[: len(data) // 2])
+    report = pack(source, tmp_path / "o.h5", store="source", shuffle=False, on_error="skip", workers=2)
+    assert sorted(key for key, _ in report.skipped) == ["class0/04.jpg", "class1/09.jpg"]
+    gone = {keys_of(good).index(key) for key, _ in report.skipped}
+    assert stored_rows(report.path) == [row for at, row in enumerate(stored_rows(good)) if at not in gone]
+    assert report.num_samples == 22 and report.encodings == {"jpeg": 22}
+
+
+def test_an_error_keeps_what_was_done_before_it_and_a_repaired_source_continues(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", 80)
+    bad = source / "class0/40.jpg"
+    whole = bad.read_bytes()
+    expected = pack(source, tmp_path / "whole.h5", store="source", shuffle=False).path
+    output = tmp_path / "o.h5"
+    bad.write_bytes(whole[: len(whole) // 2])
+    for workers in (2, 0):
+        with pytest.raises(SourceError, match=r"1 of 80 images.*class0/40.jpg.*the same command continues"):
+            pack(source, output, store="source", shuffle=False, workers=workers)
+    assert leftovers(output) == ["o.h5.journal", "o.h5.part"]
+    with pytest.raises(ResumeError, match="option store was source, now it is None.*--overwrite"):
+        pack(source, output, shuffle=False)
+    with pytest.raises(ResumeError, match="option chunk_bytes"):
+        pack(source, output, store="source", shuffle=False, chunk_bytes=CHUNK * 2)
+    bad.write_bytes(whole)
+    report = pack(source, output, store="source", shuffle=False, workers=2)
+    row = keys_of(expected).index("class0/40.jpg")
+    assert 1 <= report.chunks_kept <= row and report.chunks_kept + report.chunks_decoded == report.chunks
+    assert output.read_bytes() == expected.read_bytes() and leftovers(output) == []
+
+
+def test_only_tasks_whose_bytes_and_sources_are_as_they_were_are_kept(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", 32)
+    last = source / "class1/31.jpg"
+    whole = last.read_bytes()
+    output = tmp_path / "o.h5"
+
+    def stop() -> None:
+        last.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(SourceError):
+            pack(source, output, shuffle=False, store="source")
+        last.write_bytes(whole)
+
+    order = keys_of(pack(source, tmp_path / "a.h5", shuffle=False, store="source").path)
+    stop()
+    with open(output.with_name("o.h5.part"), "r+b") as file:  # as a power failure may leave it
+        file.seek(4096 + sum((source / key).stat().st_size for key in order[:7]))
+        file.write(b"other bytes")
+    fresh = pack(source, output, shuffle=False, store="source")
+    assert fresh.chunks_kept <= 7 and output.read_bytes() == (tmp_path / "a.h5").read_bytes()
+    output.unlink()
+    stop()
+    Image.fromarray(np.zeros((33, 44, 3), np.uint8)).save(source / order[3])
+    assert pack(source, output, shuffle=False, store="source").chunks_kept <= 3
+    assert stored_rows(output)[3] == (source / order[3]).read_bytes()
+
+
+def test_an_unfinished_pack_of_another_kind_is_overwritten_only_on_demand(tmp_path: Path) -> None:
+    source, output = photos(tmp_path / "s", side=40), tmp_path / "o.h5"
+    data = (source / "class0/10.jpg").read_bytes()
+    (source / "class0/10.jpg").write_bytes(data[: len(data) // 2])
+    for first, second in (({}, {"store": "source"}), ({"store": "source"}, {})):
+        with pytest.raises(SourceError):
+            pack(source, output, overwrite=True, **first)
+        with pytest.raises(ResumeError, match="--overwrite"):
+            pack(source, output, **second)
+    (source / "class0/10.jpg").write_bytes(data)
+    with pytest.raises(ResumeError, match="--overwrite"):
+        pack(source, output)
+    assert pack(source, output, overwrite=True).image_shape == (40, 40, 3) and leftovers(output) == []
+
+
+def test_an_image_larger_than_a_chunk_has_chunks_of_its_own_and_that_is_said(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", names="{}.png")
+    report = pack(source, tmp_path / "o.h5", chunk_bytes=4000)
+    sizes = [len(row) for row in stored_rows(report.path)]
+    large = sum(size > 4000 for size in sizes)
+    assert 0 < large < len(sizes) and f"{large} images or masks are larger than a chunk (4,000 bytes)" in report.notes[-1]
+
+
+def test_names_of_files_under_way_are_refused_and_every_sample_bad_is_an_error(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", 3)
+    with pytest.raises(OutputError, match="unfinished packs"):
+        pack(source, tmp_path / "o.h5.masks")
+    for path in source.rglob("*.jpg"):
+        path.write_bytes(path.read_bytes()[:-400])
+    with pytest.raises(SourceError, match="3 of 3 images"):
+        pack(source, tmp_path / "o.h5", store="source", on_error="skip")
+    with pytest.raises(OptionError):
+        pack(source, tmp_path / "p.h5", store="jpeg:200")
+
+
+_SCRIPT = """
+import os, signal, sys
+from fastload.pack import pack_images
+source, output, options, kill_at = sys.argv[1], sys.argv[2], eval(sys.argv[3]), int(sys.argv[4])
+seen = done = 0
+def hook(event, args):
+    global seen
+    if event in ("open", "os.rename", "os.remove", "os.truncate") and output in str(args[0] if args else ""):
+        seen += 1
+        if seen == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+def progress(stage, count, total):
+    hook("os.rename", (output,))
+sys.addaudithook(hook)
+report = pack_images(source, output, chunk_bytes=6000, progress=progress, on_error="skip", **options)
+print(report.chunks, report.chunks_kept, report.chunks_decoded, seen, len(report.skipped))
+"""
+
+
+def _run(source: Path, output: Path, options: dict[str, Any], kill_at: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _SCRIPT, str(source), str(output), repr(options), str(kill_at)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ, check=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "tried"),
+    [
+        ({"store": "jpeg", "workers": 0}, 5),
+        ({"codec": "gzip", "size": 30, "workers": 0}, 3),
+        ({"store": "source", "workers": 2}, 2),
+    ],
+)
+def test_killed_at_any_step_the_same_command_gives_the_same_bytes(
+    tmp_path: Path, options: dict[str, Any], tried: int
+) -> None:
+    """Kills the packer after tasks, at file operations and in its last steps; tasks that are done stay done."""
+    source = photos(tmp_path / "s", 64, masks=options["workers"] == 0)
+    cut = sorted(source.rglob("*20.jpg"))[0]
+    cut.write_bytes(cut.read_bytes()[:-500])
+    whole = _run(source, tmp_path / "whole.h5", options)
+    assert whole.returncode == 0, whole.stderr
+    tasks, _, _, events, _ = map(int, whole.stdout.split())
+    expected = (tmp_path / "whole.h5").read_bytes()
+    rng = np.random.default_rng(len(str(options)))
+    moments = sorted({events, *rng.integers(1, events, tried - 1).tolist()})
+    for kill_at in moments:
+        output = tmp_path / f"{kill_at}.h5"
+        assert _run(source, output, options, kill_at).returncode == -signal.SIGKILL
+        assert not output.exists() or output.read_bytes() == expected
+        again = _run(source, output, options)
+        assert again.returncode == 0, again.stderr
+        _, kept, decoded, _, skipped = map(int, again.stdout.split())
+        assert output.read_bytes() == expected and leftovers(output) == [] and skipped == 1
+        assert kept + decoded == tasks and (kept or kill_at < 12)
