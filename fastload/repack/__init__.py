@@ -79,7 +79,7 @@ def repack_file(
     told = pack_options(header)
     if chunk_bytes is None:
         chunk_bytes = CODEC_CHUNK_BYTES if level is not None else int(told.get("chunk_bytes", CHUNK_BYTES))
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
         attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
@@ -119,7 +119,7 @@ def merge_files(
     level = parse_codec(codec)
     _check_apart(list(map(Path, files)), Path(output))
     listing = list_merged(files)
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
     told: dict[str, Any] = json.loads(listing.attrs["pack_options"])
     names = ", ".join(Path(file).name for file in files)
     return _write(listing, output, told, options, names, level, workers, on_error, overwrite, progress)
