@@ -100,7 +100,7 @@ def pack(
         str | None,
         typer.Option(
             metavar="raw|jpeg[:Q]|source|mixed:F",
-            help="Keep pixels, JPEGs of quality Q, the files' own JPEGs, or JPEGs in a fraction F of rows.",
+            help="Store pixels, new JPEGs, the files' own, or some of each.",
             show_default=False,
         ),
     ] = None,
@@ -108,7 +108,7 @@ def pack(
         int | None, typer.Option(metavar="S", help="Shrink larger images to this shorter side.", show_default=False)
     ] = None,
     codec: Annotated[
-        str, typer.Option(metavar="none|gzip[:L]|zstd[:L]", help="Compress without loss; auto: masks that shrink.")
+        str, typer.Option(metavar="none|gzip[:L]|zstd[:L]", help="Lossless; auto: zstd for masks that shrink.")
     ] = "auto",
     workers: Annotated[
         int | None, typer.Option(help="Processes that decode; by default one per CPU.", show_default=False)

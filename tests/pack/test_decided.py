@@ -73,7 +73,8 @@ def test_what_does_not_go_together_is_refused_with_the_mend(rows, options, said)
 
 
 def test_options_are_written_down_only_where_something_is_said():
-    assert not {"store", "max_size", "codec"} & PackOptions().to_dict().keys()
+    for unsaid in (PackOptions(), PackOptions(store=parse_store("raw"), codec="auto")):
+        assert not {"store", "max_size", "codec"} & unsaid.to_dict().keys()
     told = PackOptions(store=parse_store("mixed:0.25"), max_size=256, codec="zstd:7").to_dict()
     assert (told["store"], told["max_size"], told["codec"]) == ("mixed:0.25", 256, "zstd:7")
     assert parse_store(told["store"]) == StoreOption("mixed", fraction=0.25)

@@ -15,14 +15,14 @@ from PIL import Image
 
 from fastload.codecs import decompress_zstd
 from fastload.decode import decode_image
-from fastload.errors import ImageError
+from fastload.errors import ImageError, SourceError
 from fastload.fitting import Target
 from fastload.pack import PackOptions, Survey, survey_source
 from fastload.pack.encode import RowEncoder
 from fastload.pack.store_plan import StoreOption, parse_store
 from fastload.pack.survey import survey_listing
 from fastload.pack.workers import WorkerPool
-from fastload.sources.listing import Listing, Masks
+from fastload.sources.listing import Column, Listing, Masks
 from fastload.sources.rows import MemoryRows
 from fastload.store import JPEG, RAW, ZSTD, EncodedRow
 
@@ -222,6 +222,20 @@ def test_a_mask_is_hashed_behind_its_image_and_resized_with_it(tmp_path, store):
     assert smaller["a.jpg"].shape == (10, 15, 3) and smaller["b.jpg"].shape == (17, 10, 3)
     mask = smaller["b.jpg"]
     assert mask.mask_encoding == ZSTD and decompress_zstd(mask.mask, 170) == b"\xff" * 170
+
+
+def test_boxes_shrink_with_images_of_several_sizes(tmp_path):
+    source = folder(tmp_path, {"a.jpg": jpeg(smooth(20, 40)), "b.jpg": jpeg(smooth(10, 12))})
+    plain = surveyed(source).listing
+    boxes = Column(np.tile(np.array([[4, 8, 8, 8]], np.float32), (2, 1)), {}, "xywh")
+    listing = Listing(**{**vars(plain), "columns": {"bbox": boxes}})
+    with WorkerPool(0) as pool:
+        pool.use(listing)
+        moved = survey_listing(listing, PackOptions(max_size=10), pool).listing.columns["bbox"].values
+        unknown = Listing(**{**vars(plain), "columns": {"bbox": Column(boxes.values, {"coordinates": "unknown"})}})
+        with pytest.raises(SourceError, match="`--max-size` would leave bbox behind"):
+            survey_listing(unknown, PackOptions(max_size=10), pool)
+    assert moved.tolist() == [[2, 4, 4, 4], [4, 8, 8, 2]], "the second one is cut off at its image's edge"
 
 
 def test_rows_that_come_encoded_are_kept(tmp_path):
