@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from fastload.decode import Target, decoder_versions
 from fastload.errors import FormatError, OptionError
+from fastload.filters import load_filters
 from fastload.format import Field, PackedFile, open_hdf5
 from fastload.pack.chunk_work import Worker, read_at
 from fastload.pack.headers import read_headers
 from fastload.pack.moved import move_columns
 from fastload.pack.options import PackOptions
 from fastload.pack.workers import WorkerPool
-from fastload.read.filtered import load_filters
 from fastload.sources import SourceOptions, list_source
 from fastload.sources.listing import Listing
 
