@@ -1,4 +1,4 @@
-"""Images of several sizes in a loader: decoded, cut and resized by the reading threads, as a fixed-size file would be."""
+"""Images of several sizes in a loader: decoded, cut and resized by the reading threads, as if all had one size."""
 
 from __future__ import annotations
 
