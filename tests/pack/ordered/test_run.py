@@ -199,9 +199,7 @@ def test_an_image_larger_than_a_chunk_has_chunks_of_its_own_and_that_is_said(tmp
     report = pack(source, tmp_path / "o.h5", chunk_bytes=4000)
     sizes = [len(row) for row in stored_rows(report.path)]
     large = sum(size > 4000 for size in sizes)
-    assert (
-        0 < large < len(sizes) and f"{large} images or masks are larger than a chunk (4,000 bytes)" in report.notes[-1]
-    )
+    assert 0 < large < len(sizes) and f"{large} images or masks are larger than a chunk (4,000 bytes)" in report.notes[-1]
 
 
 def test_names_of_files_under_way_are_refused_and_every_sample_bad_is_an_error(tmp_path: Path) -> None:
