@@ -17,6 +17,7 @@ import numpy as np
 
 from fastload.codecs import NONE, Codec, parse_codec
 from fastload.errors import OptionError, OutputError
+from fastload.format import PackedFile
 from fastload.layout import CHUNK_BYTES, dump_options
 from fastload.open_readers import close_readers
 from fastload.pack import PackOptions, PackReport, pack_listing
@@ -84,7 +85,9 @@ def repack_file(
     if chunk_bytes is None:
         told_bytes = int(told.get("chunk_bytes", CHUNK_BYTES))
         chunk_bytes = CODEC_CHUNK_BYTES if how != NONE and not has_stores(header) else told_bytes
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    options = PackOptions(
+        seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=_codec_of(header, told)
+    )
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
         attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
@@ -124,7 +127,7 @@ def merge_files(
     how = parse_codec(codec)
     _check_apart(list(map(Path, files)), Path(output))
     listing = list_merged(files)
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
     told: dict[str, Any] = json.loads(listing.attrs["pack_options"])
     names = ", ".join(Path(file).name for file in files)
     return _write(listing, output, told, options, names, how, workers, on_error, overwrite, progress)
@@ -147,14 +150,16 @@ def _write(
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
-    if isinstance(listing.files, KeptRows) and codec != NONE:
-        changed["codec"] = str(codec)
-    attrs["pack_options"] = dump_options({**options.to_dict(), **told, **changed})
+    said = {**replace(options, codec="auto").to_dict(), **told, **changed}
+    if codec != NONE:
+        said["codec"] = str(codec)
+    elif options.codec == "none":
+        said.pop("codec", None)
+    attrs["pack_options"] = dump_options(said)
     listing = replace(listing, attrs=attrs)
     workers = 0 if codec == NONE else workers
     if isinstance(listing.files, KeptRows):
-        # Without a wish, masks in chunks are compressed as they were meant to be when the file was packed.
-        kept = str(codec) if codec != NONE else str(told.get("codec", "auto"))
+        kept = options.codec if codec == NONE else str(codec)
         options, codec = replace(options, store=StoreOption("keep"), codec=kept), NONE
     if on_error == "skip" and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
@@ -173,6 +178,15 @@ def _write(
         )  # fmt: skip
     finally:
         close_readers()
+
+
+def _codec_of(file: PackedFile, told: dict[str, Any]) -> str:
+    """The codec of packing that keeps compressed, without a wish, what packing alone has compressed."""
+    masks = file.fields.get("masks")
+    if has_stores(file):
+        return str(told.get("codec", "auto"))
+    chosen = file.version is not None and masks is not None and file.fields["images"].offset is not None
+    return "auto" if chosen and masks is not None and masks.filters else "none"
 
 
 def _check_apart(files: Sequence[Path], output: Path) -> None:
