@@ -13,6 +13,8 @@ import struct
 from typing import NamedTuple
 
 _SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of the segment counted from itself
+_SCAN = 0xDA
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # also those kinds that nothing here decodes
 _RESTARTS = 8  # markers count from RST0 to RST7 and begin again
 _SPLIT_AT = re.compile(rb"\xff[\xd0-\xd7]")
 
@@ -31,6 +33,21 @@ class JpegRows(NamedTuple):
     top: int
     stop: int
     ends_early: bool
+
+
+def frame_components(data: bytes | memoryview) -> int:
+    """Number of a JPEG's components: 1 gray, 3 colour, 4 print; 0: its header is odd. The GIL is not given up."""
+    position = 2
+    try:
+        while True:
+            prefix, marker, length = _SEGMENT.unpack_from(data, position)
+            if prefix != 0xFF or length < 2 or marker == _SCAN:
+                return 0
+            if marker in _FRAMES:
+                return data[position + 9]
+            position += 2 + length
+    except (struct.error, IndexError):
+        return 0
 
 
 class _Scan(NamedTuple):
@@ -72,20 +89,16 @@ def rows_alone(data: bytes, height: int, width: int, top: int, stop: int) -> Jpe
     first = (max(0, top - 1) if scan.samples_rows_apart else top) // scan.mcu_height
     last = min(num_rows, -(-(stop + 1 if scan.samples_rows_apart else stop) // scan.mcu_height))
     step = _rows_apart(scan)
-    if step:
-        first, last = first // step * step, min(num_rows, -(-last // step) * step)
-    else:
-        first = 0
+    first, last = (first // step * step, min(num_rows, -(-last // step) * step)) if step else (0, last)
     if 8 * (last - first) > 7 * num_rows:
         return None
-    cut = _between_markers(data, scan, first, last, num_rows) if step else None
-    ends_early = cut is None and last < num_rows
+    # With markers it ends where one was: libjpeg would warn of those that follow, and a cut costs no more.
+    cut = _between_markers(data, scan, first, last, num_rows) if step else bytearray(data)
     if cut is None:
-        cut, first = bytearray(data), 0
-    rows_stop = min(height, last * scan.mcu_height)
-    rows_top = first * scan.mcu_height
+        return None
+    rows_top, rows_stop = first * scan.mcu_height, min(height, last * scan.mcu_height)
     cut[scan.height_at : scan.height_at + 2] = (rows_stop - rows_top).to_bytes(2, "big")
-    return JpegRows(cut, rows_top, rows_stop, ends_early)
+    return JpegRows(cut, rows_top, rows_stop, ends_early=not step and last < num_rows)
 
 
 def _scan(data: bytes) -> _Scan | None:
@@ -97,7 +110,7 @@ def _scan(data: bytes) -> _Scan | None:
             prefix, marker, length = _SEGMENT.unpack_from(data, position)
             if prefix != 0xFF or length < 2:
                 return None
-            if marker == 0xDA:
+            if marker == _SCAN:
                 break
             if marker in (0xC0, 0xC1):
                 if frame_at:
@@ -149,7 +162,9 @@ def _between_markers(data: bytes, scan: _Scan, first: int, last: int, num_rows: 
             markers.append(found.start())
         if number == most:
             break
-    if (last < num_rows and end == len(data)) or (before and begin == scan.begins):
+    missing = (last < num_rows and end == len(data)) or (before and begin == scan.begins)
+    # A file cut short has no end marker, whatever rows of it are there; within entropy-coded data there is none.
+    if missing or data.rfind(b"\xff\xd9", begin) < 0:
         return None
     cut = bytearray(data[: scan.begins])
     cut += data[begin:end]

@@ -16,6 +16,7 @@ from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, OptionError
 from fastload.layout import write_packed
 from fastload.sources.listing import Column
+from fastload.stored_file import write_stored
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +160,48 @@ def test_foreign_files_give_images_with_channels_first(tmp_path):
             file.create_dataset("labels", data=np.array([3, 4], dtype=">i2"))
         image, label = PackedDataset(tmp_path / f"{name}.h5")[1]
         assert torch.equal(image, torch.from_numpy(data[1].reshape(-1, 6, 5))) and label == 4
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory):
+    """A file of images of several sizes with masks, and its pixels."""
+    rng = np.random.default_rng(6)
+    images = [rng.integers(0, 256, (5 + i % 4, 9 - i % 3, 3), dtype=np.uint8) for i in range(12)]
+    labels = {"labels": Column(np.arange(12, dtype=np.int64))}
+    path = tmp_path_factory.mktemp("varied") / "v.h5"
+    return write_stored(path, images, labels, masks=[image[..., 0] for image in images], chunk_bytes=400), images
+
+
+def corner(sample):
+    return (sample[0][:, :5, :7].float(), *sample[1:])
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+def test_each_sample_has_its_own_size_where_they_vary(varied, read):
+    path, images = varied
+    dataset = PackedDataset(path, fields=["images", "masks", "labels", "row"]).reading(read)
+    for i in (7, 0, -1):
+        image, mask, label, row = dataset[i]
+        assert torch.equal(image, torch.from_numpy(images[i]).permute(2, 0, 1))
+        assert torch.equal(mask, torch.from_numpy(images[i][..., 0].copy())) and label == row == i % 12
+    several = dataset.__getitems__([3, 3, 4])
+    assert [tuple(sample[0].shape[1:]) for sample in several] == [images[i].shape[:2] for i in (3, 3, 4)]
+    several[0][0].zero_()
+    assert several[1][0].any() and dataset[3][0].any(), "each is memory of its own"
+    assert pickle.loads(pickle.dumps(dataset))[5][0].shape == dataset[5][0].shape
+
+
+def test_a_transform_that_makes_one_size_lets_a_plain_data_loader_batch_what_varies(varied):
+    path, images = varied
+    dataset = PackedDataset(path, transform=corner).select([11, 2, 5, 3])
+    loader = DataLoader(dataset, batch_size=2, num_workers=1)
+    batches = list(loader)
+    assert torch.cat([labels for _, labels in batches]).tolist() == [11, 2, 5, 3]
+    expected = torch.from_numpy(np.stack([images[i][:5, :7] for i in (11, 2, 5, 3)])).permute(0, 3, 1, 2)
+    assert torch.equal(torch.cat([batch for batch, _ in batches]), expected.float())
+
+
+def test_rows_of_a_store_are_announced(varied):
+    ahead = PackedDataset(varied[0]).read_ahead()
+    ahead.announce(np.array([3, 1]))
+    ahead.close()

@@ -17,6 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
+import h5py
 import numpy as np
 import psutil
 import pytest
@@ -26,13 +27,14 @@ import fastload
 from fastload.batch import Batch, DictBatch
 from fastload.dataset import PackedDataset
 from fastload.device import to_device
-from fastload.errors import FileChangedError, OptionError, StateError, WorkerError
+from fastload.errors import FileChangedError, FormatError, OptionError, StateError, WorkerError
 from fastload.feed import ProcessFeed
 from fastload.inputs import PackedInput
 from fastload.layout import write_packed
 from fastload.loader import FastLoader
 from fastload.plan import EpochPlan
 from fastload.sources.listing import Column
+from fastload.stored_file import write_stored
 from fastload.transforms import Normalize, RandomHorizontalFlip
 
 N, SHAPE = 60, (48, 40, 3)  # a batch of 16 images is more than 64 KiB, and so lies in a slot
@@ -858,4 +860,39 @@ def test_worker_batches_come_on_the_gpu_from_pinned_slots(packed, pixels):
             assert batch[0].is_cuda and batch.rows.is_cuda and batch.valid.is_cuda
             expected = 255 - torch.from_numpy(pixels[batch.rows.cpu().numpy()]).permute(0, 3, 1, 2)
             assert torch.equal(batch[0].cpu(), expected) and torch.equal(batch[1], batch.rows % 7)
+    loader.close()
+
+
+def cropped(sample):
+    return (sample[0][:, :30, :40].contiguous(), *sample[1:])
+
+
+def test_images_of_several_sizes_become_one_size_in_the_workers(tmp_path):
+    rng = np.random.default_rng(7)
+    images = [rng.integers(0, 256, (30 + i % 5, 44 - i % 4, 3), dtype=np.uint8) for i in range(24)]
+    path = write_stored(tmp_path / "v.h5", images, {"labels": Column(np.arange(24, dtype=np.int64))})
+    dataset = PackedDataset(path, transform=cropped)
+    loader = FastLoader(dataset, batch_size=8, shuffle="chunk", workers=1)
+    for _ in range(2):
+        seen = []
+        for batch, labels in loader:
+            for image, label in zip(batch, labels.tolist(), strict=True):
+                assert torch.equal(image, torch.from_numpy(images[label][:30, :40]).permute(2, 0, 1))
+                seen.append(label)
+        assert sorted(seen) == list(range(24))
+    loader.close()
+
+
+def tops(sample):
+    return (sample[0][:, :4],)
+
+
+def test_a_worker_names_the_sample_whose_stored_bytes_are_damaged(tmp_path):
+    images = [np.zeros((4 + i, 5, 3), np.uint8) for i in range(6)]
+    path = write_stored(tmp_path / "v.h5", images)
+    with h5py.File(path, "r+") as file:
+        file["images_encoding"][4] = 1
+    loader = FastLoader(PackedDataset(path, transform=tops), batch_size=2, shuffle=False, workers=1)
+    with pytest.raises(FormatError, match=r"sample '00000004' \(row 4\): its stored JPEG"):
+        list(loader)
     loader.close()

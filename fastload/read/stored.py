@@ -17,6 +17,8 @@ from fastload.stopwatch import current
 from fastload.store import ENCODINGS, INDEX_DTYPES, JPEG, RAW, Store, StoreIndex, index_names
 from fastload.stored_rows import decode_mask_row, decode_row
 
+from .chunked import ChunkedRows
+from .identity import open_checked
 from .mapped import MappedRows
 from .pread import PreadRows
 
@@ -162,11 +164,12 @@ def decode_rows(
                 shape = (height, width, channels)
                 image = np.empty(shape, dtype.newbyteorder("=")) if outs is None else outs[place]
                 decoded.append(decode_row(data[place], encodings[place], shape, orientations[place], dtype, image))
-        except ImageError as error:
-            reason = f"its stored {_encoding(encodings[place])} of {name!r} cannot be decoded ({error})"
+        except (ImageError, MemoryError) as error:
+            why = str(error) or "not enough memory"
+            reason = f"its stored {_encoding(encodings[place])} of {name!r} cannot be decoded ({why})"
             raise sample_error(file, int(rows[place]), reason) from error
     if stopwatch is not None:
-        stopwatch.lap("decoding")
+        stopwatch.lap("decoding" if any(encodings) else "reading")
     return decoded
 
 
@@ -185,16 +188,26 @@ def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
 
 
 def sample_name(file: PackedFile, row: int) -> str:
-    """How messages call a sample: by file, key and row."""
+    """How messages call a sample: by file, key and row.
+
+    Raises:
+        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
+    """
     field = file.fields.get("key")
-    if field is None or field.offset is None or field.dtype.kind != "S":
+    if field is None or field.dtype.kind != "S":
         return f"{file.path}: row {row}"
-    try:
-        with open(file.path, "rb") as opened:
-            key = os.pread(opened.fileno(), field.row_bytes, field.offset + row * field.row_bytes).rstrip(b"\0")
-    except OSError:
-        return f"{file.path}: row {row}"
-    return f"{file.path}: sample {key.decode('utf-8', errors='backslashreplace')!r} (row {row})"
+    found = np.empty(1, field.dtype)
+    if field.offset is None:
+        keys = ChunkedRows(file, ["key"])
+        keys.gather(np.array([row]), {"key": found})
+        keys.close()
+    else:
+        fd = open_checked(file)
+        try:
+            PreadRows(fd, file, ["key"], use_aio=False).gather(np.array([row]), {"key": found})
+        finally:
+            os.close(fd)
+    return f"{file.path}: sample {found[0].decode('utf-8', errors='backslashreplace')!r} (row {row})"
 
 
 def _encoding(number: int) -> str:

@@ -11,9 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from fastload.format import Field
+from fastload.format import Field, read_header
+from fastload.read import RowReader
+from fastload.read.announced import StoredRows
 from fastload.read.held import is_resident
 from fastload.read.readahead import KernelAdvice, ReadAhead, announced_ahead, sliced
+from fastload.stored_file import write_stored
 
 PAGE = mmap.PAGESIZE
 ROW = 3 * PAGE
@@ -165,3 +168,33 @@ def test_items_are_announced_a_fixed_depth_before_they_are_given():
     assert list(given) == [2, 3, 4, 5] and said == [0, 1, 2, 3, 4, 5]
     at_once = announced_ahead(iter(range(6, 8)), said.append, 0)
     assert next(at_once) == 6 and said[-1] == 6
+
+
+def test_rows_of_a_store_are_announced_by_their_bytes(tmp_path):
+    images = [np.zeros((height, 1000, 3), np.uint8) for height in (1500, 2500, 2000)]
+    file = read_header(write_stored(tmp_path / "a.h5", images))
+    field, recorder = file.fields["images"], Recorder()
+    with open(file.path, "rb") as opened:
+        stores = [StoredRows(opened.fileno(), file, field)]
+        ahead = ReadAhead(opened.fileno(), [], range(3), stores=stores, advise=recorder, resident=lambda offset: False)
+        ahead.announce(np.array([2]))
+        finish(ahead)
+        ahead.close()
+    reader = RowReader(file, ["images"])
+    index = reader.stored("images").index(np.array([2]))
+    begin = field.store.base + int(index.offset[0])
+    assert recorder.pages == list(range(begin // PAGE, -(-(begin + images[2].nbytes) // PAGE)))
+    reader.close()
+
+
+def test_a_store_whose_rows_are_in_memory_is_not_announced(tmp_path):
+    file = read_header(write_stored(tmp_path / "a.h5", [np.zeros((2000, 3000, 3), np.uint8)]))
+    recorder = Recorder()
+    with open(file.path, "rb") as opened:
+        stores = [StoredRows(opened.fileno(), file, file.fields["images"])]
+        if stores[0].last_byte(0) is None:
+            pytest.skip("this system does not say what is in memory")
+        ahead = ReadAhead(opened.fileno(), [], range(1), stores=stores, advise=recorder, resident=lambda offset: True)
+        ahead.announce(np.array([0]))
+        assert ahead._thread is None and not recorder.pages
+        ahead.close()
