@@ -131,14 +131,16 @@ def decompress_zstd_into(data: Any, out: NDArray[np.uint8]) -> None:
         FormatError: zstandard is not installed.
     """
     module = _zstd("reading what is compressed with zstd")
-    reader = module.decompressor().stream_reader(data)
     try:
-        found = reader.readinto(out)
-        more = reader.read(1)
+        said = module.content_size(data)
+        reader = module.decompressor().stream_reader(data)
+        found = len(out) + 1 if said > len(out) else reader.readinto(out)
+        if said < 0 and found == len(out):
+            found += len(reader.read(1))
     except module.error as exc:
         raise ValueError(str(exc)) from exc
-    if found != len(out) or more:
-        raise ValueError(f"{'more' if more else f'{found:,}'} bytes where {len(out):,} are expected")
+    if found != len(out):
+        raise ValueError(f"{'more' if found > len(out) else f'{found:,}'} bytes where {len(out):,} are expected")
 
 
 class _Zstd(threading.local):
@@ -147,6 +149,7 @@ class _Zstd(threading.local):
     def __init__(self, module: Any) -> None:
         self._module = module
         self.error = module.ZstdError
+        self.content_size = module.frame_content_size
         self._compressors: dict[int, Any] = {}
         self._decompressor: Any = None
 

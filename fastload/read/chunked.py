@@ -40,6 +40,7 @@ CACHE_BYTES = 512 * 2**20
 
 # Stretches in which datasets are read whose storage sets no unit: one seek's worth.
 _PLAIN_BYTES = 256 * 2**10
+_LARGE_ROW_BYTES = 4 * 2**10
 
 
 class ChunkedRows:
@@ -98,20 +99,11 @@ class ChunkedRows:
         for name, out in outs.items():
             filtered = self._chunks_of(name) if self._file.fields[name].filters else None
             if filtered is not None and filtered.one_row:
-                self._decode_rows(filtered, rows, out)
+                # Straight to where they are wanted: in no order do two rows share a chunk.
+                _lap("reading")
+                filtered.rows_into(self._fd, rows, out)
             else:
                 self._copy_rows(name, rows, out)
-
-    def _decode_rows(self, filtered: FilteredChunks, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Chunks of one row, straight to where they are wanted: in no order do two rows share one."""
-        _lap("reading")
-        first: dict[int, int] = {}
-        for place, row in enumerate(rows.tolist()):
-            if row in first:
-                out[place] = out[first[row]]
-            else:
-                first[row] = place
-                filtered.row_into(self._fd, row, out[place : place + 1])
 
     def _copy_rows(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         unit = self._unit_rows(name)
@@ -123,12 +115,12 @@ class ChunkedRows:
                 # at each of its chunks, and decode them one after the other.
                 later.append((number, places, chunk))
             else:
-                out[places] = chunk[rows[places] - number * unit]
+                _copy(chunk, rows[places] - number * unit, out, places)
         for number, places, coming in later:
             _lap("reading")
             chunk = coming.result()
             _lap("reading", for_lock=True)
-            out[places] = chunk[rows[places] - number * unit]
+            _copy(chunk, rows[places] - number * unit, out, places)
 
     def close(self) -> None:
         """Closes the file and drops the cache."""
@@ -282,6 +274,15 @@ def _by_unit(units: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]
     for places in sorted(np.split(order, borders), key=lambda places: places[:1].tolist()):
         if len(places):
             yield int(units[places[0]]), places
+
+
+def _copy(chunk: NDArray[Any], sources: NDArray[np.int64], out: NDArray[Any], places: NDArray[np.int64]) -> None:
+    if chunk[:1].nbytes < _LARGE_ROW_BYTES:
+        out[places] = chunk[sources]
+        return
+    # NumPy would copy them twice.
+    for place, source in zip(places.tolist(), sources.tolist(), strict=True):
+        out[place] = chunk[source]
 
 
 def _lap(stage: str, *, for_lock: bool = False) -> None:
