@@ -147,3 +147,11 @@ def test_arrays_of_another_kind_are_refused():
         placed(np.zeros((4, 5, 3), np.uint8), (4, 4), 3, None)
     with pytest.raises(ImageError, match="a mask is uint8"):
         placed_mask(np.zeros((4, 4), np.int64), (4, 4), None)
+
+
+def test_places_move_to_a_size_of_each_images_own():
+    sizes, goals = np.array([[100, 200], [50, 50], [0, 0]]), np.array([[50, 100], [50, 50], [0, 0]])
+    points = np.tile(np.array([[[30.0, 90.0]]]), (3, 1, 1))
+    np.testing.assert_array_equal(moved_places(points, "points", sizes, goals)[:2, 0], [[15, 45], [30, 90]])
+    boxes = np.tile(np.array([[[10.0, 20, 400, 40], [0, 0, 0, 0]]]), (3, 1, 1))
+    np.testing.assert_array_equal(moved_places(boxes, "xywh", sizes, goals)[0], [[5, 10, 95, 20], [0, 0, 0, 0]])

@@ -282,3 +282,15 @@ def test_what_pillow_cuts_to_8_bits_is_told_by_its_kind(suffix: str, options: li
     except (cv2.error, AttributeError, ImageError):
         pytest.skip(f"this OpenCV or Pillow has no {suffix}")
     assert header == ImageHeader(64, 64, 3, 8, kind, 1)
+
+
+def test_plain_jpegs_are_told_with_their_orientation() -> None:
+    def encoded(mode: str, orientation: int = 1, kind: str = "JPEG") -> bytes:
+        file, exif = io.BytesIO(), Image.Exif()
+        exif[0x0112] = orientation
+        Image.new(mode, (9, 5)).save(file, kind, exif=exif)
+        return file.getvalue()
+
+    assert [probe(encoded(mode, n)).jpeg for mode, n in (("RGB", 1), ("L", 3), ("RGB", 8))] == [1, 3, 8]
+    arithmetic = encoded("RGB").replace(b"\xff\xc0", b"\xff\xc9", 1)
+    assert [probe(data).jpeg for data in (encoded("CMYK"), encoded("RGB", kind="PNG"), arithmetic)] == [0, 0, 0]

@@ -20,6 +20,7 @@ from fastload.cli.output import (
 
 if TYPE_CHECKING:
     from fastload.pack import PackReport, Survey
+    from fastload.pack.store_plan import StorePlan
 
 MAX_SIZES = 8
 
@@ -95,6 +96,20 @@ def pack(
             show_default=False,
         ),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="raw|jpeg[:Q]|source|mixed:F",
+            help="Store pixels, new JPEGs, the files' own, or some of each.",
+            show_default=False,
+        ),
+    ] = None,
+    max_size: Annotated[
+        int | None, typer.Option(metavar="S", help="Shrink larger images to this shorter side.", show_default=False)
+    ] = None,
+    codec: Annotated[
+        str, typer.Option(metavar="none|gzip[:L]|zstd[:L]", help="Lossless; auto: zstd for masks that shrink.")
+    ] = "auto",
     workers: Annotated[
         int | None, typer.Option(help="Processes that decode; by default one per CPU.", show_default=False)
     ] = None,
@@ -118,7 +133,7 @@ def pack(
 ) -> None:
     """Pack a dataset of images, as it lies on disk, into one HDF5 file.
 
-    Interrupted, the same command continues where it stopped. Images of several sizes need --size.
+    Interrupted, the same command continues where it stopped. Images keep their sizes without --size.
     """
     columns = tuple(name.strip() for name in labels.split(",") if name.strip())
     advice = "interrupted." if dry_run else "interrupted; the same command continues where it stopped."
@@ -126,11 +141,15 @@ def pack(
         if dry_run:
             from fastload.cpus import available_cpus
             from fastload.pack import PackOptions, survey_source
+            from fastload.pack.store_plan import parse_store
             from fastload.sources import SourceOptions
 
             square = (size, size) if isinstance(size, int) else size
             said = SourceOptions(masks, columns, image_column, split_column, root)
-            options = PackOptions(square, fit, mode, seed, shuffle, chunk_bytes, limit, said, bits)
+            options = PackOptions(
+                square, fit, mode, seed, shuffle, chunk_bytes, limit, said, bits,
+                parse_store(store) if store is not None else None, max_size, codec,
+            )  # fmt: skip
             with progress_bar() as progress:
                 survey = survey_source(
                     source,
@@ -159,6 +178,9 @@ def pack(
                 fit=fit,
                 mode=mode,
                 bits=bits,
+                store=store,
+                max_size=max_size,
+                codec=codec,
                 workers=workers,
                 seed=seed,
                 shuffle=shuffle,
@@ -173,37 +195,64 @@ def pack(
 
 def print_packed(report: PackReport, verb: str = "packed") -> None:
     """What is in the new file, and how it came there."""
-    from fastload.chunks import format_bytes
-
-    shape = " x ".join(str(n) for n in report.image_shape)
-    what = f"images of {shape} {report.dtype}" if shape else "samples without images"
+    what = (
+        f"images of {shape_of(report.image_shape)} {report.dtype}" if report.image_shape else "samples without images"
+    )
     typer.echo(f"{verb} {report.num_samples:,} {what} into {typer.style(one_line(str(report.path)), bold=True)}")
     pairs = [("splits", ", ".join(f"{name} {count:,}" for name, count in report.splits.items()))]
     pairs += _fields(report.fields)
     pairs += _changes(report.converted, report.skipped)
     speed = f"{report.images_per_s:,.0f} images/s, " if report.images_per_s else ""
     pairs.append(("speed", f"{speed}{format_seconds(report.seconds)} in all"))
-    pairs.append(("size", format_bytes(report.file_bytes)))
+    pairs += _stored(report)
     if report.chunks_kept:
         pairs.append(("continued", f"{report.chunks_kept:,} of {report.chunks:,} chunks were already packed"))
     pairs += [("note", note) for note in report.notes]
     print_pairs(pairs)
 
 
+def shape_of(shape: tuple[int, ...]) -> str:
+    """(H, W, C) in words; 0 says that images differ in it."""
+    if 0 not in shape:
+        return " x ".join(str(n) for n in shape)
+    height, width = (str(n) if n else name for n, name in zip(shape, ("H", "W"), strict=False))
+    return f"{height} x {width} x {shape[2]} (sizes vary)"
+
+
+def _stored(report: PackReport) -> list[tuple[str, str]]:
+    """How images are stored where that is not pixels as they are, and what it saves."""
+    from fastload.chunks import format_bytes
+    from fastload.pack.summary import pixel_bytes
+
+    size = format_bytes(report.file_bytes)
+    stored = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
+    pixels = pixel_bytes(report.path)
+    if not pixels or (not stored and report.store == "raw" and report.file_bytes > 0.9 * pixels):
+        return [("size", size)]
+    raw = report.encodings.get("raw", 0)
+    rows = ", ".join([*stored, *([f"{raw:,} raw"] if raw else [])])
+    share = f"{report.file_bytes / pixels:.1%} of the {format_bytes(pixels)} that the pixels take raw"
+    return [("store", f"{report.store}: {rows}" if rows else report.store), ("size", f"{size}, {share}")]
+
+
 def _print_survey(survey: Survey, output: Path, overwrite: bool) -> None:
     from fastload.chunks import format_bytes
 
-    target = survey.target
+    target, plan = survey.target, survey.plan
     what = f"samples without images (layout {survey.layout})"
-    if target is not None:
-        shape = f"{target.height} x {target.width} x {target.channels} {target.dtype}"
-        what = f"images (layout {survey.layout}) as {shape}"
+    if target is not None or plan is not None:
+        kind = target or plan
+        assert kind is not None
+        size = (target.height, target.width) if target else (0, 0)
+        what = f"images (layout {survey.layout}) as {shape_of((*size, kind.channels))} {kind.dtype}"
     typer.echo(f"would pack {survey.num_samples:,} {what}; nothing was written")
     sizes = [f"{height}x{width} ({count:,})" for (height, width), count in survey.sizes.items()]
     more = f" and {len(sizes) - MAX_SIZES:,} more" if len(sizes) > MAX_SIZES else ""
     pairs = [("sizes", ", ".join(sizes[:MAX_SIZES]) + more)] if sizes else []
     pairs += _fields(tuple(survey.listing.columns), survey.listing.masks is not None)
     pairs += _changes(survey.converted, survey.skipped)
+    if plan is not None:
+        pairs.append(("store", _planned(plan)))
     pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
     pairs += [("note", note) for note in survey.notes]
     print_pairs(pairs)
@@ -213,6 +262,14 @@ def _print_survey(survey: Survey, output: Path, overwrite: bool) -> None:
     if output.exists() and not overwrite:
         print_error(f"{output}: exists; packing needs `--overwrite` to replace it.")
         raise typer.Exit(1)
+
+
+def _planned(plan: StorePlan) -> str:
+    """How rows will be stored, in words."""
+    told = [str(plan.option)]
+    told += [f"shorter side at most {plan.max_size}"] if plan.max_size else []
+    codecs = {"pixels": plan.image_codec, "masks": plan.mask_codec}
+    return ", ".join([*told, *(f"{name} with {codec}" for name, codec in codecs.items() if codec.name != "none")])
 
 
 def _fields(columns: tuple[str, ...], masks: bool = False) -> list[tuple[str, str]]:

@@ -57,24 +57,27 @@ class RowEncoder:
         """
         if self._plan.option.kind == "keep":
             return self._kept(sample, header)
-        height, width = self._plan.row_size(header)
-        own, made = ways(self._plan, sample, header)
+        known = _plain(header)
+        height, width = self._plan.row_size(known["height"], known["width"])
+        own, made = ways(self._plan, sample, known)
         orientation, encoding = 1, RAW
         image: bytes | memoryview
         if own and self._files is not None:
-            orientation = int(header["jpeg"])
-            encoding, image = JPEG, self._own(self._files, sample, header)
+            orientation = known["jpeg"]
+            encoding, image = JPEG, self._own(self._files, sample, known)
         else:
             pixels = self._pixels(sample, header, height, width)
-            encoding, image = (JPEG, encode_jpeg(pixels, self._plan.option.quality)) if made else (RAW, pixels.data)
+            encoding, image = (
+                (JPEG, encode_jpeg(pixels, self._plan.option.quality)) if made else (RAW, _bytes_of(pixels))
+            )
         digest = xxhash.xxh3_64(image)
         if encoding == RAW and self._plan.images == "store":
             encoding, image = _smaller(image, self._plan.image_codec)
         mask, mask_encoding = self._mask(sample, header, height, width), RAW
         stored_mask: Any = None
         if mask is not None:
-            digest.update(mask.data)
-            stored_mask = mask.data
+            stored_mask = _bytes_of(mask)
+            digest.update(stored_mask)
             if self._plan.masks == "store":
                 mask_encoding, stored_mask = _smaller(stored_mask, self._plan.mask_codec)
         shape = (height, width, self._plan.channels)
@@ -82,7 +85,7 @@ class RowEncoder:
 
     def mask(self, sample: int, header: np.void) -> NDArray[np.uint8]:
         """The mask (H, W) of a sample, as its row holds it; errors as `encode`."""
-        mask = self._mask(sample, header, *self._plan.row_size(header))
+        mask = self._mask(sample, header, *self._plan.row_size(int(header["height"]), int(header["width"])))
         assert mask is not None, "there are masks"
         return mask
 
@@ -109,7 +112,7 @@ class RowEncoder:
             raise ImageError(of_mask(reasons[0]))
         return out
 
-    def _own(self, files: Files, sample: int, header: np.void) -> bytes:
+    def _own(self, files: Files, sample: int, header: dict[str, int]) -> bytes:
         """The file of a plain JPEG, found to be whole as far as that can be told without decoding it."""
         data = files.read(sample)
         frame = scan_jpeg(data)
@@ -124,9 +127,9 @@ class RowEncoder:
             self._decodes(data, header)
         return data
 
-    def _decodes(self, data: bytes, header: np.void) -> None:
+    def _decodes(self, data: bytes, header: dict[str, int]) -> None:
         """Let the decoder say what it makes of a file that seems to be cut short: it has no end."""
-        height, width, channels = int(header["height"]), int(header["width"]), self._plan.channels
+        height, width, channels = header["height"], header["width"], self._plan.channels
         target = Target(height=height, width=width, channels=channels, dtype=self._plan.dtype)
         decode_image(data, target, np.empty((height, width, channels), np.uint8))
 
@@ -139,7 +142,7 @@ class RowEncoder:
             row = replace(row, image=image, encoding=encoding)
         if self._plan.masks is None:
             return row
-        mask = self.mask(sample, header).data if row.mask is None else row.mask
+        mask = _bytes_of(self.mask(sample, header)) if row.mask is None else row.mask
         raw = row.mask_encoding == RAW or row.mask is None
         if self._plan.masks == "rows" and not raw:
             mask = decompress_zstd(mask, row.shape[0] * row.shape[1])
@@ -155,6 +158,16 @@ def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality, subsampling="4:2:0", restart_marker_rows=1)
     return file.getvalue()
+
+
+def _plain(header: np.void) -> dict[str, int]:
+    """A header as plain numbers, which are compared in a tenth of the time."""
+    return dict(zip(header.dtype.names or (), header.item(), strict=True))
+
+
+def _bytes_of(rows: NDArray[Any]) -> memoryview:
+    """The bytes of an array, one behind another."""
+    return rows.reshape(-1).view(np.uint8).data
 
 
 def _smaller(data: Any, codec: Codec) -> tuple[int, Any]:

@@ -61,7 +61,7 @@ class PackOptions:
             **vars(self),
             "size": list(self.size) if self.size else None,
             "source": self.source.to_dict(),
-            "store": str(self.store or "") or None,
+            "store": None if self.store in (None, StoreOption()) else str(self.store),
             "codec": "" if self.codec == "auto" else self.codec,
         }
         unsaid = {name for name in ("source", "bits", "store", "max_size", "codec") if not told[name]}

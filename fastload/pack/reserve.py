@@ -10,17 +10,20 @@ from fastload.errors import OutputError
 from fastload.pack.survey import Survey, free_bytes
 
 
-def check_space(output: Path, survey: Survey) -> None:
+def check_space(output: Path, survey: Survey, beside: int = 0) -> None:
     """Refuse what is larger than the disk's free space.
+
+    Args:
+        beside: more bytes that are needed until the file is finished.
 
     Raises:
         OutputError: it is.
     """
-    free = free_bytes(output)
-    if survey.bytes_needed > free:
+    free, needed = free_bytes(output), survey.bytes_needed + beside
+    if needed > free:
         raise OutputError(
             errno.ENOSPC,
-            f"needs {survey.bytes_needed:,} bytes for {survey.num_samples} images, {free:,} are free. Free some, or "
+            f"needs {needed:,} bytes for {survey.num_samples} images, {free:,} are free. Free some, or "
             f"choose another disk; `fastload pack` makes images smaller with `--size`",
             str(output),
         )

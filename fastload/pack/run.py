@@ -42,10 +42,8 @@ def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
                 return done
             in_order = TaskLog(journal).is_one()
             found = None if in_order else continued(job, journal, pool)
-            if found is None:
-                survey = _survey(job, pool)
-                if survey.plan is not None:
-                    return pack_ordered(job, journal, pool, survey, survey.plan, started)
+            survey = found[0] if found is not None else _survey(job, pool)
+            if found is None and survey.plan is None:
                 if in_order and job.part.exists():
                     give_up(job, "it stored images in another way")
                 found = begin(job, journal, survey)
@@ -53,7 +51,10 @@ def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
             if not job.part.exists():
                 journal.remove()  # Nothing was begun, so there is nothing to continue.
             raise
-        return _pack(job, journal, pool, *found, started)
+        if found is not None:
+            return _pack(job, journal, pool, *found, started)
+        assert survey.plan is not None, "what has none was begun"
+        return pack_ordered(job, journal, pool, survey, survey.plan, started)
 
 
 def _survey(job: PackJob, pool: WorkerPool) -> Survey:

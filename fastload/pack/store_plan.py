@@ -94,11 +94,11 @@ class StorePlan:
         """Whether rows are anything but plain pixels of one size, which are packed in place."""
         return self.images == "store" or self.image_codec != NONE or self.mask_codec != NONE
 
-    def row_size(self, header: np.void) -> tuple[int, int]:
-        """(height, width) of the row that an image of this header (HEADERS) becomes."""
+    def row_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the row that an image of this size becomes."""
         if self.target is not None:
             return self.target.height, self.target.width
-        return fitted_size(int(header["height"]), int(header["width"]), self.max_size)
+        return fitted_size(height, width, self.max_size)
 
 
 def fitted_size(height: int, width: int, max_size: int | None) -> tuple[int, int]:
@@ -126,7 +126,7 @@ def ways(plan: StorePlan, samples: Any, headers: Any) -> tuple[Any, Any]:
 
     Args:
         samples: an int64 array (n,) of numbers in the listing, or one number.
-        headers: HEADERS (n,), or one.
+        headers: HEADERS (n,), or one, also as a dict of plain numbers.
 
     Returns:
         Two bool arrays (n,), or two bools.
@@ -135,17 +135,18 @@ def ways(plan: StorePlan, samples: Any, headers: Any) -> tuple[Any, Any]:
     nothing = height < 0
     if kind in ("raw", "keep"):
         return nothing, nothing
-    wanted = ~nothing
+    # x ^ True, not ~x: of a plain bool, too, it is the opposite. Plain numbers take a tenth of the time of NumPy's.
+    wanted = nothing ^ True
     if kind == "mixed":  # spread evenly over the listing, whatever order rows are packed in
-        wanted = np.floor((samples + 1) * plan.option.fraction) > np.floor(samples * plan.option.fraction)
+        wanted = (samples + 1) * plan.option.fraction // 1 > samples * plan.option.fraction // 1
     own = nothing
     if kind != "jpeg":
         fits = (headers["channels"] == plan.channels) | ((headers["channels"] == 1) & (plan.channels == 3))
-        own = wanted & (headers["jpeg"] > 0) & fits & ~_resized(plan, height, width)
-    if kind == "source":  # what is no JPEG stays lossless; one that is made smaller would grow as pixels
-        wanted = (headers["jpeg"] > 0) & fits
-    possible = (height <= MAX_JPEG_SIDE) & (width <= MAX_JPEG_SIDE)
-    return own, wanted & ~own & possible
+        possible = (headers["jpeg"] > 0) & fits
+        own = wanted & possible & (_resized(plan, height, width) ^ True)
+        if kind == "source":  # what is no JPEG stays lossless; a larger JPEG would grow as pixels
+            wanted = possible
+    return own, wanted & (own ^ True) & (height <= MAX_JPEG_SIDE) & (width <= MAX_JPEG_SIDE)
 
 
 def _resized(plan: StorePlan, height: Any, width: Any) -> Any:

@@ -18,26 +18,25 @@ from fastload.decode import Target
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.layout import PixelSpec, chunk_rows_for
 from fastload.pack.decided import (
-    MAX_ROW_BYTES,
+    CODEC_CHUNK_BYTES,
     decide,
     plan_stores,
     row_bytes,
     row_sizes,
     stored_otherwise,
+    too_large,
 )
 from fastload.pack.headers import read_headers
 from fastload.pack.moved import boxes_gone, move_columns
 from fastload.pack.one_kind import conversions
 from fastload.pack.options import PackOptions, Progress, check_choice
 from fastload.pack.store_plan import StorePlan, fitted_sizes
+from fastload.pack.trial import choose_mask_codec
 from fastload.pack.workers import WorkerPool
 from fastload.plan import permute
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.tree import Tree
 from fastload.store import place_rows
-
-CODEC_CHUNK_BYTES = 256 * 2**10
-"""At which chunks of compressed rows aim: a reader of one row decompresses its whole chunk."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def survey_listing(
     if listing.files is None:
         return _survey_without_images(listing, options, source)
     headers, kinds, reasons = read_headers(listing, pool, progress)
-    reasons |= _too_large(headers, options)
+    reasons |= too_large(headers, options)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     if reasons and on_error == "fail":
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
@@ -202,22 +201,14 @@ def survey_listing(
     if gone := boxes_gone(listing, moved, samples):
         converted["boxes that the crop cuts away whole -> no area"] = gone
     converted |= stored_otherwise(plan, samples, headers)
+    said = ""
+    if options.codec == "auto" and plan.option.kind != "keep":
+        codec, said = choose_mask_codec(listing, plan, samples, headers)
+        plan = replace(plan, mask_codec=codec)
     return Survey(
         moved, samples, options, target, decision.sizes, converted, tuple(skipped), headers=headers,
-        plan=plan if plan.special else None,
+        plan=plan if plan.special else None, said=(said,) if said else (),
     )  # fmt: skip
-
-
-def _too_large(headers: NDArray[np.void], options: PackOptions) -> dict[int, str]:
-    """Sample -> that it is larger than a row can be, where images keep their size."""
-    if options.size is not None:
-        return {}
-    sizes = fitted_sizes(np.stack([headers["height"], headers["width"]], 1).astype(np.int64), options.max_size)
-    found = np.prod(sizes, axis=1) * headers["channels"] * (headers["bits"] // 8)
-    return {
-        sample: f"is {found[sample] / 2**30:.1f} GiB of pixels, a row holds at most 4; `--max-size` makes it smaller"
-        for sample in np.flatnonzero(found > MAX_ROW_BYTES).tolist()
-    }
 
 
 def move_to(listing: Listing, headers: NDArray[np.void], target: Target | None, max_size: int | None = None) -> Listing:

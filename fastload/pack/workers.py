@@ -64,6 +64,11 @@ class WorkerPool:
         """Let this process do the work: copying arrays takes less time than telling another one of them."""
         self.workers = 0
 
+    def use_threads(self) -> None:
+        """Let threads do what would stay here otherwise: it leaves the GIL, and takes longer than copying."""
+        if not self.workers:
+            self._threads = self.threads
+
     def __enter__(self) -> WorkerPool:
         return self
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
@@ -18,9 +19,12 @@ from typer.testing import CliRunner, Result
 import fastload.pack.options as options
 import fastload.sources.options as source_options
 from fastload.cli import app
-from fastload.cli.pack import pack, parse_bytes, parse_size
+from fastload.cli.pack import pack, parse_bytes, parse_size, print_packed
 from fastload.format import read_header
+from fastload.pack import PackReport
+from fastload.pack.summary import pixel_bytes
 from fastload.sources.listing import OnError
+from fastload.stored_file import write_stored
 
 ImageFolder = Callable[..., Path]
 
@@ -81,6 +85,36 @@ def test_a_dry_run_writes_nothing(image_folder: ImageFolder, tmp_path: Path) -> 
     assert result.exit_code == 1 and "--overwrite" in result.stderr
 
 
+def test_a_dry_run_tells_how_images_of_several_sizes_are_stored(image_folder: ImageFolder, tmp_path: Path) -> None:
+    image_folder(name="all/a")
+    image_folder(name="all/b", size=(30, 20), classes=("x",))
+    result = run(tmp_path / "all", tmp_path / "o.h5", "--dry-run", "--store", "mixed:0.5", "--max-size", "16")
+    text = " ".join(result.stdout.split())
+    assert "would pack 30 images (layout folder) as H x W x 3 (sizes vary) uint8" in text
+    assert "store mixed:0.5, shorter side at most 16" in text and "needed" in text
+    result = run(tmp_path / "all", tmp_path / "o.h5", "--dry-run", "--codec", "zstd")
+    assert "store raw, pixels with zstd:3 needed" in " ".join(result.stdout.split())
+
+
+def test_the_summary_tells_encodings_and_what_they_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    file = io.BytesIO()
+    Image.new("RGB", (300, 200)).save(file, "JPEG")
+    rows = [rng.integers(0, 256, (5, 7, 3), dtype=np.uint8), *[(file.getvalue(), (200, 300, 3), 1)] * 3]
+    path = write_stored(
+        tmp_path / "a.h5", rows, masks=[np.zeros((5, 7), np.uint8)] + [np.zeros((200, 300), np.uint8)] * 3
+    )
+    assert pixel_bytes(path) == 5 * 7 * 4 + 3 * 200 * 300 * 4
+    report = PackReport(
+        path, "folder", 4, (0, 0, 3), "uint8", ("masks",), {"all": 4}, {}, (), (), 36_000, 1.0, 4.0, 1, 0, 1,
+        store="source", encodings={"raw": 1, "jpeg": 3, "zstd": 0},
+    )  # fmt: skip
+    print_packed(report)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "packed 4 images of H x W x 3 (sizes vary) uint8 into" in text
+    assert "store source: 3 jpeg, 1 raw" in text and "5.0% of the 703.3 KiB that the pixels take raw" in text
+
+
 def test_an_output_that_exists_is_kept_unless_overwrite(image_folder: ImageFolder, tmp_path: Path) -> None:
     source = image_folder()
     assert run(source, tmp_path / "a.h5").exit_code == 0
@@ -98,7 +132,10 @@ def test_wrong_usage_is_exit_code_2(image_folder: ImageFolder, tmp_path: Path, o
     assert run(image_folder(), tmp_path / "a.h5", *options).exit_code == 2
 
 
-@pytest.mark.parametrize("options", [("--layout", "nope"), ("--limit", "0"), ("--size", "0"), ("--seed", "-1")])
+@pytest.mark.parametrize(
+    "options",
+    [("--layout", "nope"), ("--limit", "0"), ("--size", "0"), ("--seed", "-1"), ("--store", "gif"), ("--codec", "lzf")],
+)
 def test_values_without_meaning_are_one_line(
     image_folder: ImageFolder, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

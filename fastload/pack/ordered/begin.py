@@ -31,7 +31,7 @@ def begin_in_order(pack: OrderedPack, log: TaskLog, pool: WorkerPool) -> list[Ta
         if changed:
             give_up(job, changed)
     discard(job)
-    check_space(job.output, pack.survey)
+    check_space(job.output, pack.survey, pack.masks_bytes)
     head = {**identity_of(job), "plan": repr(pack.plan)}
     log.begin(head, pack.sources, sync=pack.survey.bytes_needed >= SYNC_BYTES)
     _create(pack)

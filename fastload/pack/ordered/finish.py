@@ -79,6 +79,7 @@ def finish(pack: OrderedPack, rows: NDArray[np.void], ends: tuple[int, ...], thr
         target = job.part if in_place else job.meta
         _join(pack, specs, bases, ends, len(rows), target)
     except OSError as exc:
+        job.meta.unlink(missing_ok=True)
         raise OutputError(
             f"{job.output}: cannot be finished ({exc.strerror or exc}). What was packed is kept: make room, then run "
             f"the same command again."

@@ -34,7 +34,13 @@ def pack_ordered(
         OutputError, ResumeError, PackError: as pack_images.
     """
     pack, log = OrderedPack.of(job, survey, plan), TaskLog(journal)
-    kept = begin_in_order(pack, log, pool)
+    pool.use_threads()
+    try:
+        kept = begin_in_order(pack, log, pool)
+    except BaseException:
+        if not job.part.exists():
+            journal.remove()  # Nothing was begun, so there is nothing to continue.
+        raise
     begun = time.perf_counter()
     run = _Run(pack, log, kept)
     images = run.make(pool, range(len(kept), pack.num_tasks))

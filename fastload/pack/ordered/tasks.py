@@ -111,6 +111,13 @@ class OrderedPack:
         num_rows = len(self.samples)
         return self.streams[0].base + num_rows * self.survey.pixels(num_rows)["images"].row_bytes
 
+    @property
+    def masks_bytes(self) -> int:
+        """Bytes of the rows of masks, which lie in two files for a moment."""
+        assert self.survey.headers is not None, "a plan is of images"
+        sizes = row_sizes(self.plan, self.survey.headers[self.samples])
+        return 0 if self.plan.masks is None else int(np.prod(sizes, axis=1).sum())
+
 
 def task_bounds(held: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:
     """Where tasks begin and the last one ends, int64 (T + 1,).

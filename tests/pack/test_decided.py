@@ -1,0 +1,116 @@
+"""What images become, from their headers and the options alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload.codecs import Codec
+from fastload.errors import OptionError
+from fastload.pack import PackOptions
+from fastload.pack.decided import decide, plan_stores, row_bytes, row_sizes, too_large
+from fastload.pack.store_plan import StoreOption, StorePlan, fitted_size, fitted_sizes, parse_store, ways
+from fastload.pack.tasks import HEADERS
+
+
+def headers(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
+    return np.array(list(rows), HEADERS)
+
+
+VARIED = headers((400, 500, 3, 8, 1), (300, 200, 3, 8, 6), (40, 30, 1, 8, 1), (70, 90, 3, 8, 0))
+SAME = headers(*[(40, 50, 3, 8, 1)] * 3)
+
+
+def planned(rows: np.ndarray, *, masks: bool = False, **options: object) -> StorePlan:
+    if "store" in options:
+        options["store"] = parse_store(str(options["store"]))
+    chosen = PackOptions(**options)  # type: ignore[arg-type]
+    return plan_stores(decide(rows, chosen, "SRC"), chosen, masks=masks, source="SRC")
+
+
+def test_plain_rows_of_one_size_are_packed_as_ever():
+    assert not planned(SAME, masks=True).special
+    assert not planned(VARIED, size=(20, 20)).special
+    assert not planned(headers((40, 60, 3, 8, 1), (80, 120, 3, 8, 1)), max_size=20).special, "all become 20 x 30"
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "images", "masks"),
+    [
+        (VARIED, {}, "store", "store"),
+        (SAME, {"store": "source"}, "store", "rows"),
+        (VARIED, {"store": "jpeg", "size": (8, 8)}, "store", "rows"),
+        (SAME, {"codec": "gzip:1"}, "rows", "rows"),
+        (VARIED, {"codec": "zstd:5", "store": "mixed:0.5"}, "store", "store"),
+    ],
+)
+def test_what_has_no_size_beforehand_is_a_store(rows, options, images, masks):
+    plan = planned(rows, masks=True, **options)
+    assert (plan.images, plan.masks, plan.special) == (images, masks, True)
+    assert planned(rows, **options).masks is None
+    codec = {"gzip:1": Codec("gzip", 1), "zstd:5": Codec("zstd", 5)}.get(options.get("codec"), Codec())
+    assert plan.image_codec == plan.mask_codec == codec
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        (VARIED, {"codec": "gzip"}, "--codec zstd"),
+        (SAME, {"codec": "gzip", "store": "jpeg"}, "--codec zstd"),
+        (SAME, {"size": (8, 8), "max_size": 8}, "only one of them"),
+        (SAME, {"size": (8, 8), "store": "source"}, "--max-size"),
+        (SAME, {"max_size": 0}, "at least 1"),
+        (SAME, {"codec": "lzma"}, "zstd"),
+        (headers((9, 9, 1, 16, 0)), {"store": "jpeg"}, "--bits 8"),
+        (headers((9, 9, 4, 8, 0)), {"store": "mixed:0.5"}, "--mode rgb"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_mend(rows, options, said):
+    with pytest.raises(OptionError, match=said):
+        planned(rows, **options)
+
+
+def test_options_are_written_down_only_where_something_is_said():
+    for unsaid in (PackOptions(), PackOptions(store=parse_store("raw"), codec="auto")):
+        assert not {"store", "max_size", "codec"} & unsaid.to_dict().keys()
+    told = PackOptions(store=parse_store("mixed:0.25"), max_size=256, codec="zstd:7").to_dict()
+    assert (told["store"], told["max_size"], told["codec"]) == ("mixed:0.25", 256, "zstd:7")
+    assert parse_store(told["store"]) == StoreOption("mixed", fraction=0.25)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 600))
+def test_a_fitted_image_keeps_its_aspect_and_never_grows(height, width, most):
+    found = fitted_size(height, width, most)
+    assert min(found) == min(most, height, width) and max(found) <= max(height, width)
+    scale = min(found) / min(height, width)
+    assert np.abs(np.array(found) - np.array([height, width]) * scale).max() <= 0.5
+    assert fitted_sizes(np.array([[height, width], [0, 0]]), most).tolist() == [list(found), [0, 0]]
+
+
+@pytest.mark.parametrize("store", ["raw", "jpeg", "source", "mixed:0.4"])
+@pytest.mark.parametrize("options", [{}, {"max_size": 64}, {"size": (40, 30)}])
+def test_one_sample_is_decided_as_all_together(store, options):
+    if store == "source" and "size" in options:
+        return
+    plan = planned(VARIED, store=store, **options)
+    own, made = ways(plan, np.arange(4), VARIED)
+    assert own.dtype == made.dtype == np.bool_ and not (own & made).any()
+    plain = [dict(zip(HEADERS.names, header, strict=True)) for header in VARIED.tolist()]
+    assert [ways(plan, i, plain[i]) for i in range(4)] == list(zip(own, made, strict=True))
+    assert row_sizes(plan, VARIED).tolist() == [list(plan.row_size(each["height"], each["width"])) for each in plain]
+
+
+def test_rows_take_the_bytes_of_their_pixels_or_of_their_file():
+    files = np.array([1000, 2000, 3000, 4000])
+    assert row_bytes(planned(VARIED, max_size=100), VARIED, files).tolist() == [37500, 45000, 3600, 18900]
+    assert row_bytes(planned(VARIED, store="source"), VARIED, files).tolist() == [1000, 2000, 3000, 18900]
+    made = row_bytes(planned(VARIED, store="jpeg:50"), VARIED, files)
+    assert (made < row_bytes(planned(VARIED, store="jpeg:95"), VARIED, files)).all() and made[0] > 400 * 500 / 12
+
+
+def test_what_no_row_can_hold_is_named():
+    large = headers((70_000, 30_000, 3, 8, 0), (10, 10, 3, 8, 0))
+    assert list(too_large(large, PackOptions())) == [0] and "5.9 GiB" in too_large(large, PackOptions())[0]
+    assert not too_large(large, PackOptions(max_size=500)) and not too_large(large, PackOptions((8, 8)))

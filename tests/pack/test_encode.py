@@ -1,0 +1,254 @@
+"""A sample as the bytes that are stored of it, from real files."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+import xxhash
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastload.codecs import decompress_zstd
+from fastload.decode import decode_image
+from fastload.errors import ImageError, SourceError
+from fastload.fitting import Target
+from fastload.pack import PackOptions, Survey, survey_source
+from fastload.pack.encode import RowEncoder
+from fastload.pack.store_plan import StoreOption, parse_store
+from fastload.pack.survey import survey_listing
+from fastload.pack.workers import WorkerPool
+from fastload.sources.listing import Column, Listing, Masks
+from fastload.sources.rows import MemoryRows
+from fastload.store import JPEG, RAW, ZSTD, EncodedRow
+
+
+def smooth(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """A photo of sorts: few bytes as JPEG, all its pixels different."""
+    small = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def jpeg(pixels: NDArray[np.uint8], orientation: int = 1, **options: object) -> bytes:
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(file, "JPEG", exif=exif, **options)
+    return file.getvalue()
+
+
+def folder(tmp_path: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(data)
+    return tmp_path / "photos"
+
+
+def png(pixels: NDArray[np.generic]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def encoded(survey: Survey) -> dict[str, EncodedRow]:
+    assert survey.plan is not None and survey.headers is not None and survey.listing.files is not None
+    encoder = RowEncoder(survey.listing.files, survey.listing.masks, survey.plan)
+    return {survey.listing.keys[i]: encoder.encode(i, survey.headers[i]) for i in survey.samples.tolist()}
+
+
+def surveyed(source: Path, store: str = "raw", **options: object) -> Survey:
+    return survey_source(source, options=PackOptions(store=parse_store(store), **options))  # type: ignore[arg-type]
+
+
+def pixels_of(data: bytes, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    out = np.empty(shape, np.uint8)
+    decode_image(data, Target(height=shape[0], width=shape[1], channels=shape[2], dtype=out.dtype), out)
+    return out
+
+
+FILES = {
+    "gray.jpg": jpeg(smooth(40, 30)[..., 0]),
+    "plain.jpg": jpeg(smooth(50, 70, 1)),
+    "turned.jpg": jpeg(smooth(30, 60, 2), orientation=6),
+    "progressive.jpg": jpeg(smooth(33, 47, 3), progressive=True),
+    "cmyk.jpg": jpeg(np.asarray(Image.fromarray(smooth(20, 24, 4)).convert("CMYK"))[..., :3]),
+    "drawn.png": png(smooth(21, 35, 5)),
+}
+
+
+def test_sizes_that_vary_make_a_store_of_the_decoders_pixels(tmp_path):
+    survey = surveyed(folder(tmp_path, FILES))
+    assert survey.target is None and survey.plan.images == "store" and survey.plan.masks is None
+    rows = encoded(survey)
+    assert rows["turned.jpg"].shape == (60, 30, 3) and rows["gray.jpg"].shape == (40, 30, 3)
+    for name, row in rows.items():
+        pixels = pixels_of(FILES[name], row.shape)
+        assert (row.encoding, row.orientation) == (RAW, 1)
+        assert bytes(row.image) == pixels.tobytes() and row.digest == xxhash.xxh3_64_intdigest(pixels.tobytes())
+    assert survey.bytes_needed == sum(len(bytes(row.image)) for row in rows.values())
+
+
+def test_source_keeps_jpegs_byte_for_byte_and_counts_what_is_none(tmp_path):
+    cmyk = io.BytesIO()
+    Image.fromarray(smooth(20, 24)).convert("CMYK").save(cmyk, "JPEG")
+    files = {**FILES, "cmyk.jpg": cmyk.getvalue()}
+    survey = surveyed(folder(tmp_path, files), "source")
+    rows = encoded(survey)
+    for name in ("gray.jpg", "plain.jpg", "turned.jpg", "progressive.jpg"):
+        assert rows[name].encoding == JPEG and rows[name].image == files[name]
+        assert rows[name].digest == xxhash.xxh3_64_intdigest(files[name])
+    assert rows["turned.jpg"].orientation == 6 and rows["turned.jpg"].shape == (60, 30, 3)
+    for name in ("cmyk.jpg", "drawn.png"):
+        assert bytes(rows[name].image) == pixels_of(files[name], rows[name].shape).tobytes()
+    assert survey.converted["no plain JPEG -> stored as pixels"] == 2
+
+
+def test_jpegs_made_here_have_a_restart_marker_for_each_row_of_blocks(tmp_path):
+    rows = encoded(surveyed(folder(tmp_path, FILES), "jpeg:80"))
+    for name, row in rows.items():
+        assert row.encoding == JPEG and row.orientation == 1 and row.digest == xxhash.xxh3_64_intdigest(row.image)
+        shown = simplejpeg.decode_jpeg(row.image)
+        original = pixels_of(FILES[name], row.shape)
+        assert shown.shape == row.shape and np.abs(shown.astype(int) - original).mean() < 6
+        assert b"\xff\xdd\x00\x04" in row.image, "the segment DRI"
+
+
+def test_gray_becomes_a_gray_jpeg(tmp_path):
+    survey = surveyed(folder(tmp_path, {"a.png": png(smooth(20, 30)[..., 0])}), "jpeg")
+    assert survey.target is not None and survey.plan.target == survey.target
+    row = encoded(survey)["a.png"]
+    assert row.shape == (20, 30, 1) and simplejpeg.decode_jpeg_header(row.image)[2] == "Gray"
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.5, 5), (0.3, 3), (0.05, 0)])
+def test_mixed_takes_a_fraction_spread_evenly(tmp_path, fraction, count):
+    files = {f"{i}.jpg": jpeg(smooth(20 + i, 20, i)) for i in range(9)} | {"9.png": png(smooth(20, 20))}
+    rows = encoded(surveyed(folder(tmp_path, files), f"mixed:{fraction}"))
+    chosen = [int(Path(name).stem) for name, row in rows.items() if row.encoding == JPEG]
+    assert len(chosen) == count and all(b - a >= int(1 / fraction) for a, b in itertools.pairwise(chosen))
+    kept = [rows[name].image == files[name] for name in rows if name.endswith(".jpg") and int(name[0]) in chosen]
+    assert all(kept)
+
+
+def test_max_size_shrinks_larger_images_only(tmp_path):
+    files = {"large.jpg": jpeg(smooth(60, 90)), "small.jpg": jpeg(smooth(30, 100)), "even.png": png(smooth(41, 40))}
+    source = folder(tmp_path, files)
+    shapes = {name: row.shape for name, row in encoded(surveyed(source, max_size=40)).items()}
+    assert shapes == {"large.jpg": (40, 60, 3), "small.jpg": (30, 100, 3), "even.png": (41, 40, 3)}
+    kept = encoded(surveyed(source, "source", max_size=40))
+    assert kept["small.jpg"].image == files["small.jpg"] and kept["even.png"].encoding == RAW
+    assert kept["large.jpg"].encoding == JPEG and simplejpeg.decode_jpeg(kept["large.jpg"].image).shape == (40, 60, 3)
+    again = surveyed(source, "source", max_size=40).converted
+    assert again == {"no plain JPEG -> stored as pixels": 1, "larger JPEG -> resized, JPEG of quality 90": 1}
+
+
+def test_zstd_rows_hold_the_same_pixels_and_have_the_same_digest(tmp_path):
+    files = {"flat.png": png(np.zeros((40, 50, 3), np.uint8)), "other.png": png(smooth(20, 30))}
+    noise = np.random.default_rng(0).integers(0, 256, (16, 17, 3), dtype=np.uint8)
+    source = folder(tmp_path, {**files, "noise.png": png(noise)})
+    raw, rows = encoded(surveyed(source)), encoded(surveyed(source, codec="zstd"))
+    assert {name: row.encoding for name, row in rows.items()}["flat.png"] == ZSTD
+    assert rows["noise.png"].encoding == RAW, "it would have grown"
+    for name, row in rows.items():
+        data = decompress_zstd(row.image, np.prod(row.shape)) if row.encoding == ZSTD else row.image
+        assert bytes(data) == bytes(raw[name].image) and row.digest == raw[name].digest
+
+
+def test_a_kept_jpeg_that_is_cut_short_is_refused_as_when_it_is_decoded(tmp_path):
+    data = jpeg(smooth(80, 90), quality=95)
+    source = folder(tmp_path, {"a.jpg": data, "b.jpg": jpeg(smooth(20, 20))})
+    kept, decoded = surveyed(source, "source"), surveyed(source)
+    for damaged in (data[:-2], data[:-400], data[:-400] + bytes(400)):
+        (source / "a.jpg").write_bytes(damaged)
+        reasons = []
+        for survey in (kept, decoded):
+            with pytest.raises(ImageError, match=r"truncated|broken data stream") as caught:
+                encoded(survey)
+            reasons.append(str(caught.value))
+        assert reasons[0] == reasons[1]
+    (source / "a.jpg").write_bytes(data + bytes(100))
+    assert encoded(kept)["a.jpg"].image == data + bytes(100), "what lies behind the image harms nobody"
+
+
+@pytest.mark.parametrize("store", ["raw", "source", "jpeg"])
+def test_a_file_that_changed_since_its_header_was_read_is_refused(tmp_path, store):
+    source = folder(tmp_path, {"a.jpg": jpeg(smooth(20, 30)), "b.jpg": jpeg(smooth(20, 20))})
+    survey = surveyed(source, store)
+    (source / "a.jpg").write_bytes(jpeg(smooth(30, 20)))
+    with pytest.raises(ImageError, match="header was read"):
+        encoded(survey)
+
+
+def with_masks(source: Path, **options: object) -> Survey:
+    plain = surveyed(source).listing
+    shapes = {"a.jpg": (20, 30), "b.jpg": (40, 24)}
+    masks = MaskPictures([np.arange(h * w, dtype=np.uint32).reshape(h, w) % 7 for h, w in map(shapes.get, plain.keys)])
+    listing = Listing(**{**vars(plain), "masks": Masks(masks, np.array([True, False]), (), 255)})
+    with WorkerPool(0) as pool:
+        pool.use(listing)
+        return survey_listing(listing, PackOptions(**options), pool)  # type: ignore[arg-type]
+
+
+class MaskPictures:
+    def __init__(self, masks: list[NDArray[np.generic]]) -> None:
+        self._masks = [mask.astype(np.uint8) for mask in masks]
+
+    def header(self, i: int):
+        from fastload.image_header import ImageHeader
+
+        return ImageHeader(*self._masks[i].shape, 1, 8, "L", 1)
+
+    def read(self, i: int) -> NDArray[np.uint8]:
+        return self._masks[i]
+
+    def take(self, indices):
+        return MaskPictures([self._masks[i] for i in indices])
+
+
+@pytest.mark.parametrize("store", ["raw", "source"])
+def test_a_mask_is_hashed_behind_its_image_and_resized_with_it(tmp_path, store):
+    files = {"a.jpg": jpeg(smooth(20, 30)), "b.jpg": jpeg(smooth(40, 24))}
+    source = folder(tmp_path, files)
+    rows = encoded(with_masks(source, store=parse_store(store)))
+    assert bytes(rows["a.jpg"].mask) == (np.arange(600) % 7).astype(np.uint8).tobytes()
+    assert bytes(rows["b.jpg"].mask) == b"\xff" * 960, "it has none"
+    for row in rows.values():
+        assert row.digest == xxhash.xxh3_64_intdigest(bytes(row.image) + bytes(row.mask))
+    smaller = encoded(with_masks(source, store=parse_store(store), max_size=10, codec="zstd"))
+    assert smaller["a.jpg"].shape == (10, 15, 3) and smaller["b.jpg"].shape == (17, 10, 3)
+    mask = smaller["b.jpg"]
+    assert mask.mask_encoding == ZSTD and decompress_zstd(mask.mask, 170) == b"\xff" * 170
+
+
+def test_boxes_shrink_with_images_of_several_sizes(tmp_path):
+    source = folder(tmp_path, {"a.jpg": jpeg(smooth(20, 40)), "b.jpg": jpeg(smooth(10, 12))})
+    plain = surveyed(source).listing
+    boxes = Column(np.tile(np.array([[4, 8, 8, 8]], np.float32), (2, 1)), {}, "xywh")
+    listing = Listing(**{**vars(plain), "columns": {"bbox": boxes}})
+    with WorkerPool(0) as pool:
+        pool.use(listing)
+        moved = survey_listing(listing, PackOptions(max_size=10), pool).listing.columns["bbox"].values
+        unknown = Listing(**{**vars(plain), "columns": {"bbox": Column(boxes.values, {"coordinates": "unknown"})}})
+        with pytest.raises(SourceError, match="`--max-size` would leave bbox behind"):
+            survey_listing(unknown, PackOptions(max_size=10), pool)
+    assert moved.tolist() == [[2, 4, 4, 4], [4, 8, 8, 2]], "the second one is cut off at its image's edge"
+
+
+def test_rows_that_come_encoded_are_kept(tmp_path):
+    class Kept(MemoryRows):
+        def encoded(self, i: int) -> EncodedRow:
+            return EncodedRow(bytes([i]) * 12, RAW, (2, 2, 3), 1, 77 + i)
+
+    plain = surveyed(folder(tmp_path, {"a.png": png(smooth(2, 2)), "b.png": png(smooth(2, 2))})).listing
+    rows = np.zeros((2, 2, 2, 3), np.uint8)
+    listing = Listing(**{**vars(plain), "files": Kept(rows, np.arange(2))})
+    with WorkerPool(0) as pool:
+        pool.use(listing)
+        survey = survey_listing(listing, PackOptions(store=StoreOption("keep")), pool)
+    assert survey.plan.images == "store" and survey.target is not None
+    found = encoded(survey)
+    assert [row.digest for row in found.values()] == [77, 78] and found["b.png"].image == b"\1" * 12
