@@ -86,7 +86,7 @@ def repack_file(
         told_bytes = int(told.get("chunk_bytes", CHUNK_BYTES))
         chunk_bytes = CODEC_CHUNK_BYTES if how != NONE and not has_stores(header) else told_bytes
     options = PackOptions(
-        seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=_codec_of(header, told)
+        seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=_codec_of(header)
     )
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
@@ -146,6 +146,8 @@ def _write(
     progress: Progress | None,
 ) -> PackReport:
     """The listing's rows as a file that keeps what is still true of its origin."""
+    if isinstance(listing.files, KeptRows):
+        options = replace(options, codec=str(codec) if codec != NONE else str(told.get("codec", "auto")))
     attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
@@ -159,8 +161,7 @@ def _write(
     listing = replace(listing, attrs=attrs)
     workers = 0 if codec == NONE else workers
     if isinstance(listing.files, KeptRows):
-        kept = options.codec if codec == NONE else str(codec)
-        options, codec = replace(options, store=StoreOption("keep"), codec=kept), NONE
+        options, codec = replace(options, store=StoreOption("keep")), NONE
     if on_error == "skip" and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
@@ -180,13 +181,11 @@ def _write(
         close_readers()
 
 
-def _codec_of(file: PackedFile, told: dict[str, Any]) -> str:
-    """The codec of packing that keeps compressed, without a wish, what packing alone has compressed."""
-    masks = file.fields.get("masks")
-    if has_stores(file):
-        return str(told.get("codec", "auto"))
-    chosen = file.version is not None and masks is not None and file.fields["images"].offset is not None
-    return "auto" if chosen and masks is not None and masks.filters else "none"
+def _codec_of(file: PackedFile) -> str:
+    """The codec for packing rows of one size that keeps masks compressed where packing alone chose so."""
+    images, masks = file.fields.get("images"), file.fields.get("masks")
+    chosen = images is not None and images.offset is not None and masks is not None and masks.filters
+    return "auto" if file.version is not None and chosen else "none"
 
 
 def _check_apart(files: Sequence[Path], output: Path) -> None:

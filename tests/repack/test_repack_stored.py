@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import h5py
@@ -13,8 +14,10 @@ from fastload.errors import OptionError, SourceError
 from fastload.export import export_file
 from fastload.format import read_header
 from fastload.layout import write_packed
+from fastload.open_readers import close_readers
 from fastload.pack import pack_images
 from fastload.repack import Choice, merge_files, repack_file
+from fastload.repack.listing import list_packed
 from fastload.sources.listing import Column
 from fastload.store import ENCODINGS
 from fastload.stored_samples import StoredSamples
@@ -97,6 +100,29 @@ def test_a_damaged_row_is_named_and_can_be_left_out(tmp_path: Path) -> None:
     assert [key for key, _ in report.skipped] == ["005.jpg"]
     after = by_key(tmp_path / "c.h5")
     assert {key: row for key, row in before.items() if key != "005.jpg"} == after
+
+
+def test_interrupted_the_same_call_continues(tmp_path: Path) -> None:
+    path = varied_file(tmp_path / "a.h5", masks=True)
+    repack_file(path, tmp_path / "whole.h5", chunk_bytes=2048)
+    with pytest.raises(KeyboardInterrupt):
+        repack_file(path, tmp_path / "b.h5", chunk_bytes=2048, progress=_interrupt)
+    assert not (tmp_path / "b.h5").exists()
+    report = repack_file(path, tmp_path / "b.h5", chunk_bytes=2048)
+    assert report.chunks_kept > 0 and (tmp_path / "b.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
+def _interrupt(stage: str, done: int, total: int) -> None:
+    if stage == "packing" and done >= total // 2:
+        raise KeyboardInterrupt
+
+
+def test_listings_of_stores_survive_a_pickle(tmp_path: Path) -> None:
+    _, listing = list_packed(varied_file(tmp_path / "a.h5", masks=True))
+    kept = pickle.loads(pickle.dumps(listing.files)).take(np.array([5, 2]))
+    assert bytes(kept.encoded(0).image) == varied_rows()[5][0]
+    assert kept.header(1).height == varied_rows()[2].shape[0] and kept.read(1).shape == varied_rows()[2].shape
+    close_readers()
 
 
 def test_files_of_equal_kind_are_merged(tmp_path: Path) -> None:
