@@ -6,6 +6,7 @@ what a failing disk cannot deliver is an error of that row.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -108,14 +109,15 @@ class StoredSamples:
         index = self.index[name]
         offset, length, encoding = int(index.offset[row]), int(index.bytes[row]), int(index.encoding[row])
         shape = self.shape(row)
+        orientation = int(index.orientation[row])
         reason = _impossible(field, offset, length, encoding, shape)
-        if reason:
-            raise ImageError(reason)
+        if reason or not 1 <= orientation <= 8:
+            raise ImageError(reason or f"its EXIF orientation is {orientation}, which means nothing")
         try:
             data = _read(self._fd, length, field.store.base + offset)
         except OSError as exc:
             raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
-        return StoredRow(data, encoding, shape, int(index.orientation[row]))
+        return StoredRow(data, encoding, shape, orientation)
 
     def pixels(self, name: str, row: int) -> NDArray[Any]:
         """(H, W, C) of an image, (H, W) of a mask; in native byte order, maybe read-only.
@@ -205,7 +207,7 @@ def _impossible(field: Field, offset: int, length: int, encoding: int, shape: tu
     if min(shape) < 1:
         return f"its size is {shape[1]}x{shape[0]} (width x height)"
     rank = 2 if field.name == "masks" else 3
-    whole = int(np.prod(shape[:rank], dtype=np.int64)) * field.dtype.itemsize
+    whole = math.prod(shape[:rank]) * field.dtype.itemsize
     if encoding == RAW and length != whole:
         return f"it has {length:,} bytes in `{field.name}`, its pixels need {whole:,}"
     return ""

@@ -17,6 +17,7 @@ import numpy as np
 
 from fastload.codecs import NONE, Codec, parse_codec
 from fastload.errors import OptionError, OutputError
+from fastload.format import PackedFile
 from fastload.layout import CHUNK_BYTES, dump_options
 from fastload.open_readers import close_readers
 from fastload.pack import PackOptions, PackReport, pack_listing
@@ -84,7 +85,13 @@ def repack_file(
     if chunk_bytes is None:
         told_bytes = int(told.get("chunk_bytes", CHUNK_BYTES))
         chunk_bytes = CODEC_CHUNK_BYTES if how != NONE and not has_stores(header) else told_bytes
+<<<<<<< HEAD
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
+=======
+    options = PackOptions(
+        seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=_codec_of(header)
+    )
+>>>>>>> h-consumers
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
         attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
@@ -143,19 +150,22 @@ def _write(
     progress: Progress | None,
 ) -> PackReport:
     """The listing's rows as a file that keeps what is still true of its origin."""
+    if isinstance(listing.files, KeptRows):
+        options = replace(options, codec=str(codec) if codec != NONE else str(told.get("codec", "auto")))
     attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
-    if isinstance(listing.files, KeptRows) and codec != NONE:
-        changed["codec"] = str(codec)
-    attrs["pack_options"] = dump_options({**options.to_dict(), **told, **changed})
+    said = {**replace(options, codec="auto").to_dict(), **told, **changed}
+    if codec != NONE:
+        said["codec"] = str(codec)
+    elif options.codec == "none":
+        said.pop("codec", None)
+    attrs["pack_options"] = dump_options(said)
     listing = replace(listing, attrs=attrs)
     workers = 0 if codec == NONE else workers
     if isinstance(listing.files, KeptRows):
-        # Without a wish, masks in chunks are compressed as they were meant to be when the file was packed.
-        kept = str(codec) if codec != NONE else str(told.get("codec", "auto"))
-        options, codec = replace(options, store=StoreOption("keep"), codec=kept), NONE
+        options, codec = replace(options, store=StoreOption("keep")), NONE
     if on_error == "skip" and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
@@ -173,6 +183,13 @@ def _write(
         )  # fmt: skip
     finally:
         close_readers()
+
+
+def _codec_of(file: PackedFile) -> str:
+    """The codec for packing rows of one size that keeps masks compressed where packing alone chose so."""
+    images, masks = file.fields.get("images"), file.fields.get("masks")
+    chosen = images is not None and images.offset is not None and masks is not None and masks.filters
+    return "auto" if file.version is not None and chosen else "none"
 
 
 def _check_apart(files: Sequence[Path], output: Path) -> None:

@@ -1,0 +1,155 @@
+"""Repack and merge of files with byte stores."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from stored_cases import NUM_ROWS, flip, varied_file, varied_rows
+
+from fastload.errors import OptionError, SourceError
+from fastload.export import export_file
+from fastload.format import read_header
+from fastload.layout import write_packed
+from fastload.open_readers import close_readers
+from fastload.pack import pack_images
+from fastload.repack import Choice, merge_files, repack_file
+from fastload.repack.listing import list_packed
+from fastload.sources.listing import Column
+from fastload.store import ENCODINGS
+from fastload.stored_samples import StoredSamples
+from fastload.verify import verify_file
+
+
+def by_key(path: Path) -> dict[str, tuple]:
+    """Split, label, digest, and the whole stored sample of each row."""
+    samples = StoredSamples(read_header(path))
+    with h5py.File(path) as file:
+        splits = file["split"].attrs["names"].astype(str)[file["split"][()]]
+        names = file["labels"].attrs["names"].astype(str)
+        labels = [names[label] for label in file["labels"][()]]
+        keys = file["key"][()].astype(str)
+    found = {}
+    for row, key in enumerate(keys):
+        each = samples.encoded(row, decode=True)
+        found[key] = (
+            splits[row], labels[row], each.digest, each.encoding, bytes(each.image), each.shape, each.orientation,
+            each.mask_encoding, each.mask and bytes(each.mask),
+        )  # fmt: skip
+    samples.close()
+    return found
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("size", [None, (16, 20)])
+def test_rows_stay_as_they_are_stored(tmp_path: Path, masks: bool, size: tuple[int, int] | None) -> None:
+    path = varied_file(tmp_path / "a.h5", varied_rows(size=size), masks=masks)
+    report = repack_file(path, tmp_path / "b.h5", shuffle=True, seed=3, chunk_bytes=8192)
+    assert report.num_samples == NUM_ROWS and report.splits == {"train": 8, "val": 4}
+    before, after = by_key(path), by_key(tmp_path / "b.h5")
+    assert before == after and list(before) != list(after)
+    file = read_header(tmp_path / "b.h5")
+    assert file.attrs["shuffled"] and file.seed == 3
+    store = file.fields["images"].store
+    assert store is not None and store.chunk_bytes == 8192
+    assert not masks or file.fields["masks"].attrs["ignore_index"] == 255
+    assert verify_file(tmp_path / "b.h5").ok
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+
+
+def test_some_rows_in_an_order_of_their_own(tmp_path: Path) -> None:
+    path = varied_file(tmp_path / "a.h5", masks=True)
+    np.save(tmp_path / "rows.npy", np.array([7, 0, 5]))
+    repack_file(path, tmp_path / "b.h5", choice=Choice(rows=tmp_path / "rows.npy"))
+    before, after = by_key(path), by_key(tmp_path / "b.h5")
+    assert list(after) == ["007.jpg", "000.jpg", "005.jpg"] and all(before[key] == after[key] for key in after)
+
+
+def test_zstd_compresses_what_is_raw_and_keeps_digests(tmp_path: Path) -> None:
+    rows = [np.zeros_like(row) if isinstance(row, np.ndarray) else row for row in varied_rows()]
+    path = varied_file(tmp_path / "a.h5", rows, masks=True)
+    repack_file(path, tmp_path / "b.h5", codec="zstd", workers=0)
+    before, after = by_key(path), by_key(tmp_path / "b.h5")
+    assert [each[:3] for each in before.values()] == [each[:3] for each in after.values()]
+    assert [ENCODINGS[each[3]] for each in after.values()] == ["zstd", "jpeg"] * 6
+    assert verify_file(tmp_path / "b.h5").ok
+    repack_file(tmp_path / "b.h5", tmp_path / "c.h5", workers=0)
+    assert by_key(tmp_path / "c.h5") == after
+    flip(tmp_path / "b.h5", "images", 4, 2)  # the head of a zstd frame
+    (found,) = verify_file(tmp_path / "b.h5").damaged
+    assert found.row == 4
+
+
+def test_gzip_is_refused_with_the_mend(tmp_path: Path) -> None:
+    path = varied_file(tmp_path / "a.h5")
+    with pytest.raises(OptionError, match="zstd"):
+        repack_file(path, tmp_path / "b.h5", codec="gzip")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.h5"]
+
+
+def test_a_damaged_row_is_named_and_can_be_left_out(tmp_path: Path) -> None:
+    path = varied_file(tmp_path / "a.h5", masks=True)
+    before = by_key(path)
+    flip(path, "images", 5, -9)
+    with pytest.raises(SourceError, match=r"005\.jpg: its pixels are not those that were packed"):
+        repack_file(path, tmp_path / "b.h5")
+    report = repack_file(path, tmp_path / "c.h5", on_error="skip")
+    assert [key for key, _ in report.skipped] == ["005.jpg"]
+    after = by_key(tmp_path / "c.h5")
+    assert {key: row for key, row in before.items() if key != "005.jpg"} == after
+
+
+def test_interrupted_the_same_call_continues(tmp_path: Path) -> None:
+    path = varied_file(tmp_path / "a.h5", masks=True)
+    repack_file(path, tmp_path / "whole.h5", chunk_bytes=2048)
+    with pytest.raises(KeyboardInterrupt):
+        repack_file(path, tmp_path / "b.h5", chunk_bytes=2048, progress=_interrupt)
+    assert not (tmp_path / "b.h5").exists()
+    report = repack_file(path, tmp_path / "b.h5", chunk_bytes=2048)
+    assert report.chunks_kept > 0 and (tmp_path / "b.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
+def _interrupt(stage: str, done: int, total: int) -> None:
+    if stage == "packing" and done >= total // 2:
+        raise KeyboardInterrupt
+
+
+def test_listings_of_stores_survive_a_pickle(tmp_path: Path) -> None:
+    _, listing = list_packed(varied_file(tmp_path / "a.h5", masks=True))
+    kept = pickle.loads(pickle.dumps(listing.files)).take(np.array([5, 2]))
+    assert bytes(kept.encoded(0).image) == varied_rows()[5][0]
+    assert kept.header(1).height == varied_rows()[2].shape[0] and kept.read(1).shape == varied_rows()[2].shape
+    close_readers()
+
+
+def test_files_of_equal_kind_are_merged(tmp_path: Path) -> None:
+    first = varied_file(tmp_path / "a.h5", masks=True, prefix="a")
+    second = varied_file(tmp_path / "b.h5", varied_rows(size=(16, 20)), masks=True, prefix="b")
+    merge_files([first, second], tmp_path / "c.h5")
+    file = read_header(tmp_path / "c.h5")
+    assert file.fields["images"].varied and file.num_rows == 2 * NUM_ROWS
+    assert by_key(tmp_path / "c.h5") == by_key(first) | by_key(second)
+    assert verify_file(tmp_path / "c.h5").ok
+
+
+def test_rows_of_one_size_and_a_store_are_not_merged(tmp_path: Path) -> None:
+    columns = {"labels": Column(np.arange(4) % 3, {"names": ("ant", "bee", "cat")})}
+    plain = write_packed(tmp_path / "a.h5", np.zeros((4, 8, 8, 3), np.uint8), columns)
+    stored = varied_file(tmp_path / "b.h5")
+    gray = varied_file(tmp_path / "c.h5", [np.zeros((4 + i, 5, 1), np.uint8) for i in range(6)])
+    with pytest.raises(SourceError, match=r"`images`: uint8 \(8, 8, 3\) in .*a\.h5, uint8 in a byte store.*--store"):
+        merge_files([plain, stored], tmp_path / "d.h5")
+    with pytest.raises(SourceError, match=r"with 3 channels in .*b\.h5, .* with 1 channels in .*c\.h5"):
+        merge_files([stored, gray], tmp_path / "d.h5")
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_an_export_packed_again_has_the_same_rows(tmp_path: Path, masks: bool) -> None:
+    path = varied_file(tmp_path / "a.h5", masks=masks)
+    export_file(path, tmp_path / "out")
+    pack_images(tmp_path / "out", tmp_path / "b.h5", store="source", codec="none", shuffle=False, workers=0)
+    before, after = by_key(path), by_key(tmp_path / "b.h5")
+    assert before == after and list(before) == list(after)
