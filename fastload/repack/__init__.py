@@ -85,13 +85,9 @@ def repack_file(
     if chunk_bytes is None:
         told_bytes = int(told.get("chunk_bytes", CHUNK_BYTES))
         chunk_bytes = CODEC_CHUNK_BYTES if how != NONE and not has_stores(header) else told_bytes
-<<<<<<< HEAD
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
-=======
     options = PackOptions(
         seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=_codec_of(header)
     )
->>>>>>> h-consumers
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
         attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
