@@ -166,7 +166,8 @@ def decode_rows(
                 decoded.append(decode_row(data[place], encodings[place], shape, orientations[place], dtype, image))
         except (ImageError, MemoryError) as error:
             why = str(error) or "not enough memory"
-            reason = f"its stored {_encoding(encodings[place])} of {name!r} cannot be decoded ({why})"
+            whose = "its mask's" if name == "masks" else "its"
+            reason = f"{whose} stored {_encoding(encodings[place])} cannot be decoded ({why})"
             raise sample_error(file, int(rows[place]), reason) from error
     if stopwatch is not None:
         stopwatch.lap("decoding" if any(encodings) else "reading")

@@ -162,8 +162,20 @@ def test_a_jpeg_damaged_after_packing_is_named(tmp_path, read):
         begin, length = int(file["images_offset"][1]), int(file["images_bytes"][1])
         file["images"][begin + length // 3 : begin + length] = 0
     reader = RowReader(read_header(path), ["images"], read)
-    with pytest.raises(FormatError, match=r"a\.h5: sample '00000001' \(row 1\): its stored JPEG .* verify"):
+    with pytest.raises(
+        FormatError, match=r"a\.h5: sample '00000001' \(row 1\): its stored JPEG cannot be decoded \(.* verify"
+    ):
         reader.decoded("images", np.arange(5))
+
+
+def test_a_mask_whose_frame_is_damaged_is_named(tmp_path):
+    path, _, _ = varied(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["masks_encoding"][3] = ZSTD
+    with pytest.raises(
+        FormatError, match=r"'00000003' \(row 3\): its mask's stored zstd frame cannot be decoded \(zstd"
+    ):
+        RowReader(read_header(path), ["masks"]).decoded("masks", np.arange(5))
 
 
 def test_a_size_that_no_memory_holds_is_named_too(tmp_path):
