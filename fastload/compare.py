@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fastload.compare_stored import GONE, OTHER_MASK, StoredTask, compare_stored, plan_of
 from fastload.decode import Fit, Target, decoder_versions
 from fastload.errors import FormatError, OptionError
+from fastload.filters import load_filters
 from fastload.format import Field, PackedFile, open_hdf5
 from fastload.pack.chunk_work import Worker, read_at
 from fastload.pack.headers import read_headers
@@ -22,7 +23,6 @@ from fastload.pack.options import PackOptions
 from fastload.pack.store_plan import StorePlan, parse_store
 from fastload.pack.survey import move_to
 from fastload.pack.workers import WorkerPool
-from fastload.read.filtered import load_filters
 from fastload.sources import SourceOptions, list_source
 from fastload.sources.listing import Listing
 from fastload.stored_samples import has_stores

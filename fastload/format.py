@@ -52,8 +52,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.codecs import filter_name
 from fastload.errors import FormatError, MissingFileError
+from fastload.filters import pipeline
 from fastload.store import INDEX_DTYPES, Store, index_names
 
 FORMAT_VERSION = 1
@@ -435,7 +435,7 @@ def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Fie
         shape=tuple(int(n) for n in item.shape[1:]),
         offset=linear_offset(item),
         chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
-        filters=filters_of(item),
+        filters=tuple(one.name for one in pipeline(item)),
         names=names if isinstance(names, tuple) else (names,),
         attrs=attrs,
     )
@@ -447,13 +447,6 @@ def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Fie
                 f"{path}: truncated: `{name}` ends at byte {end:,}, the file at {file_bytes:,}. Copy or pack it again."
             )
     return result
-
-
-def filters_of(item: h5py.Dataset) -> tuple[str, ...]:
-    """Names of a dataset's HDF5 filters, in the order in which they were applied."""
-    plist = item.id.get_create_plist()
-    found = [plist.get_filter(i) for i in range(plist.get_nfilters())]
-    return tuple(filter_name(number, given) for number, _, _, given in found)
 
 
 def linear_offset(item: h5py.Dataset) -> int | None:

@@ -14,7 +14,8 @@ import numpy as np
 
 from fastload.chunks import MEND, REPACK, ChunkLayout, chunk_layout, findings
 from fastload.errors import FormatError
-from fastload.format import PackedFile, filters_of, linear_offset, open_hdf5, plain, read_header
+from fastload.filters import pipeline, why_unreadable
+from fastload.format import PackedFile, linear_offset, open_hdf5, plain, read_header
 from fastload.store_info import StoreInfo, describe_store
 
 MAX_COUNTED_BYTES = 256 * 2**20
@@ -143,6 +144,7 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
     for name in stored:
         fields[name] = replace(fields[name], linear=True)
     found = [refusal] if refusal else []
+    missing = [reason for name, item in datasets.items() if (reason := why_unreadable(path, name, item))]
     pixels = None if "images" in stores else _pixel_dataset(datasets)
     layout = None
     if pixels:
@@ -172,7 +174,7 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         pack_options=_pack_options(attrs.get("pack_options")),
         seed=header.seed if header and attrs else None,
         shuffled=header.shuffled if header and attrs else None,
-        findings=(*found, mend) if found else (),
+        findings=(*missing, *found, mend) if found else tuple(missing),
     )
 
 
@@ -204,7 +206,7 @@ def _field_info(name: str, item: h5py.Dataset, offset: int | None) -> FieldInfo:
         bytes=math.prod(_shape(item)) * item.dtype.itemsize,
         stored_bytes=int(item.id.get_storage_size()),
         chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
-        filters=filters_of(item),
+        filters=tuple(one.name for one in pipeline(item)),
         linear=offset is not None,
         num_names=len(names) if isinstance(names, tuple) else 1,
     )

@@ -41,6 +41,7 @@ LAYERS = [
     {"meter"},
     {"doctor"},
     {"codecs", "store"},
+    {"filters"},
     {"format", "sources", "decode", "fitting", "image_header", "jpeg_scan", "sixteen_bits", "plan"},
     {"jpeg_rows", "stored_rows"},
     {

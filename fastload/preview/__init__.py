@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.errors import FormatError, OptionError, OutputError
+from fastload.filters import load_filters
 from fastload.format import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.new_file import check_new_file
 from fastload.preview.overlay import marks_of
 from fastload.preview.sheet import Thumbnail, draw_sheet
 from fastload.preview.words import labels_of
 from fastload.read import RowReader
-from fastload.read.filtered import load_filters
 
 
 def make_preview(

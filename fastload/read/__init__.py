@@ -1,8 +1,8 @@
 """The rows of a file, gathered into memory that is already there: one call a batch, any number of threads.
 
 `mapped` copies from a mapping of the file, `pread` reads without one, `stored` has rows of different lengths, `chunked`
-goes through h5py for whatever does not lie on disk in one piece; `readahead` tells the kernel what comes next. No torch
-here.
+takes whole chunks of whatever does not lie on disk in one piece: `filtered` decodes those in gzip or zstd, h5py the
+rest. `readahead` tells the kernel what comes next. No torch here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RowReader:
         file: header, as `read_header` gave it.
         fields: names of the fields to read.
         read: "map" copies from a mapping; "pread" never maps, so that no truncation can kill the process (SIGBUS).
-        cache_chunks, windows: as in `ChunkedRows`, for fields that have to be read through h5py.
+        cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
 
     Raises:
         OptionError: unknown field or `read`.

@@ -29,10 +29,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload.filters import load_filters
 from fastload.format import PackedFile, open_hdf5
 from fastload.stopwatch import current
 
-from .filtered import FilteredChunks, load_filters
+from .filtered import FilteredChunks
 from .identity import check_path, open_checked
 
 CACHE_BYTES = 512 * 2**20

@@ -10,29 +10,23 @@ filter i was left out.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import zlib
 from array import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5t, h5z
+from h5py import h5t
 from numpy.typing import NDArray
 
-from fastload.codecs import (
-    GZIP_FILTER,
-    SHUFFLE_FILTER,
-    ZSTD_FILTER,
-    decompress_zstd_into,
-    filter_name,
-    has_zstd,
-)
+from fastload.codecs import GZIP_FILTER, SHUFFLE_FILTER, ZSTD_FILTER, decompress_zstd_into
 from fastload.errors import FileChangedError, FormatError
+from fastload.filters import Filter, is_decoded_here, pipeline
 from fastload.stopwatch import current
 
 _GROUP_BYTES = 2**20
@@ -40,12 +34,6 @@ _GROUP_BYTES = 2**20
 
 _Undo = Callable[[Any, NDArray[np.uint8]], None]
 """Fills memory with what some bytes were before the filter; ValueError where they do not come to as many."""
-
-
-class _Filter(NamedTuple):
-    number: int
-    parameters: tuple[int, ...]
-    name: str
 
 
 class FilteredChunks:
@@ -71,15 +59,17 @@ class FilteredChunks:
     @classmethod
     def of(cls, path: Path, name: str, item: h5py.Dataset) -> FilteredChunks | None:
         """The chunks of a dataset; None where they are not compressed, or h5py has to decode them."""
-        undo = [_undo(one) for one in _filters(item)]
-        packed = [one for one in _filters(item) if one.number != SHUFFLE_FILTER]
+        filters = pipeline(item)
+        packed = [one for one in filters if one.number != SHUFFLE_FILTER]
         # Behind two codecs nobody knows how many bytes the first one left.
-        if not undo or None in undo or len(packed) > 1 or item.dtype.kind not in "uif" or 0 in item.shape:
+        if not filters or not all(map(is_decoded_here, filters)) or len(packed) > 1:
+            return None
+        if item.dtype.kind not in "uif" or 0 in item.shape:
             return None
         # Whole bytes in the order of NumPy's type, as any tool of today writes them: no 12 bits in 16.
         if not h5t.py_create(item.dtype).equal(item.id.get_type()):
             return None
-        return cls(path, name, item, [one for one in undo if one is not None])
+        return cls(path, name, item, [_undo(one) for one in filters])
 
     def rows(self, fd: int, number: int) -> NDArray[Any]:
         """The rows of all chunks that begin at row number * chunk rows: (rows, ...), native byte order.
@@ -191,46 +181,11 @@ class FilteredChunks:
         return f"row {first}" if first == last else f"the chunk of rows {first} to {last}"
 
 
-def load_filters(path: Path, name: str, item: h5py.Dataset) -> None:
-    """Makes h5py ready to decode a dataset: loads hdf5plugin where a filter needs it.
-
-    Raises:
-        FormatError: a filter is not installed; it names the extra that has it, if one has.
-    """
-    for one in _filters(item):
-        if h5z.filter_avail(one.number):
-            continue
-        where = f"{path}: `{name}` is compressed with {one.name} (HDF5 filter {one.number})"
-        try:
-            importlib.import_module("hdf5plugin")
-        except ImportError as exc:
-            raise FormatError(
-                f"{where}, which is not installed here. Install what reads it with: pip install 'fastload[zstd]'."
-            ) from exc
-        if not h5z.filter_avail(one.number):
-            raise FormatError(
-                f"{where}, which neither HDF5 nor hdf5plugin has here. Write the file anew where the filter is "
-                f"installed: `h5repack -f GZIP=4`."
-            )
-
-
-def _filters(item: h5py.Dataset) -> list[_Filter]:
-    """In the order in which they were applied."""
-    plist = item.id.get_create_plist()
-    found = [plist.get_filter(i) for i in range(plist.get_nfilters())]
-    return [_Filter(number, tuple(values), filter_name(number, given)) for number, _, values, given in found]
-
-
-def _undo(one: _Filter) -> _Undo | None:
-    """What takes a filter back; None where h5py has to."""
-    if one.number == GZIP_FILTER:
-        return _inflate
-    if one.number == ZSTD_FILTER and has_zstd():
-        return decompress_zstd_into
-    if one.number == SHUFFLE_FILTER and one.parameters:
-        size = one.parameters[0]
-        return lambda data, out: _unshuffle(data, out, size)
-    return None
+def _undo(one: Filter) -> _Undo:
+    """What takes a filter back."""
+    if one.number == SHUFFLE_FILTER:
+        return partial(_unshuffle, size=one.parameters[0])
+    return {GZIP_FILTER: _inflate, ZSTD_FILTER: decompress_zstd_into}[one.number]
 
 
 def _lap(stage: str) -> None:

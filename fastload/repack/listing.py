@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, SourceError
+from fastload.filters import load_filters
 from fastload.format import (
     DIGEST_FIELDS,
     PIXEL_FIELDS,
@@ -22,7 +23,6 @@ from fastload.format import (
     read_header,
     row_digests,
 )
-from fastload.read.filtered import load_filters
 from fastload.repack.rows import mask_rows_of, rows_of
 from fastload.sources.listing import Column, Listing, Masks, first_few, require_unique
 from fastload.store import index_names

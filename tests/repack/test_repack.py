@@ -104,7 +104,7 @@ def test_a_compressed_file_is_trained_from_shown_and_described(tmp_path):
     from fastload.preview import make_preview
 
     source = make(tmp_path / "a.h5")
-    repack_file(source, tmp_path / "z.h5", codec="gzip:6", chunk_bytes=1500)
+    repack_file(source, tmp_path / "z.h5", codec="zstd:6", chunk_bytes=1500)
     found = []
     for path in (source, tmp_path / "z.h5"):
         loader = FastLoader(PackedDataset(path, "train"), batch_size=8, device="cpu")
