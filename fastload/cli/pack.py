@@ -224,15 +224,15 @@ def _stored(report: PackReport) -> list[tuple[str, str]]:
     from fastload.chunks import format_bytes
     from fastload.pack.summary import pixel_bytes
 
-    size = format_bytes(report.file_bytes)
-    stored = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
-    pixels = pixel_bytes(report.path)
-    if not pixels or (not stored and report.store == "raw" and report.file_bytes > 0.9 * pixels):
-        return [("size", size)]
+    size, pixels = format_bytes(report.file_bytes), pixel_bytes(report.path)
+    others = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
     raw = report.encodings.get("raw", 0)
-    rows = ", ".join([*stored, *([f"{raw:,} raw"] if raw else [])])
-    share = f"{report.file_bytes / pixels:.1%} of the {format_bytes(pixels)} that the pixels take raw"
-    return [("store", f"{report.store}: {rows}" if rows else report.store), ("size", f"{size}, {share}")]
+    pairs = []
+    if others or report.store != "raw":
+        pairs.append(("store", f"{report.store}: {', '.join([*others, *([f'{raw:,} raw'] if raw else [])])}"))
+    if pixels and (pairs or report.file_bytes < 0.9 * pixels):
+        size += f", {report.file_bytes / pixels:.1%} of the {format_bytes(pixels)} that the pixels take raw"
+    return [*pairs, ("size", size)]
 
 
 def _print_survey(survey: Survey, output: Path, overwrite: bool) -> None:

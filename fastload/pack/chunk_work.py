@@ -59,6 +59,7 @@ class Worker:
         """Read the headers of these samples; one whose mask has another size counts as unreadable."""
         block = HeaderBlock(samples, np.zeros(len(samples), HEADERS), Counter(), {})
         image_header = header_reader(self.images)
+        own = isinstance(self.images, Files)  # of Pictures there are no bytes to keep
         mask_header = header_reader(self.masks.files) if self.masks is not None else None
         for at, sample in enumerate(samples.tolist()):
             try:
@@ -68,7 +69,7 @@ class Worker:
             except (ImageError, OSError) as exc:
                 block.reasons[sample] = reason_of(exc)
                 continue
-            block.headers[at] = (header.height, header.width, header.channels, header.bits, header.jpeg)
+            block.headers[at] = (header.height, header.width, header.channels, header.bits, header.jpeg * own)
             block.kinds[header.kind] += 1
             block.kinds["frames"] += header.frames > 1
             block.kinds["turned"] += header.turned

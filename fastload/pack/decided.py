@@ -160,3 +160,10 @@ def stored_otherwise(plan: StorePlan, samples: NDArray[np.int64], headers: NDArr
         f"larger JPEG -> resized, JPEG of quality {plan.option.quality}": int(np.sum(made)),
     }
     return {what: count for what, count in found.items() if count}
+
+
+def kept_unseen(plan: StorePlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> list[str]:
+    """What has to be said where files are kept as they are."""
+    if not np.any(ways(plan, samples, headers[samples])[0]):
+        return []
+    return ["JPEGs kept as they are were not decoded: `fastload verify` finds what is damaged inside of them."]

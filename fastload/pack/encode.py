@@ -37,7 +37,7 @@ class RowEncoder:
 
     def __init__(self, images: Files | Pictures | Arrays, masks: Masks | None, plan: StorePlan) -> None:
         self._images = images
-        self._files = images if isinstance(images, Files) else None
+        self._read = images.read if isinstance(images, Files) else None
         self._plan = plan
         self._dtype = plan.dtype.newbyteorder("<")
         self._fill = image_filler(images)
@@ -62,9 +62,9 @@ class RowEncoder:
         own, made = ways(self._plan, sample, known)
         orientation, encoding = 1, RAW
         image: bytes | memoryview
-        if own and self._files is not None:
+        if own:
             orientation = known["jpeg"]
-            encoding, image = JPEG, self._own(self._files, sample, known)
+            encoding, image = JPEG, self._own(sample, known)
         else:
             pixels = self._pixels(sample, header, height, width)
             encoding, image = (
@@ -112,9 +112,10 @@ class RowEncoder:
             raise ImageError(of_mask(reasons[0]))
         return out
 
-    def _own(self, files: Files, sample: int, header: dict[str, int]) -> bytes:
+    def _own(self, sample: int, header: dict[str, int]) -> bytes:
         """The file of a plain JPEG, found to be whole as far as that can be told without decoding it."""
-        data = files.read(sample)
+        assert self._read is not None, "only files have bytes of their own"
+        data = self._read(sample)
         frame = scan_jpeg(data)
         if (
             frame is None

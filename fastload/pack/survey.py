@@ -20,6 +20,7 @@ from fastload.layout import PixelSpec, chunk_rows_for
 from fastload.pack.decided import (
     CODEC_CHUNK_BYTES,
     decide,
+    kept_unseen,
     plan_stores,
     row_bytes,
     row_sizes,
@@ -201,13 +202,14 @@ def survey_listing(
     if gone := boxes_gone(listing, moved, samples):
         converted["boxes that the crop cuts away whole -> no area"] = gone
     converted |= stored_otherwise(plan, samples, headers)
-    said = ""
+    said = kept_unseen(plan, samples, headers)
     if options.codec == "auto" and plan.option.kind != "keep":
-        codec, said = choose_mask_codec(listing, plan, samples, headers)
+        codec, why = choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=codec)
+        said += [why] if why else []
     return Survey(
         moved, samples, options, target, decision.sizes, converted, tuple(skipped), headers=headers,
-        plan=plan if plan.special else None, said=(said,) if said else (),
+        plan=plan if plan.special else None, said=tuple(said),
     )  # fmt: skip
 
 

@@ -114,3 +114,17 @@ def test_what_no_row_can_hold_is_named():
     large = headers((70_000, 30_000, 3, 8, 0), (10, 10, 3, 8, 0))
     assert list(too_large(large, PackOptions())) == [0] and "5.9 GiB" in too_large(large, PackOptions())[0]
     assert not too_large(large, PackOptions(max_size=500)) and not too_large(large, PackOptions((8, 8)))
+
+
+def test_what_is_too_long_for_a_jpeg_keeps_its_pixels():
+    long = headers((70_000, 10, 3, 8, 0), (10, 10, 3, 8, 0))
+    assert ways(planned(long, store="jpeg"), np.arange(2), long)[1].tolist() == [False, True]
+
+
+def test_gray_and_alpha_decide_which_files_fit():
+    mixed = headers((8, 9, 1, 8, 1), (7, 9, 3, 8, 1))
+    own, _ = ways(planned(mixed, store="source"), np.arange(2), mixed)
+    assert own.all(), "a gray JPEG decodes to RGB"
+    own, made = ways(planned(mixed, store="source", mode="gray"), np.arange(2), mixed)
+    assert own.tolist() == [True, False] and not made.any()
+    assert not ways(planned(mixed, store="source", mode="rgba"), np.arange(2), mixed)[0].any()
