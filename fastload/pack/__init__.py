@@ -1,7 +1,8 @@
 """Packing: a dataset as it lies on disk becomes one HDF5 file of chunked uint8 pixels.
 
 `pack_images` surveys the source, lets worker processes decode and write chunks in place, and finishes the file.
-What is under way lies in `OUT.h5.part` and `OUT.h5.journal`; the same call continues it after a kill.
+What is under way lies in `OUT.h5.part` and `OUT.h5.journal` (and masks in `OUT.h5.masks` where rows have no size
+beforehand: see `fastload.pack.ordered`); the same call continues it after a kill.
 """
 
 from __future__ import annotations

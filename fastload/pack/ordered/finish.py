@@ -6,6 +6,7 @@ Rows stay where they are while this goes on, so that each step can be repeated a
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -81,11 +82,17 @@ def finish(pack: OrderedPack, rows: NDArray[np.void], ends: tuple[int, ...], thr
     except OSError as exc:
         job.meta.unlink(missing_ok=True)
         raise OutputError(
-            f"{job.output}: cannot be finished ({exc.strerror or exc}). What was packed is kept: make room, then run "
+            f"{job.output}: cannot be finished ({_reason(exc)}). What was packed is kept: make room, then run "
             f"the same command again."
         ) from exc
     with open_hdf5(job.meta) as file:
         return target, str(plain(file.attrs["header_digest"]))
+
+
+def _reason(exc: OSError) -> str:
+    """Why a file cannot be written; HDF5 says it in the midst of much else."""
+    found = re.search(r"error message = '([^']*)'", str(exc))
+    return found[1] if found else exc.strerror or str(exc)
 
 
 def _store(pack: OrderedPack, stream: Stream, rows: NDArray[np.void], end: int) -> tuple[StoreSpec, dict[str, Column]]:

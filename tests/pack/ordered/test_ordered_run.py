@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,10 @@ from PIL import Image
 
 from fastload.codecs import has_zstd
 from fastload.errors import OptionError, OutputError, ResumeError, SourceError
-from fastload.pack import PackReport, pack_images
+from fastload.pack import PackOptions, PackReport, pack_images, pack_listing
+from fastload.pack.store_plan import parse_store
+from fastload.sources.listing import Listing
+from fastload.sources.rows import MemoryRows
 from fastload.store import JPEG, RAW
 
 CHUNK = 6000
@@ -136,9 +140,16 @@ def test_an_error_keeps_what_was_done_before_it_and_a_repaired_source_continues(
     expected = pack(source, tmp_path / "whole.h5", store="source", shuffle=False).path
     output = tmp_path / "o.h5"
     bad.write_bytes(whole[: len(whole) // 2])
+    stages: list[list[str]] = []
     for workers in (2, 0):
+        stages.append([])
         with pytest.raises(SourceError, match=r"1 of 80 images.*class0/40.jpg.*the same command continues"):
-            pack(source, output, store="source", shuffle=False, workers=workers)
+            pack(
+                source, output, store="source", shuffle=False, workers=workers,
+                progress=lambda stage, done, total: stages[-1].append(stage),
+            )  # fmt: skip
+    # All that comes before the bad task is written the first time, whichever worker was faster.
+    assert "packing" in stages[0] and "packing" not in stages[1]
     assert leftovers(output) == ["o.h5.journal", "o.h5.part"]
     with pytest.raises(ResumeError, match=r"option store was source, now it is None.*--overwrite"):
         pack(source, output, shuffle=False)
@@ -200,6 +211,40 @@ def test_an_image_larger_than_a_chunk_has_chunks_of_its_own_and_that_is_said(tmp
     assert (
         0 < large < len(sizes) and f"{large} images or masks are larger than a chunk (4,000 bytes)" in report.notes[-1]
     )
+
+
+def test_arrays_are_encoded_by_threads_to_the_same_bytes(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 2**16, (50, 9, 7, 3), np.uint16)
+    zeros = np.zeros(50, np.int64)
+    keys = tuple(f"{i:02d}" for i in range(50))
+    files = MemoryRows.of(values)
+    listing = Listing("arrays", keys, zeros.astype(np.uint8), ("all",), {}, (), zeros, zeros, files)
+    for name, options in (
+        ("jpeg", PackOptions(bits=8, store=parse_store("jpeg:95"))),
+        ("gzip", PackOptions(codec="gzip:1", chunk_bytes=1000)),
+    ):
+        for workers in (0, 2):
+            pack_listing(
+                listing, tmp_path / f"{name}{workers}.h5", options=options, source_name="S", workers=workers
+            )  # fmt: skip
+        assert (tmp_path / f"{name}0.h5").read_bytes() == (tmp_path / f"{name}2.h5").read_bytes()
+    with h5py.File(tmp_path / "gzip2.h5") as file:
+        assert np.array_equal(file["images"][()], values[file["key"][()].astype(int)])
+
+
+def test_a_disk_that_is_full_stops_and_the_same_command_continues(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk."""
+    source, output = photos(tmp_path / "s"), tmp_path / "o.h5"
+    expected = pack(source, tmp_path / "whole.h5", store="source").path
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        with pytest.raises(OutputError, match="is kept: make room, then run the same command again"):
+            pack(source, output, store="source")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    report = pack(source, output, store="source")
+    assert report.chunks_kept >= 1 and output.read_bytes() == expected.read_bytes() and leftovers(output) == []
 
 
 def test_names_of_files_under_way_are_refused_and_every_sample_bad_is_an_error(tmp_path: Path) -> None:
