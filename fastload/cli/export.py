@@ -28,7 +28,9 @@ def export(
         int | None, typer.Option(help="Threads that encode; by default one per CPU.", show_default=False)
     ] = None,
 ) -> None:
-    """Write a packed file's images as PNG files, stored JPEGs as they are, which `pack` reads back.
+    """Write a packed file's images as PNG or JPEG files, which `pack` reads back.
+
+    What is stored as JPEG is written as it is, everything else as PNG.
 
     fastload.json and fields.npz beside them hold what folders and tables cannot say; once images or the table are
     changed, these are what is packed. Every row is checked against its digest on the way. Interrupted, the same command
