@@ -4,6 +4,10 @@ libhdf5 holds one lock for the whole process while it decodes; zlib and zstd let
 different chunks at once. What is decoded here: gzip, zstd and HDF5's shuffle before either, of any number type. The
 rest (lzf, n-bit, checksums, filters of plugins) is left to h5py.
 
+A chunk of one row goes straight into the batch; one of several passes through a cache. Masks of 256x256 (64 KiB, zstd,
+one thread, rows in windows): 33 us a row in chunks of one row, 62 us in chunks of four, whose rows were not smaller in
+the file either.
+
 The HDF5 file format, version 3.0: filter pipelines in section IV.A.2.l; a chunk's filter mask has bit i set where
 filter i was left out.
 """
