@@ -17,7 +17,9 @@ torch_free=(
     tests/plan tests/sources tests/pack tests/read tests/report tests/repack tests/export tests/cli tests/test_chunks.py tests/test_compare.py
     tests/test_decode.py tests/test_fitting.py tests/test_format.py
     tests/test_image_header.py tests/test_info.py tests/test_jpeg_scan.py tests/test_order_measures.py
-    tests/test_nasty.py tests/test_page_cache.py tests/test_pairs.py
+    tests/test_compare_stored.py tests/test_filters.py tests/test_info_stored.py tests/test_jpeg_rows.py
+    tests/test_preview_stored.py tests/test_stored_rows.py tests/test_stored_samples.py tests/test_verify_stored.py
+    tests/estimate tests/test_nasty.py tests/test_page_cache.py tests/test_pairs.py
     tests/meter/test_gpus.py tests/meter/test_sampler.py tests/meter/test_stats.py tests/meter/test_steps.py
     tests/test_stopwatch.py tests/test_preview.py tests/test_quality.py tests/test_sixteen_bits.py tests/test_verify.py
     tests/tune/test_choose.py

@@ -18,7 +18,7 @@ from fastload.pack.store_plan import StoreOption, StorePlan, fitted_sizes, ways
 
 _MAX_ROW_BYTES = 2**32 - 1
 
-CODEC_CHUNK_BYTES = 256 * 2**10
+CODEC_CHUNK_BYTES = 64 * 2**10
 """At which chunks of compressed rows aim: a reader of one row decompresses its whole chunk."""
 
 _JPEG_BITS = {50: 1.0, 75: 1.3, 90: 2.0, 95: 2.7, 100: 5.0}
