@@ -99,27 +99,7 @@ def has_zstd() -> bool:
     return importlib.util.find_spec("zstandard") is not None
 
 
-def decompress_zstd(data: bytes | memoryview, size: int) -> bytes:
-    """What a zstd frame holds; the GIL is free meanwhile.
-
-    Args:
-        size: bytes expected.
-
-    Raises:
-        ValueError: it is damaged, or holds more or fewer bytes.
-        FormatError: zstandard is not installed.
-    """
-    module = _zstd("reading what is compressed with zstd")
-    try:
-        found = bytes(module.decompressor().decompress(data, max_output_size=size))
-    except module.error as exc:
-        raise ValueError(str(exc)) from exc
-    if len(found) != size:
-        raise ValueError(f"{len(found):,} bytes where {size:,} are expected")
-    return found
-
-
-def decompress_zstd_into(data: Any, out: NDArray[np.uint8]) -> None:
+def decompress_zstd(data: Any, out: NDArray[np.uint8]) -> None:
     """Fills memory with what a zstd frame holds; the GIL is free meanwhile.
 
     Args:

@@ -199,18 +199,21 @@ def _decode_plain(
     data: Data, encoding: int, shape: tuple[int, ...], dtype: np.dtype[Any], out: NDArray[Any] | None
 ) -> NDArray[Any]:
     num_bytes = math.prod(shape) * dtype.itemsize
-    if encoding != RAW:
+    stored = dtype.newbyteorder("<")
+    if encoding == RAW:
+        if len(data) != num_bytes:
+            raise ImageError(f"{len(data):,} bytes where its shape takes {num_bytes:,}")
+        pixels = np.frombuffer(data, stored).reshape(shape)
+    else:
+        direct = out is not None and out.dtype == stored
+        pixels = out if direct and out is not None else np.empty(shape, stored)
         try:
-            data = decompress_zstd(data, num_bytes)
+            decompress_zstd(data, pixels.reshape(-1).view(np.uint8))
         except ValueError as error:
             raise ImageError(f"zstd: {error}") from error
-    elif len(data) != num_bytes:
-        raise ImageError(f"{len(data):,} bytes where its shape takes {num_bytes:,}")
-    pixels = np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape)
-    if out is None:
-        return pixels
-    out[...] = pixels
-    return out
+    if out is not None and out is not pixels:
+        out[...] = pixels
+    return pixels if out is None else out
 
 
 def _decode_jpeg(data: Data, stored: tuple[int, int, int], out: NDArray[np.uint8] | None) -> NDArray[np.uint8]:

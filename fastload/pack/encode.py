@@ -146,7 +146,9 @@ class RowEncoder:
         mask = _bytes_of(self.mask(sample, header)) if row.mask is None else row.mask
         raw = row.mask_encoding == RAW or row.mask is None
         if self._plan.masks == "rows" and not raw:
-            mask = decompress_zstd(mask, row.shape[0] * row.shape[1])
+            pixels = np.empty(row.shape[0] * row.shape[1], np.uint8)
+            decompress_zstd(mask, pixels)
+            mask = pixels.data
         elif self._plan.masks == "store" and raw:
             encoding, mask = _smaller(mask, self._plan.mask_codec)
             return replace(row, mask=mask, mask_encoding=encoding)

@@ -28,7 +28,7 @@ import numpy as np
 from h5py import h5t
 from numpy.typing import NDArray
 
-from fastload.codecs import GZIP_FILTER, SHUFFLE_FILTER, ZSTD_FILTER, decompress_zstd_into
+from fastload.codecs import GZIP_FILTER, SHUFFLE_FILTER, ZSTD_FILTER, decompress_zstd
 from fastload.errors import FileChangedError, FormatError
 from fastload.filters import Filter, is_decoded_here, pipeline
 from fastload.stopwatch import current
@@ -189,7 +189,7 @@ def _undo(one: Filter) -> _Undo:
     """What takes a filter back."""
     if one.number == SHUFFLE_FILTER:
         return partial(_unshuffle, size=one.parameters[0])
-    return {GZIP_FILTER: _inflate, ZSTD_FILTER: decompress_zstd_into}[one.number]
+    return {GZIP_FILTER: _inflate, ZSTD_FILTER: decompress_zstd}[one.number]
 
 
 def _lap(stage: str) -> None:

@@ -51,7 +51,7 @@ def test_masks_of_regions_are_compressed_and_the_gain_is_told(tmp_path):
     assert survey.plan.images == survey.plan.masks == "rows" and survey.plan.image_codec == Codec()
     assert survey.notes[0] == "drawn" and "Masks are compressed with zstd:3: 20 of them came to " in survey.notes[1]
     specs = survey.pixels(COUNT)
-    assert specs["masks"].codec == Codec("zstd", 3) and specs["masks"].chunk_rows == 4, "256 KiB"
+    assert specs["masks"].codec == Codec("zstd", 3) and specs["masks"].chunk_rows == 1, "64 KiB"
     assert specs["images"].codec == Codec() and specs["images"].chunk_rows == COUNT
 
 
