@@ -72,7 +72,7 @@ LAYERS = [
     {"backend", "device", "transforms", "dataset", "share", "batch", "samples"},
     {"agreement"},
     {"echo", "auto_workers"},
-    {"augment", "decoder_laps", "inputs", "orders", "samplers", "worker", "torch_workers"},
+    {"augment", "sizer", "turns", "decoder_laps", "inputs", "orders", "samplers", "worker", "torch_workers"},
     {"processes"},
     {"feed"},
     {"cache", "cache_choice", "cache_load"},

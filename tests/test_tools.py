@@ -257,7 +257,7 @@ def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
     dataset = fastload.PackedDataset(blobs(tmp_path / "blobs.h5", 14))
     for task, missing in (("text", "tokens or input_ids"), ("classify", "labels")):
         with pytest.raises(SystemExit, match=f"has no {missing}: there is nothing to learn from it"):
-            tasks.task_of(dataset, argparse.Namespace(task=task, layers=1))
+            tasks.task_of(dataset, argparse.Namespace(task=task, layers=1, size=32))
 
 
 @pytest.mark.slow

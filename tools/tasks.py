@@ -131,7 +131,7 @@ class ImageLabels(_Labels):
     fields = ("images", "labels")
     batch_size, lr, width = 64, 3e-3, 16
 
-    def __init__(self, dataset: PackedDataset, side: int) -> None:
+    def __init__(self, dataset: PackedDataset, side: int = 128) -> None:
         super().__init__(dataset)
         varied, self.channels = _sizes(dataset)
         self.summary = f"images of {varied or _said(dataset)} to learn {self.outputs} {self.kind} from"
@@ -187,7 +187,7 @@ class Segmentation:
     fields = ("images", "masks")
     batch_size, lr, width = 8, 4e-3, 24
 
-    def __init__(self, dataset: PackedDataset, side: int) -> None:
+    def __init__(self, dataset: PackedDataset, side: int = 128) -> None:
         masks = dataset.file.fields["masks"]
         found = masks.attrs.get("ignore_index")
         self.ignored = None if found is None else int(found)
