@@ -1,16 +1,11 @@
-"""Batches of images that lie in a byte store: decoded, cut and resized to one size by the threads that read.
+"""Batches of images that lie in a byte store: brought to one size by the threads that read, masks and boxes with them.
 
-    store --bytes of a row--> decode what the window shows --> scratch --one call for some images--> slot (B, h, w, C)
-
-A batch's windows are drawn first, so that of a JPEG no more is decoded than they show, and no larger than needed. Raw
-pixels in a mapping are resized where they lie.
+A batch's windows are drawn first, so that of a JPEG no more is decoded than they show, and no larger than needed.
 """
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,21 +15,15 @@ from numpy.typing import NDArray
 from fastload.augment import Augmentation, in_slot
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import fields_on_cpu
-from fastload.errors import ImageError
+from fastload.placed_rows import RowPlacer, groups, shrink_factors
 from fastload.plan import PlannedBatch
 from fastload.ranges import span
 from fastload.read import RowReader
-from fastload.read.stored import sample_error
 from fastload.stopwatch import current
-from fastload.store import JPEG, RAW, StoreIndex
-from fastload.stored_rows import FACTORS, decode_part, decode_row
+from fastload.store import StoreIndex
 from fastload.transforms import Draws, Normalize
-from fastload.transforms.one_call import place_varied_in_one_call
 from fastload.transforms.size_making import SizeMaking
 from fastload.transforms.varied import VariedPlacement, place_varied_coordinates, place_varied_masks
-
-# Decoded images that wait for their resize: few enough to stay in a core's cache, many enough for one call.
-_SCRATCH_BYTES = 4 * 2**20
 
 
 class Sizer:
@@ -66,21 +55,22 @@ class Sizer:
         self._sizing = sizing
         self._augmentation = augmentation
         self._complete = complete and len(augmentation.transforms) > augmentation.done
-        self._others = [item for item in dataset.layout() if item[0] not in ("images", "masks")]
+        stored = {name for name in ("images", "masks") if name in self._file.fields}
+        stored = {name for name in stored if self._file.fields[name].store is not None}
+        self._others = [item for item in dataset.layout() if item[0] not in stored]
         self._has_masks = "masks" in dataset.fields
         field = self._file.fields["images"]
         self._channels, self._dtype = field.shape[2], field.dtype.newbyteorder("=")
-        self._local = threading.local()
-        self._constants: tuple[torch.Tensor, torch.Tensor] | None = None
         rest = augmentation.transforms[augmentation.done :]
-        if self._complete and len(rest) == 1 and isinstance(rest[0], Normalize) and self._dtype == np.uint8:
-            self._constants = rest[0].scale_and_shift(torch.uint8)
+        self._normalizes = self._complete and len(rest) == 1 and isinstance(rest[0], Normalize)
+        constants = rest[0].scale_and_shift(torch.uint8) if self._normalizes and self._dtype == np.uint8 else None
+        self._placer = RowPlacer(self._file, constants)
         # Learnt from a batch of one black image.
         height, width = sizing.size
         arrays: dict[str, NDArray[Any]] = {"images": np.zeros((1, height, width, self._channels), self._dtype)}
+        arrays |= {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self._others}
         if self._has_masks:
             arrays["masks"] = np.zeros((1, height, width), np.uint8)
-        arrays |= {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self._others}
         fields = self._as_tensors(arrays)
         fields |= {name: fields[name].to(torch.float32) for name in augmentation.coordinates if name in fields}
         made = self._rest(fields, PlannedBatch(np.zeros(1, np.int64), np.ones(1, np.bool_), 1, 0), 0)
@@ -106,12 +96,11 @@ class Sizer:
         num_bytes += int(index.bytes.sum())
         if stopwatch is not None:
             stopwatch.lap("reading")
-        draws = Draws(self._augmentation.seed, epoch, rows)
         with span("decode"):
-            placement = self._sizing.placement(index.shape[:, :2], draws)
+            placement = self._sizing.placement(index.shape[:, :2], Draws(self._augmentation.seed, epoch, rows))
             fields = self._as_tensors(read)
             if placement is None:
-                sized = self._one_by_one(rows, draws, fields)
+                sized = self._one_by_one(rows, index, epoch, fields)
             else:
                 sized = self._at_once(rows, index, placement, fields, targets["images"])
         if stopwatch is not None:
@@ -135,74 +124,58 @@ class Sizer:
         target: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         """The fields of a batch behind the transforms that make one size, images in the target where that is all."""
-        placement = placement.snapped(_factors(index, placement))
+        factors = shrink_factors(index, placement)
+        placement = placement.snapped(factors)
         output = target
-        if self._complete and self._constants is None:
+        if self._complete and not self._normalizes:
             output = torch.empty((len(rows), *self._sizing.size, self._channels), dtype=torch.uint8).permute(0, 3, 1, 2)
-        self._place(rows, index, placement, output)
-        sized = {"images": output, **fields}
+        self._placer.place(self._reader.stored("images"), rows, index, placement, factors, output)
+        sized = {**fields, "images": output}
         if self._has_masks:
-            sized["masks"] = place_varied_masks(self._reader.decoded("masks", rows), placement)
+            sized["masks"] = torch.empty((len(rows), *self._sizing.size), dtype=torch.uint8)
+            for some, masks in self._masks(rows, index, fields):
+                place_varied_masks(masks, placement.part(some), sized["masks"][some])
         return sized | place_varied_coordinates(fields, placement, self._augmentation.coordinates)
 
     def _one_by_one(
-        self, rows: NDArray[np.int64], draws: Draws, fields: dict[str, torch.Tensor]
+        self, rows: NDArray[np.int64], index: StoreIndex, epoch: int, fields: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """As `_at_once`, where the transforms are not one placement of each image: padding, two resizes, 16 bits."""
         coordinates = self._augmentation.coordinates
-        moved: dict[str, Sequence[torch.Tensor] | torch.Tensor] = {name: fields[name] for name in coordinates}
-        if self._has_masks:
-            moved["masks"] = [torch.from_numpy(mask) for mask in self._reader.decoded("masks", rows)]
-        return fields | self._sizing.apply_each(
-            [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in self._reader.decoded("images", rows)],
-            moved,
-            draws,
-            ignore_index=self._augmentation.ignore_index,
-            coordinates=coordinates,
-        )
+        names = [*coordinates, *(["masks"] if self._has_masks else [])]
+        made: dict[str, list[torch.Tensor]] = {name: [] for name in ("images", *names)}
+        sizes = index.shape.prod(axis=1, dtype=np.int64) * self._dtype.itemsize
+        for some in groups(sizes):
+            moved: dict[str, Sequence[torch.Tensor] | torch.Tensor] = {name: fields[name][some] for name in coordinates}
+            if self._has_masks:
+                (_, masks), *_ = self._masks(
+                    rows[some], None, {"masks": fields["masks"][some]} if "masks" in fields else {}
+                )
+                moved["masks"] = [torch.from_numpy(mask) for mask in masks]
+            images = [
+                torch.from_numpy(pixels).permute(2, 0, 1) for pixels in self._reader.decoded("images", rows[some])
+            ]
+            done = self._sizing.apply_each(
+                images,
+                moved,
+                Draws(self._augmentation.seed, epoch, rows[some]),
+                ignore_index=self._augmentation.ignore_index,
+                coordinates=coordinates,
+            )
+            for name, values in done.items():
+                made[name].append(values)
+        return fields | {name: torch.cat(values) for name, values in made.items()}
 
-    def _place(
-        self, rows: NDArray[np.int64], index: StoreIndex, placement: VariedPlacement, output: torch.Tensor
-    ) -> None:
-        """Fills the output (B, C, h, w) with the parts of a batch's images, normalized if that is all that is left."""
-        store, table = self._reader.stored("images"), placement.table()
-        flat = store.flat
-        if flat is not None and (index.encoding == RAW).all():
-            sources = np.stack([index.offset, index.shape[:, 0], index.shape[:, 1]], axis=1)
-            self._run(_as_tensor(flat), sources, table, output)
+    def _masks(
+        self, rows: NDArray[np.int64], index: StoreIndex | None, fields: dict[str, torch.Tensor]
+    ) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
+        """The masks of rows, whole, some at a time; all at once without an index."""
+        if "masks" in fields:  # of one size, and read with the other fields
+            yield slice(0, len(rows)), list(fields["masks"].numpy())
             return
-        data, factors = store.take(index), _factors(index, placement)
-        memory, used, first = self._scratch(), 0, 0
-        sources = np.empty((len(rows), 3), np.int64)
-        for at in range(len(rows)):
-            most = _most_bytes(index, at, table[at], int(factors[at]), self._channels)
-            if used + most > len(memory):
-                self._run(torch.from_numpy(memory), sources[first:at], table[first:at], output[first:at])
-                memory, used, first = self._scratch(most), 0, at
-            try:
-                part = memory[used : used + most]
-                pixels = _part(data[at], index, at, table[at], int(factors[at]), part)
-            except ImageError as exc:
-                reason = f"its stored image cannot be decoded ({exc})"
-                raise sample_error(self._file, int(rows[at]), reason) from exc
-            sources[at] = used + _address(pixels) - _address(part), pixels.shape[0], pixels.shape[1]
-            used = int(sources[at, 0]) + pixels.nbytes
-        self._run(torch.from_numpy(memory), sources[first:], table[first:], output[first:])
-
-    def _run(
-        self, memory: torch.Tensor, sources: NDArray[np.int64], table: NDArray[np.int64], output: torch.Tensor
-    ) -> None:
-        """Resizes images that lie in memory into the output."""
-        place_varied_in_one_call(
-            memory, torch.from_numpy(sources), torch.from_numpy(table), output, *(self._constants or ())
-        )
-
-    def _scratch(self, least: int = 0) -> NDArray[np.uint8]:
-        """This thread's memory for decoded images, at least so many bytes of it."""
-        memory: NDArray[np.uint8] | None = getattr(self._local, "memory", None)
-        if memory is None or len(memory) < least:
-            memory = self._local.memory = np.empty(max(least, _SCRATCH_BYTES), np.uint8)
-        return memory
+        sizes = np.zeros(len(rows), np.int64) if index is None else index.shape[:, :2].prod(axis=1, dtype=np.int64)
+        for some in groups(sizes):
+            yield some, self._reader.decoded("masks", rows[some])
 
     def _as_tensors(self, arrays: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
         return fields_on_cpu(as_handed_over(self._file, arrays))
@@ -214,53 +187,3 @@ class Sizer:
         if not self._complete:
             return fields
         return self._augmentation.apply(fields, planned, epoch=epoch, output=output)
-
-
-def _factors(index: StoreIndex, placement: VariedPlacement) -> NDArray[np.int64]:
-    """By how much each image may be shrunk while it is decoded: what is left still covers the output; int64 (B,)."""
-    factors = np.ones(len(index), np.int64)
-    for factor in sorted(FACTORS):
-        covers = (placement.height >= factor * placement.scaled_height) & (
-            placement.width >= factor * placement.scaled_width
-        )
-        factors[covers & (index.encoding == JPEG)] = factor
-    return factors
-
-
-def _most_bytes(index: StoreIndex, at: int, numbers: NDArray[np.int64], factor: int, channels: int) -> int:
-    """Bytes that the pixels decoded of an image take at most."""
-    height, width = int(index.shape[at, 0]), int(index.shape[at, 1])
-    rows = -(-height // factor) if index.encoding[at] == JPEG else int(numbers[2])
-    return rows * -(-width // factor) * channels
-
-
-def _part(
-    data: Any, index: StoreIndex, at: int, numbers: NDArray[np.int64], factor: int, memory: NDArray[np.uint8]
-) -> NDArray[np.uint8]:
-    """What the window shows of an image, in `memory`: (h, w, C); the window's numbers become those in it."""
-    top, left, height, width = numbers[:4].tolist()
-    shape = tuple(index.shape[at].tolist())
-    encoding, orientation = int(index.encoding[at]), int(index.orientation[at])
-    if encoding == JPEG:
-        least = height // factor, width // factor
-        part = decode_part(data, shape, orientation, (top, left, height, width), least, memory)
-        pixels, begins, factor = part.pixels, part.top, part.factor
-    else:
-        pixels = decode_row(data, encoding, shape, orientation, np.dtype(np.uint8))[top : top + height]
-        begins = top
-    if not 0 <= _address(pixels) - _address(memory) < len(memory):
-        kept = memory[: pixels.size].reshape(pixels.shape)
-        kept[...] = pixels
-        pixels = kept
-    numbers[:4] = (top - begins) // factor, left // factor, height // factor, width // factor
-    return pixels
-
-
-def _address(array: NDArray[np.uint8]) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _as_tensor(flat: NDArray[np.uint8]) -> torch.Tensor:
-    """The bytes of a mapping, read-only in truth."""
-    # torch warns of arrays that cannot be written to, as if somebody would.
-    return torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * flat.nbytes).from_address(flat.ctypes.data)))

@@ -107,6 +107,10 @@ class StoreIndex:
     def __len__(self) -> int:
         return len(self.offset)
 
+    def part(self, rows: slice) -> StoreIndex:
+        """That of some of the rows."""
+        return StoreIndex(**{name: values[rows] for name, values in vars(self).items()})
+
     def datasets(self, field: str) -> dict[str, tuple[NDArray[Any], dict[str, Any]]]:
         """The datasets beside a store of this name: values and attributes."""
         found: dict[str, tuple[NDArray[Any], dict[str, Any]]] = {}

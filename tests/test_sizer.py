@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import fastload
 from fastload import FastLoader, FormatError, OptionError, PackedDataset
 from fastload.sources.listing import Column
 from fastload.stored_file import write_stored
@@ -234,3 +235,37 @@ def test_a_python_transform_that_makes_one_size_runs_in_processes(raw):
     dataset = PackedDataset(raw, fields=("images", "labels"), transform=middle)
     shapes = {tuple(images.shape) for images, _ in FastLoader(dataset, 6, workers=1)}
     assert shapes == {(6, 3, 30, 30)}
+
+
+@pytest.mark.parametrize("transform", [TRAINING, [RandomCrop(100, pad_if_needed=True)]])
+def test_masks_in_rows_beside_jpegs_of_one_size(transform, tmp_path):
+    rng = np.random.default_rng(2)
+    images = [photo(rng, 60, 50) for _ in range(8)]
+    source = tmp_path / "source"
+    for folder in ("images", "masks"):
+        (source / folder).mkdir(parents=True)
+    for number, image in enumerate(images):
+        (source / "images" / f"{number}.jpg").write_bytes(jpeg(image))
+        Image.fromarray(image[..., 0] // 64).save(source / "masks" / f"{number}.png")
+    path = tmp_path / "out.h5"
+    fastload.pack_images(source, path, store="source", shuffle=False, workers=0)
+    made, masks = batches(path, transform, ("images", "masks"), shuffle=False)
+    exact = tmp_path / "exact.h5"
+    fastload.pack_images(source, exact, shuffle=False, workers=0)
+    expected, right = batches(exact, transform, ("images", "masks"), shuffle=False)
+    assert torch.equal(masks, right) and (made.int() - expected.int()).abs().max() <= 1
+
+
+def test_a_window_of_a_jpeg_decoded_smaller_is_the_one_that_its_mask_sees(tmp_path):
+    """Bright from one row on, in image and mask: both show the step at the same place, at every factor."""
+    rows, masks = [], []
+    for number in range(40):
+        height = 200 + 37 * number
+        image = np.zeros((height, 64, 3), np.uint8)
+        image[height // 2 :] = 255
+        rows.append((jpeg(image), image.shape, 1))
+        masks.append(image[..., 0])
+    path = write_stored(tmp_path / "steps.h5", rows, masks=masks)
+    images, shown = batches(path, [RandomResizedCrop((24, 8), scale=(0.7, 1.0), ratio=(0.02, 2))], ("images", "masks"))
+    steps = (images[:, 0, :, 4] > 127).sum(1) - (shown[:, :, 4] > 127).sum(1)
+    assert steps.abs().max() <= 1

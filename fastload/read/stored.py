@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, ImageError
 from fastload.format import PackedFile
+from fastload.image_header import MAX_PIXELS
 from fastload.stopwatch import current
 from fastload.store import ENCODINGS, INDEX_DTYPES, JPEG, RAW, Store, StoreIndex, index_names
 from fastload.stored_rows import decode_mask_row, decode_row
@@ -21,8 +22,6 @@ from .chunked import ChunkedRows
 from .identity import open_checked
 from .mapped import MappedRows
 from .pread import PreadRows
-
-_MAX_SIDE = 2**24  # so that the bytes of an image can be computed in 64 bits
 
 
 class StoredBytes:
@@ -114,7 +113,8 @@ class StoredBytes:
         masks = self._name == "masks"
         shape = index.shape.astype(np.int64)[:, : len(field.shape)]
         bad = (index.offset < 0) | (index.bytes < 0) | (index.offset > self._store.num_bytes - index.bytes)
-        bad |= ((shape <= 0) | (shape > _MAX_SIDE)).any(axis=1)
+        # The sides first, so that their product can be computed.
+        bad |= ((shape <= 0) | (shape > MAX_PIXELS)).any(axis=1) | (shape[:, 0] * shape[:, 1] > MAX_PIXELS)
         for axis, size in enumerate(field.shape):
             if size:
                 bad |= shape[:, axis] != size
@@ -165,13 +165,17 @@ def decode_rows(
                 image = np.empty(shape, dtype.newbyteorder("=")) if outs is None else outs[place]
                 decoded.append(decode_row(data[place], encodings[place], shape, orientations[place], dtype, image))
         except (ImageError, MemoryError) as error:
-            why = str(error) or "not enough memory"
-            whose = "its mask's" if name == "masks" else "its"
-            reason = f"{whose} stored {_encoding(encodings[place])} cannot be decoded ({why})"
-            raise sample_error(file, int(rows[place]), reason) from error
+            raise row_error(file, int(rows[place]), name, encodings[place], error) from error
     if stopwatch is not None:
         stopwatch.lap("decoding" if any(encodings) else "reading")
     return decoded
+
+
+def row_error(file: PackedFile, row: int, name: str, encoding: int, error: Exception) -> FormatError:
+    """The error to raise for a row of a store that cannot be decoded."""
+    why = str(error) if isinstance(error, ImageError) else "not enough memory"
+    whose = "its mask's" if name == "masks" else "its"
+    return sample_error(file, row, f"{whose} stored {_encoding(encoding)} cannot be decoded ({why})")
 
 
 def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:

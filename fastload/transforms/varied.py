@@ -52,6 +52,11 @@ class VariedPlacement(MovesPlaces):
         shown = (self.offset_y, self.offset_x, self.mirrored, self.flipped)
         return np.stack([*window, *shown, self.scaled_height, self.scaled_width], axis=1)
 
+    def part(self, samples: slice) -> VariedPlacement:
+        """That of some of the samples."""
+        values = {name: value[samples] for name, value in vars(self).items() if name != "size"}
+        return VariedPlacement(**values, size=self.size)
+
     def turned(self, *, mirrored: Flags | None = None, flipped: Flags | None = None) -> VariedPlacement:
         """This placement, and those that are True, (B,), then mirrored or turned upside down."""
         return replace(

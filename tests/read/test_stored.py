@@ -178,11 +178,11 @@ def test_a_mask_whose_frame_is_damaged_is_named(tmp_path):
         RowReader(read_header(path), ["masks"]).decoded("masks", np.arange(5))
 
 
-def test_a_size_that_no_memory_holds_is_named_too(tmp_path):
+def test_a_size_that_no_memory_holds_is_refused(tmp_path):
     path, _, _ = varied(tmp_path)
     with h5py.File(path, "r+") as file:
         file["images_shape"][1] = (2**24, 2**24, 3)
-    with pytest.raises(FormatError, match=r"sample '00000001' \(row 1\): its stored JPEG"):
+    with pytest.raises(FormatError, match=r"row 1 of 'images' cannot be"):
         RowReader(read_header(path), ["images"]).decoded("images", np.arange(5))
 
 
