@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, OptionError
+from fastload.errors import MissingExtraError, OptionError
 
 CodecName = Literal["none", "gzip", "zstd"]
 
@@ -108,7 +108,7 @@ def decompress_zstd(data: Any, out: NDArray[np.uint8]) -> None:
 
     Raises:
         ValueError: it is damaged, or holds more or fewer bytes.
-        FormatError: zstandard is not installed.
+        MissingExtraError: zstandard is not installed.
     """
     module = _zstd("reading what is compressed with zstd")
     try:
@@ -152,5 +152,5 @@ def _zstd(what: str) -> _Zstd:
         try:
             _loaded.append(_Zstd(importlib.import_module("zstandard")))
         except ImportError as exc:
-            raise FormatError(f"{what} needs zstandard. Install it with: pip install 'fastload[zstd]'.") from exc
+            raise MissingExtraError(f"{what} needs zstandard. Install it with: pip install 'fastload[zstd]'.") from exc
     return _loaded[0]

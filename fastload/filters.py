@@ -10,7 +10,7 @@ import h5py
 from h5py import h5z
 
 from fastload.codecs import GZIP_FILTER, SHUFFLE_FILTER, ZSTD_FILTER, filter_name, has_zstd
-from fastload.errors import FormatError
+from fastload.errors import MissingExtraError
 
 
 class Filter(NamedTuple):
@@ -39,7 +39,7 @@ def load_filters(path: Path, name: str, item: h5py.Dataset) -> None:
     """Makes h5py ready to decode a dataset: loads hdf5plugin where a filter needs it.
 
     Raises:
-        FormatError: a filter is not installed; it names the extra that has it, if one has.
+        MissingExtraError: a filter is not installed; it names the extra that has it, if one has.
     """
     for one in pipeline(item):
         if h5z.filter_avail(one.number):
@@ -48,11 +48,11 @@ def load_filters(path: Path, name: str, item: h5py.Dataset) -> None:
         try:
             importlib.import_module("hdf5plugin")
         except ImportError as exc:
-            raise FormatError(
+            raise MissingExtraError(
                 f"{where}, which is not installed here. Install what reads it with: pip install 'fastload[zstd]'."
             ) from exc
         if not h5z.filter_avail(one.number):
-            raise FormatError(
+            raise MissingExtraError(
                 f"{where}, which neither HDF5 nor hdf5plugin has here. Write the file anew where the filter is "
                 f"installed: `h5repack -f GZIP=4`."
             )
@@ -64,6 +64,6 @@ def why_unreadable(path: Path, name: str, item: h5py.Dataset) -> str | None:
         return None
     try:
         load_filters(path, name, item)
-    except FormatError as exc:
+    except MissingExtraError as exc:
         return str(exc)
     return None

@@ -74,7 +74,7 @@ def decode_row(
 
     Raises:
         ImageError: the reason why it cannot be decoded.
-        FormatError: zstandard is not installed.
+        MissingExtraError: zstandard is not installed.
     """
     if encoding != JPEG:
         return _decode_plain(data, encoding, shape, dtype, out)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from h5py import h5d, h5p, h5s, h5t, h5z
 
-from fastload.errors import FormatError
+from fastload.errors import MissingExtraError
 from fastload.filters import load_filters, pipeline, why_unreadable
 
 
@@ -36,7 +36,7 @@ def test_filters_are_named_in_order_and_by_number_where_nothing_else_is_known(un
 
 def test_a_filter_that_nobody_has_is_said_with_a_way_out(unknown):
     path = Path(unknown.filename)
-    with pytest.raises(FormatError, match=r"a.h5: `images` is compressed with 300 .*neither HDF5 nor.*h5repack"):
+    with pytest.raises(MissingExtraError, match=r"a.h5: `images` is compressed with 300 .*neither HDF5 nor.*h5repack"):
         load_filters(path, "images", unknown["images"])
     assert "h5repack" in str(why_unreadable(path, "images", unknown["images"]))
     load_filters(path, "labels", unknown["labels"])

@@ -91,7 +91,8 @@ class ChunkedRows:
         """See `Rows.gather`. Values are converted to the native byte order.
 
         Raises:
-            FormatError: a chunk is damaged, or its filter is not installed.
+            FormatError: a chunk is damaged.
+            MissingExtraError: its filter is not installed.
             OSError: HDF5 cannot read.
         """
         if self._pid != os.getpid():
