@@ -20,6 +20,7 @@ from fastload.device import fields_on_cpu
 from fastload.plan import PlannedBatch
 from fastload.ranges import span
 from fastload.read import RowReader, image_axes
+from fastload.serial_torch import compute_alone
 from fastload.stopwatch import current
 from fastload.transforms import Draws, apply_transforms
 from fastload.transforms.coordinates import Coordinates
@@ -106,6 +107,7 @@ class Augmenter:
 
     def fill(self, epoch: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
         """Reads and augments a batch of an epoch into a slot's arrays, (B, ...); returns the bytes of its rows."""
+        compute_alone()
         count = len(planned.rows)
         slot = {name: array[:count] for name, array in arrays.items()}  # the last group may not fill its slot
         read = {

@@ -167,7 +167,7 @@ def _decoded(
     shape = int(index.shape[at, 0]), int(index.shape[at, 1]), int(index.shape[at, 2])
     encoding, orientation = int(index.encoding[at]), int(index.orientation[at])
     if encoding == JPEG:
-        # The window is a multiple of the factor, which is then the one chosen.
+        # So few of them that the factor is the one chosen: windows are multiples of it, except at an image's edge.
         least = height // factor, width // factor
         part = decode_part(data, shape, orientation, (top, left, height, width), least, memory)
         return part.pixels, part.top, part.factor

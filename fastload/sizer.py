@@ -19,6 +19,7 @@ from fastload.placed_rows import RowPlacer, groups, shrink_factors
 from fastload.plan import PlannedBatch
 from fastload.ranges import span
 from fastload.read import RowReader
+from fastload.serial_torch import compute_alone
 from fastload.stopwatch import current
 from fastload.store import StoreIndex
 from fastload.transforms import Draws, Normalize
@@ -84,6 +85,7 @@ class Sizer:
             FormatError: a sample is damaged; it names it.
             OptionError: an image is too small for its crop.
         """
+        compute_alone()
         rows, count = planned.rows, len(planned.rows)
         slot = {name: array[:count] for name, array in arrays.items()}  # the last group may not fill its slot
         if "row" in slot:
@@ -125,7 +127,7 @@ class Sizer:
     ) -> dict[str, torch.Tensor]:
         """The fields of a batch behind the transforms that make one size, images in the target where that is all."""
         factors = shrink_factors(index, placement)
-        placement = placement.snapped(factors)
+        placement = placement.snapped(factors, index.shape)
         output = target
         if self._complete and not self._normalizes:
             output = torch.empty((len(rows), *self._sizing.size, self._channels), dtype=torch.uint8).permute(0, 3, 1, 2)

@@ -69,7 +69,7 @@ LAYERS = [
     {"ring", "groups", "shared_memory"},
     {"threads"},
     {"busy"},
-    {"backend", "device", "transforms", "dataset", "share", "batch", "samples"},
+    {"backend", "device", "serial_torch", "transforms", "dataset", "share", "batch", "samples"},
     {"agreement"},
     {"echo", "auto_workers"},
     {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
 
@@ -269,3 +271,22 @@ def test_a_window_of_a_jpeg_decoded_smaller_is_the_one_that_its_mask_sees(tmp_pa
     images, shown = batches(path, [RandomResizedCrop((24, 8), scale=(0.7, 1.0), ratio=(0.02, 2))], ("images", "masks"))
     steps = (images[:, 0, :, 4] > 127).sum(1) - (shown[:, :, 4] > 127).sum(1)
     assert steps.abs().max() <= 1
+
+
+def test_a_jpeg_that_only_pillow_decodes_is_taken_at_full_size(photos, tmp_path):
+    """libjpeg warns of what Pillow accepts: it is decoded whole, beside others that are decoded smaller."""
+    image = photo(np.random.default_rng(3), 200, 160)
+    odd = bytearray(jpeg(image))
+    at = len(odd) // 2
+    while True:  # until a changed byte makes libjpeg warn
+        odd[at] ^= 0x10
+        with suppress(ValueError):
+            simplejpeg.decode_jpeg(bytes(odd))
+            at += 7
+            continue
+        break
+    expected = np.asarray(Image.open(io.BytesIO(bytes(odd))).convert("RGB"))
+    path = write_stored(tmp_path / "odd.h5", [(one, image.shape, 1) for one in (jpeg(image), bytes(odd), jpeg(image))])
+    (images,) = batches(path, [Resize((25, 20))], ("images",), shuffle=False)
+    assert (images[1:2].int() - one_by_one([expected], [Resize((25, 20))]).int()).abs().max() <= 1
+    assert torch.equal(images[0], images[2]) and not torch.equal(images[0], images[1])

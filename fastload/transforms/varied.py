@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,15 +66,19 @@ class VariedPlacement(MovesPlaces):
             flipped=self.flipped if flipped is None else self.flipped ^ flipped,
         )
 
-    def snapped(self, factors: Whole) -> VariedPlacement:
+    def snapped(self, factors: Whole, shapes: NDArray[np.integer[Any]]) -> VariedPlacement:
         """The same with windows whose edges are multiples of each sample's factor, int64 (B,), within its image.
 
         So an image that was decoded at 1/factor of its size, its mask and its boxes are all seen through one window. It
-        has at least floor(height / factor) such multiples, and its edges are less than a factor off. No factor is
-        larger than a side of its window.
+        has at least floor(height / factor) such multiples, and its edges are less than a factor off. A window that
+        reaches its image's edge goes on to it where the last multiple is at least half full.
+
+        Args:
+            factors: int64 (B,), none larger than a side of its window.
+            shapes: (B, 2 or more), height and width of each source image.
         """
-        top, height = _snapped(self.top, self.height, factors)
-        left, width = _snapped(self.left, self.width, factors)
+        top, height = _snapped(self.top, self.height, factors, shapes[:, 0])
+        left, width = _snapped(self.left, self.width, factors, shapes[:, 1])
         return replace(self, top=top, left=left, height=height, width=width)
 
     def in_parts(self, factors: Whole, tops: Whole) -> VariedPlacement:
@@ -87,8 +92,8 @@ class VariedPlacement(MovesPlaces):
             self,
             top=(self.top - tops) // factors,
             left=self.left // factors,
-            height=self.height // factors,
-            width=self.width // factors,
+            height=-(-self.height // factors),  # what is left of a multiple at the edge is one pixel more
+            width=-(-self.width // factors),
         )
 
 
@@ -133,9 +138,11 @@ def place_varied_coordinates(
     return as_handed_over(moved, given, coordinates, placement.size)
 
 
-def _snapped(first: Whole, length: Whole, factors: Whole) -> tuple[Whole, Whole]:
-    """First and length, multiples of the factors, of a window that does not reach beyond the given one's end."""
+def _snapped(first: Whole, length: Whole, factors: Whole, sides: NDArray[np.integer[Any]]) -> tuple[Whole, Whole]:
+    """First and length of a window that begins at a multiple of the factors, and ends at one or with its image."""
     assert (factors <= length).all(), "an image is not decoded so small that its window has no pixel"
-    end = (first + length) // factors
+    stop = first + length
+    end = stop // factors
     begin = np.minimum((first + (factors - 1) // 2) // factors, end - length // factors)
-    return begin * factors, (end - begin) * factors
+    to_edge = (stop == sides) & (2 * (stop % factors) >= factors)
+    return begin * factors, np.where(to_edge, stop, end * factors) - begin * factors

@@ -32,13 +32,15 @@ def varied(draw, batch=3, factors=(1,)):
 
 
 @given(case=varied(factors=(1, 2, 4, 8)))
-def test_snapped_windows_are_whole_blocks_within_their_images(case):
+def test_snapped_windows_are_whole_blocks_or_end_with_their_images(case):
     shapes, placement, factors = case
-    snapped = placement.snapped(factors)
+    snapped = placement.snapped(factors, shapes)
     for axis, (first, length) in enumerate((("top", "height"), ("left", "width"))):
         begin, size = getattr(snapped, first), getattr(snapped, length)
         old_begin, old_size = getattr(placement, first), getattr(placement, length)
-        assert not (begin % factors).any() and not (size % factors).any()
+        rest = size % factors
+        assert not (begin % factors).any()
+        assert ((rest == 0) | ((begin + size == shapes[:, axis]) & (2 * rest >= factors))).all()
         assert (begin >= 0).all() and (begin + size <= shapes[:, axis]).all()
         assert (size // factors >= old_size // factors).all() and (size > 0).all()
         assert (abs(begin - old_begin) < factors).all()
@@ -50,7 +52,7 @@ def test_snapped_windows_are_whole_blocks_within_their_images(case):
 @given(case=varied(factors=(1, 2, 4)))
 def test_a_part_shows_the_window_that_the_full_image_shows(case):
     shapes, placement, factors = case
-    snapped = placement.snapped(factors)
+    snapped = placement.snapped(factors, shapes)
     tops = snapped.top // (2 * factors) * factors
     parts = snapped.in_parts(factors, tops)
     for i, (height, width) in enumerate(shapes.tolist()):
