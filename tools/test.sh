@@ -21,7 +21,7 @@ torch_free=(
     tests/test_preview_stored.py tests/test_stored_rows.py tests/test_stored_samples.py tests/test_verify_stored.py
     tests/estimate tests/test_nasty.py tests/test_page_cache.py tests/test_pairs.py
     tests/meter/test_gpus.py tests/meter/test_sampler.py tests/meter/test_stats.py tests/meter/test_steps.py
-    tests/test_stopwatch.py tests/test_preview.py tests/test_quality.py tests/test_sixteen_bits.py tests/test_verify.py
+    tests/test_turns.py tests/test_stopwatch.py tests/test_preview.py tests/test_quality.py tests/test_sixteen_bits.py tests/test_verify.py
     tests/tune/test_choose.py
 )
 
