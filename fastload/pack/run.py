@@ -112,6 +112,7 @@ def _pack(
     return report_of(
         job, read_header(job.output), survey.converted, skipped, started=started, images_per_s=rate,
         chunks=_num_chunks(survey), chunks_kept=kept if not again else _num_chunks(survey), chunks_decoded=decoded,
+        notes=survey.notes,
     )  # fmt: skip
 
 
@@ -200,7 +201,7 @@ def _finished(job: PackJob, journal: Journal) -> PackReport | None:
     skipped = _all_skipped(survey, claims, row_order(survey))
     return report_of(
         job, file, survey.converted, skipped, started=started, images_per_s=0.0, chunks=chunks,
-        chunks_kept=chunks, chunks_decoded=0,
+        chunks_kept=chunks, chunks_decoded=0, notes=survey.notes,
     )  # fmt: skip
 
 
