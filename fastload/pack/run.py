@@ -20,7 +20,7 @@ from fastload.pack.ordered.finish import finished_report
 from fastload.pack.ordered.log import TaskLog
 from fastload.pack.ordered.run import pack_ordered
 from fastload.pack.report import PackReport, report_of
-from fastload.pack.resume import PackJob, begin, continued, exists, give_up, journal_path, unchanged_survey
+from fastload.pack.resume import PackJob, begin, continued, discard, exists, give_up, journal_path, unchanged_survey
 from fastload.pack.settle import settle_rows
 from fastload.pack.survey import Survey, row_order, survey_listing, unreadable
 from fastload.pack.tasks import Places
@@ -49,6 +49,7 @@ def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
                 found = begin(job, journal, survey)
         except BaseException:
             if not job.part.exists():
+                discard(job, journal)
                 journal.remove()  # Nothing was begun, so there is nothing to continue.
             raise
         if found is not None:

@@ -17,7 +17,7 @@ from fastload.pack.ordered.log import TaskLog, TaskRecord
 from fastload.pack.ordered.tasks import OrderedPack
 from fastload.pack.ordered.work import Encoded, EncodeTask, Placed, encode_rows, write_rows
 from fastload.pack.report import PackReport, report_of
-from fastload.pack.resume import PackJob, exists
+from fastload.pack.resume import PackJob, discard, exists
 from fastload.pack.store_plan import StorePlan
 from fastload.pack.survey import Survey, unreadable
 from fastload.pack.workers import WorkerPool
@@ -39,6 +39,7 @@ def pack_ordered(
         kept = begin_in_order(pack, log, pool)
     except BaseException:
         if not job.part.exists():
+            discard(job, journal)
             journal.remove()  # Nothing was begun, so there is nothing to continue.
         raise
     begun = time.perf_counter()

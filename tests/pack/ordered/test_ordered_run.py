@@ -203,6 +203,29 @@ def test_an_unfinished_pack_of_another_kind_is_overwritten_only_on_demand(tmp_pa
     assert pack(source, output, overwrite=True).image_shape == (40, 40, 3) and leftovers(output) == []
 
 
+def test_a_file_of_the_users_own_keeps_the_name_that_masks_would_have(tmp_path: Path) -> None:
+    """`.masks` is removed only where the journal says that it is of the pack, or the user does."""
+    source, output = photos(tmp_path / "s", masks=True), tmp_path / "o.h5"
+    own = tmp_path / "o.h5.masks"
+    own.write_bytes(b"mine")
+    with pytest.raises(ResumeError, match=r"o.h5.masks: exists.*--overwrite"):
+        pack(source, output)
+    assert leftovers(output) == ["o.h5.masks"]
+    for options in ({"size": 20, "codec": "none"}, {"masks": "none"}):  # neither needs the name
+        pack(source, output, overwrite=True, **options)
+        assert own.read_bytes() == b"mine" and leftovers(output) == ["o.h5.masks"]
+    pack(source, output, overwrite=True)
+    assert leftovers(output) == []
+    cut = source / "images" / "20.jpg"
+    whole = cut.read_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SourceError):
+        pack(source, output, overwrite=True)
+    assert leftovers(output) == ["o.h5.journal", "o.h5.masks", "o.h5.part"]
+    pack(source, output, overwrite=True, size=20, codec="none", on_error="skip")
+    assert leftovers(output) == []
+
+
 def test_an_image_larger_than_a_chunk_has_chunks_of_its_own_and_that_is_said(tmp_path: Path) -> None:
     source = photos(tmp_path / "s", names="{}.png")
     report = pack(source, tmp_path / "o.h5", chunk_bytes=4000)
