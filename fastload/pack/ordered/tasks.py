@@ -9,7 +9,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.codecs import NONE
-from fastload.pack.decided import row_bytes, row_sizes
+from fastload.pack.decided import row_sizes, stored_lengths
 from fastload.pack.journal import source_table
 from fastload.pack.ordered.log import TaskRecord
 from fastload.pack.ordered.streams import Stream, streams_of
@@ -104,7 +104,7 @@ class OrderedPack:
     def known_end(self) -> int | None:
         """Byte of `OUT.h5.part` at which rows of images will end, where that is known before they are made."""
         plan = self.plan
-        if plan.option.kind != "raw" or (plan.images == "store" and plan.image_codec != NONE):
+        if plan.option.kind not in ("raw", "keep") or (plan.images == "store" and plan.image_codec != NONE):
             return None
         if plan.images == "store":
             return self.streams[0].base + self.survey.stores["images"]
@@ -140,7 +140,5 @@ def task_bounds(held: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:
 def _expected_bytes(survey: Survey, plan: StorePlan) -> NDArray[np.int64]:
     """About how many bytes of each sample a worker holds until they are written, int64 (samples of the listing,)."""
     assert survey.headers is not None, "a plan is of images"
-    held = row_bytes(plan, survey.headers, survey.listing.sizes)
-    if plan.masks is not None:
-        held = held + np.prod(row_sizes(plan, survey.headers), axis=1)
-    return held
+    lengths = stored_lengths(plan, survey.headers, survey.listing)
+    return np.sum(list(lengths.values()), axis=0, dtype=np.int64)
