@@ -127,7 +127,7 @@ def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Pat
     value_bytes = channels * dtype.itemsize
     if options.size is not None:
         if (found := math.prod(options.size) * value_bytes) > _MAX_ROW_BYTES:
-            raise OptionError(f"size={options.size}: {found / 2**30:.1f} GiB of pixels an image, a row holds at most 4.")
+            raise OptionError(f"size={options.size}: {found / 2**30:.1f} GiB of pixels each, a row holds at most 4.")
         return {}
     sizes = fitted_sizes(np.stack([headers["height"], headers["width"]], 1).astype(np.int64), options.max_size)
     large = np.prod(sizes, axis=1) * value_bytes

@@ -113,7 +113,7 @@ def give_up(job: PackJob, changed: str) -> None:
 
 
 def discard(job: PackJob, journal: Journal) -> None:
-    """Remove what an unfinished pack left, but for its journal; `.masks` only where that says that it is of the pack."""
+    """Remove what an unfinished pack left, but for its journal; `.masks` only where that says that it is ours."""
     for path in (*own_masks(job, journal), job.part):
         if path.exists():
             wait_for_orphans(path)

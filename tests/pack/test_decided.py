@@ -122,7 +122,7 @@ def test_what_no_row_can_hold_is_named():
     assert not too_large(large, PackOptions(max_size=500), "SRC") and not too_large(large, PackOptions((8, 8)), "SRC")
     gray = headers((50_000, 40_000, 1, 8, 0))
     assert not too_large(gray, PackOptions(), "SRC") and "5.6 GiB" in too_large(gray, PackOptions(mode="rgb"), "SRC")[0]
-    with pytest.raises(OptionError, match="5.6 GiB"):
+    with pytest.raises(OptionError, match=r"5.6 GiB"):
         too_large(gray, PackOptions((50_000, 40_000), mode="rgb"), "SRC")
     assert too_large(headers((0, 0, 0, 0, 0)), PackOptions(), "SRC") == {}
 
@@ -132,7 +132,7 @@ def test_what_is_too_large_is_refused_by_name_before_it_is_read(tmp_path, option
     with h5py.File(tmp_path / "s.h5", "w") as file:  # of chunks that were never written
         file.create_dataset("images", (2, 70_000, 70_000, 3), "u1", chunks=(1, 1000, 1000, 3))
         file["labels"] = np.zeros(2, np.int64)
-    with pytest.raises(SourceError, match="2 of 2 images .* 000000: is .* GiB of pixels, a row holds at most 4"):
+    with pytest.raises(SourceError, match=r"2 of 2 images .* 000000: is .* GiB of pixels, a row holds at most 4"):
         pack_images(tmp_path / "s.h5", tmp_path / "o.h5", workers=0, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["s.h5"]
 
@@ -143,7 +143,7 @@ def test_a_file_that_claims_too_many_pixels_is_named(tmp_path):
     data[16:24] = struct.pack(">II", 20_000, 20_000)
     data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
     (tmp_path / "big.png").write_bytes(data)
-    with pytest.raises(SourceError, match="1 of 2 images .* big.png: claims 20000x20000 pixels"):
+    with pytest.raises(SourceError, match=r"1 of 2 images .* big.png: too large: .*400000000 pixels"):
         survey_source(tmp_path)
 
 

@@ -6,6 +6,7 @@ import os
 
 from fastload.errors import OutputError, ResumeError
 from fastload.pack.ordered.log import Found, TaskLog, TaskRecord
+from fastload.pack.ordered.space import bytes_beside
 from fastload.pack.ordered.tasks import OrderedPack
 from fastload.pack.ordered.work import Placed, check_rows
 from fastload.pack.reserve import check_space, reserve
@@ -27,12 +28,14 @@ def begin_in_order(pack: OrderedPack, log: TaskLog, pool: WorkerPool) -> list[Ta
         if found is not None and not changed and all(os.path.exists(stream.path) for stream in pack.streams):
             for stream in pack.streams:
                 wait_for_orphans(job.part.with_name(os.path.basename(stream.path)))
-            return _whole(pack, found, pool)
+            records = _whole(pack, found, pool)
+            _reserve_again(pack, records)
+            return records
         if changed:
             give_up(job, changed)
     discard(job, log.journal)
     _check_masks(pack)
-    check_space(job.output, pack.survey, pack.masks_bytes)
+    check_space(job.output, pack.survey, bytes_beside(pack))
     files = [os.path.basename(stream.path) for stream in pack.streams]
     head = {**identity_of(job), "plan": repr(pack.plan), "files": files}
     log.begin(head, pack.sources, sync=pack.survey.bytes_needed >= SYNC_BYTES)
@@ -89,6 +92,15 @@ def _whole(pack: OrderedPack, found: Found, pool: WorkerPool) -> list[TaskRecord
     for stream, end_of_rows in zip(pack.streams, ends[wrong], strict=True):
         os.truncate(stream.path, stream.base + end_of_rows)
     return records[:wrong]
+
+
+def _reserve_again(pack: OrderedPack, records: list[TaskRecord]) -> None:
+    """Hold space for what is still to be made; what is there stays, whatever comes of it."""
+    job = pack.job
+    job.meta.unlink(missing_ok=True)  # of a last step that was interrupted; it is made anew
+    check_space(job.output, pack.survey, bytes_beside(pack), pack.part_of(len(records)))
+    if pack.known_end is not None:
+        reserve(job.part, pack.known_end, again=True)
 
 
 def _create(pack: OrderedPack, log: TaskLog) -> None:

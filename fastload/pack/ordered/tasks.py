@@ -33,6 +33,7 @@ class OrderedPack:
         bounds: int64 (T + 1,): task t has the rows from bounds[t] to bounds[t + 1].
         streams: where rows are written.
         sources: SOURCE (N,), what is known of each sample's file.
+        expected: int64 (N,), about how many bytes each row takes.
     """
 
     job: PackJob
@@ -42,6 +43,7 @@ class OrderedPack:
     bounds: NDArray[np.int64]
     streams: tuple[Stream, ...]
     sources: NDArray[np.void]
+    expected: NDArray[np.int64]
 
     @classmethod
     def of(cls, job: PackJob, survey: Survey, plan: StorePlan) -> OrderedPack:
@@ -51,7 +53,7 @@ class OrderedPack:
         held = _expected_bytes(survey, plan)[samples]
         return cls(
             job, survey, plan, samples, task_bounds(held, min(plan.chunk_bytes, _TASK_BYTES)),
-            streams_of(plan, job.part, job.masks), source_table(listing.keys, listing.sizes, listing.mtimes_ns),
+            streams_of(plan, job.part, job.masks), source_table(listing.keys, listing.sizes, listing.mtimes_ns), held,
         )  # fmt: skip
 
     @property
@@ -89,6 +91,10 @@ class OrderedPack:
         lengths = tuple(rows[stream.name].copy() for stream in self.streams)
         placed = Placed(number, self.streams, tuple(offsets for offsets, _ in found), lengths, checks)
         return placed, tuple(end for _, end in found)
+
+    def part_of(self, tasks: int) -> float:
+        """About what part of all bytes the rows of the first tasks are, 0 to 1."""
+        return float(self.expected[: self.bounds[tasks]].sum() / max(int(self.expected.sum()), 1))
 
     def sources_check(self, number: int) -> int:
         """A number that changes with any source of a task."""
@@ -141,4 +147,4 @@ def _expected_bytes(survey: Survey, plan: StorePlan) -> NDArray[np.int64]:
     """About how many bytes of each sample a worker holds until they are written, int64 (samples of the listing,)."""
     assert survey.headers is not None, "a plan is of images"
     lengths = stored_lengths(plan, survey.headers, survey.listing)
-    return np.sum(list(lengths.values()), axis=0, dtype=np.int64)
+    return lengths["images"] + lengths["masks"] if plan.masks is not None else lengths["images"]
