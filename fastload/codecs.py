@@ -23,6 +23,14 @@ from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, OptionError
 
+CODEC_CHUNK_BYTES = 64 * 2**10
+"""At which chunks of compressed rows aim, at least one row: a reader of one row decompresses its whole chunk.
+
+Masks of 256x256: 33 us a row in chunks of one row, 62 us in chunks of 256 KiB, which make the file 4 % larger. Digits
+of 28x28, zstd: 0.2 ms for a random row in 64 KiB, 2.7 ms in 1 MiB; both come to 21 % of the pixels, and take 2 us a row
+in order.
+"""
+
 CodecName = Literal["none", "gzip", "zstd"]
 
 GZIP_FILTER, SHUFFLE_FILTER, LZF_FILTER, ZSTD_FILTER = 1, 2, 32000, 32015

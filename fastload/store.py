@@ -73,6 +73,7 @@ class EncodedRow:
         digest: XXH3-64 of its pixels (of a JPEG: of its bytes), then of its mask's.
         mask: its bytes stored, if there are masks.
         mask_encoding: RAW or ZSTD.
+        ended: whether a JPEG file that is kept has its end marker; without it, it may lack what was behind some place.
     """
 
     image: bytes | memoryview
@@ -82,6 +83,7 @@ class EncodedRow:
     digest: int
     mask: bytes | memoryview | None = None
     mask_encoding: int = RAW
+    ended: bool = True
 
 
 def index_names(field: str) -> tuple[str, ...]:

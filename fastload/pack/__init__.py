@@ -63,7 +63,8 @@ def pack_images(
         source: folder, .zip, .tar, table or array file in a known layout (`fastload layouts` lists them); or any object
             with a length whose items are (image or array, label), such as a torchvision dataset: PIL images, uint8 or
             uint16 arrays (H, W[, C]), encoded bytes. Its items are asked for twice and must be the same then.
-        output: file to make; beside it lie `.part` and `.journal` until it is complete.
+        output: file to make; beside it lie `.part` and `.journal` until it is complete, and `.masks` and `.meta` where
+            masks are brought behind the images, and metadata or compressed chunks are made.
         layout: name of the layout; recognised by default.
         masks: "auto": masks that lie there as files; "none"; "semantic" or "instance": those, drawn from polygons where
             the layout has no files of them.
@@ -76,8 +77,10 @@ def pack_images(
         mode: "rgb", "gray" or "rgba" converts on purpose; by default gray stays gray if all are gray, else RGB.
         bits: 8 keeps the high byte of 16-bit images, 16 insists on them; by default 16 stay 16 if all have them.
         store: "raw": pixels, the default; "jpeg" or "jpeg:QUALITY": encoded anew; "source": each file's own bytes where
-            it is a JPEG; "mixed:FRACTION": so many of the rows as JPEG, the others as pixels.
-        max_size: pixels of an image's shorter side at most; larger ones are resized to it, without `size`.
+            it is a JPEG, without a second loss, unless `max_size` makes it smaller; "mixed:FRACTION": so many of the
+            rows as JPEG, the others as pixels.
+        max_size: pixels of an image's shorter side at most; larger ones are resized to it, without `size`. A JPEG
+            resized under store="source" is encoded anew, with quality 90.
         codec: lossless compression of what is not JPEG: "none", "gzip[:LEVEL]", "zstd[:LEVEL]"; "auto": zstd for masks
             that it makes half as large.
         workers: processes that decode, by default one per CPU; 0 decodes in this process.

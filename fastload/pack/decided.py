@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,9 @@ from fastload.fitting import Fit, Target
 from fastload.pack.one_kind import one_kind
 from fastload.pack.options import PackOptions
 from fastload.pack.store_plan import StoreOption, StorePlan, fitted_sizes, ways
+from fastload.sources.listing import Listing
 
 _MAX_ROW_BYTES = 2**32 - 1
-
-CODEC_CHUNK_BYTES = 64 * 2**10
-"""At which chunks of compressed rows aim: a reader of one row decompresses its whole chunk."""
 
 _JPEG_BITS = {50: 1.0, 75: 1.3, 90: 2.0, 95: 2.7, 100: 5.0}
 """Quality -> bits a pixel, a quarter above those of 43 photos of 400x533 pixels (0.95, 1.1, 1.6, 2.1 and 3.4)."""
@@ -111,22 +110,55 @@ def plan_stores(decision: Decision, options: PackOptions, *, masks: bool, source
     )
 
 
-def too_large(headers: NDArray[np.void], options: PackOptions) -> dict[int, str]:
-    """Sample -> that it is larger than a row can be, where images keep their size."""
+def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Path) -> dict[int, str]:
+    """Sample -> that it is larger than a row can be; only arrays are, files of images have a limit of their own.
+
+    Args:
+        headers: HEADERS (N,), zero where nothing is known.
+
+    Raises:
+        OptionError: all would be, with the size that was asked for.
+        SourceError: they are of kinds that cannot share one dataset.
+    """
+    known = headers[headers["height"] > 0]
+    if not len(known):
+        return {}
+    channels, dtype = one_kind(source, known, options.mode, options.bits)
+    value_bytes = channels * dtype.itemsize
     if options.size is not None:
+        if (found := math.prod(options.size) * value_bytes) > _MAX_ROW_BYTES:
+            raise OptionError(f"size={options.size}: {found / 2**30:.1f} GiB of pixels each, a row holds at most 4.")
         return {}
     sizes = fitted_sizes(np.stack([headers["height"], headers["width"]], 1).astype(np.int64), options.max_size)
-    found = np.prod(sizes, axis=1) * headers["channels"] * (headers["bits"] // 8)
+    large = np.prod(sizes, axis=1) * value_bytes
     return {
-        sample: f"is {found[sample] / 2**30:.1f} GiB of pixels, a row holds at most 4; `--max-size` makes it smaller"
-        for sample in np.flatnonzero(found > _MAX_ROW_BYTES).tolist()
+        sample: f"is {large[sample] / 2**30:.1f} GiB of pixels, a row holds at most 4; `--max-size` makes it smaller"
+        for sample in np.flatnonzero(large > _MAX_ROW_BYTES).tolist()
     }
+
+
+def stored_lengths(plan: StorePlan, headers: NDArray[np.void], listing: Listing) -> dict[str, NDArray[np.int64]]:
+    """Bytes of each sample's rows before any codec that the plan adds, int64 (N,) for `images` and, if any, `masks`.
+
+    Args:
+        headers: HEADERS (N,), one for each sample of the listing.
+    """
+    images: Any = listing.files
+    keeps = plan.option.kind == "keep"
+    found = {"images": images.stored_bytes if keeps else row_bytes(plan, headers, listing.sizes)}
+    if plan.masks is not None:
+        # Those kept stay as they are in a store only: rows of one size are all their pixels.
+        masks: Any = listing.masks and listing.masks.files
+        kept = keeps and plan.masks == "store" and hasattr(masks, "stored_bytes")
+        found["masks"] = masks.stored_bytes if kept else np.prod(row_sizes(plan, headers), axis=1)
+    return found
 
 
 def row_bytes(plan: StorePlan, headers: NDArray[np.void], file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Bytes of the rows of `images` before any codec: exact for pixels and for files kept, estimated for JPEGs made.
 
     Args:
+        plan: of images that do not come encoded.
         headers: HEADERS (N,), one for each sample of the listing.
         file_bytes: int64 (N,), of each sample's file.
 

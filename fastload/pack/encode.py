@@ -60,11 +60,11 @@ class RowEncoder:
         known = _plain(header)
         height, width = self._plan.row_size(known["height"], known["width"])
         own, made = ways(self._plan, sample, known)
-        orientation, encoding = 1, RAW
+        orientation, encoding, ended = 1, RAW, True
         image: bytes | memoryview
         if own:
             orientation = known["jpeg"]
-            encoding, image = JPEG, self._own(sample, known)
+            encoding, (image, ended) = JPEG, self._own(sample, known)
         else:
             pixels = self._pixels(sample, header, height, width)
             encoding, image = (
@@ -81,7 +81,7 @@ class RowEncoder:
             if self._plan.masks == "store":
                 mask_encoding, stored_mask = _smaller(stored_mask, self._plan.mask_codec)
         shape = (height, width, self._plan.channels)
-        return EncodedRow(image, encoding, shape, orientation, digest.intdigest(), stored_mask, mask_encoding)
+        return EncodedRow(image, encoding, shape, orientation, digest.intdigest(), stored_mask, mask_encoding, ended)
 
     def mask(self, sample: int, header: np.void) -> NDArray[np.uint8]:
         """The mask (H, W) of a sample, as its row holds it; errors as `encode`."""
@@ -112,8 +112,8 @@ class RowEncoder:
             raise ImageError(of_mask(reasons[0]))
         return out
 
-    def _own(self, sample: int, header: dict[str, int]) -> bytes:
-        """The file of a plain JPEG, found to be whole as far as that can be told without decoding it."""
+    def _own(self, sample: int, header: dict[str, int]) -> tuple[bytes, bool]:
+        """The file of a plain JPEG, and whether it has its end marker; one without it can be decoded all the same."""
         assert self._read is not None, "only files have bytes of their own"
         data = self._read(sample)
         frame = scan_jpeg(data)
@@ -124,9 +124,10 @@ class RowEncoder:
             or (1 if frame.components == 1 else 3) != header["channels"]
         ):
             raise ImageError("is another file now than when its header was read")
-        if not data.endswith(_END_OF_IMAGE) and data.find(_END_OF_IMAGE, data.rfind(_SCAN)) < 0:
-            self._decodes(data, header)
-        return data
+        if data.endswith(_END_OF_IMAGE) or data.find(_END_OF_IMAGE, data.rfind(_SCAN)) >= 0:
+            return data, True
+        self._decodes(data, header)
+        return data, False
 
     def _decodes(self, data: bytes, header: dict[str, int]) -> None:
         """Let the decoder say what it makes of a file that seems to be cut short: it has no end."""

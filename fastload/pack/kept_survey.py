@@ -30,6 +30,7 @@ def survey_to_json(survey: Survey) -> dict[str, Any]:
         "sizes": [[h, w, n] for (h, w), n in survey.sizes.items()],
         "converted": survey.converted,
         "skipped": [list(pair) for pair in survey.skipped],
+        **({"said": survey.said} if survey.said else {}),
     }
 
 
@@ -67,6 +68,7 @@ def survey_of(kept: Mapping[str, Any], listing: Listing, options: PackOptions, c
         sizes={(h, w): n for h, w, n in kept["sizes"]},
         converted=kept["converted"],
         skipped=tuple((key, reason) for key, reason in kept["skipped"]),
+        said=tuple(kept.get("said", ())),
     )
     if headers is None or target is None:
         return survey

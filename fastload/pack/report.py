@@ -69,7 +69,7 @@ def report_of(
     chunks: int,
     chunks_kept: int,
     chunks_decoded: int,
-    notes: tuple[str, ...] | None = None,
+    notes: tuple[str, ...],
     store: str = "raw",
     encodings: dict[str, int] | None = None,
 ) -> PackReport:
@@ -77,7 +77,6 @@ def report_of(
 
     Args:
         started: by time.perf_counter().
-        notes: by default those of the listing.
         encodings: by default all rows are raw.
     """
     images = file.fields.get("images")
@@ -91,7 +90,7 @@ def report_of(
         splits={name: len(rows) for name, rows in file.splits.items()},
         converted=converted,
         skipped=skipped,
-        notes=job.listing.notes if notes is None else notes,
+        notes=notes,
         file_bytes=file.identity.size,
         seconds=time.perf_counter() - started,
         images_per_s=images_per_s,

@@ -10,16 +10,17 @@ from fastload.errors import OutputError
 from fastload.pack.survey import Survey, free_bytes
 
 
-def check_space(output: Path, survey: Survey, beside: int = 0) -> None:
+def check_space(output: Path, survey: Survey, beside: int = 0, done: float = 0) -> None:
     """Refuse what is larger than the disk's free space.
 
     Args:
         beside: more bytes that are needed until the file is finished.
+        done: 0 to 1, what part of the rows lies there already.
 
     Raises:
         OutputError: it is.
     """
-    free, needed = free_bytes(output), survey.bytes_needed + beside
+    free, needed = free_bytes(output), int(survey.bytes_needed * (1 - done)) + beside
     if needed > free:
         raise OutputError(
             errno.ENOSPC,
@@ -29,14 +30,17 @@ def check_space(output: Path, survey: Survey, beside: int = 0) -> None:
         )
 
 
-def reserve(part: Path, num_bytes: int) -> None:
+def reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
     """Create the file with all its space, so that a full disk is known before the first image is decoded.
+
+    Args:
+        again: it exists; what it holds stays.
 
     Raises:
         OutputError: it cannot be created, or the space is not there.
     """
     try:
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        fd = os.open(part, os.O_RDWR | (0 if again else os.O_CREAT | os.O_EXCL), 0o666)
     except OSError as exc:
         raise OutputError(f"{part}: cannot be written ({exc.strerror}). Choose another folder.") from exc
     try:

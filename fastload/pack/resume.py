@@ -23,6 +23,7 @@ from fastload.pack.headers import read_headers
 from fastload.pack.journal import DONE, SKIPPED, Claims, Journal, source_table
 from fastload.pack.kept_survey import survey_of, survey_to_json
 from fastload.pack.options import PackOptions, Progress
+from fastload.pack.ordered.log import TaskLog
 from fastload.pack.reserve import check_space, reserve
 from fastload.pack.survey import Survey, move_to, row_order, unreadable
 from fastload.pack.tasks import HEADERS, Place, Places
@@ -111,12 +112,17 @@ def give_up(job: PackJob, changed: str) -> None:
         )
 
 
-def discard(job: PackJob) -> None:
-    """Remove what an unfinished pack left, but for its journal."""
-    for path in (job.part, job.masks):
+def discard(job: PackJob, journal: Journal) -> None:
+    """Remove what an unfinished pack left, but for its journal; `.masks` only where that says that it is ours."""
+    for path in (*own_masks(job, journal), job.part):
         if path.exists():
             wait_for_orphans(path)
         path.unlink(missing_ok=True)
+
+
+def own_masks(job: PackJob, journal: Journal) -> list[Path]:
+    """`.masks`, where it is there and the journal says that it is of the pack."""
+    return [job.masks] if job.masks.exists() and TaskLog(journal).names(job.masks) else []
 
 
 def begin(job: PackJob, journal: Journal, survey: Survey) -> tuple[Survey, Claims, Places | None]:
@@ -125,7 +131,7 @@ def begin(job: PackJob, journal: Journal, survey: Survey) -> tuple[Survey, Claim
     Raises:
         OutputError: the disk is too full.
     """
-    discard(job)
+    discard(job, journal)
     check_space(job.output, survey)
     places = planned_places(survey, survey.num_samples, job.meta)
     head = {

@@ -20,7 +20,7 @@ from fastload.pack.ordered.finish import finished_report
 from fastload.pack.ordered.log import TaskLog
 from fastload.pack.ordered.run import pack_ordered
 from fastload.pack.report import PackReport, report_of
-from fastload.pack.resume import PackJob, begin, continued, exists, give_up, journal_path, unchanged_survey
+from fastload.pack.resume import PackJob, begin, continued, discard, exists, give_up, journal_path, unchanged_survey
 from fastload.pack.settle import settle_rows
 from fastload.pack.survey import Survey, row_order, survey_listing, unreadable
 from fastload.pack.tasks import Places
@@ -49,6 +49,7 @@ def run_job(job: PackJob, pool: WorkerPool, started: float) -> PackReport:
                 found = begin(job, journal, survey)
         except BaseException:
             if not job.part.exists():
+                discard(job, journal)
                 journal.remove()  # Nothing was begun, so there is nothing to continue.
             raise
         if found is not None:
@@ -112,6 +113,7 @@ def _pack(
     return report_of(
         job, read_header(job.output), survey.converted, skipped, started=started, images_per_s=rate,
         chunks=_num_chunks(survey), chunks_kept=kept if not again else _num_chunks(survey), chunks_decoded=decoded,
+        notes=survey.notes,
     )  # fmt: skip
 
 
@@ -200,7 +202,7 @@ def _finished(job: PackJob, journal: Journal) -> PackReport | None:
     skipped = _all_skipped(survey, claims, row_order(survey))
     return report_of(
         job, file, survey.converted, skipped, started=started, images_per_s=0.0, chunks=chunks,
-        chunks_kept=chunks, chunks_decoded=0,
+        chunks_kept=chunks, chunks_decoded=0, notes=survey.notes,
     )  # fmt: skip
 
 

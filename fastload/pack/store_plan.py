@@ -30,8 +30,9 @@ class StoreOption:
 
     Attributes:
         kind: "raw": pixels; "jpeg": encoded anew; "source": each file's own bytes where it is a JPEG that the loader
-            can decode, else pixels; "mixed": a fraction of the rows as JPEG (their own bytes where possible), the
-            others as pixels; "keep": rows come encoded (`repack`).
+            can decode, else pixels (a JPEG that `--max-size` makes smaller is encoded anew, which loses a second time);
+            "mixed": a fraction of the rows as JPEG (their own bytes where possible), the others as pixels; "keep": rows
+            come encoded (`repack`).
         quality: 1 to 100, of JPEGs that are made.
         fraction: 0 to 1, for "mixed".
     """

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,17 +14,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.codecs import NONE
+from fastload.codecs import CODEC_CHUNK_BYTES, NONE
 from fastload.decode import Target
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.layout import PixelSpec, chunk_rows_for
 from fastload.pack.decided import (
-    CODEC_CHUNK_BYTES,
     decide,
     kept_unseen,
     plan_stores,
-    row_bytes,
-    row_sizes,
+    stored_lengths,
     stored_otherwise,
     too_large,
 )
@@ -125,24 +124,30 @@ class Survey:
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes of all pixel chunks, the last ones whole, before any lossless codec; JPEGs to be made are estimated."""
+        """Bytes of rows and stores before any lossless codec that the options ask for.
+
+        Pixels, files kept as they are and rows of a packed file count as they will be stored, rows of one size with
+        their last chunk whole; JPEGs to be made are estimated.
+        """
         return sum(self.stores.values()) + sum(
             -(-self.num_samples // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
             for spec in self.pixels(self.num_samples).values()
         )
 
-    @property
+    @cached_property
     def stores(self) -> dict[str, int]:
         """Bytes of the byte stores, likewise."""
         plan, headers = self.plan, self.headers
         if plan is None or headers is None:
             return {}
-        rows, lengths = row_order(self), {}
-        if plan.images == "store":
-            lengths["images"] = row_bytes(plan, headers, self.listing.sizes)
-        if plan.masks == "store":
-            lengths["masks"] = np.prod(row_sizes(plan, headers), axis=1)
-        return {name: place_rows(each[rows], plan.chunk_bytes)[1] for name, each in lengths.items()}
+        forms = {"images": plan.images, "masks": plan.masks}
+        lengths = stored_lengths(plan, headers, self.listing)
+        rows = row_order(self)
+        return {
+            name: place_rows(each[rows], plan.chunk_bytes)[1]
+            for name, each in lengths.items()
+            if forms[name] == "store"
+        }
 
 
 def list_samples(source: str | Path | Tree, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
@@ -179,7 +184,7 @@ def survey_listing(
     if listing.files is None:
         return _survey_without_images(listing, options, source)
     headers, kinds, reasons = read_headers(listing, pool, progress)
-    reasons |= too_large(headers, options)
+    reasons |= too_large(headers, options, source)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     if reasons and on_error == "fail":
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.codecs import NONE, Codec, has_zstd, parse_codec
+from fastload.codecs import CODEC_CHUNK_BYTES, NONE, Codec, has_zstd, parse_codec
 from fastload.errors import ImageError
-from fastload.pack.decided import CODEC_CHUNK_BYTES, row_sizes
+from fastload.pack.decided import row_sizes
 from fastload.pack.encode import RowEncoder
 from fastload.pack.store_plan import StorePlan
 from fastload.sources.listing import Listing

@@ -18,7 +18,7 @@ from fastload.errors import OptionError
 from fastload.in_threads import in_order, in_threads
 from fastload.pack.chunk_work import Worker
 from fastload.pack.messages import receive, send
-from fastload.pack.turns import Turns
+from fastload.pack.two_steps import TwoSteps
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
 
 _EARLY_WORKERS = 2
@@ -151,7 +151,7 @@ class WorkerPool:
             PackError: a worker process died.
         """
         if self._have_processes():
-            yield from Turns(list(self._processes), encode, place, write).run(tasks)
+            yield from TwoSteps(list(self._processes), encode, place, write).run(tasks)
             return
 
         def write_here(worker: Worker, made: tuple[PlacedT, HeldT]) -> ResultT:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastload.codecs import NONE, Codec, parse_codec
+from fastload.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
 from fastload.errors import OptionError, OutputError
 from fastload.format import PackedFile
 from fastload.layout import CHUNK_BYTES, dump_options
@@ -24,7 +24,7 @@ from fastload.pack import PackOptions, PackReport, pack_listing
 from fastload.pack.options import Progress
 from fastload.pack.store_plan import StoreOption
 from fastload.repack.choose import Choice, choose_rows
-from fastload.repack.compress import CODEC_CHUNK_BYTES, compress_listing
+from fastload.repack.compress import compress_listing
 from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.repack.merge import list_merged
 from fastload.repack.rows import RowByRow
@@ -57,7 +57,7 @@ def repack_file(
     Args:
         file: a packed file, or another HDF5 file with a dataset `images`.
         output: file to make.
-        chunk_bytes: size at which chunks aim; by default that of the file where it was packed, 1 MiB with a codec for
+        chunk_bytes: size at which chunks aim; by default that of the file where it was packed, 64 KiB with a codec for
             rows of one size.
         shuffle: shuffle rows within each split; by default they keep their order.
         seed: of that shuffle.

@@ -3,8 +3,6 @@
 Threads compress (zlib and zstd let the GIL go) and append to a spill file; when every chunk is there, one HDF5 file is
 laid out from it under the name `OUT.h5.meta` and renamed. A call that was killed is continued by the same call: chunks
 in the spill are checked by their digests and kept.
-
-Chunks of 1 MiB by default: a random row decodes a whole chunk, and a window of 16 of them then takes 16 MiB of memory.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ from fastload.pack.workers import WorkerPool
 from fastload.repack.spill import Spill
 from fastload.sources.listing import Column, Listing
 
-CODEC_CHUNK_BYTES = 2**20
 _SAMPLED_CHUNKS = 4
 
 

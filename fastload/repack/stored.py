@@ -80,6 +80,15 @@ class KeptRows:
                 found[here] = index.encoding[self.row[here]] == JPEG
         return found
 
+    @property
+    def stored_bytes(self) -> NDArray[np.int64]:
+        """int64 (N,): bytes of each sample's row as it is stored."""
+        found = np.zeros(len(self.row), np.int64)
+        for number, file in enumerate(self.files):
+            here, index = self.part == number, SAMPLES.of(file).index.get(self.name)
+            found[here] = file.fields[self.name].row_bytes if index is None else index.bytes[self.row[here]]
+        return found
+
     def encoded(self, i: int) -> EncodedRow:
         """The whole sample, image and mask, as it is stored.
 

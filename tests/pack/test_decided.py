@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from fastload.codecs import Codec
-from fastload.errors import OptionError
-from fastload.pack import PackOptions
+from fastload.errors import OptionError, SourceError
+from fastload.pack import PackOptions, pack_images, survey_source
 from fastload.pack.decided import decide, plan_stores, row_bytes, row_sizes, too_large
 from fastload.pack.store_plan import StoreOption, StorePlan, fitted_size, fitted_sizes, parse_store, ways
 from fastload.pack.tasks import HEADERS
@@ -112,8 +117,34 @@ def test_rows_take_the_bytes_of_their_pixels_or_of_their_file():
 
 def test_what_no_row_can_hold_is_named():
     large = headers((70_000, 30_000, 3, 8, 0), (10, 10, 3, 8, 0))
-    assert list(too_large(large, PackOptions())) == [0] and "5.9 GiB" in too_large(large, PackOptions())[0]
-    assert not too_large(large, PackOptions(max_size=500)) and not too_large(large, PackOptions((8, 8)))
+    found = too_large(large, PackOptions(), "SRC")
+    assert list(found) == [0] and "5.9 GiB" in found[0]
+    assert not too_large(large, PackOptions(max_size=500), "SRC") and not too_large(large, PackOptions((8, 8)), "SRC")
+    gray = headers((50_000, 40_000, 1, 8, 0))
+    assert not too_large(gray, PackOptions(), "SRC") and "5.6 GiB" in too_large(gray, PackOptions(mode="rgb"), "SRC")[0]
+    with pytest.raises(OptionError, match=r"5.6 GiB"):
+        too_large(gray, PackOptions((50_000, 40_000), mode="rgb"), "SRC")
+    assert too_large(headers((0, 0, 0, 0, 0)), PackOptions(), "SRC") == {}
+
+
+@pytest.mark.parametrize("options", [{}, {"store": "jpeg"}, {"codec": "gzip"}, {"mode": "gray"}])
+def test_what_is_too_large_is_refused_by_name_before_it_is_read(tmp_path, options):
+    with h5py.File(tmp_path / "s.h5", "w") as file:  # of chunks that were never written
+        file.create_dataset("images", (2, 70_000, 70_000, 3), "u1", chunks=(1, 1000, 1000, 3))
+        file["labels"] = np.zeros(2, np.int64)
+    with pytest.raises(SourceError, match=r"2 of 2 images .* 000000: is .* GiB of pixels, a row holds at most 4"):
+        pack_images(tmp_path / "s.h5", tmp_path / "o.h5", workers=0, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.h5"]
+
+
+def test_a_file_that_claims_too_many_pixels_is_named(tmp_path):
+    Image.new("L", (8, 9)).save(tmp_path / "a.png")
+    data = bytearray((tmp_path / "a.png").read_bytes())
+    data[16:24] = struct.pack(">II", 20_000, 20_000)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    (tmp_path / "big.png").write_bytes(data)
+    with pytest.raises(SourceError, match=r"1 of 2 images .* big.png: too large: .*400000000 pixels"):
+        survey_source(tmp_path)
 
 
 def test_what_is_too_long_for_a_jpeg_keeps_its_pixels():

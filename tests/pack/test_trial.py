@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.codecs import Codec
-from fastload.pack import PackOptions, Survey
+from fastload.pack import PackOptions, Survey, pack_listing
 from fastload.pack.survey import survey_listing
 from fastload.pack.workers import WorkerPool
 from fastload.sources.listing import Listing, Masks
@@ -59,8 +59,11 @@ def test_masks_of_noise_few_bytes_or_with_a_codec_of_the_users_are_left_alone(tm
     rng = np.random.default_rng(0)
     noise = [rng.integers(0, 256, (SIDE, SIDE), dtype=np.uint8) for _ in range(COUNT)]
     (tmp_path / "noise").mkdir()
-    survey = surveyed(listed(tmp_path / "noise", noise))
+    listing = listed(tmp_path / "noise", noise)
+    survey = surveyed(listing)
     assert survey.plan is None and "no smaller than 100%" in survey.notes[1]
+    report = pack_listing(listing, tmp_path / "o.h5", options=PackOptions(), source_name="S", workers=0)
+    assert report.notes == survey.notes
     (tmp_path / "small").mkdir()
     survey = surveyed(listed(tmp_path / "small", regions(64), 64))
     assert survey.plan is None and survey.notes == ("drawn",)

@@ -8,14 +8,17 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from stored_cases import NUM_ROWS, flip, varied_file, varied_rows
+from stored_cases import NUM_ROWS, flip, jpeg_row, varied_file, varied_rows
 
 from fastload.errors import OptionError, SourceError
 from fastload.export import export_file
 from fastload.format import read_header
 from fastload.layout import write_packed
 from fastload.open_readers import close_readers
-from fastload.pack import pack_images
+from fastload.pack import PackOptions, pack_images
+from fastload.pack.store_plan import StoreOption
+from fastload.pack.survey import survey_listing
+from fastload.pack.workers import WorkerPool
 from fastload.repack import Choice, merge_files, repack_file
 from fastload.repack.listing import list_packed
 from fastload.sources.listing import Column
@@ -58,6 +61,23 @@ def test_rows_stay_as_they_are_stored(tmp_path: Path, masks: bool, size: tuple[i
     assert not masks or file.fields["masks"].attrs["ignore_index"] == 255
     assert verify_file(tmp_path / "b.h5").ok
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+
+
+@pytest.mark.parametrize("size", [None, (90, 120)])
+def test_the_bytes_needed_are_those_that_are_stored(tmp_path: Path, size: tuple[int, int] | None) -> None:
+    """A file of JPEGs needs no more space than it takes, and so much is reserved."""
+    rows = [jpeg_row(*(size or (90 + i, 120)), seed=i) for i in range(40)]
+    path = varied_file(tmp_path / "a.h5", rows, masks=True)
+    _, listing = list_packed(path)
+    options = PackOptions(store=StoreOption("keep"), codec="none", chunk_bytes=4096, shuffle=False)
+    with WorkerPool(0) as pool:
+        pool.use(listing)
+        survey = survey_listing(listing, options, pool)
+    close_readers()
+    file = read_header(path)
+    stored = {name: file.fields[name].store for name in survey.stores}
+    assert survey.stores == {name: store.num_bytes for name, store in stored.items() if store is not None}
+    assert 0.8 * path.stat().st_size < survey.bytes_needed < path.stat().st_size < 90 * 120 * 3 * 40
 
 
 def test_some_rows_in_an_order_of_their_own(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from fastload.errors import OutputError
+from fastload.errors import OutputError, ResumeError
 from fastload.pack.ordered.log import Found, TaskLog, TaskRecord
+from fastload.pack.ordered.space import bytes_beside
 from fastload.pack.ordered.tasks import OrderedPack
 from fastload.pack.ordered.work import Placed, check_rows
 from fastload.pack.reserve import check_space, reserve
@@ -27,15 +28,36 @@ def begin_in_order(pack: OrderedPack, log: TaskLog, pool: WorkerPool) -> list[Ta
         if found is not None and not changed and all(os.path.exists(stream.path) for stream in pack.streams):
             for stream in pack.streams:
                 wait_for_orphans(job.part.with_name(os.path.basename(stream.path)))
-            return _whole(pack, found, pool)
+            records = _whole(pack, found, pool)
+            _reserve_again(pack, records)
+            return records
         if changed:
             give_up(job, changed)
-    discard(job)
-    check_space(job.output, pack.survey, pack.masks_bytes)
-    head = {**identity_of(job), "plan": repr(pack.plan)}
+    discard(job, log.journal)
+    _check_masks(pack)
+    check_space(job.output, pack.survey, bytes_beside(pack))
+    files = [os.path.basename(stream.path) for stream in pack.streams]
+    head = {**identity_of(job), "plan": repr(pack.plan), "files": files}
     log.begin(head, pack.sources, sync=pack.survey.bytes_needed >= SYNC_BYTES)
-    _create(pack)
+    _create(pack, log)
     return []
+
+
+def _check_masks(pack: OrderedPack) -> None:
+    """Make room for the rows of masks: what has their name now is somebody's own file.
+
+    Raises:
+        ResumeError: it may not be overwritten.
+    """
+    job = pack.job
+    if pack.plan.masks is None or not job.masks.exists():
+        return
+    if not job.overwrite:
+        raise ResumeError(
+            f"{job.masks}: exists, and is of no unfinished pack of {job.output.name}, which needs that name until it "
+            f"is complete. Move it away, choose another output, or replace it with `--overwrite`."
+        )
+    job.masks.unlink()
 
 
 def _changed(pack: OrderedPack, found: Found) -> str:
@@ -72,12 +94,21 @@ def _whole(pack: OrderedPack, found: Found, pool: WorkerPool) -> list[TaskRecord
     return records[:wrong]
 
 
-def _create(pack: OrderedPack) -> None:
+def _reserve_again(pack: OrderedPack, records: list[TaskRecord]) -> None:
+    """Hold space for what is still to be made; what is there stays, whatever comes of it."""
+    job = pack.job
+    job.meta.unlink(missing_ok=True)  # of a last step that was interrupted; it is made anew
+    check_space(job.output, pack.survey, bytes_beside(pack), pack.part_of(len(records)))
+    if pack.known_end is not None:
+        reserve(job.part, pack.known_end, again=True)
+
+
+def _create(pack: OrderedPack, log: TaskLog) -> None:
     known = pack.known_end
     try:
         for stream in pack.streams:
             path = pack.job.part.with_name(os.path.basename(stream.path))
             reserve(path, known if stream.name == "images" and known is not None else max(stream.base, 1))
     except OutputError:
-        discard(pack.job)
+        discard(pack.job, log.journal)
         raise

@@ -29,7 +29,7 @@ from fastload.pack.ordered.streams import Stream
 from fastload.pack.ordered.tasks import OrderedPack
 from fastload.pack.records import read_long
 from fastload.pack.report import PackReport, report_of
-from fastload.pack.resume import PackJob, identity_of, what_changed
+from fastload.pack.resume import PackJob, identity_of, own_masks, what_changed
 from fastload.sources.listing import Column
 from fastload.store import StoreIndex, common_shape
 
@@ -181,7 +181,7 @@ def _sources_check(job: PackJob) -> int:
 
 
 def _clean_up(job: PackJob, journal: Journal) -> None:
-    for path in (job.meta, job.masks, job.part):
+    for path in (job.meta, *own_masks(job, journal), job.part):
         path.unlink(missing_ok=True)
     journal.remove()
 

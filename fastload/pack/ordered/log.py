@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,11 +85,17 @@ class TaskLog:
     """The journal of a pack in order, in the file of an open `Journal`."""
 
     def __init__(self, journal: Journal) -> None:
+        self.journal = journal
         self._fd, self._path = journal.fd, journal.path
 
     def is_one(self) -> bool:
         """Whether the file is a journal of this kind."""
         return os.pread(self._fd, len(MAGIC), 0) == MAGIC
+
+    def names(self, path: Path) -> bool:
+        """Whether the file is such a journal, and says that this one is of the pack."""
+        found = self.read()
+        return found is not None and path.name in found.head["files"]
 
     def begin(self, head: Mapping[str, Any], sources: NDArray[np.void], *, sync: bool = False) -> None:
         """Start over; on disk when this returns if sync is set."""

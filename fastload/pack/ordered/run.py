@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format import read_header
+from fastload.pack.decided import stored_otherwise
 from fastload.pack.journal import Journal
 from fastload.pack.ordered.begin import begin_in_order
 from fastload.pack.ordered.finish import Finished, finish, publish
@@ -17,10 +18,11 @@ from fastload.pack.ordered.log import TaskLog, TaskRecord
 from fastload.pack.ordered.tasks import OrderedPack
 from fastload.pack.ordered.work import Encoded, EncodeTask, Placed, encode_rows, write_rows
 from fastload.pack.report import PackReport, report_of
-from fastload.pack.resume import PackJob, exists
+from fastload.pack.resume import PackJob, discard, exists
 from fastload.pack.store_plan import StorePlan
 from fastload.pack.survey import Survey, unreadable
 from fastload.pack.workers import WorkerPool
+from fastload.sources.listing import first_few
 from fastload.store import ENCODINGS
 
 
@@ -39,6 +41,7 @@ def pack_ordered(
         kept = begin_in_order(pack, log, pool)
     except BaseException:
         if not job.part.exists():
+            discard(job, journal)
             journal.remove()  # Nothing was begun, so there is nothing to continue.
         raise
     begun = time.perf_counter()
@@ -56,7 +59,7 @@ def pack_ordered(
         raise exists(job.output)
     done = Finished(
         header_digest=header_digest,
-        converted=survey.converted,
+        converted=_converted(pack, rows),
         skipped=(*survey.skipped, *skipped),
         notes=(*survey.notes, *_notes(pack, rows)),
         store=str(plan.option),
@@ -136,4 +139,20 @@ def _notes(pack: OrderedPack, rows: NDArray[np.void]) -> list[str]:
         int(np.sum(rows[stream.name] > stream.chunk_bytes)) for stream in pack.streams if stream.form == "store"
     )
     size = f"{pack.plan.chunk_bytes:,} bytes"
-    return [f"{large} images or masks are larger than a chunk ({size}) and have chunks of their own"] if large else []
+    notes = [f"{large} images or masks are larger than a chunk ({size}) and have chunks of their own"] if large else []
+    endless = [pack.survey.listing.keys[sample] for sample in pack.samples[rows["row"][rows["endless"] > 0]].tolist()]
+    if endless:
+        notes.append(
+            f"{len(endless)} JPEGs end without their end marker, as a download does that was interrupted: "
+            f"{first_few(endless)}. They can be decoded and were kept, but part of the picture may be gray or noise."
+        )
+    return notes
+
+
+def _converted(pack: OrderedPack, rows: NDArray[np.void]) -> dict[str, int]:
+    """What the survey says of conversions, without the samples that were left out since, where that can be told."""
+    survey, headers = pack.survey, pack.survey.headers
+    assert headers is not None, "a plan is of images"
+    expected = stored_otherwise(pack.plan, survey.samples, headers)
+    others = {what: count for what, count in survey.converted.items() if what not in expected}
+    return others | stored_otherwise(pack.plan, pack.samples[rows["row"]], headers)

@@ -22,11 +22,11 @@ ROW = np.dtype(
         ("encoding", "u1"),
         ("orientation", "u1"),
         ("mask_encoding", "u1"),
-        ("unused", "u1"),
+        ("endless", "u1"),
     ]
 )
 """A row that was made: its number in the order of packing, its digest, the bytes stored of its image and mask, and what
-`EncodedRow` says of them."""
+`EncodedRow` says of them; endless: 1 for a JPEG that is not `ended`."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.codecs import NONE
-from fastload.pack.decided import row_bytes, row_sizes
+from fastload.pack.decided import row_sizes, stored_lengths
 from fastload.pack.journal import source_table
 from fastload.pack.ordered.log import TaskRecord
 from fastload.pack.ordered.streams import Stream, streams_of
@@ -33,6 +33,7 @@ class OrderedPack:
         bounds: int64 (T + 1,): task t has the rows from bounds[t] to bounds[t + 1].
         streams: where rows are written.
         sources: SOURCE (N,), what is known of each sample's file.
+        expected: int64 (N,), about how many bytes each row takes.
     """
 
     job: PackJob
@@ -42,6 +43,7 @@ class OrderedPack:
     bounds: NDArray[np.int64]
     streams: tuple[Stream, ...]
     sources: NDArray[np.void]
+    expected: NDArray[np.int64]
 
     @classmethod
     def of(cls, job: PackJob, survey: Survey, plan: StorePlan) -> OrderedPack:
@@ -51,7 +53,7 @@ class OrderedPack:
         held = _expected_bytes(survey, plan)[samples]
         return cls(
             job, survey, plan, samples, task_bounds(held, min(plan.chunk_bytes, _TASK_BYTES)),
-            streams_of(plan, job.part, job.masks), source_table(listing.keys, listing.sizes, listing.mtimes_ns),
+            streams_of(plan, job.part, job.masks), source_table(listing.keys, listing.sizes, listing.mtimes_ns), held,
         )  # fmt: skip
 
     @property
@@ -90,6 +92,10 @@ class OrderedPack:
         placed = Placed(number, self.streams, tuple(offsets for offsets, _ in found), lengths, checks)
         return placed, tuple(end for _, end in found)
 
+    def part_of(self, tasks: int) -> float:
+        """About what part of all bytes the rows of the first tasks are, 0 to 1."""
+        return float(self.expected[: self.bounds[tasks]].sum() / max(int(self.expected.sum()), 1))
+
     def sources_check(self, number: int) -> int:
         """A number that changes with any source of a task."""
         return xxhash.xxh3_64_intdigest(self.sources[self.samples[self.rows(number)]].tobytes())
@@ -104,7 +110,7 @@ class OrderedPack:
     def known_end(self) -> int | None:
         """Byte of `OUT.h5.part` at which rows of images will end, where that is known before they are made."""
         plan = self.plan
-        if plan.option.kind != "raw" or (plan.images == "store" and plan.image_codec != NONE):
+        if plan.option.kind not in ("raw", "keep") or (plan.images == "store" and plan.image_codec != NONE):
             return None
         if plan.images == "store":
             return self.streams[0].base + self.survey.stores["images"]
@@ -140,7 +146,5 @@ def task_bounds(held: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:
 def _expected_bytes(survey: Survey, plan: StorePlan) -> NDArray[np.int64]:
     """About how many bytes of each sample a worker holds until they are written, int64 (samples of the listing,)."""
     assert survey.headers is not None, "a plan is of images"
-    held = row_bytes(plan, survey.headers, survey.listing.sizes)
-    if plan.masks is not None:
-        held = held + np.prod(row_sizes(plan, survey.headers), axis=1)
-    return held
+    lengths = stored_lengths(plan, survey.headers, survey.listing)
+    return lengths["images"] + lengths["masks"] if plan.masks is not None else lengths["images"]

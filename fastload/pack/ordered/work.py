@@ -96,7 +96,7 @@ def _described(row: int, encoded: EncodedRow) -> tuple[object, ...]:
     images, masks = (0 if data is None else memoryview(data).nbytes for data in (encoded.image, encoded.mask))
     return (
         row, encoded.digest, images, masks, encoded.shape, encoded.encoding, encoded.orientation,
-        encoded.mask_encoding, 0,
+        encoded.mask_encoding, not encoded.ended,
     )  # fmt: skip
 
 

@@ -203,6 +203,29 @@ def test_an_unfinished_pack_of_another_kind_is_overwritten_only_on_demand(tmp_pa
     assert pack(source, output, overwrite=True).image_shape == (40, 40, 3) and leftovers(output) == []
 
 
+def test_a_file_of_the_users_own_keeps_the_name_that_masks_would_have(tmp_path: Path) -> None:
+    """`.masks` is removed only where the journal says that it is of the pack, or the user does."""
+    source, output = photos(tmp_path / "s", masks=True), tmp_path / "o.h5"
+    own = tmp_path / "o.h5.masks"
+    own.write_bytes(b"mine")
+    with pytest.raises(ResumeError, match=r"o.h5.masks: exists.*--overwrite"):
+        pack(source, output)
+    assert leftovers(output) == ["o.h5.masks"]
+    for options in ({"size": 20, "codec": "none"}, {"masks": "none"}):  # neither needs the name
+        pack(source, output, overwrite=True, **options)
+        assert own.read_bytes() == b"mine" and leftovers(output) == ["o.h5.masks"]
+    pack(source, output, overwrite=True)
+    assert leftovers(output) == []
+    cut = source / "images" / "20.jpg"
+    whole = cut.read_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SourceError):
+        pack(source, output, overwrite=True)
+    assert leftovers(output) == ["o.h5.journal", "o.h5.masks", "o.h5.part"]
+    pack(source, output, overwrite=True, size=20, codec="none", on_error="skip")
+    assert leftovers(output) == []
+
+
 def test_an_image_larger_than_a_chunk_has_chunks_of_its_own_and_that_is_said(tmp_path: Path) -> None:
     source = photos(tmp_path / "s", names="{}.png")
     report = pack(source, tmp_path / "o.h5", chunk_bytes=4000)
@@ -245,6 +268,51 @@ def test_a_disk_that_is_full_stops_and_the_same_command_continues(tmp_path: Path
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     report = pack(source, output, store="source")
     assert report.chunks_kept >= 1 and output.read_bytes() == expected.read_bytes() and leftovers(output) == []
+
+
+def test_files_without_their_end_marker_and_only_rows_that_were_made_are_told(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", 8)
+    half = source / "class0" / "02.jpg"
+    data = half.read_bytes()
+    half.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+    for name in ("a.png", "b.png"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3), np.uint8)).save(source / "class0" / name)
+    cut = source / "class0" / "b.png"
+    cut.write_bytes(cut.read_bytes()[:900])
+    report = pack(source, tmp_path / "o.h5", store="source", on_error="skip")
+    assert [key for key, _ in report.skipped] == ["class0/b.png"]
+    assert report.converted["no plain JPEG -> stored as pixels"] == 1
+    assert "1 JPEGs end without their end marker" in report.notes[-1] and "class0/02.jpg" in report.notes[-1]
+    assert half.read_bytes() in stored_rows(report.path)
+
+
+@needs_zstd
+@pytest.mark.parametrize("options", [{"codec": "zstd"}, {"codec": "gzip"}, {"codec": "none", "store": "jpeg"}])
+def test_space_is_needed_for_compressed_chunks_beside_the_rows_also_when_continued(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = photos(tmp_path / "s", masks=True, side=40, names="{}.png"), tmp_path / "o.h5"
+    pixels = 24 * 40 * 40 * 3
+    free = 10**9
+    monkeypatch.setattr("fastload.pack.reserve.free_bytes", lambda path: free)
+    bad = source / "images" / "23.png"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SourceError):
+        pack(source, output, shuffle=False, **options)
+    bad.write_bytes(whole)
+    free = 100
+    with pytest.raises(OutputError, match=r"needs .* are free"):
+        pack(source, output, shuffle=False, **options)
+    assert "o.h5.part" in leftovers(output)
+    # Noise does not shrink: a codec needs the pixels once more, less what is there.
+    free = pixels * 3 // 2
+    report = pack(source, output, shuffle=False, **options)
+    assert report.chunks_kept > 1 and leftovers(output) == []
+    if options.get("codec") != "none":
+        with pytest.raises(OutputError, match=r"needs .* are free"):
+            pack(source, output, shuffle=False, overwrite=True, **options)
+        assert leftovers(output) == []
 
 
 def test_names_of_files_under_way_are_refused_and_every_sample_bad_is_an_error(tmp_path: Path) -> None:
@@ -294,7 +362,10 @@ def bytes_of(name):
 pack_images(source, os.path.join(folder, "whole"), chunk_bytes=6000, on_error="skip", **{**options, "workers": 0})
 tasks, _, _, events = attempt("counted.h5", workers=0)
 random.seed(str(options))
-for kill_at in {events, *random.sample(range(1, events), tried - 1)} if tried > 1 else [events // 2]:
+kills = [events, *random.sample(range(1, events), 5)]
+if options["workers"]:  # some operations are theirs then
+    kills = [events // 2, events * 19 // 20]
+for kill_at in kills[:tried]:
     name = f"{kill_at}.h5"
     killed = attempt(name, kill_at)
     half = bytes_of(name)
@@ -313,13 +384,16 @@ for kill_at in {events, *random.sample(range(1, events), tried - 1)} if tried > 
         ({"store": "jpeg", "workers": 0}, 6),
         ({"codec": "gzip", "size": 30, "workers": 0}, 6),
         ({"store": "source", "workers": 2}, 1),
+        pytest.param({"codec": "zstd", "workers": 2}, 1, marks=needs_zstd),
+        pytest.param({"codec": "zstd", "size": 30, "workers": 2}, 2, marks=needs_zstd),
     ],
 )
 def test_killed_at_any_step_the_same_command_gives_the_same_bytes(
     tmp_path: Path, options: dict[str, Any], tried: int
 ) -> None:
     """Kills the packer after tasks, at file operations and in its last steps; tasks that are done stay done."""
-    source = photos(tmp_path / "s", 64 if options["workers"] else 16, masks=not options["workers"])
+    masks = options.get("store") != "source"
+    source = photos(tmp_path / "s", 64 if options["workers"] else 16, masks=masks)
     cut = sorted(source.rglob("*10.jpg"))[0]
     cut.write_bytes(cut.read_bytes()[:-500])
     command = [sys.executable, "-c", _SCRIPT, str(source), str(tmp_path), repr(options), str(tried)]

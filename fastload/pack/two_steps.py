@@ -22,7 +22,7 @@ _AHEAD = 3
 bounded."""
 
 
-class Turns(Generic[TaskT, SummaryT, PlacedT, HeldT, ResultT]):
+class TwoSteps(Generic[TaskT, SummaryT, PlacedT, HeldT, ResultT]):
     """One run of tasks over worker processes; see `WorkerPool.run_in_order`."""
 
     def __init__(
