@@ -36,7 +36,7 @@ TORCH_FREE = [
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory", "measured", "new_file", "pairs", "in_threads"},
+    {"errors", "cpus", "memory", "measured", "new_file", "pairs", "in_threads", "long_reads"},
     {"verdict", "report"},
     {"ranges", "stopwatch"},
     {"meter"},
