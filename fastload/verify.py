@@ -231,7 +231,7 @@ def _damaged_samples(
         wrong = []
         for row in rows:
             try:
-                samples.encoded(row, decode=True)
+                samples.checked(row)
             except ImageError as exc:
                 wrong.append((row, "pixels" if str(exc) == CHANGED else str(exc)))
         return len(rows), wrong
