@@ -60,7 +60,7 @@ def compare_stored(worker: Worker, task: StoredTask) -> tuple[NDArray[np.int64],
     """Rows, the largest difference of each in the file's own levels, and row -> why it differs otherwise."""
     differences, reasons = np.zeros(len(task.rows), np.int64), dict[int, str]()
     samples = SAMPLES.of(task.file)
-    encoders = _Encoders(worker, task.plan)
+    encoders = _MadeAgain(worker, task.plan)
     for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
         header = task.headers[at]
         if not header["height"]:
@@ -76,7 +76,7 @@ def compare_stored(worker: Worker, task: StoredTask) -> tuple[NDArray[np.int64],
     return task.rows, differences, reasons
 
 
-class _Encoders:
+class _MadeAgain:
     """What makes rows as they were made; a JPEG in one of two ways, if its file says no more than that."""
 
     def __init__(self, worker: Worker, plan: StorePlan) -> None:
@@ -104,7 +104,7 @@ class _Encoders:
         return self._kept and bool(ways(self._source, sample, header)[0])
 
 
-def _compare_row(samples: StoredSamples, encoders: _Encoders, row: int, sample: int, header: np.void) -> int | str:
+def _compare_row(samples: StoredSamples, encoders: _MadeAgain, row: int, sample: int, header: np.void) -> int | str:
     """The largest difference of a row, or why it differs."""
     stored = samples.stored("images", row)
     is_jpeg = stored.encoding == JPEG

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fastload.errors import FileChangedError, OptionError
 from fastload.format import DIGEST_FIELDS, Field, FileIdentity, PackedFile, read_header
 from fastload.plan import ChunkWindow
 from fastload.read import Read, RowReader, image_axes
-from fastload.read.announced import StoredRows
+from fastload.read.announced import RowsInStore
 from fastload.read.identity import open_checked
 from fastload.read.readahead import ReadAhead
 from fastload.store import index_names
@@ -193,15 +194,19 @@ class PackedDataset(Dataset[Any]):
         stored = [name for name in self._from_file if file.fields[name].store is not None]
         beside = [index for name in stored for index in index_names(name) if index not in self._from_file]
         fd = open_checked(file)
-        return ReadAhead(
-            fd,
-            [file.fields[name] for name in (*self._from_file, *beside)],
-            rows if isinstance(rows, range) else range(file.num_rows),
-            stores=[StoredRows(fd, file, file.fields[name]) for name in stored],
-            chunk_rows=chunk_rows,
-            recent_chunks=recent_chunks,
-            owns_fd=True,
-        )
+        try:
+            return ReadAhead(
+                fd,
+                [file.fields[name] for name in (*self._from_file, *beside)],
+                rows if isinstance(rows, range) else range(file.num_rows),
+                stores=[RowsInStore(fd, file, file.fields[name]) for name in stored],
+                chunk_rows=chunk_rows,
+                recent_chunks=recent_chunks,
+                owns_fd=True,
+            )
+        except BaseException:
+            os.close(fd)
+            raise
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -12,10 +12,12 @@ import re
 import struct
 from typing import NamedTuple
 
-_SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of the segment counted from itself
-_SCAN = 0xDA
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # also those kinds that nothing here decodes
-_RESTARTS = 8  # markers count from RST0 to RST7 and begin again
+from fastload.jpeg_scan import BASELINE, FRAMES, PLAIN, RESTARTS, SCAN, segments
+
+_SIZE = struct.Struct(">HHB")  # lines, samples per line, components
+_KINDS = 8  # markers count from RST0 to RST7 and begin again
+_TAIL = 32  # bytes in which a file's end marker stands, as a rule
+_END = b"\xff\xd9"
 _SPLIT_AT = re.compile(rb"\xff[\xd0-\xd7]")
 
 
@@ -29,29 +31,23 @@ class JpegRows(NamedTuple):
         ends_early: more data follows than it needs, of which libjpeg warns as extraneous.
     """
 
-    data: bytes | bytearray
+    data: bytearray
     top: int
     stop: int
     ends_early: bool
 
 
-def frame_components(data: bytes | memoryview) -> int:
-    """Number of a JPEG's components: 1 gray, 3 colour, 4 print; 0: its header is odd. The GIL is not given up."""
-    position = 2
-    try:
-        while True:
-            prefix, marker, length = _SEGMENT.unpack_from(data, position)
-            if prefix != 0xFF or length < 2 or marker == _SCAN:
-                return 0
-            if marker in _FRAMES:
-                return data[position + 9]
-            position += 2 + length
-    except (struct.error, IndexError):
-        return 0
+class JpegHead(NamedTuple):
+    """What the segments before the first scan say, as far as it decides about decoding."""
+
+    components: int
+    """1 gray, 3 colour, 4 print."""
+    alone: _Scan | None
+    """Of a plain baseline JPEG of one scan; None: its rows cannot be decoded alone."""
 
 
 class _Scan(NamedTuple):
-    """What the header of a baseline JPEG of one scan says."""
+    """How the entropy-coded data of a baseline JPEG of one scan lies."""
 
     height_at: int
     """Byte at which its height stands, two bytes."""
@@ -67,11 +63,57 @@ class _Scan(NamedTuple):
     """First byte of the entropy-coded data."""
 
 
-def rows_alone(data: bytes, height: int, width: int, top: int, stop: int) -> JpegRows | None:
+def frame_components(data: bytes | memoryview) -> int:
+    """Number of a JPEG's components, without reading on behind its frame; 0: its header is odd."""
+    try:
+        return next((data[position + 9] for marker, position, _ in segments(data) if marker in FRAMES), 0)
+    except (ValueError, IndexError):
+        return 0
+
+
+def jpeg_head(data: bytes | memoryview) -> JpegHead | None:
+    """What the head of a JPEG says, in one pass; None: it is odd. The GIL is not given up."""
+    frame_at = interval = ends = 0
+    plain = True
+    try:
+        for marker, position, length in segments(data):
+            ends = position + 2 + length
+            if marker in FRAMES:
+                plain &= marker in BASELINE and not frame_at
+                frame_at = frame_at or position + 5
+            elif marker == RESTARTS:
+                interval = int.from_bytes(data[position + 4 : position + 6], "big")
+            elif marker == SCAN:
+                plain &= bool(frame_at) and data[position + 4] == data[frame_at + 4]
+            else:
+                plain &= marker in PLAIN
+        if not frame_at:
+            return None
+        components = data[frame_at + 4]
+        return JpegHead(components, _scan(data, frame_at, interval, ends) if plain else None)
+    except (ValueError, IndexError, struct.error):
+        return None
+
+
+def _scan(data: bytes | memoryview, frame_at: int, interval: int, begins: int) -> _Scan | None:
+    height, width, components = _SIZE.unpack_from(data, frame_at)
+    factors = data[frame_at + 6 : frame_at + 6 + 3 * components : 3]
+    across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
+    if not height or not width or not min(across + down, default=0):
+        return None
+    if components == 1:  # a scan of one component has MCUs of one block, whatever its factors say
+        across, down = [1], [1]
+    return _Scan(frame_at, height, width, 8 * max(down), 8 * max(across), min(down) < max(down), interval, begins)
+
+
+def rows_alone(
+    data: bytes | memoryview, head: JpegHead, height: int, width: int, top: int, stop: int
+) -> JpegRows | None:
     """The least that decodes to rows [top, stop), pixel for pixel as the whole file does.
 
     Args:
         data: a whole JPEG file.
+        head: what `jpeg_head` says of it.
         height: of its image as stored; a file that says otherwise is left alone.
         width: likewise.
         top: first row wanted.
@@ -81,7 +123,7 @@ def rows_alone(data: bytes, height: int, width: int, top: int, stop: int) -> Jpe
         None where only the whole file will do: it is progressive, of several scans or odd, or next to nothing would be
         saved.
     """
-    scan = _scan(data)
+    scan = head.alone
     if scan is None or (scan.height, scan.width) != (height, width):
         return None
     num_rows = -(-height // scan.mcu_height)
@@ -101,49 +143,13 @@ def rows_alone(data: bytes, height: int, width: int, top: int, stop: int) -> Jpe
     return JpegRows(cut, rows_top, rows_stop, ends_early=not step and last < num_rows)
 
 
-def _scan(data: bytes) -> _Scan | None:
-    if not data.startswith(b"\xff\xd8"):
-        return None
-    position, interval, frame_at, components = 2, 0, 0, 0
-    try:
-        while True:
-            prefix, marker, length = _SEGMENT.unpack_from(data, position)
-            if prefix != 0xFF or length < 2:
-                return None
-            if marker == _SCAN:
-                break
-            if marker in (0xC0, 0xC1):
-                if frame_at:
-                    return None
-                frame_at, components = position + 5, data[position + 9]
-            elif 0xC0 <= marker <= 0xDF and marker not in (0xC4, 0xDB, 0xDD):
-                return None
-            elif marker == 0xDD:
-                interval = int.from_bytes(data[position + 4 : position + 6], "big")
-            position += 2 + length
-        if not frame_at or data[position + 4] != components:
-            return None
-        height, width = struct.unpack_from(">HH", data, frame_at)
-        factors = [data[frame_at + 6 + 3 * i] for i in range(components)]
-    except (struct.error, IndexError):
-        return None
-    across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
-    if not height or not width or not min(across + down, default=0):
-        return None
-    if components == 1:  # a scan of one component has MCUs of one block, whatever its factors say
-        across, down = [1], [1]
-    return _Scan(
-        frame_at, height, width, 8 * max(down), 8 * max(across), min(down) < max(down), interval, position + 2 + length
-    )
-
-
 def _rows_apart(scan: _Scan) -> int:
     """Rows of MCUs from one that begins behind a restart marker to the next such; 0: there are no markers."""
     per_row = -(-scan.width // scan.mcu_width)
     return math.lcm(scan.interval, per_row) // per_row if scan.interval else 0
 
 
-def _between_markers(data: bytes, scan: _Scan, first: int, last: int, num_rows: int) -> bytearray | None:
+def _between_markers(data: bytes | memoryview, scan: _Scan, first: int, last: int, num_rows: int) -> bytearray | None:
     """Header and entropy-coded data of rows of MCUs [first, last), with its markers counted anew; None: not as said."""
     per_row = -(-scan.width // scan.mcu_width)
     before, until = first * per_row // scan.interval, last * per_row // scan.interval
@@ -151,7 +157,7 @@ def _between_markers(data: bytes, scan: _Scan, first: int, last: int, num_rows: 
     begin, end = scan.begins, len(data)
     markers = []
     for number, found in enumerate(_SPLIT_AT.finditer(data, scan.begins), start=1):
-        if found[0][1] != 0xD0 + (number - 1) % _RESTARTS:
+        if found[0][1] != 0xD0 + (number - 1) % _KINDS:
             return None
         if number == before:
             begin = found.end()
@@ -164,13 +170,13 @@ def _between_markers(data: bytes, scan: _Scan, first: int, last: int, num_rows: 
             break
     missing = (last < num_rows and end == len(data)) or (before and begin == scan.begins)
     # A file cut short has no end marker, whatever rows of it are there; within entropy-coded data there is none.
-    if missing or data.rfind(b"\xff\xd9", begin) < 0:
+    if missing or not (_END in bytes(data[max(begin, len(data) - _TAIL) :]) or _END in bytes(data[begin:])):
         return None
     cut = bytearray(data[: scan.begins])
     cut += data[begin:end]
     if last < num_rows:
-        cut += b"\xff\xd9"
-    if before % _RESTARTS:
+        cut += _END
+    if before % _KINDS:
         for number, at in enumerate(markers):
-            cut[scan.begins + at - begin + 1] = 0xD0 + number % _RESTARTS
+            cut[scan.begins + at - begin + 1] = 0xD0 + number % _KINDS
     return cut

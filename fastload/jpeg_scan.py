@@ -1,19 +1,29 @@
 """A short scan of a JPEG's markers (ITU-T T.81, annex B): size, components, orientation, without decoding.
 
-It understands plain files only and gives up on anything else, so that what it says is right.
+`scan_jpeg` understands plain files only and gives up on anything else, so that what it says is right.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of the segment counted from itself
 _FRAME = struct.Struct(">BHHB")  # sample precision, lines, samples per line, components
-_FRAME_MARKERS = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive, all Huffman coded
-_PLAIN_MARKERS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})  # tables, comment, application segments
-_SCAN_MARKER = 0xDA
 _ORIENTATION = 0x0112
+
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""Markers of a frame of any kind, also of those that nothing here decodes."""
+BASELINE = frozenset({0xC0, 0xC1})
+"""Baseline and extended: Huffman coded, each pixel's bits in one place."""
+_HUFFMAN = BASELINE | {0xC2}  # progressive
+RESTARTS = 0xDD
+"""Marker of the segment that tells how many MCUs apart restart markers are."""
+PLAIN = frozenset({0xC4, 0xDB, RESTARTS, 0xFE, *range(0xE0, 0xF0)})
+"""Markers of tables, comments and application segments."""
+SCAN = 0xDA
+"""Marker of the segment behind which entropy-coded data begins."""
 
 
 class JpegFrame(NamedTuple):
@@ -30,6 +40,28 @@ class JpegFrame(NamedTuple):
     """There is a multi-picture (MPF) segment."""
 
 
+def segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
+    """Marker, position and length of each segment of a JPEG, up to the first scan's, which is the last one.
+
+    The length is counted from behind the marker, at position + 2, where it stands itself.
+
+    Raises:
+        ValueError: the bytes end before a scan begins, are no JPEG, or there is junk between segments.
+    """
+    if data[:2] != b"\xff\xd8":
+        raise ValueError("no JPEG")
+    position, marker = 2, 0
+    try:
+        while marker != SCAN:
+            prefix, marker, length = _SEGMENT.unpack_from(data, position)
+            if prefix != 0xFF or length < 2:
+                raise ValueError("no segment")
+            yield marker, position, length
+            position += 2 + length
+    except struct.error as error:
+        raise ValueError("cut short") from error
+
+
 def scan_jpeg(data: bytes) -> JpegFrame | None:
     """The frame of a plain JPEG file, from its first bytes up to the first scan.
 
@@ -37,27 +69,18 @@ def scan_jpeg(data: bytes) -> JpegFrame | None:
         None when the bytes end before the scan begins, are no JPEG, or hold anything out of the ordinary
         (junk between markers, arithmetic coding, 12 bits, odd EXIF): Pillow then has the last word.
     """
-    if not data.startswith(b"\xff\xd8\xff"):
-        return None
     frame: tuple[int, int, int, int] | None = None
     orientation = 0
     several_frames = has_xmp_orientation = has_exif = False
-    position = 2
-    unpack = _SEGMENT.unpack_from
     try:
-        while True:
-            prefix, marker, length = unpack(data, position)
-            if prefix != 0xFF or length < 2:
-                return None
-            if marker == _SCAN_MARKER:
-                break
-            if marker in _FRAME_MARKERS:
+        for marker, position, length in segments(data):
+            if marker in _HUFFMAN:
                 if frame is not None:
                     return None
                 frame = _FRAME.unpack_from(data, position + 4)
                 if length != 8 + 3 * frame[3]:
                     return None
-            elif marker not in _PLAIN_MARKERS:
+            elif marker not in PLAIN and marker != SCAN:
                 return None
             elif marker == 0xE1:
                 segment = data[position + 4 : position + 2 + length]
@@ -70,7 +93,6 @@ def scan_jpeg(data: bytes) -> JpegFrame | None:
                     has_xmp_orientation = True
             elif marker == 0xE2 and data.startswith(b"MPF\0", position + 4):
                 several_frames = True
-            position += 2 + length
         if frame is None or (has_xmp_orientation and orientation == 0):
             return None
     except (struct.error, ValueError):

@@ -45,6 +45,10 @@ class PixelSpec:
         """Bytes of one row."""
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
 
+    def allocated_bytes(self, num_rows: int) -> int:
+        """Bytes of all its chunks, the last one whole, where it lies in one piece."""
+        return -(-num_rows // self.chunk_rows) * self.chunk_rows * self.row_bytes
+
 
 @dataclass(frozen=True)
 class StoreSpec:
@@ -58,9 +62,13 @@ class StoreSpec:
     attrs: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def allocated_bytes(self) -> int:
-        """Bytes of all its chunks, the last one whole."""
-        return -(-self.num_bytes // self.chunk_bytes) * self.chunk_bytes
+    def chunk(self) -> int:
+        """Bytes of a chunk of the HDF5 dataset, which is never larger than all of it."""
+        return min(self.chunk_bytes, self.num_bytes)
+
+    def allocated_bytes(self, num_rows: int) -> int:
+        """Bytes of all its chunks, the last one whole, however many rows they hold."""
+        return -(-self.num_bytes // self.chunk) * self.chunk
 
 
 def chunk_rows_for(row_bytes: int, num_rows: int, chunk_bytes: int = CHUNK_BYTES) -> int:
@@ -212,7 +220,7 @@ def _create_pixels(file: h5py.File, name: str, num_rows: int, spec: PixelSpec | 
     if isinstance(spec, StoreSpec):
         shape: tuple[int, ...] = (spec.num_bytes,)
         stored_dtype = np.dtype(np.uint8)
-        plist.set_chunk((min(spec.chunk_bytes, spec.num_bytes),))
+        plist.set_chunk((spec.chunk,))
         attrs = attrs | {"row_shape": np.array(spec.row_shape), "row_dtype": spec.row_dtype.newbyteorder("=").name}
     else:
         shape, stored_dtype = (num_rows, *spec.row_shape), spec.dtype

@@ -36,11 +36,13 @@ class OpenReaders(Generic[ReaderT]):
         if self._pid != os.getpid():
             self.__init__(self._open_one)  # type: ignore[misc]  # neither locks nor HDF5 handles cross a fork
         with self._lock:
-            if key not in self._open:
+            reader = self._open.pop(key, None)
+            if reader is None:
                 while len(self._open) >= _MAX_OPEN:
                     self._open.pop(next(iter(self._open)))
-                self._open[key] = self._open_one(file, name)
-            return self._open[key]
+                reader = self._open_one(file, name)
+            self._open[key] = reader  # behind all others: the first one is that least recently used
+            return reader
 
     def close(self) -> None:
         """Let all of them go."""

@@ -189,6 +189,13 @@ def current() -> Stopwatch | None:
     return getattr(_local, "stopwatch", None)
 
 
+def lap(stage: str, *, for_lock: bool = False) -> None:
+    """A lap of the stopwatch that runs in this thread, if any."""
+    stopwatch = current()
+    if stopwatch is not None:
+        (stopwatch.lap_for_lock if for_lock else stopwatch.lap)(stage)
+
+
 def beyond_usual_s(samples_s: Sequence[float]) -> float:
     """What the slow ones of a batch's samples took beyond the median; 0 of two, which tell nothing."""
     if len(samples_s) < 3:

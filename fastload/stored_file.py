@@ -1,4 +1,8 @@
-"""Writing a file with byte stores from rows that are at hand."""
+"""Writing a file with byte stores from rows that are at hand, without a source or a packer.
+
+For tests and benchmarks, which so choose every byte of a row; `fastload pack` writes stores by `fastload.pack.ordered`,
+and no code of the library calls this.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from fastload.codecs import decompress_zstd
 from fastload.decode import decode_unturned, upright
 from fastload.errors import ImageError
 from fastload.image_header import check_size
-from fastload.jpeg_rows import frame_components, rows_alone
+from fastload.jpeg_rows import JpegHead, frame_components, jpeg_head, rows_alone
 from fastload.store import JPEG, RAW
 
 Data = bytes | memoryview
@@ -146,27 +146,34 @@ def decode_part(
         ImageError: the reason why it cannot be decoded.
     """
     check_size(*shape[:2])
-    for_pillow = _is_pillows(data, shape[2])
-    factor = 1 if for_pillow else shrink_factor(window, least)
-    if orientation == 1 and not for_pillow:
-        top, stop = window[0] // factor * factor, min(shape[0], -(-(window[0] + window[2]) // factor) * factor)
-        part = _rows_part(data, shape, factor, top, stop, scratch)
-        if part is not None:
-            return part
-    if factor > 1:
-        try:
-            return Part(_decode_smaller(data, shape, orientation, factor, scratch), factor, 0)
-        except (ValueError, RuntimeError):
-            pass  # Pillow has the last word, at full size
+    head = jpeg_head(data)
+    if head is not None and not _is_pillows(head.components, shape[2]):
+        factor = shrink_factor(window, least)
+        if orientation == 1:
+            top, stop = window[0] // factor * factor, min(shape[0], -(-(window[0] + window[2]) // factor) * factor)
+            part = _rows_part(data, head, shape, factor, top, stop, scratch)
+            if part is not None:
+                return part
+        if factor > 1:
+            try:
+                return Part(_decode_smaller(data, shape, orientation, factor, scratch), factor, 0)
+            except (ValueError, RuntimeError):
+                pass  # Pillow has the last word, at full size
     return Part(decode_row(data, JPEG, shape, orientation, np.dtype(np.uint8), _room(shape, scratch)), 1, 0)
 
 
 def _rows_part(
-    data: Data, shape: tuple[int, int, int], factor: int, top: int, stop: int, scratch: NDArray[np.uint8] | None
+    data: Data,
+    head: JpegHead,
+    shape: tuple[int, int, int],
+    factor: int,
+    top: int,
+    stop: int,
+    scratch: NDArray[np.uint8] | None,
 ) -> Part | None:
     """Rows [top, stop) alone; None where the whole file has to be decoded."""
     height, width, channels = shape
-    rows = None if 8 * (stop - top) > 7 * height else rows_alone(bytes(data), height, width, top, stop)
+    rows = None if 8 * (stop - top) > 7 * height else rows_alone(data, head, height, width, top, stop)
     if rows is None:
         return None
     small = _smaller((rows.stop - rows.top, width, channels), factor)
@@ -218,7 +225,7 @@ def _decode_plain(
 
 def _decode_jpeg(data: Data, stored: tuple[int, int, int], out: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
     """Pixels (H, W, C) as stored, in the memory of out where it is given: one dimension, of as many bytes."""
-    if not _is_pillows(data, stored[2]):
+    if not _is_pillows(frame_components(data), stored[2]):
         try:
             # Strict: what libjpeg only warns of (a truncated or corrupt stream) is left to Pillow's judgement.
             return _run_decoder(data, stored, 1, out)
@@ -252,9 +259,8 @@ def _run_decoder(
     return pixels
 
 
-def _is_pillows(data: Data, channels: int) -> bool:
-    """Whether its colours become others by Pillow's rules: those of print, and colour that is to become gray."""
-    components = frame_components(data)
+def _is_pillows(components: int, channels: int) -> bool:
+    """Whether a JPEG's colours become others by Pillow's rules: those of print, and colour that is to become gray."""
     return components not in (1, 3) or (channels == 1 and components == 3)
 
 

@@ -6,25 +6,28 @@ what a failing disk cannot deliver is an error of that row.
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, FormatError, ImageError
-from fastload.format import PIXEL_FIELDS, Field, PackedFile, open_hdf5
+from fastload.format import PIXEL_FIELDS, Field, PackedFile
+from fastload.long_reads import read_bytes
 from fastload.read import RowReader
 from fastload.read.identity import check_open, open_checked
-from fastload.store import ENCODINGS, JPEG, RAW, ZSTD, EncodedRow, StoreIndex, index_names
+from fastload.read.stored import StoredBytes
+from fastload.store import JPEG, RAW, ZSTD, EncodedRow
+from fastload.store_check import impossible_rows
 from fastload.stored_rows import decode_mask_row, decode_row
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"
 
 _CACHE_CHUNKS = 32
+_CHECKED_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,19 @@ class StoredRow:
     encoding: int
     shape: tuple[int, int, int]
     orientation: int
+
+
+class CheckedSample(NamedTuple):
+    """A sample that is what was packed.
+
+    Attributes:
+        row: as it is stored.
+        pixels: of "images" (H, W, C) and, where there are masks, of "masks" (H, W), in native byte order, maybe
+            read-only; without "images" where it is a JPEG that was not to be decoded.
+    """
+
+    row: EncodedRow
+    pixels: dict[str, NDArray[Any]]
 
 
 def has_stores(file: PackedFile) -> bool:
@@ -62,10 +78,9 @@ class StoredSamples:
         self._plain: RowReader | None = None
         try:
             stored = [name for name in self.names if file.fields[name].store is not None]
-            with open_hdf5(file.path) as hdf5:
-                columns = {index: hdf5[index][()] for name in stored for index in index_names(name)}
-                self._digests: NDArray[np.uint64] | None = hdf5["digest"][()] if "digest" in file.fields else None
-            self.index = {name: index_of(columns, name, file) for name in stored}
+            self._stores = {name: StoredBytes(self._fd, file, name, "pread") for name in stored}
+            self._impossible = {name: self._impossible_rows(name) for name in stored}
+            self._digest = file.fields.get("digest")
             plain = [name for name in self.names if name not in stored]
             if plain:
                 self._plain = RowReader(file, plain, read="pread", cache_chunks=_CACHE_CHUNKS)
@@ -89,10 +104,15 @@ class StoredSamples:
         """Raises FileChangedError if the file was written to since its header was read."""
         check_open(self.file, self._fd)
 
+    def is_jpeg(self) -> NDArray[np.bool_]:
+        """bool (N,): whether the image of a row is stored as JPEG."""
+        rows = np.arange(self.file.num_rows)
+        return self._stores["images"].part("encoding", rows) == JPEG if "images" in self._stores else rows < 0
+
     def shape(self, row: int) -> tuple[int, int, int]:
         """(H, W, C) of the image of a row, decoded."""
-        if "images" in self.index:
-            height, width, channels = self.index["images"].shape[row].tolist()
+        if "images" in self._stores:
+            height, width, channels = self._stores["images"].part("shape", np.array([row]))[0].tolist()
             return height, width, channels
         height, width, *rest = self.file.fields["images"].shape
         return height, width, (rest or [1])[0]
@@ -106,18 +126,18 @@ class StoredSamples:
         field = self.file.fields[name]
         if field.store is None:
             return self._plain_row(name, row)
-        index = self.index[name]
-        offset, length, encoding = int(index.offset[row]), int(index.bytes[row]), int(index.encoding[row])
-        shape = self.shape(row)
-        orientation = int(index.orientation[row])
-        reason = _impossible(field, offset, length, encoding, shape)
-        if reason or not 1 <= orientation <= 8:
-            raise ImageError(reason or f"its EXIF orientation is {orientation}, which means nothing")
         try:
-            data = _read(self._fd, length, field.store.base + offset)
+            index = self._stores[name].look_up(np.array([row]))
+            if row in self._impossible[name]:
+                raise ImageError(impossible_rows(index, field)[0])
+            length = int(index.bytes[0])
+            data = read_bytes(self._fd, length, field.store.base + int(index.offset[0]))
         except OSError as exc:
             raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
-        return StoredRow(data, encoding, shape, orientation)
+        if len(data) < length:
+            raise ImageError("cannot be read: the file ends before this row")
+        height, width, channels = index.shape[0].tolist()
+        return StoredRow(data, int(index.encoding[0]), (height, width, channels), int(index.orientation[0]))
 
     def pixels(self, name: str, row: int) -> NDArray[Any]:
         """(H, W, C) of an image, (H, W) of a mask; in native byte order, maybe read-only.
@@ -127,27 +147,38 @@ class StoredSamples:
         """
         return self._decoded(name, self.stored(name, row))
 
-    def encoded(self, row: int, *, decode: bool = False) -> EncodedRow:
+    def encoded(self, row: int) -> EncodedRow:
         """A sample as it is stored, known to be what was packed.
-
-        Args:
-            decode: decode also what its digest can do without: a JPEG.
 
         Raises:
             ImageError: it cannot be read, or is another one now; the reason only.
         """
+        return self.checked(row, jpeg=False).row
+
+    def checked(self, row: int, *, jpeg: bool = True) -> CheckedSample:
+        """As `encoded`, and its pixels.
+
+        Args:
+            row: of the file.
+            jpeg: decode a JPEG, too, which its digest can do without.
+
+        Raises:
+            ImageError: as there, or it cannot be decoded.
+        """
         image = self.stored("images", row)
         is_jpeg = image.encoding == JPEG
-        parts: list[bytes | NDArray[Any]] = [image.data if is_jpeg else _little_endian(self._decoded("images", image))]
+        pixels = {} if is_jpeg else {"images": self._decoded("images", image)}
+        parts: list[bytes | NDArray[Any]] = [image.data if is_jpeg else _little_endian(pixels["images"])]
         mask = self.stored("masks", row) if "masks" in self.names else None
         if mask is not None:
-            parts.append(self._decoded("masks", mask))
+            pixels["masks"] = self._decoded("masks", mask)
+            parts.append(pixels["masks"])
         digest = _digest(parts)
-        if self._digests is not None and digest != self._digests[row]:
+        if self._digest is not None and digest != self._digest_of(self._digest, row):
             raise ImageError(CHANGED)
-        if decode and is_jpeg:
-            self._decoded("images", image)
-        return EncodedRow(
+        if jpeg and is_jpeg:
+            pixels["images"] = self._decoded("images", image)
+        encoded = EncodedRow(
             image=image.data,
             encoding=image.encoding,
             shape=image.shape,
@@ -156,6 +187,24 @@ class StoredSamples:
             mask=mask.data if mask is not None else None,
             mask_encoding=mask.encoding if mask is not None else RAW,
         )
+        return CheckedSample(encoded, pixels)
+
+    def _digest_of(self, field: Field, row: int) -> int:
+        if field.offset is None:
+            raise ImageError("its digest does not lie where fastload writes it")
+        data = os.pread(self._fd, field.row_bytes, field.offset + row * field.row_bytes)
+        if len(data) < field.row_bytes:
+            raise ImageError("cannot be read: the file ends before its digest")
+        return int.from_bytes(data, "little")
+
+    def _impossible_rows(self, name: str) -> frozenset[int]:
+        """Those of a store that cannot be, found at once: row by row it takes as long as reading one."""
+        found: set[int] = set()
+        for first in range(0, self.file.num_rows, _CHECKED_ROWS):
+            rows = np.arange(first, min(first + _CHECKED_ROWS, self.file.num_rows))
+            bad = impossible_rows(self._stores[name].look_up(rows), self.file.fields[name])
+            found.update(first + at for at in bad)
+        return frozenset(found)
 
     def _decoded(self, name: str, row: StoredRow) -> NDArray[Any]:
         try:
@@ -180,48 +229,6 @@ class StoredSamples:
         except (FormatError, OSError, RuntimeError) as exc:  # where a filter fails
             raise ImageError(f"cannot be read: {exc}") from exc
         return StoredRow(_little_endian(out[0]).tobytes(), RAW, self.shape(row), 1)
-
-
-def index_of(columns: dict[str, Any], name: str, file: PackedFile) -> StoreIndex:
-    """Where all rows of a store lie, from the datasets beside it; a mask has its image's size."""
-    shape = columns.get("images_shape")
-    if shape is None:
-        shape = np.tile(np.array([*file.fields["images"].shape, 1][:3], np.int32), (file.num_rows, 1))
-    return StoreIndex(
-        offset=columns[f"{name}_offset"],
-        bytes=columns[f"{name}_bytes"],
-        shape=shape,
-        encoding=columns[f"{name}_encoding"],
-        orientation=columns.get(f"{name}_orientation", np.ones(file.num_rows, np.uint8)),
-    )
-
-
-def _impossible(field: Field, offset: int, length: int, encoding: int, shape: tuple[int, int, int]) -> str:
-    """Why no row can lie there; "" when one can."""
-    assert field.store is not None, "a store"
-    kinds = (RAW, ZSTD) if field.name == "masks" else range(len(ENCODINGS))
-    if offset < 0 or length < 0 or offset + length > field.store.num_bytes:
-        return f"its place in `{field.name}` (bytes {offset:,} to {offset + length:,}) lies outside of it"
-    if encoding not in kinds:
-        return f"its encoding in `{field.name}` has the number {encoding}, which means nothing"
-    if min(shape) < 1:
-        return f"its size is {shape[1]}x{shape[0]} (width x height)"
-    rank = 2 if field.name == "masks" else 3
-    whole = math.prod(shape[:rank]) * field.dtype.itemsize
-    if encoding == RAW and length != whole:
-        return f"it has {length:,} bytes in `{field.name}`, its pixels need {whole:,}"
-    return ""
-
-
-def _read(fd: int, length: int, at: int) -> bytes:
-    """All these bytes of the file; one pread takes 2 GiB at most."""
-    data = os.pread(fd, length, at)
-    while len(data) < length:
-        more = os.pread(fd, length - len(data), at + len(data))
-        if not more:
-            raise OSError("the file ends before this row")
-        data += more
-    return data
 
 
 def _little_endian(pixels: NDArray[Any]) -> NDArray[Any]:

@@ -32,6 +32,7 @@ from fastload.format import (
     row_digests,
 )
 from fastload.in_threads import in_threads
+from fastload.long_reads import read_into
 from fastload.read.chunked import ChunkedRows
 from fastload.stored_samples import CHANGED, StoredSamples, has_stores
 
@@ -230,7 +231,7 @@ def _damaged_samples(
         wrong = []
         for row in rows:
             try:
-                samples.encoded(row, decode=True)
+                samples.checked(row)
             except ImageError as exc:
                 wrong.append((row, "pixels" if str(exc) == CHANGED else str(exc)))
         return len(rows), wrong
@@ -307,10 +308,6 @@ class _Rows:
             buffers[field.name] = np.empty((len(rows), field.row_bytes), np.uint8)
         out = buffers[field.name][: len(rows)]
         view = out.data.cast("B")
-        at = field.offset + rows.start * field.row_bytes
-        while view:
-            count = os.preadv(self._fd, [view], at)
-            if count == 0:
-                raise OSError("the file ends before this row")
-            view, at = view[count:], at + count
+        if read_into(self._fd, view, field.offset + rows.start * field.row_bytes) < len(view):
+            raise OSError("the file ends before this row")
         return out

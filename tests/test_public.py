@@ -36,7 +36,7 @@ TORCH_FREE = [
     "cli",
 ]
 LAYERS = [
-    {"errors", "cpus", "memory", "measured", "new_file", "pairs", "in_threads"},
+    {"errors", "cpus", "memory", "measured", "new_file", "pairs", "in_threads", "long_reads"},
     {"verdict", "report"},
     {"ranges", "stopwatch"},
     {"meter"},
@@ -44,7 +44,7 @@ LAYERS = [
     {"codecs", "store"},
     {"filters"},
     {"format", "sources", "decode", "fitting", "image_header", "jpeg_scan", "sixteen_bits", "plan"},
-    {"jpeg_rows", "stored_rows"},
+    {"jpeg_rows", "store_check", "stored_rows"},
     {
         "layout",
         "stored_file",

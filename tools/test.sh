@@ -18,6 +18,7 @@ torch_free=(
     tests/test_decode.py tests/test_fitting.py tests/test_format.py
     tests/test_image_header.py tests/test_info.py tests/test_jpeg_scan.py tests/test_order_measures.py
     tests/test_compare_stored.py tests/test_filters.py tests/test_info_stored.py tests/test_jpeg_rows.py
+    tests/test_long_reads.py tests/test_open_readers.py tests/test_store_check.py
     tests/test_preview_stored.py tests/test_stored_rows.py tests/test_stored_samples.py tests/test_verify_stored.py
     tests/estimate tests/test_nasty.py tests/test_page_cache.py tests/test_pairs.py
     tests/meter/test_gpus.py tests/meter/test_sampler.py tests/meter/test_stats.py tests/meter/test_steps.py

@@ -18,7 +18,8 @@ from fastload.export.plan import ExportPlan
 from fastload.pack.chunk_work import row_digests_of
 from fastload.repack.stored import KeptRows
 from fastload.sources.listing import Arrays, Listing, first_few
-from fastload.store import JPEG, EncodedRow
+from fastload.store import JPEG
+from fastload.stored_samples import CheckedSample
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -77,8 +78,8 @@ def sampled_files(job: Job, rows: NDArray[np.int64]) -> Iterator[bytes]:
     files = job.listing.files
     if isinstance(files, KeptRows):
         for row in rows.tolist():
-            sample, _ = _stored_sample(job, files, row)
-            yield bytes(sample.image) if sample.encoding == JPEG else job.encode(files.pixels(row))
+            sample, found = _stored_sample(job, files, row)
+            yield bytes(sample.image) if sample.encoding == JPEG else job.encode(found["images"])
         return
     assert isinstance(files, Arrays), "rows of an HDF5 file"
     pixels = np.empty((len(rows), *files.shape), files.dtype)
@@ -115,28 +116,26 @@ def _write_stored(job: Job, rows: NDArray[np.int64], resumed: bool) -> tuple[int
     assert isinstance(files, KeptRows), "rows of a file with stores"
     there = 0
     for row in rows.tolist():
-        sample, mask = _stored_sample(job, files, row)
+        sample, pixels = _stored_sample(job, files, row)
         path = job.folder / job.plan.images[row]
         if sample.encoding == JPEG:
             found = _write_jpeg(path, bytes(sample.image), sample.shape, resumed)
         else:
-            found = _write_picture(job, path, files.pixels(row), resumed)
-        if mask is not None and job.plan.masks:
-            found &= _write_picture(job, job.folder / job.plan.masks[row], mask, resumed)
+            found = _write_picture(job, path, pixels["images"], resumed)
+        if job.plan.masks:
+            found &= _write_picture(job, job.folder / job.plan.masks[row], pixels["masks"], resumed)
         there += found
     return len(rows), there
 
 
-def _stored_sample(job: Job, files: KeptRows, row: int) -> tuple[EncodedRow, NDArray[np.uint8] | None]:
-    """A sample and its mask, found to be what was packed.
+def _stored_sample(job: Job, files: KeptRows, row: int) -> CheckedSample:
+    """A sample with its pixels, apart from those of a JPEG, found to be what was packed.
 
     Raises:
         SourceError: it is damaged; names it.
     """
-    masks = job.listing.masks
     try:
-        mask = masks.files.pixels(row) if masks is not None and isinstance(masks.files, KeptRows) else None
-        return files.encoded(row), mask
+        return files.checked(row, jpeg=False)
     except ImageError as exc:
         raise SourceError(
             f"{job.where}: {job.listing.keys[row]} is damaged: {exc}. List all damage with `fastload verify "

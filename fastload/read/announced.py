@@ -59,7 +59,7 @@ class LinearRows:
         return np.array([[self._offset, self._row_bytes * stop]])
 
 
-class StoredRows:
+class RowsInStore:
     """Rows of a byte store; see `Announced`. What stands beside it is read from the file, a mapping is not needed.
 
     Args:

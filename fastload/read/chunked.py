@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from fastload.filters import load_filters
 from fastload.format import PackedFile, open_hdf5
-from fastload.stopwatch import current
+from fastload.stopwatch import lap
 
 from .filtered import FilteredChunks
 from .identity import check_path, open_checked
@@ -102,7 +102,7 @@ class ChunkedRows:
             filtered = self._chunks_of(name) if self._file.fields[name].filters else None
             if filtered is not None and filtered.one_row:
                 # Straight to where they are wanted: in no order do two rows share a chunk.
-                _lap("reading")
+                lap("reading")
                 filtered.rows_into(self._fd, rows, out)
             else:
                 self._copy_rows(name, rows, out)
@@ -119,9 +119,9 @@ class ChunkedRows:
             else:
                 _copy(chunk, rows[places] - number * unit, out, places)
         for number, places, coming in later:
-            _lap("reading")
+            lap("reading")
             chunk = coming.result()
-            _lap("reading", for_lock=True)
+            lap("reading", for_lock=True)
             _copy(chunk, rows[places] - number * unit, out, places)
 
     def close(self) -> None:
@@ -190,9 +190,9 @@ class ChunkedRows:
     def _chunk(self, name: str, number: int, unit: int) -> NDArray[Any] | Future[NDArray[Any]]:
         """The rows of a unit; what another thread will deliver where it is reading them already."""
         key = (name, number)
-        _lap("reading")
+        lap("reading")
         with self._lock:
-            _lap("reading", for_lock=True)
+            lap("reading", for_lock=True)
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
@@ -223,7 +223,7 @@ class ChunkedRows:
         with self._lock:
             dataset = self._dataset(name)
         dataset.read_direct(chunk, np.s_[first:last])
-        _lap("decoding" if field.filters else "reading")
+        lap("decoding" if field.filters else "reading")
         return chunk
 
     def _keep(self, key: tuple[str, int], chunk: NDArray[Any]) -> None:
@@ -285,12 +285,6 @@ def _copy(chunk: NDArray[Any], sources: NDArray[np.int64], out: NDArray[Any], pl
     # NumPy would copy them twice.
     for place, source in zip(places.tolist(), sources.tolist(), strict=True):
         out[place] = chunk[source]
-
-
-def _lap(stage: str, *, for_lock: bool = False) -> None:
-    stopwatch = current()
-    if stopwatch is not None:
-        (stopwatch.lap_for_lock if for_lock else stopwatch.lap)(stage)
 
 
 def _mib(num_bytes: int) -> str:

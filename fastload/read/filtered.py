@@ -15,7 +15,6 @@ filter i was left out.
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from array import array
 from collections.abc import Callable
@@ -31,7 +30,8 @@ from numpy.typing import NDArray
 from fastload.codecs import GZIP_FILTER, SHUFFLE_FILTER, ZSTD_FILTER, decompress_zstd
 from fastload.errors import FileChangedError, FormatError
 from fastload.filters import Filter, is_decoded_here, pipeline
-from fastload.stopwatch import current
+from fastload.long_reads import read_bytes
+from fastload.stopwatch import lap
 
 _GROUP_BYTES = 2**20
 """Stored bytes that are read before they are decoded."""
@@ -62,7 +62,11 @@ class FilteredChunks:
 
     @classmethod
     def of(cls, path: Path, name: str, item: h5py.Dataset) -> FilteredChunks | None:
-        """The chunks of a dataset; None where they are not compressed, or h5py has to decode them."""
+        """The chunks of a dataset; None where they are not compressed, or h5py has to decode them.
+
+        Raises:
+            FormatError: what HDF5 says of them cannot be.
+        """
         filters = pipeline(item)
         packed = [one for one in filters if one.number != SHUFFLE_FILTER]
         # Behind two codecs nobody knows how many bytes the first one left.
@@ -73,6 +77,11 @@ class FilteredChunks:
         # Whole bytes in the order of NumPy's type, as any tool of today writes them: no 12 bits in 16.
         if not h5t.py_create(item.dtype).equal(item.id.get_type()):
             return None
+        if any(one.number == SHUFFLE_FILTER and one.parameters[0] < 1 for one in filters):
+            raise FormatError(
+                f"{path}: `{name}` is shuffled by elements of no bytes: what HDF5 says of it is damaged. Copy the file "
+                f"again."
+            )
         return cls(path, name, item, [_undo(one) for one in filters])
 
     def rows(self, fd: int, number: int) -> NDArray[Any]:
@@ -118,7 +127,7 @@ class FilteredChunks:
         for places in np.split(np.arange(len(rows)), borders):
             group = rows[places].tolist()
             read = {row: self._read(fd, row) for row in group}
-            _lap("reading")
+            lap("reading")
             first: dict[int, int] = {}
             for place, row in zip(places.tolist(), group, strict=True):
                 if row in first:
@@ -126,13 +135,18 @@ class FilteredChunks:
                 else:
                     first[row] = place
                     self._decode(row, read[row], out[place : place + 1])
-            _lap("decoding")
+            lap("decoding")
 
     def _table(self, item: h5py.Dataset) -> NDArray[np.int64]:
         """Byte offset, stored bytes and filter mask of each chunk, int64 (chunks, 3); offset -1: never written."""
         found = array("q")
         item.id.chunk_iter(lambda chunk: found.extend((*chunk.chunk_offset, *chunk[1:])))
         entries = np.frombuffer(found, np.int64).reshape(-1, item.ndim + 3)
+        if (entries[:, : item.ndim] >= self._shape).any():
+            raise FormatError(
+                f"{self._path}: `{self._name}` has a chunk outside its {self._shape[0]:,} rows: what HDF5 says of it "
+                f"is damaged. Copy the file again."
+            )
         places = np.full((math.prod(self._grid), 3), -1, np.int64)
         numbers = np.ravel_multi_index(tuple((entries[:, : item.ndim] // self._chunks).T), self._grid)
         places[numbers] = entries[:, [item.ndim + 1, item.ndim + 2, item.ndim]]
@@ -140,9 +154,9 @@ class FilteredChunks:
 
     def _fetch(self, fd: int, number: int, out: NDArray[Any]) -> None:
         data = self._read(fd, number)
-        _lap("reading")
+        lap("reading")
         self._decode(number, data, out)
-        _lap("decoding")
+        lap("decoding")
 
     def _decode(self, number: int, data: Any, out: NDArray[Any]) -> None:
         if data is None:
@@ -168,15 +182,12 @@ class FilteredChunks:
         offset, length, _ = self._places[number].tolist()
         if offset < 0:
             return None
-        data = os.pread(fd, length, offset)
-        while len(data) < length:  # a call reads at most 2 GiB
-            more = os.pread(fd, length - len(data), offset + len(data))
-            if not more:
-                raise FileChangedError(
-                    f"{self._path}: ends at byte {offset + len(data):,}, inside {self._rows_of(number)} of "
-                    f"`{self._name}`: it was truncated. Copy it again."
-                )
-            data += more
+        data = read_bytes(fd, length, offset)
+        if len(data) < length:
+            raise FileChangedError(
+                f"{self._path}: ends at byte {offset + len(data):,}, inside {self._rows_of(number)} of "
+                f"`{self._name}`: it was truncated. Copy it again."
+            )
         return data
 
     def _rows_of(self, number: int) -> str:
@@ -190,12 +201,6 @@ def _undo(one: Filter) -> _Undo:
     if one.number == SHUFFLE_FILTER:
         return partial(_unshuffle, size=one.parameters[0])
     return {GZIP_FILTER: _inflate, ZSTD_FILTER: decompress_zstd}[one.number]
-
-
-def _lap(stage: str) -> None:
-    stopwatch = current()
-    if stopwatch is not None:
-        stopwatch.lap(stage)
 
 
 def _copy(data: Any, out: NDArray[np.uint8]) -> None:

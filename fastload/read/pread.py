@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError
 from fastload.format import PackedFile
+from fastload.long_reads import read_into
 
 from .mapped import as_bytes
 
@@ -124,17 +125,14 @@ class PreadRows:
             self._read_rest(name, view[at : at + length], offset)
 
     def _read_rest(self, name: str, view: memoryview, offset: int) -> None:
-        got = 0
-        while got < len(view):
-            count = os.preadv(self._fd, [view[got:]], offset + got)
-            if count == 0:
-                field = self._file.fields[name]
-                row = "a row" if field.offset is None else f"row {(offset + got - field.offset) // field.row_bytes}"
-                raise FileChangedError(
-                    f"{self._file.path}: ends at byte {offset + got:,}, inside {row} of {name}: it was truncated "
-                    f"while in use. Write new files under a new name while training."
-                )
-            got += count
+        end = offset + read_into(self._fd, view, offset)
+        if end < offset + len(view):
+            field = self._file.fields[name]
+            row = "a row" if field.offset is None else f"row {(end - field.offset) // field.row_bytes}"
+            raise FileChangedError(
+                f"{self._file.path}: ends at byte {end:,}, inside {row} of {name}: it was truncated while in use. "
+                f"Write new files under a new name while training."
+            )
 
     def _context(self) -> _AioContext | None:
         if not self._use_aio:

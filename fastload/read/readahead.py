@@ -27,7 +27,7 @@ from fastload.errors import FileChangedError
 from fastload.format import Field
 
 from . import held
-from .announced import Announced, LinearRows, StoredRows
+from .announced import Announced, LinearRows, RowsInStore
 
 # One call is cut short at the device's read-ahead window, 128 KiB unless someone changed it.
 _SLICE_BYTES = 128 * 2**10
@@ -76,7 +76,7 @@ class ReadAhead:
         fields: Sequence[Field],
         rows: range,
         *,
-        stores: Sequence[StoredRows] = (),
+        stores: Sequence[RowsInStore] = (),
         chunk_rows: int = 0,
         recent_chunks: int = 64,
         advise: Advise | None = None,
@@ -86,7 +86,6 @@ class ReadAhead:
         self._closed = False
         self._orders: queue.SimpleQueue[NDArray[np.int64] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._owned_fd = fd if owns_fd else -1
         num_bytes = os.fstat(fd).st_size
         linear = [LinearRows(field.offset, field.row_bytes) for field in fields if field.offset is not None]
         self._stores = stores
@@ -102,6 +101,8 @@ class ReadAhead:
         self._probed = 0
         self._quiet = 0
         self._hold = 0
+        # Last: whoever made the descriptor closes it where this failed.
+        self._owned_fd = fd if owns_fd else -1
 
     def announce(self, rows: NDArray[np.int64]) -> None:
         """Rows of the file, int64 (B,), that will be read soon; in the order of reading over calls."""

@@ -28,7 +28,7 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Kept
         return KeptRows.of(file, name)
     shape, axes = field.shape, image_axes(file) if name == "images" else "HWC"
     if field.offset is None:
-        return StoredRows(file, name, np.arange(file.num_rows))
+        return Hdf5Rows(file, name, np.arange(file.num_rows))
     return RawRows.of(
         file.path,
         offset=field.offset,
@@ -106,7 +106,7 @@ class MaskRows:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredRows:
+class Hdf5Rows:
     """Rows that only HDF5 can deliver: compressed, or chunks that do not lie back to back.
 
     Each process opens the file for itself, at its first read; a pickle holds the header only.
@@ -150,9 +150,9 @@ class StoredRows:
             ) from exc
         out[:] = np.moveaxis(stored, 1, -1) if self._axes == "CHW" else stored.reshape(out.shape)
 
-    def take(self, indices: NDArray[np.integer[Any]]) -> StoredRows:
+    def take(self, indices: NDArray[np.integer[Any]]) -> Hdf5Rows:
         """Some of the rows, in the order of indices."""
-        return StoredRows(self.file, self.name, self.rows[indices])
+        return Hdf5Rows(self.file, self.name, self.rows[indices])
 
     def _gather(self, rows: NDArray[np.int64], stored: NDArray[Any]) -> None:
         try:
@@ -196,7 +196,7 @@ class RowByRow:
         parts = files.parts if isinstance(files, JoinedRows) else (files,)
         return (
             RowByRow(files)
-            if isinstance(files, Arrays) and any(isinstance(p, (StoredRows, MaskRows)) for p in parts)
+            if isinstance(files, Arrays) and any(isinstance(p, (Hdf5Rows, MaskRows)) for p in parts)
             else files
         )
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fastload.format import PackedFile
 from fastload.image_header import ImageHeader
 from fastload.open_readers import SAMPLES
-from fastload.store import JPEG, EncodedRow
-from fastload.stored_samples import StoredSamples
+from fastload.store import EncodedRow
+from fastload.stored_samples import CheckedSample, StoredSamples
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,7 @@ class KeptRows:
         Raises:
             ImageError: it cannot be read, decoded, or is not what was packed; the reason only.
         """
-        self.encoded(i)
-        return self.pixels(i)
+        return self.checked(i).pixels[self.name]
 
     def pixels(self, i: int) -> NDArray[Any]:
         """As `read`, but not compared with their digest."""
@@ -74,10 +73,8 @@ class KeptRows:
         """bool (N,): whether the image of a sample is stored as JPEG."""
         found = np.zeros(len(self.row), bool)
         for number, file in enumerate(self.files):
-            index = SAMPLES.of(file).index.get("images")
-            if index is not None:
-                here = self.part == number
-                found[here] = index.encoding[self.row[here]] == JPEG
+            here = self.part == number
+            found[here] = SAMPLES.of(file).is_jpeg()[self.row[here]]
         return found
 
     @property
@@ -98,6 +95,11 @@ class KeptRows:
         """
         samples, row = self._at(i)
         return samples.encoded(row)
+
+    def checked(self, i: int, *, jpeg: bool = True) -> CheckedSample:
+        """As `encoded`, with its pixels; see `StoredSamples.checked`."""
+        samples, row = self._at(i)
+        return samples.checked(row, jpeg=jpeg)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> KeptRows:
         """Those of some samples, in the order of indices."""

@@ -231,7 +231,8 @@ def place_in_one_call(
     """Fills the output with parts of source images, resized, turned and, if asked for, normalized.
 
     Args:
-        source: uint8 (N, C, H, W), a view of (N, H, W, C) memory on the CPU.
+        source: uint8 (N, C, H, W), a view of (N, H, W, C) memory on the CPU. Where that is not dense, pixels of windows
+            that lose height may be others by a level.
         samples: int64 (B,), which source image each output is of.
         windows: int64 (B, 8), `Placement.table`; every window lies within its image.
         scaled: height and width of the resized windows.
@@ -240,6 +241,16 @@ def place_in_one_call(
     """
     if scale is not None and shift is not None:
         scale, shift = _repeated(scale, output), _repeated(shift, output)
+    lines = source.permute(0, 2, 3, 1)
+    if lines.is_contiguous():
+        # As if sizes varied: windows of 400x533 that become 224x224 take two thirds of the time.
+        height, width, channels = lines.shape[1:]
+        sizes = torch.tensor([height, width], device=samples.device).expand(len(samples), 2)
+        sources = torch.cat([(samples * (height * width * channels))[:, None], sizes], 1)
+        table = torch.cat([windows, torch.tensor(scaled, device=samples.device).expand(len(samples), 2)], 1)
+        program = _compiled().place_varied
+        program(lines.view(-1), sources, table, output, scale, shift, SERIAL_VALUES, _CUT_VALUES)
+        return
     _compiled().place(source, samples, windows, list(scaled), output, scale, shift, SERIAL_VALUES)
 
 
@@ -255,8 +266,8 @@ def place_varied_in_one_call(
 
     Windows that lose height are resized down before across, so that the dearer of the two runs over fewer rows:
     RandomResizedCrop(224) of 400x533 at 0.98 of the rate of OpenCV's cut and resize, which averages nothing, against
-    0.69 (one thread). A pixel may differ from `place_in_one_call`'s by a level, since values are rounded after each
-    axis.
+    0.69 (one thread). A pixel may differ from what one resize gives by a level, since values are rounded after
+    each axis.
 
     Args:
         flat: uint8 (T,), contiguous, on the CPU.

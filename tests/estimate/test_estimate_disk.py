@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fastload.estimate import disk
 from fastload.estimate.disk import measure_disk
 
 
@@ -15,7 +16,18 @@ def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
     if found.bytes_per_s is None:
         assert found.told.startswith("cannot be measured: ")
     else:
-        assert found.bytes_per_s > 0 and found.told.startswith("measured with ")
+        assert found.told.startswith("measured with ")
+
+
+def test_the_rate_is_what_was_read_over_the_time_that_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(bytes(3 * 2**20))
+    ticks = iter([10.0, *[10.5] * 3, 12.0])  # begun, after each piece, at the end
+    monkeypatch.setattr(disk.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(disk, "_THREADS", 1)
+    with open(file, "rb") as opened:
+        found = disk._read(opened.fileno(), 3 * 2**20, 1.0)
+    assert found == (3 * 2**20 / 2, "measured with 3 MiB in random order, not in memory before")
 
 
 def test_a_folder_that_is_not_there_cannot_be_measured(tmp_path: Path) -> None:

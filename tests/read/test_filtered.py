@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 import threading
@@ -133,6 +134,23 @@ def test_a_damaged_chunk_is_named_and_the_others_are_read(tmp_path, codec, store
     with pytest.raises(FormatError, match=f"a.h5: {which} of `images` cannot be decoded .*({reason})"):
         read(file, [0, 4])
     assert np.array_equal(read(file, [0, 9, 20]), data[[0, 9, 20]])
+
+
+@pytest.mark.parametrize(
+    ("written", "damaged", "said"),
+    [
+        (struct.pack("<4Q", 21, 6, 10, 3), struct.pack("<4Q", 5, 6, 10, 3), "has a chunk outside its 5 rows"),
+        (b"shuffle\0" + struct.pack("<I", 2), b"shuffle\0" + struct.pack("<I", 0), "shuffled by elements of no bytes"),
+    ],
+)
+def test_chunks_that_cannot_be_are_refused(tmp_path, written, damaged, said):
+    options = {"chunks": (4, 6, 10, 3), "compression": "gzip", "shuffle": True}
+    path = write(tmp_path / "a.h5", IMAGES.astype(np.uint16), **options).path
+    data = path.read_bytes()
+    assert data.count(written) >= 1
+    path.write_bytes(data.replace(written, damaged, 1))
+    with pytest.raises(FormatError, match=f"a.h5: `images` {said}|a.h5: `images` is {said}"):
+        read(read_header(path), [3])
 
 
 def test_a_chunk_behind_the_end_of_the_file_is_said(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from fastload.format import Field, read_header
 from fastload.read import RowReader
-from fastload.read.announced import StoredRows
+from fastload.read.announced import RowsInStore
 from fastload.read.held import is_resident
 from fastload.read.readahead import KernelAdvice, ReadAhead, announced_ahead, sliced
 from fastload.stored_file import write_stored
@@ -175,7 +175,7 @@ def test_rows_of_a_store_are_announced_by_their_bytes(tmp_path):
     file = read_header(write_stored(tmp_path / "a.h5", images))
     field, recorder = file.fields["images"], Recorder()
     with open(file.path, "rb") as opened:
-        stores = [StoredRows(opened.fileno(), file, field)]
+        stores = [RowsInStore(opened.fileno(), file, field)]
         ahead = ReadAhead(opened.fileno(), [], range(3), stores=stores, advise=recorder, resident=lambda offset: False)
         ahead.announce(np.array([2]))
         finish(ahead)
@@ -191,7 +191,7 @@ def test_a_store_whose_rows_are_in_memory_is_not_announced(tmp_path):
     file = read_header(write_stored(tmp_path / "a.h5", [np.zeros((2000, 3000, 3), np.uint8)]))
     recorder = Recorder()
     with open(file.path, "rb") as opened:
-        stores = [StoredRows(opened.fileno(), file, file.fields["images"])]
+        stores = [RowsInStore(opened.fileno(), file, file.fields["images"])]
         if stores[0].last_byte(0) is None:
             pytest.skip("this system does not say what is in memory")
         ahead = ReadAhead(opened.fileno(), [], range(1), stores=stores, advise=recorder, resident=lambda offset: True)

@@ -15,7 +15,7 @@ from fastload.codecs import Codec
 from fastload.errors import FileChangedError, FormatError
 from fastload.format import read_header
 from fastload.read import RowReader
-from fastload.read.announced import StoredRows
+from fastload.read.announced import RowsInStore
 from fastload.read.stored import sample_error
 from fastload.sources.listing import Column
 from fastload.store import JPEG, RAW, ZSTD
@@ -215,7 +215,7 @@ def test_ranges_to_announce_are_the_bytes_of_rows(tmp_path):
     reader = RowReader(file, ["images"])
     index = reader.stored("images").index(np.arange(5))
     base = file.fields["images"].store.base
-    announced = StoredRows(reader.fd, file, file.fields["images"])
+    announced = RowsInStore(reader.fd, file, file.fields["images"])
     first = np.array([0, 3])
     begin, length = announced.ranges(first, np.array([1, 5])).T.tolist()
     assert begin == [base] and length == [index.offset[4] + index.bytes[4]], "near rows are one range"
@@ -228,7 +228,7 @@ def test_rows_far_apart_are_announced_apart(tmp_path):
     images = [pixels(64, 64) for _ in range(6)]
     file = read_header(write_stored(tmp_path / "a.h5", images))
     with open(file.path, "rb") as opened:
-        announced = StoredRows(opened.fileno(), file, file.fields["images"])
+        announced = RowsInStore(opened.fileno(), file, file.fields["images"])
         found = announced.ranges(np.array([0, 4]), np.array([2, 5]))
         announced.close()
     base, row = file.fields["images"].store.base, images[0].nbytes

@@ -37,7 +37,7 @@ def by_key(path: Path) -> dict[str, tuple]:
         keys = file["key"][()].astype(str)
     found = {}
     for row, key in enumerate(keys):
-        each = samples.encoded(row, decode=True)
+        each = samples.checked(row).row
         found[key] = (
             splits[row], labels[row], each.digest, each.encoding, bytes(each.image), each.shape, each.orientation,
             each.mask_encoding, each.mask and bytes(each.mask),

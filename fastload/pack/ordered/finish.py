@@ -148,7 +148,7 @@ def _join(
             start = 0
             for name, base in bases.items():
                 copy_bytes(twin, file, start, base)
-                start = base + _allocated(specs[name], num_rows)
+                start = base + specs[name].allocated_bytes(num_rows)
             copy_bytes(twin, file, start, size)
         for stream, end in zip(pack.streams, ends, strict=True):
             if stream.name in bases and stream.path != str(target):
@@ -157,14 +157,6 @@ def _join(
         file.truncate(size)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _allocated(spec: PixelSpec | StoreSpec, num_rows: int) -> int:
-    """Bytes of all chunks of a dataset that lies in one piece."""
-    if isinstance(spec, PixelSpec):
-        return -(-num_rows // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
-    chunk = min(spec.chunk_bytes, spec.num_bytes)
-    return -(-spec.num_bytes // chunk) * chunk
 
 
 def publish(job: PackJob, journal: Journal, log: TaskLog, path: Path, done: Finished) -> None:
