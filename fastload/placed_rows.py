@@ -8,6 +8,7 @@ Raw pixels in a mapping are placed where they lie.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError
 from fastload.format import PackedFile
-from fastload.read.stored import StoredBytes, row_error
+from fastload.read.stored import StoredBytes
 from fastload.store import JPEG, RAW, StoreIndex
-from fastload.stored_rows import FACTORS, decode_part, decode_row
+from fastload.stored_rows import FACTORS, Doubt, decode_part, decode_row
 from fastload.transforms.one_call import place_varied_in_one_call
 from fastload.transforms.varied import VariedPlacement
 
@@ -40,7 +41,6 @@ class RowPlacer:
     """
 
     def __init__(self, file: PackedFile, constants: Constants | None) -> None:
-        self._file = file
         self._constants = constants
         self._channels = file.fields["images"].shape[2]
         self._local = threading.local()
@@ -79,11 +79,14 @@ class RowPlacer:
             memory, used = self._scratch(int(most[some].sum())), 0
             window = placement.part(some).table()[:, :4].tolist()
             for at, data in enumerate(store.take(part)):
+                row = int(rows[some.start + at])
                 try:
-                    found, tops[at], shrunk[at] = _decoded(data, part, at, window[at], int(shrunk[at]), memory[used:])
+                    doubt = functools.partial(store.require_packed, row)
+                    found, tops[at], shrunk[at] = _decoded(
+                        data, part, at, window[at], int(shrunk[at]), memory[used:], doubt
+                    )
                 except (ImageError, MemoryError) as exc:
-                    row = int(rows[some.start + at])
-                    raise row_error(self._file, row, "images", int(part.encoding[at]), exc) from exc
+                    raise store.row_error(row, int(part.encoding[at]), exc) from exc
                 pixels.append(found)
                 if _lies_in(found, memory):
                     used = _address(found) - _address(memory) + found.nbytes  # rows above it may have been left out
@@ -160,7 +163,7 @@ def _most_bytes(
 
 
 def _decoded(
-    data: Any, index: StoreIndex, at: int, window: list[int], factor: int, memory: NDArray[np.uint8]
+    data: Any, index: StoreIndex, at: int, window: list[int], factor: int, memory: NDArray[np.uint8], doubt: Doubt
 ) -> tuple[NDArray[np.uint8], int, int]:
     """What a window shows of an image, in memory if it has room: pixels, their first row, and their factor."""
     top, left, height, width = window
@@ -169,7 +172,7 @@ def _decoded(
     if encoding == JPEG:
         # So few of them that the factor is the one chosen: windows are multiples of it, except at an image's edge.
         least = height // factor, width // factor
-        part = decode_part(data, shape, orientation, (top, left, height, width), least, memory)
+        part = decode_part(data, shape, orientation, (top, left, height, width), least, memory, doubt)
         return part.pixels, part.top, part.factor
     pixels = decode_row(data, encoding, shape, orientation, np.dtype(np.uint8))[top : top + height]
     kept = memory[: pixels.size].reshape(pixels.shape)

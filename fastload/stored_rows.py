@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,10 @@ from fastload.jpeg_rows import JpegHead, frame_components, jpeg_head, rows_alone
 from fastload.store import JPEG, RAW
 
 Data = bytes | memoryview
+
+Doubt = Callable[[], None]
+"""Called when libjpeg refuses or warns of a JPEG, before Pillow, which accepts many damaged ones, has the last word. It
+raises ImageError where the bytes are no longer those that were packed."""
 
 FACTORS = (8, 4, 2)
 """By which JPEGs are decoded smaller; libjpeg's other factors take longer than full size."""
@@ -56,6 +61,7 @@ def decode_row(
     orientation: int,
     dtype: np.dtype[Any],
     out: NDArray[Any] | None = None,
+    doubt: Doubt | None = None,
 ) -> NDArray[Any]:
     """The pixels of a stored image, upright.
 
@@ -68,6 +74,7 @@ def decode_row(
         orientation: EXIF orientation that is still to be applied to a JPEG.
         dtype: uint8 or uint16, little-endian; a JPEG is uint8.
         out: C-contiguous array to be filled, of this shape and dtype; it holds anything after an error.
+        doubt: see `Doubt`.
 
     Returns:
         (H, W, C): out where it is given, else an array of its own; of raw rows a view of data.
@@ -85,10 +92,10 @@ def decode_row(
     if out is None:
         out = np.empty(shape, np.uint8)
     if orientation == 1:
-        _decode_jpeg(data, shape, out.reshape(-1))
+        _decode_jpeg(data, shape, out.reshape(-1), doubt)
     else:
         stored = (width, height, channels) if orientation >= 5 else shape
-        out[...] = upright(_decode_jpeg(data, stored, None), orientation)
+        out[...] = upright(_decode_jpeg(data, stored, None, doubt), orientation)
     return out
 
 
@@ -128,6 +135,7 @@ def decode_part(
     window: tuple[int, int, int, int],
     least: tuple[int, int],
     scratch: NDArray[np.uint8] | None = None,
+    doubt: Doubt | None = None,
 ) -> Part:
     """What is needed of a JPEG: decoded smaller where a window still has enough pixels, without rows far from it.
 
@@ -141,6 +149,7 @@ def decode_part(
         window: top, left, height and width in full, upright pixels; within the image.
         least: (h, w) that the window will be resized to: it keeps at least as many rows and columns.
         scratch: uint8, one dimension, in which the pixels shall lie if it has room for them: H * W * C bytes always do.
+        doubt: see `Doubt`.
 
     Raises:
         ImageError: the reason why it cannot be decoded.
@@ -159,7 +168,7 @@ def decode_part(
                 return Part(_decode_smaller(data, shape, orientation, factor, scratch), factor, 0)
             except (ValueError, RuntimeError):
                 pass  # Pillow has the last word, at full size
-    return Part(decode_row(data, JPEG, shape, orientation, np.dtype(np.uint8), _room(shape, scratch)), 1, 0)
+    return Part(decode_row(data, JPEG, shape, orientation, np.dtype(np.uint8), _room(shape, scratch), doubt), 1, 0)
 
 
 def _rows_part(
@@ -223,14 +232,17 @@ def _decode_plain(
     return pixels if out is None else out
 
 
-def _decode_jpeg(data: Data, stored: tuple[int, int, int], out: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+def _decode_jpeg(
+    data: Data, stored: tuple[int, int, int], out: NDArray[np.uint8] | None, doubt: Doubt | None
+) -> NDArray[np.uint8]:
     """Pixels (H, W, C) as stored, in the memory of out where it is given: one dimension, of as many bytes."""
     if not _is_pillows(frame_components(data), stored[2]):
         try:
             # Strict: what libjpeg only warns of (a truncated or corrupt stream) is left to Pillow's judgement.
             return _run_decoder(data, stored, 1, out)
         except (ValueError, RuntimeError):
-            pass
+            if doubt is not None:
+                doubt()
     pixels = decode_unturned(bytes(data), stored[2])
     if pixels.shape != stored:
         raise ImageError(

@@ -109,6 +109,13 @@ class StoredSamples:
         rows = np.arange(self.file.num_rows)
         return self._stores["images"].part("encoding", rows) == JPEG if "images" in self._stores else rows < 0
 
+    def stored_bytes(self, name: str) -> NDArray[np.int64]:
+        """int64 (N,): bytes of each row of a field, as it is stored."""
+        rows = np.arange(self.file.num_rows)
+        if name in self._stores:
+            return self._stores[name].part("bytes", rows)
+        return np.full(len(rows), self.file.fields[name].row_bytes)
+
     def shape(self, row: int) -> tuple[int, int, int]:
         """(H, W, C) of the image of a row, decoded."""
         if "images" in self._stores:

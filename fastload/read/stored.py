@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from contextlib import closing, suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -60,6 +62,7 @@ class StoredBytes:
         self._flat: NDArray[np.uint8] | None = flat
         # Slices of it are made without NumPy, in a quarter of the time.
         self._view = None if flat is None else flat.data
+        self._packed: set[int] = set()  # rows that were in doubt, and have their digest
 
     @property
     def flat(self) -> NDArray[np.uint8] | None:
@@ -126,6 +129,30 @@ class StoredBytes:
             view = memory.data
         return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
+    def require_packed(self, row: int) -> None:
+        """Raise ImageError, the reason only, where a sample is no longer what was packed: for the rare one in doubt."""
+        from fastload.stored_samples import StoredSamples  # it reads by this module
+
+        if row in self._packed:
+            return
+        with closing(StoredSamples(self._file)) as samples:
+            samples.encoded(row)
+        self._packed.add(row)
+
+    def row_error(self, row: int, encoding: int, error: Exception) -> FormatError:
+        """The error to raise for a row that cannot be decoded."""
+        why = str(error) if isinstance(error, ImageError) else "not enough memory"
+        whose = "its mask's" if self._field.name == "masks" else "its"
+        what = f"{whose} stored {_encoding(encoding)} cannot be decoded ({why})"
+        if isinstance(error, ImageError):
+            with suppress(ImageError):
+                self.require_packed(row)
+                return FormatError(
+                    f"{sample_name(self._file, row)}: {what}, and was packed like that. Mend its file and pack again, "
+                    f"or leave it out: `fastload repack {self._file.path} OUT.h5 --on-error skip`."
+                )
+        return sample_error(self._file, row, what)
+
     def close(self) -> None:
         """Lets the mapping go; the descriptor is the caller's."""
         self._flat = self._view = None
@@ -161,19 +188,15 @@ def decode_rows(
             else:
                 shape = (height, width, channels)
                 image = np.empty(shape, dtype.newbyteorder("=")) if outs is None else outs[place]
-                decoded.append(decode_row(data[place], encodings[place], shape, orientations[place], dtype, image))
+                doubt = functools.partial(stored.require_packed, int(rows[place]))
+                decoded.append(
+                    decode_row(data[place], encodings[place], shape, orientations[place], dtype, image, doubt)
+                )
         except (ImageError, MemoryError) as error:
-            raise row_error(file, int(rows[place]), name, encodings[place], error) from error
+            raise stored.row_error(int(rows[place]), encodings[place], error) from error
     if stopwatch is not None:
         stopwatch.lap("decoding" if any(encodings) else "reading")
     return decoded
-
-
-def row_error(file: PackedFile, row: int, name: str, encoding: int, error: Exception) -> FormatError:
-    """The error to raise for a row of a store that cannot be decoded."""
-    why = str(error) if isinstance(error, ImageError) else "not enough memory"
-    whose = "its mask's" if name == "masks" else "its"
-    return sample_error(file, row, f"{whose} stored {_encoding(encoding)} cannot be decoded ({why})")
 
 
 def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:

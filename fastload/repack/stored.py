@@ -82,8 +82,8 @@ class KeptRows:
         """int64 (N,): bytes of each sample's row as it is stored."""
         found = np.zeros(len(self.row), np.int64)
         for number, file in enumerate(self.files):
-            here, index = self.part == number, SAMPLES.of(file).index.get(self.name)
-            found[here] = file.fields[self.name].row_bytes if index is None else index.bytes[self.row[here]]
+            here = self.part == number
+            found[here] = SAMPLES.of(file).stored_bytes(self.name)[self.row[here]]
         return found
 
     def encoded(self, i: int) -> EncodedRow:
