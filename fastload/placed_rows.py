@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError
 from fastload.format import PackedFile
 from fastload.read.stored import StoredBytes, row_error
+from fastload.stopwatch import current
 from fastload.store import JPEG, RAW, StoreIndex
 from fastload.stored_rows import FACTORS, decode_part, decode_row
 from fastload.transforms.one_call import place_varied_in_one_call
@@ -78,7 +79,9 @@ class RowPlacer:
             pixels = []
             memory, used = self._scratch(int(most[some].sum())), 0
             window = placement.part(some).table()[:, :4].tolist()
-            for at, data in enumerate(store.take(part)):
+            taken = store.take(part)
+            _lap("reading")
+            for at, data in enumerate(taken):
                 try:
                     found, tops[at], shrunk[at] = _decoded(data, part, at, window[at], int(shrunk[at]), memory[used:])
                 except (ImageError, MemoryError) as exc:
@@ -87,6 +90,7 @@ class RowPlacer:
                 pixels.append(found)
                 if _lies_in(found, memory):
                     used = _address(found) - _address(memory) + found.nbytes  # rows above it may have been left out
+            _lap("decoding" if part.encoding.any() else "reading")
             within = placement.part(some).in_parts(shrunk, tops).table()
             self._run_some(memory, pixels, within, output[some])
 
@@ -112,6 +116,7 @@ class RowPlacer:
         place_varied_in_one_call(
             memory, torch.from_numpy(sources), torch.from_numpy(table), output, *(self._constants or ())
         )
+        _lap("transform")
 
     def _scratch(self, least: int) -> NDArray[np.uint8]:
         """Memory for so many bytes, this thread's own where that suffices."""
@@ -175,6 +180,12 @@ def _decoded(
     kept = memory[: pixels.size].reshape(pixels.shape)
     kept[...] = pixels
     return kept, top, 1
+
+
+def _lap(stage: str) -> None:
+    stopwatch = current()
+    if stopwatch is not None:
+        stopwatch.lap(stage)
 
 
 def _address(array: NDArray[np.uint8]) -> int:

@@ -269,3 +269,34 @@ def test_a_window_of_a_jpeg_decoded_smaller_is_the_one_that_its_mask_sees(tmp_pa
     images, shown = batches(path, [RandomResizedCrop((24, 8), scale=(0.7, 1.0), ratio=(0.02, 2))], ("images", "masks"))
     steps = (images[:, 0, :, 4] > 127).sum(1) - (shown[:, :, 4] > 127).sum(1)
     assert steps.abs().max() <= 1
+
+
+def stages(path: Path, transform: list[object], **options: object) -> dict[str, float]:
+    """Seconds of each stage, in threads and of a whole epoch."""
+    with fastload.Meter() as meter:
+        loader = FastLoader(PackedDataset(path, fields=["images"]), 5, transform=transform, **options)
+        for _ in meter.watch(loader):
+            pass
+    demands = meter.demands(loader)
+    assert (demands.times_raw > 1) == (path.name == "jpeg.h5")
+    names = {name for batch in demands.batches for name in batch.stages}
+    return {
+        name: sum(batch.stages[name].running_s for batch in demands.batches if name in batch.stages) for name in names
+    }
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+def test_only_what_is_decoded_is_booked_as_decoding(raw, stored, read):
+    of_raw, of_jpeg = (stages(path, TRAINING, read=read) for path in (raw, stored[0]))
+    assert "decoding" not in of_raw and of_raw["transform"] > 0
+    assert of_jpeg["decoding"] > 0 and of_jpeg["transform"] > 0
+    one_by_one = stages(raw, [RandomCrop(100, pad_if_needed=True)], read=read)
+    assert "decoding" not in one_by_one and one_by_one["transform"] > 0
+
+
+def test_a_longest_side_that_leaves_images_too_small_is_what_is_to_go(raw):
+    with pytest.raises(
+        OptionError, match=r"max_size=33 leaves a shorter side below 32 here: leave max_size out"
+    ) as error:
+        batches(raw, [Resize(32, max_size=33), CenterCrop(32)])
+    assert "pack larger" not in str(error.value)
