@@ -65,7 +65,7 @@ class CropSample:
         if made.dtype != image.dtype:
             made = made.round().to(image.dtype)
         cut = (made[0], *others)
-        return cut if self._more is None else self._more(cut)  # type: ignore[no-any-return]
+        return cut if self._more is None else self._more(cut)
 
 
 def random_window(height: int, width: int) -> Window:
