@@ -27,6 +27,7 @@ from fastload.ring import SLACK, FilledBatch, Ring, SlotField, split_loose
 from fastload.samples import SampleLayout
 from fastload.sizer import Sizer
 from fastload.threads import BatchStream
+from fastload.times_raw import times_raw
 from fastload.transforms.size_making import SizeMaking
 from fastload.turns import ShortTurns
 
@@ -191,7 +192,8 @@ class ThreadFeed:
     @property
     def crew(self) -> Crew:
         """See `Feed.crew`."""
-        return Crew(self._workers, self._group * len(self._ring.slots), by_threads=True)
+        ahead = self._group * len(self._ring.slots)
+        return Crew(self._workers, ahead, by_threads=True, times_raw=times_raw(self._dataset))
 
     def workforce(self) -> None:
         """See `Feed.workforce`."""
@@ -230,6 +232,7 @@ class ProcessFeed:
         auto: bool,
     ) -> None:
         self.views: Mapping[str, torch.dtype] = {}
+        self._data = data
         self._chunk_rows = chunk_rows
         self._backend = backend
         self._batch_size = batch_size
@@ -256,7 +259,8 @@ class ProcessFeed:
     @property
     def crew(self) -> Crew:
         """See `Feed.crew`."""
-        return Crew(self._pool.workers, PREFETCH * self._pool.workers, by_threads=False)
+        times = times_raw(self._data.dataset) if isinstance(self._data, PackedInput) else 0.0
+        return Crew(self._pool.workers, PREFETCH * self._pool.workers, by_threads=False, times_raw=times)
 
     def stream(
         self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False

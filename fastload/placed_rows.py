@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError
 from fastload.format import PackedFile
 from fastload.read.stored import StoredBytes
+from fastload.stopwatch import lap
 from fastload.store import JPEG, RAW, StoreIndex
 from fastload.stored_rows import FACTORS, Doubt, decode_part, decode_row
 from fastload.transforms.one_call import place_varied_in_one_call
@@ -78,7 +79,9 @@ class RowPlacer:
             pixels = []
             memory, used = self._scratch(int(most[some].sum())), 0
             window = placement.part(some).table()[:, :4].tolist()
-            for at, data in enumerate(store.take(part)):
+            taken = store.take(part)
+            lap("reading")
+            for at, data in enumerate(taken):
                 row = int(rows[some.start + at])
                 try:
                     doubt = functools.partial(store.require_packed, row)
@@ -90,6 +93,7 @@ class RowPlacer:
                 pixels.append(found)
                 if _lies_in(found, memory):
                     used = _address(found) - _address(memory) + found.nbytes  # rows above it may have been left out
+            lap("decoding" if part.encoding.any() else "reading")
             within = placement.part(some).in_parts(shrunk, tops).table()
             self._run_some(memory, pixels, within, output[some])
 
@@ -115,6 +119,7 @@ class RowPlacer:
         place_varied_in_one_call(
             memory, torch.from_numpy(sources), torch.from_numpy(table), output, *(self._constants or ())
         )
+        lap("transform")
 
     def _scratch(self, least: int) -> NDArray[np.uint8]:
         """Memory for so many bytes, this thread's own where that suffices."""

@@ -20,7 +20,7 @@ from fastload.plan import PlannedBatch
 from fastload.ranges import span
 from fastload.read import RowReader
 from fastload.serial_torch import compute_alone
-from fastload.stopwatch import current
+from fastload.stopwatch import lap
 from fastload.store import StoreIndex
 from fastload.transforms import Draws, Normalize
 from fastload.transforms.size_making import SizeMaking
@@ -91,30 +91,26 @@ class Sizer:
         if "row" in slot:
             slot["row"][:], slot["valid"][:] = rows, planned.valid
         targets = fields_on_cpu({name: slot[name] for name, _, _ in self.fields}, self.views)
-        stopwatch = current()
         read: dict[str, NDArray[Any]] = {name: np.empty((count, *shape), dtype) for name, shape, dtype in self._others}
         num_bytes = self._reader.gather(rows, read)  # which checks the rows, and that the file is the same
         index = self._reader.stored("images").index(rows)
         num_bytes += int(index.bytes.sum())
-        if stopwatch is not None:
-            stopwatch.lap("reading")
+        lap("reading")
         with span("decode"):
             placement = self._sizing.placement(index.shape[:, :2], Draws(self._augmentation.seed, epoch, rows))
             fields = self._as_tensors(read)
+            lap("transform")
             if placement is None:
                 sized = self._one_by_one(rows, index, epoch, fields)
             else:
                 sized = self._at_once(rows, index, placement, fields, targets["images"])
-        if stopwatch is not None:
-            stopwatch.lap("decoding")
         with span("transform"):
             whole = sized["images"].data_ptr() == targets["images"].data_ptr()
             made = sized if whole else self._rest(sized, planned, epoch, targets["images"])
         for name, target in targets.items():
             if made[name].data_ptr() != target.data_ptr():
                 target.copy_(made[name])
-        if stopwatch is not None:
-            stopwatch.lap("transform")
+        lap("transform")
         return num_bytes
 
     def _at_once(
@@ -137,6 +133,7 @@ class Sizer:
             sized["masks"] = torch.empty((len(rows), *self._sizing.size), dtype=torch.uint8)
             for some, masks in self._masks(rows, index, fields):
                 place_varied_masks(masks, placement.part(some), sized["masks"][some])
+                lap("transform")
         return sized | place_varied_coordinates(fields, placement, self._augmentation.coordinates)
 
     def _one_by_one(
@@ -166,6 +163,7 @@ class Sizer:
             )
             for name, values in done.items():
                 made[name].append(values)
+            lap("transform")
         return fields | {name: torch.cat(values) for name, values in made.items()}
 
     def _masks(

@@ -239,7 +239,9 @@ class Filler(Dataset[Any]):
                 raise WorkerError(
                     f"{self._source.name_of(row)} is {describe(sample)} while {self._source.name_of(int(rows[0]))}, in "
                     f"the same batch, is {found}. Samples of a batch have the same fields, shapes and dtypes: bring "
-                    f"images to one size with a resize or a crop as the last step, and numbers to one type."
+                    f"images to one size with a resize or a crop as the last step of the dataset's own transform, and "
+                    f"numbers to one type. Samples chosen out of a packed file come as PackedDataset.select(rows), not "
+                    f"as a Subset: then FastLoader(transform=[RandomResizedCrop(224), ...]) makes their size."
                 )
         columns = zip(*(fields_of(sample, layout.form) or () for sample in samples), strict=True)
         return Loose(layout, [default_collate(list(values)) for values in columns], found, kept)

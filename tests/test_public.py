@@ -76,6 +76,7 @@ LAYERS = [
         "augment",
         "placed_rows",
         "sizer",
+        "times_raw",
         "turns",
         "decoder_laps",
         "inputs",

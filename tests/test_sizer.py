@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import simplejpeg
@@ -202,7 +203,7 @@ def test_a_damaged_jpeg_names_its_sample(photos, tmp_path):
     data = [jpeg(image) for image in photos]
     data[7] = data[7][:200] + bytes(len(data[7]) - 200)
     path = write_stored(tmp_path / "bad.h5", [(one, image.shape, 1) for one, image in zip(data, photos, strict=True)])
-    with pytest.raises(FormatError, match=r"sample '00000007' \(row 7\).*fastload verify"):
+    with pytest.raises(FormatError, match=r"sample '00000007' \(row 7\).*was packed like that"):
         list(FastLoader(path, 4, transform=TRAINING))
 
 
@@ -290,3 +291,57 @@ def test_a_jpeg_that_only_pillow_decodes_is_taken_at_full_size(photos, tmp_path)
     (images,) = batches(path, [Resize((25, 20))], ("images",), shuffle=False)
     assert (images[1:2].int() - one_by_one([expected], [Resize((25, 20))]).int()).abs().max() <= 1
     assert torch.equal(images[0], images[2]) and not torch.equal(images[0], images[1])
+
+
+def stages(path: Path, transform: list[object], **options: object) -> dict[str, float]:
+    """Seconds of each stage, in threads and of a whole epoch."""
+    with fastload.Meter() as meter:
+        loader = FastLoader(PackedDataset(path, fields=["images"]), 5, transform=transform, **options)
+        for _ in meter.watch(loader):
+            pass
+    demands = meter.demands(loader)
+    assert (demands.times_raw > 1) == (path.name == "jpeg.h5")
+    names = {name for batch in demands.batches for name in batch.stages}
+    return {
+        name: sum(batch.stages[name].running_s for batch in demands.batches if name in batch.stages) for name in names
+    }
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+def test_only_what_is_decoded_is_booked_as_decoding(raw, stored, read):
+    of_raw, of_jpeg = (stages(path, TRAINING, read=read) for path in (raw, stored[0]))
+    assert "decoding" not in of_raw and of_raw["transform"] > 0
+    assert of_jpeg["decoding"] > 0 and of_jpeg["transform"] > 0
+    one_by_one = stages(raw, [RandomCrop(100, pad_if_needed=True)], read=read)
+    assert "decoding" not in one_by_one and one_by_one["transform"] > 0
+
+
+def test_a_longest_side_that_leaves_images_too_small_is_what_is_to_go(raw):
+    with pytest.raises(
+        OptionError, match=r"max_size=33 leaves a shorter side below 32 here: leave max_size out"
+    ) as error:
+        batches(raw, [Resize(32, max_size=33), CenterCrop(32)])
+    assert "pack larger" not in str(error.value)
+
+
+def test_a_jpeg_that_still_opens_but_changed_after_packing_is_an_error(photos, tmp_path):
+    data = [jpeg(image) for image in photos[:6]]
+    path = write_stored(
+        tmp_path / "quiet.h5", [(one, image.shape, 1) for one, image in zip(data, photos, strict=False)]
+    )
+    with h5py.File(path, "r+") as file:
+        first, size = int(file["images_offset"][4]), int(file["images_bytes"][4])
+        middle = first + size // 2
+        file["images"][middle : middle + size // 4] = 0  # gray for Pillow, a warning for libjpeg
+    for transform in (TRAINING, [Resize((12, 12))]):
+        with pytest.raises(FormatError, match=r"\(row 4\).*damaged after packing"):
+            batches(path, transform, ("images",), shuffle=False)
+    with pytest.raises(FormatError, match=r"\(row 4\).*damaged after packing"):
+        PackedDataset(path)[4]
+
+
+def test_a_jpeg_that_was_packed_broken_is_said_to_be_so(photos, tmp_path):
+    broken = jpeg(photos[0])[:200] + bytes(400)
+    path = write_stored(tmp_path / "broken.h5", [(broken, photos[0].shape, 1)])
+    with pytest.raises(FormatError, match=r"\(row 0\).*was packed like that.*--on-error skip"):
+        PackedDataset(path)[0]

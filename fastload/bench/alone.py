@@ -99,5 +99,12 @@ def measure_alone(subject: Subject, *, told: Callable[[int, int], None] = lambda
         loader_memory_bytes=max(0, peak[0] - before),
         take_samples_per_s=result.get("base"),
         over_take=result.get("ratio"),
-        why_no_take="" if bare else "its rows are compressed or cut into chunks that do not lie back to back",
+        why_no_take="" if bare else _why_not_bare(subject),
     )
+
+
+def _why_not_bare(subject: Subject) -> str:
+    fields = subject.dataset.file.fields
+    if any(fields[name].store is not None for name in subject.dataset.fields):
+        return "its images differ in size or are kept encoded"
+    return "its rows are compressed or cut into chunks that do not lie back to back"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fastload.bench.crop import CropSample
 from fastload.bench.faults import DelayedDataset, Delays, Fault, signed
 from fastload.bench.loop import LoopFigures, Told, run_loop
 from fastload.bench.passes import run_for
@@ -131,10 +132,12 @@ def measure_fault(
 def measure_kill(subject: Subject, step: TrainingStep, fault: Fault) -> KillFigures:
     """Kills a worker process after a third of a short epoch, and goes on with the rest of it.
 
-    A transform that does nothing makes the loader use processes, on samples that are signed by who made them.
+    A Python transform that does nothing but the crop makes the loader use processes, on samples that are signed by who
+    made them.
     """
     options = subject.options
-    dataset = PackedDataset(subject.path, options.split, transform=signed)
+    transform = signed if subject.crop is None else CropSample(subject.crop.size, signed)
+    dataset = PackedDataset(subject.path, options.split, transform=transform)
     dataset = dataset.select(range(min(len(dataset), KILL_STEPS * subject.batch_size)))
     loader = subject.loader(dataset, workers=options.workers or 2)
     rows: list[int] = []

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 
+from fastload.bench.crop import CropSample, random_window
 from fastload.bench.subject import Subject
 from fastload.cpus import available_cpus
+from fastload.dataset import PackedDataset
 from fastload.errors import ImageError, SourceError
 from fastload.format import PackedFile
 from fastload.read import RowReader
@@ -30,10 +32,13 @@ class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
         files: reads the bytes of each.
         labels: of each.
         shape: (C, H, W) of an image; files of another size are cropped to the ratio and resized.
+        at_random: the crop is a random one.
     """
 
-    def __init__(self, files: Files, labels: Sequence[int], shape: tuple[int, int, int]) -> None:
-        self._files, self._labels, self._shape = files, labels, shape
+    def __init__(
+        self, files: Files, labels: Sequence[int], shape: tuple[int, int, int], *, at_random: bool = False
+    ) -> None:
+        self._files, self._labels, self._shape, self._at_random = files, labels, shape, at_random
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -42,14 +47,18 @@ class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
         channels, height, width = self._shape
         with Image.open(io.BytesIO(self._files.read(index))) as opened:
             image = opened.convert(_MODES[channels])
-        if image.size != (width, height):
+        if self._at_random:
+            top, left, tall, wide = random_window(image.height, image.width)
+            box = (left, top, left + wide, top + tall)
+            image = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
+        elif image.size != (width, height):
             image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
         pixels = torch.from_numpy(np.array(image).reshape(height, width, channels))
         return pixels.permute(2, 0, 1), self._labels[index]
 
 
 def plain_ways(subject: Subject, rows: Sequence[NDArray[np.int64]]) -> dict[str, DataLoader[Any]]:
-    """Plain `DataLoader`s of these batches of rows, by what they are called.
+    """Plain `DataLoader`s of these batches of rows, by what they are called; they crop where the loader crops.
 
     Args:
         rows: rows of the file, batch by batch.
@@ -59,7 +68,10 @@ def plain_ways(subject: Subject, rows: Sequence[NDArray[np.int64]]) -> dict[str,
     """
     workers = plain_workers(subject)
     positions = np.concatenate(rows) - subject.first_row
-    ways = {f"DataLoader(num_workers={workers}), the packed file": _plain(subject, subject.dataset, positions, workers)}
+    dataset = subject.dataset
+    if subject.crop is not None:
+        dataset = PackedDataset(subject.path, subject.options.split, transform=CropSample(subject.crop.size))
+    ways = {f"DataLoader(num_workers={workers}), the packed file": _plain(subject, dataset, positions, workers)}
     if subject.options.source is not None:
         files, places = _source_files(subject, np.concatenate(rows))
         ways[f"DataLoader(num_workers={workers}), image files, Pillow"] = _plain(subject, files, places, workers)
@@ -105,7 +117,9 @@ def _source_files(subject: Subject, rows: NDArray[np.int64]) -> tuple[ImageFiles
     columns = listing.columns
     one_label = "labels" in columns and columns["labels"].values.ndim == 1
     labels = columns["labels"].values[chosen].tolist() if one_label else [0] * len(chosen)
-    return ImageFiles(listing.files.take(np.asarray(chosen)), labels, subject.image_shape), places
+    shape, crop = subject.image_shape, subject.crop
+    shape = shape if crop is None else (shape[0], *crop.size)
+    return ImageFiles(listing.files.take(np.asarray(chosen)), labels, shape, at_random=crop is not None), places
 
 
 def _keys(file: PackedFile, rows: NDArray[np.int64]) -> NDArray[np.bytes_]:

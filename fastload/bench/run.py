@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastload.bench.alone import AloneFigures, measure_alone
+from fastload.bench.crop import crop_words
 from fastload.bench.fault_runs import FaultFigures, KillFigures, measure_fault, measure_kill
 from fastload.bench.faults import KILL_WORKER
 from fastload.bench.headspace import HOW_IN_TURN, headspace_in_turn
@@ -22,6 +23,7 @@ from fastload.errors import OptionError
 from fastload.measured import Measured
 from fastload.meter import Meter, environment
 from fastload.pairs import Spread
+from fastload.transforms import RandomResizedCrop
 
 __all__ = ["BenchOptions", "BenchResult", "run_bench"]
 
@@ -40,7 +42,8 @@ class BenchResult:
         command: to measure it again.
         options: as asked for.
         batch_size: samples in a batch.
-        num_samples, image_shape: of the data; (C, H, W).
+        num_samples, image_shape: of the data; (C, H, W), 0 where images differ.
+        crop: (height, width) that a random crop makes of each image; None: images come as they are.
         alone: the loader by itself.
         loop: the training loop.
         headspace: see `headspace_in_turn`.
@@ -57,6 +60,7 @@ class BenchResult:
     batch_size: int
     num_samples: int
     image_shape: tuple[int, int, int]
+    crop: tuple[int, int] | None = None
     alone: AloneFigures | None = None
     loop: LoopFigures | None = None
     headspace: dict[str, Spread] | None = None
@@ -75,6 +79,8 @@ class BenchResult:
     def facts(self) -> Facts:
         """The figures of the loader and of its loop, in words."""
         facts = alone_facts(self.alone) if self.alone is not None else []
+        if self.crop is not None:
+            facts = [("images", crop_words(RandomResizedCrop(self.crop), self.options.size)), *facts]
         facts += cold_facts(self.left_in_cache) if self.options.cold else []
         return facts + (loop_facts(self.loop, self.headspace) if self.loop is not None else [])
 
@@ -134,8 +140,9 @@ def run_bench(
     if options.source is not None:
         check_source(subject)
     result = BenchResult(
-        path, command, options, subject.batch_size, len(subject.dataset), subject.image_shape, environment=environment()
-    )
+        path, command, options, subject.batch_size, len(subject.dataset), subject.image_shape,
+        crop=subject.crop.size if subject.crop is not None else None, environment=environment(),
+    )  # fmt: skip
     try:
         for part in _parts(subject, result, show):
             part()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastload.bench.crop import crop_for
 from fastload.bench.faults import Fault
 from fastload.bench.passes import Pass, endless, run_for
 from fastload.bench.steps import StepChoice
@@ -41,6 +42,8 @@ class BenchOptions:
         source: folder or archive that the file was packed from, for `compare` on its image files.
         cold: whether the file is dropped from the page cache before each pass.
         faults: to be injected, one after another.
+        size: of a random crop at the head of the loader's transforms, a square's or (height, width); None: 224 where
+            images differ in size, else no crop.
     """
 
     batch_size: int | None = None
@@ -55,6 +58,7 @@ class BenchOptions:
     source: Path | None = None
     cold: bool = False
     faults: tuple[Fault, ...] = ()
+    size: int | tuple[int, int] | None = None
 
     @property
     def total_s(self) -> float:
@@ -70,6 +74,10 @@ class Subject:
     Args:
         path: a packed file, or another HDF5 file that `FastLoader` reads.
         options: of the benchmark.
+
+    Attributes:
+        crop: of the loader's transforms; None: it has no transforms.
+        image_shape: (C, H, W) of the file's images, 0 where they differ.
 
     Raises:
         MissingFileError, FormatError: the file is not there, or cannot be read.
@@ -89,10 +97,12 @@ class Subject:
         self.dataset = PackedDataset(path, options.split)
         self.batch_size = options.batch_size or max(1, min(BATCH_SIZE, len(self.dataset) // _LEAST_BATCHES))
         self.left_in_cache: list[float] = []
+        data = PackedInput(self.dataset)
+        self.crop = crop_for(data, options.size)
         # It looks at every option before anything is measured.
         self._loader: FastLoader | None = self.loader()
         self.device = torch.device(options.device or "cpu")
-        self.image_shape = PackedInput(self.dataset).image_spec()[0]
+        self.image_shape = data.image_spec()[0]
 
     @property
     def sample_bytes(self) -> int:
@@ -120,6 +130,8 @@ class Subject:
             share=None,
             workers=workers or options.workers,
             device=options.device,
+            # A Python transform makes the size itself.
+            transform=() if self.crop is None or (dataset is not None and dataset.transform) else (self.crop,),
         )
 
     def kept(self) -> FastLoader:

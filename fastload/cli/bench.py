@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +19,7 @@ from fastload.cli.output import (
     print_pairs,
     print_table,
 )
+from fastload.cli.pack import parse_size
 
 if TYPE_CHECKING:
     from fastload.bench.run import BenchResult
@@ -47,6 +48,16 @@ def bench(
     shuffle: Annotated[Literal["auto", "chunk", "full", "none"], typer.Option(help="Order of the samples.")] = "auto",
     split: Annotated[str | None, typer.Option(help="Load this split only.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="Where batches go: cpu, cuda, cuda:1.", show_default=False)] = None,
+    size: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_size,
+            metavar="S|HxW",
+            help="Begin the loader's transforms with RandomResizedCrop of this height x width, as training does; 224 "
+            "for images that differ in size, else none.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
     compare: Annotated[
         bool, typer.Option("--compare", help="Measure a plain DataLoader on the same samples, in turn.")
@@ -102,6 +113,7 @@ def bench(
             source=source,
             cold=cold,
             faults=tuple(map(parse_fault, inject or ())),
+            size=size,
         )
         with live_panel(f"bench {file.name}", total_s=options.total_s) as show:
             result = run_bench(file, options, command=_command(), show=show)
@@ -126,9 +138,10 @@ def _print(result: BenchResult) -> None:
     from fastload.bench.words import fault_facts, rival_table
 
     channels, height, width = result.image_shape
+    shape = f"{height} x {width} x {channels}" if height and width else f"several sizes, {channels} channels"
     typer.echo(
-        f"{typer.style(one_line(result.path.name), bold=True)}: {result.num_samples:,} images of {height} x {width} x "
-        f"{channels}, batches of {result.batch_size:,}"
+        f"{typer.style(one_line(result.path.name), bold=True)}: {result.num_samples:,} images of {shape}, batches of "
+        f"{result.batch_size:,}"
     )
     print_pairs(result.facts)
     if result.rivals:

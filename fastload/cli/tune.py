@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from fastload.cli.output import (
     print_table,
     progress_bar,
 )
+from fastload.cli.pack import parse_size
 
 if TYPE_CHECKING:
     from fastload.tune.search import Tuned
@@ -48,6 +49,16 @@ def tune(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time for the whole search.")] = 30.0,
     split: Annotated[str | None, typer.Option(help="Load this split only.", show_default=False)] = None,
+    size: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_size,
+            metavar="S|HxW",
+            help="Begin the loader's transforms with RandomResizedCrop of this height x width, as training does; 224 "
+            "for images that differ in size, else none.",
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Where batches go: cpu, cuda, cuda:1.", show_default=False)] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Drop FILE from the page cache before each trial.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -75,6 +86,7 @@ def tune(
             split=split,
             device=device,
             cold=cold,
+            size=size,
         )
         from fastload.tune.search import Search
 

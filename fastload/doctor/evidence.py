@@ -64,6 +64,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         fewer_workers=_trial(loader),
         persistent=bool(loader.facts["persistent"]),
         is_fastload=loader.facts["kind"].startswith("fastload."),
+        times_raw=loader.facts.get("times_raw", 0.0),
         notes=tuple(_notes(loader, num_slow, slow_mean_s)),
     )
 

@@ -303,8 +303,7 @@ def _process(event: Event) -> Process:
 def _note_inside(loader: LoaderRecord, event: Event) -> None:
     """What a FastLoader told of a batch, in the place of what workers of other loaders are seen to do."""
     inside = event["inside"]
-    workers, ahead, by_threads = inside["crew"]
-    loader.facts |= {"workers": workers, "ahead": ahead, "by_threads": by_threads}
+    loader.facts |= inside["crew"]
     work = BatchWork({name: Work(*value) for name, value in inside["work"].items()})
     if work.stages:
         running_s = sum(value.running_s for value in work.stages.values())

@@ -98,6 +98,7 @@ def demands_of(loop: Loop) -> Demands:
         step_runnable_s=loop.runnable_s.value,
         by_threads=by_threads,
         is_fastload=probe is not None,
+        times_raw=probe.crew.times_raw if probe is not None else 0.0,
     )
 
 

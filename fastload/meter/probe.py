@@ -10,11 +10,20 @@ from fastload.verdict import BatchWork
 
 
 class Crew(NamedTuple):
-    """Who makes batches: threads or processes, how many, and how many batches may be under way or ready at once."""
+    """Who makes batches.
+
+    Attributes:
+        workers: threads or processes.
+        ahead: batches that may be under way or ready at once.
+        by_threads: whether they are threads.
+        times_raw: of images that a packed file keeps encoded: how many times their bytes the pixels take; 0: it does
+            not, so that nobody decodes them.
+    """
 
     workers: int
     ahead: int
     by_threads: bool
+    times_raw: float = 0.0
 
 
 class Probe:

@@ -69,16 +69,21 @@ class SizeMaking:
         """
         heights, widths = _sides(shapes)
         resizes = any(transform.resizes for transform in self.transforms)
+        limits = [transform for transform in self.transforms if isinstance(transform, Resize) and transform.max_size]
         for transform in self.transforms:
             for place in _suspects(transform, heights, widths).tolist():
                 try:
                     transform.output(self._spec_of(int(heights[place]), int(widths[place])))
                 except OptionError as exc:
                     height, width = shapes[place].tolist()
-                    mend = (
-                        "" if resizes else f" Or enlarge small images first, with Resize({max(self.size)}) before it."
-                    )
-                    raise OptionError(f"{self.what}, an image of {height}x{width}: {exc}{mend}") from None
+                    reason, choose, mend = str(exc).partition(" Choose ")
+                    mend = choose + mend
+                    if choose and limits:
+                        (size,), most = limits[0].size, limits[0].max_size
+                        mend = f" Resize's max_size={most} leaves a shorter side below {size} here: leave max_size out."
+                    elif not resizes:
+                        mend += f" Or enlarge small images first, with Resize({max(self.size)}) before it."
+                    raise OptionError(f"{self.what}, an image of {height}x{width}: {reason}{mend}") from None
             heights, widths = _after(transform, heights, widths)
 
     def placement(self, shapes: NDArray[np.integer[Any]], draws: Draws) -> VariedPlacement | None:

@@ -62,7 +62,7 @@ class Source:
 
     Attributes:
         processes: samples take Python code, and processes run it.
-        linear: rows lie back to back, so that no chunk has to be read whole or decoded.
+        linear: each row can be read by itself, so that no chunk has to be read whole or decoded.
         num_chunks: of the rows; 0: there are no chunks to make windows of.
         cpus: that this rank may use.
         chunks_kept: decoded chunks that fit in memory; windows of more than half as many decode them again and again.

@@ -24,6 +24,8 @@ class TuneOptions:
         device: as in `FastLoader`.
         transform, shuffle, seed: as in `FastLoader`; for benchmarks, the command has no option for them.
         cold: whether the file is dropped from the page cache before each trial.
+        size: of a random crop before `transform`, a square's or (height, width); None: 224 where a file's images differ
+            in size, else no crop.
 
     Raises:
         OptionError: a number has no meaning.
@@ -39,6 +41,7 @@ class TuneOptions:
     shuffle: Shuffle = True
     seed: int = 0
     cold: bool = False
+    size: int | tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.cpu_budget <= 1:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from fastload.bench.crop import crop_call, crop_for, crop_words
 from fastload.bench.steps import NetworkStep, StepChoice, TrainingStep, make_step, parse_step
 from fastload.cpus import available_cpus
 from fastload.dataset import PackedDataset
@@ -67,6 +68,7 @@ class Tuned:
         elapsed_s: that it took.
         interrupted: whether Ctrl-C ended it.
         step_on_cpu: whether the step takes CPUs too, so that shares are of both.
+        crop: (height, width) that a random crop makes of each image; None: there is none.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Tuned:
     elapsed_s: float
     interrupted: bool = False
     step_on_cpu: bool = False
+    crop: tuple[int, int] | None = None
 
 
 @dataclass
@@ -126,9 +129,12 @@ class Search:
         if options.cold and self._path is None:
             raise OptionError("cold: only a file can be dropped from the page cache")
         self.source = _source_of(data, self._cpus, cold=options.cold)
-        in_threads = bool(options.transform) and not self.source.processes and options.device in (None, "cpu")
+        self.crop = None if options.transform and options.size is None else crop_for(data, options.size)
+        self._transform = (*([self.crop] if self.crop else []), *options.transform)
+        in_threads = bool(self._transform) and not self.source.processes and options.device in (None, "cpu")
+        stored = isinstance(data, PackedInput) and data.stored  # threads that read also decode
         self.default = Candidate(
-            default_workers(processes=self.source.processes, computing=in_threads),
+            default_workers(processes=self.source.processes, computing=in_threads or stored),
             data.resolve_shuffle(options.shuffle, kept=True),
         )
         slow = self.source.processes or not self.source.linear
@@ -144,6 +150,10 @@ class Search:
         self._step: TrainingStep | None = None
         self._told: Told = lambda stage, done, total: None
         self._log = _Log()
+        if self.crop is not None:
+            self._log.notes.append(
+                f"{crop_words(self.crop, options.size)}; from fastload.transforms import RandomResizedCrop."
+            )
         if self._tried_size < self.batch_size:
             self._log.notes.append(f"Tried in batches of {self._tried_size}, since a sample takes long here.")
         self._begun_s = self._until_s = 0.0
@@ -187,6 +197,7 @@ class Search:
             cpu_budget=self.options.cpu_budget,
             cpus=self._cpus,
             step=self._step.name if self._step is not None else "",
+            crop=self.crop.size if self.crop is not None else None,
             notes=tuple(self._log.notes),
             elapsed_s=time.perf_counter() - self._begun_s,
             interrupted=interrupted,
@@ -204,8 +215,12 @@ class Search:
         given = {"batch_size": str(self.batch_size), **candidate.arguments(self.default)}
         if options.device is not None:
             given["device"] = f'"{options.device}"'
-        if options.transform:
+        if self._transform:
             given["transform"] = "transform"
+        if self.crop is not None:
+            given["transform"] = (
+                f"[{', '.join([crop_call(self.crop), *(['*transform'] if options.transform else [])])}]"
+            )
         return f"FastLoader({what}, {', '.join(f'{name}={value}' for name, value in given.items())})"
 
     def _stages(self) -> list[Row]:
@@ -305,7 +320,7 @@ class Search:
             share=None,
             workers=candidate.workers,
             device=options.device,
-            transform=options.transform,
+            transform=self._transform,
             read=candidate.read,
         )
 
@@ -356,7 +371,8 @@ class Search:
 
 def _source_of(data: PackedInput | OtherInput, cpus: int, *, cold: bool) -> Source:
     linear = isinstance(data, PackedInput) and all(
-        data.dataset.file.fields[name].offset is not None for name, _, _ in data.dataset.layout()
+        data.dataset.file.fields[name].offset is not None or data.dataset.file.fields[name].store is not None
+        for name, _, _ in data.dataset.layout()
     )
     chunks = -(-len(data.plan_rows) // data.chunk_rows) if data.chunk_rows else 0
     kept = 2**31

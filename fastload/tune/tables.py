@@ -88,6 +88,7 @@ def to_dict(result: Tuned) -> dict[str, Any]:
         "cpu_budget": result.cpu_budget,
         "cpus": result.cpus,
         "step": result.step,
+        "crop": result.crop,
         "step_on_cpu": result.step_on_cpu,
         "notes": list(result.notes),
         "elapsed_s": result.elapsed_s,

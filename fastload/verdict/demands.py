@@ -54,6 +54,7 @@ class Demands:
         by_threads: whether workers are threads of the loop's process.
         persistent: whether workers live from epoch to epoch.
         is_fastload: whether the loader is a FastLoader.
+        times_raw: of a packed file whose images it decodes, how many times their bytes the pixels take; 0: it is none.
         notes: further evidence, a line each, such as the line of code that takes longest.
     """
 
@@ -72,4 +73,5 @@ class Demands:
     by_threads: bool = False
     persistent: bool = False
     is_fastload: bool = False
+    times_raw: float = 0.0
     notes: tuple[str, ...] = field(default=())

@@ -57,6 +57,7 @@ _FASTLOADER_CHANGES = {
 
 
 _FEW = 20
+_LITTLE = 0.3  # of a step; what waits longer does not "only" wait
 _SHORT_S = 1e-3
 
 
@@ -67,18 +68,29 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
         return f"{name}={workers} instead of {demands.workers}"
     if cause == "worker start-up" and len(demands.startups_s) == 1:
         return "make it cheaper: import less in the script that workers import again, or judge a longer run"
+    if demands.times_raw and cause == "decoding":
+        return _other_store(demands)
     if demands.is_fastload and cause in _FASTLOADER_CHANGES:
         return _FASTLOADER_CHANGES[cause]
     return _CHANGES[cause]
 
 
+def _other_store(demands: Demands) -> str:
+    """What to do about rows that FastLoader decodes itself."""
+    workers = ", or give it more workers" if demands.workers < demands.cpus else ""
+    return (
+        f"run fastload pack again, with --store raw (rows are copied then, of about {demands.times_raw:.2g} times the "
+        f"bytes) or with a smaller --max-size{workers}; `fastload info FILE --stores` has the numbers"
+    )
+
+
 def compose(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> Verdict:
     """The same verdict with its sentence and evidence."""
     evidence = tuple(_evidence(verdict, demands, costs, best_s)) + demands.notes
-    return replace(verdict, sentence=_sentence(verdict), evidence=evidence)
+    return replace(verdict, sentence=_sentence(verdict, demands), evidence=evidence)
 
 
-def _sentence(verdict: Verdict) -> str:
+def _sentence(verdict: Verdict, demands: Demands) -> str:
     waited = f"{verdict.stall_share:.0%} of the time the step waits for data"
     step = format_time(verdict.step_s)
     gain = verdict.cures[0].gain if verdict.cures else 1.0
@@ -88,8 +100,9 @@ def _sentence(verdict: Verdict) -> str:
             f"were started too early to be looked at, or by a class of their own"
         )
     if verdict.cause == "compute":
+        how = "only " if verdict.stall_share < _LITTLE else "though "
         return (
-            f"compute binds: only {waited} ({step} a step); the best change to the loading would bring "
+            f"compute binds: {how}{waited} ({step} a step); the best change to the loading would bring "
             f"{gain:.2f} times at most and is not worth making, and fastload would not help"
         )
     first = verdict.cures[0]
@@ -98,7 +111,8 @@ def _sentence(verdict: Verdict) -> str:
             f"{verdict.cause} binds, among others: {waited} ({step} a step); first {first.change}: at most {gain:.2f} "
             f"times as fast, so by itself it is not worth making"
         )
-    aid = "" if verdict.fastload_helps or verdict.cause == "transform" else "; fastload is not needed for that"
+    own = demands.is_fastload or verdict.fastload_helps or verdict.cause == "transform"
+    aid = "" if own else "; fastload is not needed for that"
     return (
         f"{verdict.cause} binds: {waited} ({step} a step); first {first.change}: a step would take about "
         f"{format_time(first.step_s)}, at most {first.gain:.1f} times as fast{aid}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,3 +131,20 @@ def test_any_loop_gets_one_cause_and_no_cure_makes_it_slower(stages, wait, compu
         assert verdict.cause != "too few workers"
     if workers <= cpus:
         assert verdict.cause != "too many workers"
+
+
+def test_rows_that_fastload_decodes_itself_are_not_to_be_decoded_once():
+    base = demands(wait=45, decoding=(90, 0), workers=2, cpus=8)
+    inside = replace(base, by_threads=True, is_fastload=True, times_raw=21.6, workers=8)
+    verdict = judge(inside)
+    assert verdict.cause == "decoding" and "--store raw" in verdict.sentence and "about 22 times" in verdict.sentence
+    assert "decode once" not in verdict.sentence and "not needed" not in verdict.sentence
+    assert "more workers" not in verdict.sentence
+
+
+def test_a_long_wait_that_nothing_shortens_is_not_called_only():
+    assert "compute binds: only 2% of the time" in judge(demands(wait=1, compute=50)).sentence
+    # A device that works by itself: the loop waits for data while it is busy, or for the device when batches lie ready.
+    begun = demands(wait=10, compute=0, transform=(1, 0))
+    ready = demands(compute=10)
+    assert "compute binds: though 50% of the time" in judge(replace(begun, steps=(begun.steps + ready.steps))).sentence

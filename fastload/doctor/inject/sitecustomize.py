@@ -569,7 +569,7 @@ def _told(probe: Any, now: float) -> dict[str, Any]:
     copied = ready if probe.copied is None else probe.copied
     stages = probe.work.stages if probe.work is not None else {}
     return {
-        "crew": list(probe.crew),
+        "crew": probe.crew._asdict(),
         "copy": copied - ready,
         "transform": now - copied,
         "depth": probe.queue_depth,
