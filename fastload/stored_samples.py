@@ -24,7 +24,13 @@ from fastload.stored_rows import decode_mask_row, decode_row
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"
 
+BEFORE = "was damaged before it was packed: its bytes are those that were packed"
+
 _CACHE_CHUNKS = 32
+
+
+class DamagedBefore(ImageError):
+    """A row is what was packed, which cannot be decoded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +140,7 @@ class StoredSamples:
             decode: decode also what its digest can do without: a JPEG.
 
         Raises:
+            DamagedBefore: what was packed is a JPEG that cannot be decoded.
             ImageError: it cannot be read, or is another one now; the reason only.
         """
         image = self.stored("images", row)
@@ -146,7 +153,12 @@ class StoredSamples:
         if self._digests is not None and digest != self._digests[row]:
             raise ImageError(CHANGED)
         if decode and is_jpeg:
-            self._decoded("images", image)
+            try:
+                self._decoded("images", image)
+            except ImageError as exc:
+                if self._digests is None:
+                    raise
+                raise DamagedBefore(f"{exc}; it {BEFORE}") from exc
         return EncodedRow(
             image=image.data,
             encoding=image.encoding,
