@@ -9,6 +9,8 @@ from pathlib import Path
 from fastload.errors import OutputError
 from fastload.pack.survey import Survey, free_bytes
 
+SMALLER = "`fastload pack` makes smaller files with `--size`, `--max-size` or `--store source`"
+
 
 def check_space(output: Path, survey: Survey, beside: int = 0) -> None:
     """Refuse what is larger than the disk's free space.
@@ -21,12 +23,17 @@ def check_space(output: Path, survey: Survey, beside: int = 0) -> None:
     """
     free, needed = free_bytes(output), survey.bytes_needed + beside
     if needed > free:
-        raise OutputError(
-            errno.ENOSPC,
-            f"needs {needed:,} bytes for {survey.num_samples} images, {free:,} are free. Free some, or "
-            f"choose another disk; `fastload pack` makes images smaller with `--size`",
-            str(output),
+        raise disk_full(
+            f"{output}: needs {needed:,} bytes for {survey.num_samples:,} images, {free:,} are free. Free some, or "
+            f"choose another disk; {SMALLER}."
         )
+
+
+def disk_full(message: str) -> OutputError:
+    """The error of a disk without room, its errno ENOSPC."""
+    error = OutputError(message)
+    error.errno = errno.ENOSPC
+    return error
 
 
 def reserve(part: Path, num_bytes: int) -> None:
@@ -49,7 +56,7 @@ def reserve(part: Path, num_bytes: int) -> None:
     except OSError as exc:
         raise OutputError(
             f"{part}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, or choose another "
-            f"disk; `fastload pack` makes images smaller with `--size`."
+            f"disk; {SMALLER}."
         ) from exc
     finally:
         os.close(fd)
