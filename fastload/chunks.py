@@ -19,7 +19,7 @@ CACHE_BYTES = 8 * 2**20 if h5py.version.hdf5_version_tuple >= (2, 0, 0) else OLD
 TINY_CHUNK_BYTES = 16 * 2**10
 MANY_CHUNKS = 1000
 MEND = "To mend this, pack the original images: `fastload pack IMAGES OUT.h5`."
-REPACK = "To mend this: `fastload repack FILE OUT.h5`."
+REPACK = "To mend this: `fastload repack FILE OUT.h5 --codec none`."
 """Where all pixels are there and of a type that is packed: the images themselves are not needed."""
 
 

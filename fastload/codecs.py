@@ -73,15 +73,20 @@ class Codec(NamedTuple):
 NONE = Codec()
 
 
-def parse_codec(text: str) -> Codec:
+def parse_codec(text: str, *, besides: tuple[str, ...] = ()) -> Codec:
     """The codec that "none", "gzip", "gzip:LEVEL", "zstd" or "zstd:LEVEL" names.
+
+    Args:
+        text: what was said.
+        besides: other words that the caller accepts, for the message.
 
     Raises:
         OptionError: it names none, or needs an extra that is not installed.
     """
     found = re.fullmatch(r"(none|gzip|zstd)(?::([0-9]+))?", text)
     if found is None or (found[1] == "none" and found[2]):
-        raise OptionError(f"codec={text!r} is not known; accepted: none, gzip[:0-9], zstd[:1-19].")
+        accepted = ", ".join([*besides, "none", "gzip[:0-9]", "zstd[:1-19]"])
+        raise OptionError(f"codec={text!r} is not known; accepted: {accepted}.")
     if found[1] == "none":
         return NONE
     low, high, usual = _LEVELS[found[1]]

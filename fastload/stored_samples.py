@@ -26,8 +26,14 @@ from fastload.stored_rows import decode_mask_row, decode_row
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"
 
+BEFORE = "was damaged before it was packed: its bytes are those that were packed"
+
 _CACHE_CHUNKS = 32
 _CHECKED_ROWS = 1 << 16
+
+
+class DamagedBefore(ImageError):
+    """A row is what was packed, which cannot be decoded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +176,8 @@ class StoredSamples:
             jpeg: decode a JPEG, too, which its digest can do without.
 
         Raises:
-            ImageError: as there, or it cannot be decoded.
+            DamagedBefore: what was packed is a JPEG that cannot be decoded.
+            ImageError: as there.
         """
         image = self.stored("images", row)
         is_jpeg = image.encoding == JPEG
@@ -184,7 +191,12 @@ class StoredSamples:
         if self._digest is not None and digest != self._digest_of(self._digest, row):
             raise ImageError(CHANGED)
         if jpeg and is_jpeg:
-            pixels["images"] = self._decoded("images", image)
+            try:
+                pixels["images"] = self._decoded("images", image)
+            except ImageError as exc:
+                if self._digest is None:
+                    raise
+                raise DamagedBefore(f"{exc}; it {BEFORE}") from exc
         encoded = EncodedRow(
             image=image.data,
             encoding=image.encoding,

@@ -81,6 +81,16 @@ class VerifyReport:
             self.header_ok and not self.damaged and not (self.source and (self.source.changed or self.source.missing))
         )
 
+    @property
+    def equal(self) -> int:
+        """Rows that were compared with the source and are what their image decodes to; 0 without a source."""
+        if self.source is None:
+            return 0
+        missing = set(self.source.missing)
+        wrong = {row.row for row in self.source.changed}
+        wrong |= {row.row for row in self.damaged if row.what != "fields" and row.key not in missing}
+        return self.source.compared - len(wrong)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers, for `json.dumps`."""
         return {"ok": self.ok, **asdict(self), "path": str(self.path)}

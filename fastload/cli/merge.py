@@ -26,7 +26,7 @@ def merge(
         bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or one file behind another.")
     ] = False,
     seed: Seed = 0,
-    codec: Codec = "none",
+    codec: Codec = "keep",
     workers: Workers = None,
     on_error: OnError = "fail",
     overwrite: Overwrite = False,

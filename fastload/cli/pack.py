@@ -266,7 +266,10 @@ def _print_survey(survey: Survey, stores: StoreEstimates | None, output: Path, o
     if stores is not None:
         print_stores(stores)
     if survey.disk_free < survey.bytes_needed:
-        print_error(f"{output}: not enough room on its disk. Choose another disk, a smaller --size, or --limit.")
+        print_error(
+            f"{output}: not enough room on its disk. Choose another disk, a smaller `--size` or `--max-size`, "
+            f"`--store source`, or `--limit`."
+        )
         raise typer.Exit(1)
     if output.exists() and not overwrite:
         print_error(f"{output}: exists; packing needs `--overwrite` to replace it.")

@@ -17,7 +17,9 @@ CONTINUES = "interrupted; the same command continues where it stopped."
 
 # Options that repack and merge share.
 Seed = Annotated[int, typer.Option(help="Seed of --shuffle.")]
-Codec = Annotated[str, typer.Option(metavar="none|gzip[:0-9]|zstd[:1-19]", help="How chunks are compressed.")]
+Codec = Annotated[
+    str, typer.Option(metavar="keep|none|gzip[:L]|zstd[:L]", help="Keep what is there, decompress, or compress.")
+]
 Workers = Annotated[int | None, typer.Option(help="Threads that compress; by default one per CPU.", show_default=False)]
 OnError = Annotated[Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")]
 Overwrite = Annotated[
@@ -41,7 +43,7 @@ def repack(
         bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep their order.")
     ] = False,
     seed: Seed = 0,
-    codec: Codec = "none",
+    codec: Codec = "keep",
     split: Annotated[
         list[str] | None, typer.Option(help="Only this split; may be given again.", show_default=False)
     ] = None,

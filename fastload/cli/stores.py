@@ -18,12 +18,11 @@ def print_stores(found: StoreEstimates) -> None:
 
     rates = f"images/s read and decoded in {found.threads} thread{'s' if found.threads > 1 else ''}, without transforms"
     typer.echo(f"\nstores, from {found.sampled:,} samples of these images on this machine ({rates})")
-    raw = next(store.bytes for store in found.stores if store.store == "raw")
     rows = [
         (
             store.store,
             format_bytes(store.bytes),
-            f"{store.bytes / raw:.0%}",
+            f"{store.bytes / found.raw_bytes:.0%}",
             f"{store.warm_per_s:,.0f}",
             "?" if store.disk_per_s is None else f"{store.disk_per_s:,.0f}",
             ", ".join(f"{count} {name}" for name, count in store.encodings.items()),

@@ -64,7 +64,7 @@ def _print(report: VerifyReport, seconds: float) -> None:
         typer.echo("header: its shapes, attributes or digests are not those that were packed")
     _print_some([f"row {row.row} ({row.key}): {_damage(row.what)}" for row in report.damaged])
     if report.source:
-        _print_source(report.source)
+        _print_source(report.source, report.equal)
     rows = f"{report.num_rows:,} row{'s' if report.num_rows != 1 else ''}"
     if report.ok:
         typer.echo(
@@ -86,7 +86,7 @@ def _damage(what: str) -> str:
     return f"its {what} are not those that were packed" if what in ("pixels", "fields") else what
 
 
-def _print_source(source: SourceReport) -> None:
+def _print_source(source: SourceReport, equal: int) -> None:
     _print_some([f"row {row.row} ({row.key}): {row.reason}" for row in source.changed])
     _print_some([f"missing from the source: {key}" for key in source.missing])
     if source.extra:
@@ -94,7 +94,6 @@ def _print_source(source: SourceReport) -> None:
             f"in the source only (added since, or left out by --limit or --on-error skip): {len(source.extra):,}"
         )
         _print_some([f"  {key}" for key in source.extra])
-    equal = source.compared - len({row.row for row in source.changed})
     if source.same_decoder:
         typer.echo(f"source: {equal:,} of {source.compared:,} images decode to exactly the packed pixels")
     else:

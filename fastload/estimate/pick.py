@@ -10,7 +10,11 @@ from fastload.chunks import format_bytes
 FITS = 0.8
 """Share of the free memory that a file may fill to be read from there."""
 CLOSE = 0.9
-"""From this share of the best rate on, a store counts as good as the best, and less loss or less room decides."""
+"""From this share of the best rate on, a store counts as good as the best, and less room decides."""
+WORTH_LOSS = 1.5
+"""How many times faster a store that loses something must be than the best that loses nothing."""
+FEW = 8
+"""Samples of which too few tell anything of rates."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class StoreEstimate:
     """What a dataset would be in one store.
 
     Attributes:
-        store: as `--store` takes it, or "as it is".
+        store: as `--store` takes it, "raw, zstd" for pixels that zstd compresses, or "as it is".
         bytes: of the images and masks of all rows; chunks of a byte store leave a few percent more free.
         warm_per_s: images a second from memory, decoded in full size by all CPUs; transforms come on top.
         disk_per_s: images a second while they come from the disk; None where its rate is not known.
@@ -34,19 +38,26 @@ class StoreEstimate:
     loses: bool
 
 
-def pick_store(stores: Sequence[StoreEstimate], *, free_memory: int, room: int | None) -> tuple[str, str]:
+def pick_store(stores: Sequence[StoreEstimate], *, sampled: int, free_memory: int, room: int | None) -> tuple[str, str]:
     """The store that is expected to be read fastest, and a sentence that says why.
 
-    What fits in memory is read from the disk once, then at the rate of memory; all else at the rate of the disk.
+    What fits in memory is read from the disk once, then at the rate of memory; all else at the rate of the disk. Of
+    few samples the first store is picked where it fits: rates of so few say nothing.
 
     Args:
-        stores: at least one.
+        stores: at least one, the first of them as the file is, or raw.
+        sampled: images by which the rates were measured.
         free_memory: bytes that the page cache may fill.
         room: bytes free on the disk; None: the file is there already.
     """
     smallest = min(stores, key=lambda store: store.bytes)
     possible = [store for store in stores if room is None or store.bytes <= room] or [smallest]
     fitting = [store for store in possible if _fits(store, free_memory)]
+    if sampled < FEW and stores[0] in fitting:
+        return stores[0].store, (
+            f"{stores[0].store}: its {format_bytes(stores[0].bytes)} fit in the {format_bytes(free_memory)} of free "
+            f"memory; rates of {sampled} image{'s' if sampled > 1 else ''} are too uncertain to compare."
+        )
     known = [store for store in possible if store in fitting or store.disk_per_s is not None]
     if not known:
         chosen = min(possible, key=lambda store: (store.loses, store.bytes))
@@ -55,10 +66,14 @@ def pick_store(stores: Sequence[StoreEstimate], *, free_memory: int, room: int |
             f"fast this disk is read; of what loses nothing it is the smallest, {format_bytes(chosen.bytes)}."
         )
     rates = {store.store: store.warm_per_s if store in fitting else store.disk_per_s or 0.0 for store in known}
-    best = max(rates.values())
-    close = [store for store in known if rates[store.store] >= CLOSE * best]
-    # From memory all are fast, and the fastest costs nothing but room that is there.
-    chosen = min(close, key=lambda store: (store.loses, -rates[store.store] if store in fitting else store.bytes))
+    lossless = max((rates[store.store] for store in known if not store.loses), default=0.0)
+    worth = [store for store in known if not store.loses or rates[store.store] >= WORTH_LOSS * lossless]
+    best = max(rates[store.store] for store in worth)
+    close = [store for store in worth if rates[store.store] >= CLOSE * best]
+    # From memory all are fast: the first is the simplest, and costs nothing but room that is there.
+    chosen = min(
+        close, key=lambda store: (store not in fitting, stores.index(store) if store in fitting else store.bytes)
+    )
     return chosen.store, _why(chosen, rates, known, fitting, free_memory) + _no_room(stores, possible, room)
 
 

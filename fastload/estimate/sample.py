@@ -129,7 +129,12 @@ def take_sample(
 
 def row_bytes(row: EncodedRow) -> int:
     """Bytes that a sample, flat, takes in its stores."""
-    return len(row.image) + (0 if row.mask is None else len(row.mask))
+    return image_bytes(row) + (0 if row.mask is None else len(row.mask))
+
+
+def image_bytes(row: EncodedRow) -> int:
+    """Bytes that the image of a sample, flat, takes in its store."""
+    return len(row.image)
 
 
 def _flat(row: EncodedRow) -> EncodedRow:

@@ -46,6 +46,7 @@ def estimate_survey(
         plan.dtype,
         folder,
         remade=bool(np.any(made)),
+        compressed="" if plan.image_codec == NONE else plan.image_codec.name,
         room=survey.disk_free if survey.disk_free >= 0 else None,
         threads=threads,
         progress=progress,

@@ -48,7 +48,7 @@ def decide(headers: NDArray[np.void], options: PackOptions, source: str | Path) 
         OptionError: they cannot be stored as the options say.
     """
     channels, dtype = one_kind(source, headers, options.mode, options.bits)
-    _check_jpeg(options.store, channels, dtype, source)
+    _check_jpeg(options, channels, dtype, source)
     # One number a size: sorting those is much faster than sorting pairs.
     found, counts = np.unique(headers["height"].astype(np.int64) << 32 | headers["width"], return_counts=True)
     order = np.argsort(-counts, kind="stable")
@@ -66,14 +66,19 @@ def decide(headers: NDArray[np.void], options: PackOptions, source: str | Path) 
     return Decision(channels, dtype, replace(target, height=height, width=width, fit=fit), sizes)
 
 
-def _check_jpeg(store: StoreOption | None, channels: int, dtype: np.dtype[Any], source: str | Path) -> None:
+def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], source: str | Path) -> None:
     """Refuse to make JPEGs of what JPEG cannot hold."""
-    if store is None or store.kind not in ("jpeg", "mixed"):
+    if options.store is None or options.store.kind not in ("jpeg", "mixed"):
         return
     if dtype != np.uint8:
         raise OptionError(
             f"{source}: its images have 16 bits a channel, a JPEG holds 8. Keep their high byte with `--bits 8`, or "
             f"store them with `--store raw --codec zstd`."
+        )
+    if options.mode == "rgba":
+        raise OptionError(
+            f"{source}: `--mode rgba` makes an alpha channel, which a JPEG does not hold. Say `--mode rgb`, or store "
+            f"images with `--store raw`."
         )
     if channels == 4:
         raise OptionError(
@@ -187,11 +192,30 @@ def stored_otherwise(plan: StorePlan, samples: NDArray[np.int64], headers: NDArr
     if plan.option.kind != "source":
         return {}
     own, made = ways(plan, samples, headers[samples])
+    pixels, plain = ~own & ~made, headers["jpeg"][samples] > 0
     found = {
-        "no plain JPEG -> stored as pixels": int(np.sum(~own & ~made)),
+        "no plain JPEG -> stored as pixels": int(np.sum(pixels & ~plain)),
+        f"JPEG brought to {plan.channels} channels -> stored as pixels": int(np.sum(pixels & plain)),
         f"larger JPEG -> resized, JPEG of quality {plan.option.quality}": int(np.sum(made)),
     }
     return {what: count for what, count in found.items() if count}
+
+
+def shrunk(options: PackOptions, headers: NDArray[np.void]) -> dict[str, int]:
+    """How many images of these headers `--max-size` makes smaller, by a description."""
+    if options.max_size is None:
+        return {}
+    count = int(np.sum(np.minimum(headers["height"], headers["width"]) > options.max_size))
+    return {f"larger than --max-size {options.max_size} -> shrunk": count} if count else {}
+
+
+def codec_unused(plan: StorePlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> list[str]:
+    """What has to be said where a codec was asked for and finds nothing to compress."""
+    own, made = ways(plan, samples, headers[samples])
+    if plan.image_codec == NONE or not np.all(own | made):
+        return []
+    rest = "only the masks are compressed" if plan.masks else "nothing is left to compress"
+    return [f"Every image is stored as JPEG, which {plan.image_codec.name} makes no smaller: {rest}."]
 
 
 def kept_unseen(plan: StorePlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> list[str]:

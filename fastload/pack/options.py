@@ -80,7 +80,7 @@ def _check_stored(options: PackOptions) -> None:
             "`--store source` keeps the files' own bytes, which `--size` would have to change. Say `--store jpeg` "
             "with `--size`, or `--store source` with `--max-size`, which changes larger ones only."
         )
-    if options.codec != "auto" and parse_codec(options.codec).name == "gzip" and kind != "raw":
+    if options.codec != "auto" and parse_codec(options.codec, besides=("auto",)).name == "gzip" and kind != "raw":
         raise OptionError(f"codec={options.codec!r} works on images of one size stored raw; say `--codec zstd`.")
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from fastload.errors import OutputError
 from fastload.pack.survey import Survey, free_bytes
 
+SMALLER = "`fastload pack` makes smaller files with `--size`, `--max-size` or `--store source`"
+
 
 def check_space(output: Path, survey: Survey, beside: int = 0, done: float = 0) -> None:
     """Refuse what is larger than the disk's free space.
@@ -22,12 +24,17 @@ def check_space(output: Path, survey: Survey, beside: int = 0, done: float = 0) 
     """
     free, needed = free_bytes(output), int(survey.bytes_needed * (1 - done)) + beside
     if needed > free:
-        raise OutputError(
-            errno.ENOSPC,
-            f"needs {needed:,} bytes for {survey.num_samples} images, {free:,} are free. Free some, or "
-            f"choose another disk; `fastload pack` makes images smaller with `--size`",
-            str(output),
+        raise disk_full(
+            f"{output}: needs {needed:,} bytes for {survey.num_samples:,} images, {free:,} are free. Free some, or "
+            f"choose another disk; {SMALLER}."
         )
+
+
+def disk_full(message: str) -> OutputError:
+    """The error of a disk without room, its errno ENOSPC."""
+    error = OutputError(message)
+    error.errno = errno.ENOSPC
+    return error
 
 
 def reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
@@ -53,7 +60,7 @@ def reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
     except OSError as exc:
         raise OutputError(
             f"{part}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, or choose another "
-            f"disk; `fastload pack` makes images smaller with `--size`."
+            f"disk; {SMALLER}."
         ) from exc
     finally:
         os.close(fd)

@@ -19,9 +19,11 @@ from fastload.decode import Target
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.layout import PixelSpec, chunk_rows_for
 from fastload.pack.decided import (
+    codec_unused,
     decide,
     kept_unseen,
     plan_stores,
+    shrunk,
     stored_lengths,
     stored_otherwise,
     too_large,
@@ -206,8 +208,8 @@ def survey_listing(
     moved = move_to(listing, headers, target, plan.max_size)
     if gone := boxes_gone(listing, moved, samples):
         converted["boxes that the crop cuts away whole -> no area"] = gone
-    converted |= stored_otherwise(plan, samples, headers)
-    said = kept_unseen(plan, samples, headers)
+    converted |= stored_otherwise(plan, samples, headers) | shrunk(options, headers[samples])
+    said = kept_unseen(plan, samples, headers) + codec_unused(plan, samples, headers)
     if options.codec == "auto" and plan.option.kind != "keep":
         codec, why = choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=codec)

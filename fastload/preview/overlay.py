@@ -96,7 +96,7 @@ def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: Pa
 
 
 def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
-    """The classes shown: those of masks by their pixels, then those of boxes by their number, most first."""
+    """The classes shown: those of masks, then those of boxes, each by number; of too many those seen most."""
     counts = np.zeros(256, np.int64)
     for each in marks:
         if each.mask is not None:
@@ -104,16 +104,17 @@ def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
     if "masks" in file.fields:
         counts[_bare_classes(file)] = 0
     names = file.fields["masks"].names if "masks" in file.fields else ()
-    order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
+    most = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
+    order = sorted(most[:MAX_LEGEND])
     entries = [Entry(class_name(i, names), class_colour(i), "mask") for i in order]
     classes = np.concatenate([each.classes for each in marks]) if marks else np.zeros(0, np.int64)
     found, numbers = np.unique(classes[classes >= 0], return_counts=True)
     names = file.fields["box_labels"].names if "box_labels" in file.fields else ()
-    order = found[np.argsort(-numbers, kind="stable")].tolist()
+    most_boxes = found[np.argsort(-numbers, kind="stable")]
+    order = sorted(most_boxes[: MAX_LEGEND - len(entries)].tolist())
     entries += [Entry(class_name(i, names), box_colour(i), "box") for i in order]
-    if len(entries) > MAX_LEGEND:
-        return [*entries[:MAX_LEGEND], Entry(f"and {len(entries) - MAX_LEGEND} more", (0, 0, 0), "more")]
-    return entries
+    more = len(most) + len(most_boxes) - len(entries)
+    return [*entries, Entry(f"and {more} more", (0, 0, 0), "more")] if more else entries
 
 
 def class_colour(index: int) -> Colour:

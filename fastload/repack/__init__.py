@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from fastload.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
-from fastload.errors import OptionError, OutputError
-from fastload.format import PackedFile
+from fastload.errors import OptionError, OutputError, SourceError
+from fastload.format import PackedFile, read_header
 from fastload.layout import CHUNK_BYTES, dump_options
 from fastload.open_readers import close_readers
 from fastload.pack import PackOptions, PackReport, pack_listing
@@ -28,11 +28,13 @@ from fastload.repack.compress import compress_listing
 from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.repack.merge import list_merged
 from fastload.repack.rows import RowByRow
-from fastload.repack.stored import KeptRows
+from fastload.repack.stored import KeptRows, undecodable
 from fastload.sources.listing import Listing, OnError
 from fastload.stored_samples import has_stores
 
 __all__ = ["Choice", "merge_files", "repack_file"]
+
+_CODEC_OF_FILTER = {"deflate": "gzip", "zstd": "zstd"}
 
 
 def repack_file(
@@ -42,7 +44,7 @@ def repack_file(
     chunk_bytes: int | None = None,
     shuffle: bool = False,
     seed: int = 0,
-    codec: str = "none",
+    codec: str = "keep",
     choice: Choice | None = None,
     workers: int | None = None,
     on_error: OnError = "fail",
@@ -51,21 +53,24 @@ def repack_file(
 ) -> PackReport:
     """Write some or all rows of a packed file as a new one.
 
-    Classes and their names stay as they are, also where no row of one is left. A compressed file, or one that another
-    tool wrote, becomes one whose rows lie back to back.
+    Classes and their names stay as they are, also where no row of one is left. A file that another tool wrote becomes
+    one whose rows lie back to back.
 
     Args:
         file: a packed file, or another HDF5 file with a dataset `images`.
         output: file to make.
-        chunk_bytes: size at which chunks aim; by default that of the file where it was packed, 64 KiB with a codec for
-            rows of one size.
+        chunk_bytes: size at which chunks aim; by default that of the file where it was packed, 64 KiB with another
+            codec for rows of one size.
         shuffle: shuffle rows within each split; by default they keep their order.
         seed: of that shuffle.
-        codec: "none"; "gzip" or "zstd", with or without a level, 0 to 9 ("gzip:4") or 1 to 19 ("zstd:3"). Rows in a
-            byte store keep their encoding under "none"; "zstd" compresses those of them that are raw pixels.
+        codec: "keep": what is compressed stays so, likewise; "none": it is decompressed; "gzip" or "zstd", with or
+            without a level, 0 to 9 ("gzip:4") or 1 to 19 ("zstd:3"). In a byte store "zstd" compresses rows that are
+            raw pixels. JPEGs stay as they are in any case.
         choice: which rows; by default all.
         workers: threads that compress, by default one per CPU; rows that are only copied are copied by this thread.
-        on_error: "fail" stops at a damaged row, "skip" leaves it out and lists it (not with a codec).
+        on_error: "fail" stops at a row that is not what was packed; "skip" leaves it out and lists it, also a JPEG
+            that was damaged before it was packed, which "fail" copies unseen. Not with a codec for rows of one size:
+            with "keep", these are decompressed then.
         overwrite: replace an output that exists, and discard unfinished work on something else.
         progress: called with (stage, done, total).
 
@@ -75,26 +80,30 @@ def repack_file(
         OptionError: an option has no meaning for this file, or no row is left.
         OutputError, ResumeError, PackError: as pack_images.
     """
-    how = parse_codec(codec)
+    how = _said_codec(codec)
     choice = choice or Choice()
     _check_apart([Path(file)], Path(output))
     header, listing = list_packed(file)
     chosen = choose_rows(listing, choice, header.path)
     in_order = bool(np.all(np.diff(chosen) > 0))
     told = pack_options(header)
+    kept, notes = (NONE, ()) if how is not None else _compressed_with([header], on_error)
+    listing = replace(listing, notes=(*listing.notes, *notes))
     if chunk_bytes is None:
-        told_bytes = int(told.get("chunk_bytes", CHUNK_BYTES))
-        chunk_bytes = CODEC_CHUNK_BYTES if how != NONE and not has_stores(header) else told_bytes
-    options = PackOptions(
-        seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=_codec_of(header)
-    )
+        chunk_bytes = int(told.get("chunk_bytes", CHUNK_BYTES))
+        if kept != NONE:
+            chunk_bytes = header.fields["images"].chunk_rows * header.fields["images"].row_bytes
+        elif how not in (None, NONE) and not has_stores(header):
+            chunk_bytes = CODEC_CHUNK_BYTES
+    of_masks = _codec_of([header]) if how is None else "none"
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=of_masks)
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
         attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
     if not shuffle and not in_order:
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
-    return _write(part, output, told, options, header.path, how, workers, on_error, overwrite, progress)
+    return _write(part, output, told, options, header.path, how, kept, workers, on_error, overwrite, progress)
 
 
 def merge_files(
@@ -104,7 +113,7 @@ def merge_files(
     chunk_bytes: int = CHUNK_BYTES,
     shuffle: bool = False,
     seed: int = 0,
-    codec: str = "none",
+    codec: str = "keep",
     workers: int | None = None,
     on_error: OnError = "fail",
     overwrite: bool = False,
@@ -124,13 +133,17 @@ def merge_files(
         SourceError: two files differ in a way that one file cannot hold; or rows are damaged.
         OptionError, MissingFileError, FormatError, OutputError, ResumeError, PackError: as `repack_file`.
     """
-    how = parse_codec(codec)
+    how = _said_codec(codec)
     _check_apart(list(map(Path, files)), Path(output))
     listing = list_merged(files)
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec="none")
+    headers = [read_header(file) for file in files]
+    kept, notes = (NONE, ()) if how is not None else _compressed_with(headers, on_error)
+    listing = replace(listing, notes=(*listing.notes, *notes))
+    of_masks = _codec_of(headers) if how is None else "none"
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=of_masks)
     told: dict[str, Any] = json.loads(listing.attrs["pack_options"])
     names = ", ".join(Path(file).name for file in files)
-    return _write(listing, output, told, options, names, how, workers, on_error, overwrite, progress)
+    return _write(listing, output, told, options, names, how, kept, workers, on_error, overwrite, progress)
 
 
 def _write(
@@ -139,21 +152,29 @@ def _write(
     told: dict[str, Any],
     options: PackOptions,
     where: str | Path,
-    codec: Codec,
+    how: Codec | None,
+    kept: Codec,
     workers: int | None,
     on_error: OnError,
     overwrite: bool,
     progress: Progress | None,
 ) -> PackReport:
-    """The listing's rows as a file that keeps what is still true of its origin."""
+    """The listing's rows as a file that keeps what is still true of its origin.
+
+    Args:
+        how: the codec that was asked for; None to keep what is there.
+        kept: what images of one size are compressed with then.
+    """
+    codec = kept if how is None else how
     if isinstance(listing.files, KeptRows):
-        options = replace(options, codec=str(codec) if codec != NONE else str(told.get("codec", "auto")))
+        options = replace(options, codec=str(told.get("codec", "auto")) if how is None else str(how))
+        listing = _as_asked(listing, listing.files, how, workers, on_error, progress)
     attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
     said = {**replace(options, codec="auto").to_dict(), **told, **changed}
-    if codec != NONE:
+    if how is not None or codec != NONE:
         said["codec"] = str(codec)
     elif options.codec == "none":
         said.pop("codec", None)
@@ -181,11 +202,67 @@ def _write(
         close_readers()
 
 
-def _codec_of(file: PackedFile) -> str:
+def _said_codec(text: str) -> Codec | None:
+    """The codec that an option names; None for "keep"."""
+    return None if text == "keep" else parse_codec(text, besides=("keep",))
+
+
+def _compressed_with(files: Sequence[PackedFile], on_error: OnError) -> tuple[Codec, tuple[str, ...]]:
+    """What images of one size in files of ours are all compressed with, and what is to be said where they lose that."""
+    found = {_images_codec(file) for file in files}
+    if found == {NONE}:
+        return NONE, ()
+    names = ", ".join(file.path.name for file in files)
+    if len(found) > 1:
+        return NONE, (f"{names}: images are compressed differently, and are stored without a codec now.",)
+    if on_error == "skip":
+        codec = next(iter(found))
+        return NONE, (f"{names}: decompressed, so that damaged rows can be left out; `--codec {codec}` restores it.",)
+    return found.pop(), ()
+
+
+def _images_codec(file: PackedFile) -> Codec:
+    """What images of one size in a file of ours are compressed with; of its level only what the file says is known."""
+    images = file.fields.get("images")
+    if images is None or images.store is not None or file.version is None:
+        return NONE
+    name = next((name for name in images.filters if name in _CODEC_OF_FILTER), None)
+    if name is None:
+        return NONE
+    told = str(pack_options(file).get("codec", ""))
+    codec = _CODEC_OF_FILTER[name]
+    return parse_codec(told if told.partition(":")[0] == codec else codec)
+
+
+def _as_asked(
+    listing: Listing,
+    rows: KeptRows,
+    how: Codec | None,
+    workers: int | None,
+    on_error: OnError,
+    progress: Progress | None,
+) -> Listing:
+    """A listing of stored rows, without JPEGs that cannot be decoded, and decompressed, where that is wanted."""
+    listing = replace(listing, files=replace(rows, plain=how == NONE))
+    if on_error == "fail":
+        return listing
+    bad = undecodable(rows, workers, progress)
+    keep = np.setdiff1d(np.arange(len(listing)), np.array(sorted(bad), np.int64))
+    if not len(keep):
+        raise SourceError(f"Not one of {len(listing)} rows can be decoded, the first: {bad[0]}. Pack them again.")
+    left_out = tuple((listing.keys[i], bad[i]) for i in sorted(bad))
+    return replace(listing.take(keep), skipped=(*listing.skipped, *left_out))
+
+
+def _codec_of(files: Sequence[PackedFile]) -> str:
     """The codec for packing rows of one size that keeps masks compressed where packing alone chose so."""
-    images, masks = file.fields.get("images"), file.fields.get("masks")
-    chosen = images is not None and images.offset is not None and masks is not None and masks.filters
-    return "auto" if file.version is not None and chosen else "none"
+
+    def chosen(file: PackedFile) -> bool:
+        images, masks = file.fields.get("images"), file.fields.get("masks")
+        plain = file.version is not None and images is not None and images.offset is not None
+        return plain and masks is not None and bool(masks.filters)
+
+    return "auto" if all(map(chosen, files)) else "none"
 
 
 def _check_apart(files: Sequence[Path], output: Path) -> None:

@@ -7,7 +7,6 @@ in the spill are checked by their digests and kept.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
@@ -32,6 +31,7 @@ from fastload.pack import PackOptions, PackReport, check_output
 from fastload.pack.chunk_work import Worker, row_digests_of
 from fastload.pack.finish import sync_folder
 from fastload.pack.options import Progress
+from fastload.pack.reserve import disk_full
 from fastload.pack.resume import exists, journal_path
 from fastload.pack.survey import free_bytes, row_order, survey_listing, unreadable
 from fastload.pack.workers import WorkerPool
@@ -245,11 +245,9 @@ def _check_space(job: _Job, output: Path, codec: Codec, spill: Spill) -> None:
     needed, free = int(2 * size), free_bytes(output)
     if needed > free:
         spill.remove()
-        raise OutputError(
-            errno.ENOSPC,
-            f"needs about {needed:,} bytes until it is finished, half of that then; {free:,} are free. Free some, or "
-            f"choose another disk",
-            str(output),
+        raise disk_full(
+            f"{output}: needs about {needed:,} bytes until it is finished, half of that then; {free:,} are free. Free "
+            f"some, or choose another disk."
         )
 
 

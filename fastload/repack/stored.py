@@ -9,11 +9,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload.cpus import available_cpus
+from fastload.errors import ImageError
 from fastload.format import PackedFile
 from fastload.image_header import ImageHeader
+from fastload.in_threads import in_threads
 from fastload.open_readers import SAMPLES
-from fastload.store import EncodedRow
-from fastload.stored_samples import CheckedSample, StoredSamples
+from fastload.pack.options import Progress
+from fastload.store import RAW, ZSTD, EncodedRow
+from fastload.stored_samples import CheckedSample, DamagedBefore, StoredSamples
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +31,14 @@ class KeptRows:
         name: "images" or "masks".
         part: int32 (N,), the file of each sample.
         row: int64 (N,), its row there.
+        plain: rows that zstd compresses are given decompressed.
     """
 
     files: tuple[PackedFile, ...]
     name: Literal["images", "masks"]
     part: NDArray[np.int32]
     row: NDArray[np.int64]
+    plain: bool = False
 
     @classmethod
     def of(cls, file: PackedFile, name: Literal["images", "masks"]) -> KeptRows:
@@ -87,14 +93,31 @@ class KeptRows:
         return found
 
     def encoded(self, i: int) -> EncodedRow:
-        """The whole sample, image and mask, as it is stored.
+        """The whole sample, image and mask, as it is stored, or decompressed.
 
         Raises:
             ImageError: it cannot be read, or is not what was packed; the reason only.
             FileChangedError: the file was written to since its header was read.
         """
         samples, row = self._at(i)
-        return samples.encoded(row)
+        found = samples.encoded(row)
+        if not self.plain:
+            return found
+        if found.encoding == ZSTD:
+            found = replace(found, image=_bytes_of(samples.pixels("images", row)), encoding=RAW)
+        if found.mask_encoding == ZSTD:
+            found = replace(found, mask=_bytes_of(samples.pixels("masks", row)), mask_encoding=RAW)
+        return found
+
+    def check(self, i: int) -> None:
+        """Decode a sample that is what was packed.
+
+        Raises:
+            DamagedBefore: its JPEG cannot be decoded.
+            ImageError: it cannot be read, or is not what was packed; the reason only.
+        """
+        samples, row = self._at(i)
+        samples.checked(row)
 
     def checked(self, i: int, *, jpeg: bool = True) -> CheckedSample:
         """As `encoded`, with its pixels; see `StoredSamples.checked`."""
@@ -109,6 +132,38 @@ class KeptRows:
         samples = SAMPLES.of(self.files[self.part[i]])
         samples.check_identity()
         return samples, int(self.row[i])
+
+
+def undecodable(rows: KeptRows, threads: int | None, progress: Progress | None) -> dict[int, str]:
+    """JPEGs that are what was packed and yet cannot be decoded: sample -> why.
+
+    Args:
+        threads: that decode, by default one per CPU.
+        progress: called with ("decoding", done, total).
+    """
+    jpegs = np.flatnonzero(rows.is_jpeg).tolist()
+
+    def tried(i: int) -> tuple[int, str]:
+        try:
+            rows.check(i)
+        except DamagedBefore as exc:
+            return i, str(exc)
+        except ImageError:
+            pass  # copying names it
+        return i, ""
+
+    found = {}
+    for done, (i, reason) in enumerate(in_threads(tried, jpegs, available_cpus() if threads is None else threads)):
+        if reason:
+            found[i] = reason
+        if progress:
+            progress("decoding", done + 1, len(jpegs))
+    return found
+
+
+def _bytes_of(pixels: NDArray[Any]) -> memoryview:
+    little = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
 
 
 def joined_rows(parts: Sequence[KeptRows]) -> KeptRows:

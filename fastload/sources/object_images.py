@@ -16,9 +16,16 @@ from fastload.image_header import ImageHeader, check_size, pillow_silenced, prob
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
+def file_of(image: Any) -> bytes | None:
+    """The bytes of an image file; None for anything else."""
+    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # Hugging Face, undecoded
+        image = image["bytes"]
+    return bytes(image) if isinstance(image, (bytes, bytearray, memoryview)) else None
+
+
 def looked_at(image: Any) -> tuple[ImageHeader, int]:
     """The header of an image, and XXH3-64 of its file's bytes or of its pixels."""
-    data = _encoded(image)
+    data = file_of(image)
     if data is not None:
         return probe_image(lambda size: data[:size]), xxhash.xxh3_64_intdigest(data)
     pixels = pixels_of(image)
@@ -30,7 +37,7 @@ def looked_at(image: Any) -> tuple[ImageHeader, int]:
 
 def digest_of(image: Any, pixels: NDArray[Any]) -> int:
     """XXH3-64 of the bytes of an image's file, else of its pixels."""
-    data = _encoded(image)
+    data = file_of(image)
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(pixels).data if data is None else data)
 
 
@@ -40,7 +47,7 @@ def pixels_of(image: Any) -> NDArray[Any]:
     Raises:
         ImageError: it is none.
     """
-    data = _encoded(image)
+    data = file_of(image)
     if data is not None:
         return _decoded(data)
     if isinstance(image, Image.Image):
@@ -73,13 +80,6 @@ def mask_of(mask: Any) -> NDArray[np.uint8] | None:
     if found.ndim != 2 or not found.size or found.dtype.kind not in "iub" or found.min() < 0 or found.max() > 255:
         raise ImageError(f"has a mask that is {found.dtype} {found.shape}; expected integers from 0 to 255, (H, W)")
     return found.astype(np.uint8)
-
-
-def _encoded(image: Any) -> bytes | None:
-    """The bytes of an image file; None for anything else."""
-    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # Hugging Face, undecoded
-        image = image["bytes"]
-    return bytes(image) if isinstance(image, (bytes, bytearray, memoryview)) else None
 
 
 def _decoded(data: bytes) -> NDArray[Any]:

@@ -2,7 +2,8 @@
 
 A sample is an image; (image, label); or a dict with "image", perhaps "label" and "mask". An image is a Pillow image, an
 array or tensor of uint8 or uint16, (H, W), (H, W, C) or (C, H, W), or the bytes of an image file; a mask is an array,
-tensor or Pillow image, (H, W), of the numbers of classes. torch is never imported.
+tensor or Pillow image, (H, W), of the numbers of classes. Where all images are bytes they count as files, which
+`store="source"` keeps as they are. torch is never imported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, SourceError
 from fastload.image_header import ImageHeader
 from fastload.sources.listing import Column, Listing, Masks, OnError, first_few
-from fastload.sources.object_images import digest_of, looked_at, mask_of, pixels_of
+from fastload.sources.object_images import digest_of, file_of, looked_at, mask_of, pixels_of
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
 _LABEL_KEYS = ("label", "labels", "target", "y")
@@ -68,6 +69,36 @@ class ObjectPictures:
         at = indices.tolist()
         headers, digests = tuple([self.headers[i] for i in at]), tuple([self.digests[i] for i in at])
         return replace(self, rows=self.rows[indices], headers=headers, digests=digests)
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectFiles:
+    """The images of an object whose samples all give the bytes of an image file, as `Files`.
+
+    Attributes:
+        source, rows, digests: as of ObjectPictures.
+    """
+
+    source: Any
+    rows: NDArray[np.int64]
+    digests: tuple[int, ...]
+
+    def read(self, i: int) -> bytes:
+        """The whole file of a sample; see Files."""
+        data = file_of(_sample(self.source, int(self.rows[i])).image)
+        if data is None or xxhash.xxh3_64_intdigest(data) != self.digests[i]:
+            raise ImageError(
+                "has other bytes now than at first: it is made anew each time. Leave random transforms out"
+            )
+        return data
+
+    def read_head(self, i: int, size: int) -> bytes:
+        """The first bytes of it."""
+        return self.read(i)[:size]
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> ObjectFiles:
+        """Those of some samples, in the order of indices."""
+        return replace(self, rows=self.rows[indices], digests=tuple([self.digests[i] for i in indices.tolist()]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +166,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     rows: list[int] = []
     digests: list[int] = []
     marks: list[int] = []  # of image and mask together
+    lengths: list[int] = []  # of images given as bytes, 0 of others
     skipped: list[tuple[str, str]] = []
     mask_sizes: list[tuple[int, int]] = []
     in_masks = np.zeros(256, np.bool_)
@@ -155,6 +187,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         rows.append(row)
         headers.append(header)
         digests.append(digest)
+        lengths.append(len(file_of(sample.image) or b""))
         marks.append(digest)
         labels.append(plain)
         mask_sizes.append((0, 0) if mask is None else (mask.shape[0], mask.shape[1]))
@@ -169,10 +202,17 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         notes.append("There are no labels.")
     if others:
         notes.append(f"Parts of the samples that are not packed: {first_few(list(others))}.")
-    files = ObjectPictures(source, np.array(rows, np.int64), tuple(headers), tuple(digests))
+    numbers = np.array(rows, np.int64)
+    files: ObjectFiles | ObjectPictures
+    if all(lengths):
+        files, sizes = ObjectFiles(source, numbers, tuple(digests)), lengths
+    else:
+        files = ObjectPictures(source, numbers, tuple(headers), tuple(digests))
+        sizes = [header.height * header.width * header.channels * header.bits // 8 for header in headers]
+        if given := sum(map(bool, lengths)):
+            notes.append(f"Bytes of files ({given:,}) and pixels ({len(rows) - given:,}): all are taken as pixels.")
     _refuse_random(files, kind)
     masks = _masks_of(source, files.rows, mask_sizes, in_masks, kind, notes)
-    sizes = [header.height * header.width * header.channels * header.bits // 8 for header in headers]
     return Listing(
         layout="objects",
         keys=tuple([f"{row:0{width}d}" for row in rows]),
@@ -188,7 +228,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     )
 
 
-def _refuse_random(files: ObjectPictures, kind: str) -> None:
+def _refuse_random(files: ObjectFiles | ObjectPictures, kind: str) -> None:
     """Refuse an object whose samples are others each time, by some of them."""
     for i in np.unique(np.linspace(0, len(files.rows) - 1, _ASKED_TWICE).astype(int)).tolist():
         row = int(files.rows[i])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from fastload.cli import app
 from fastload.layout import write_packed
+from fastload.pack import pack_images
 
 
 @pytest.fixture
@@ -62,3 +64,18 @@ def test_a_damaged_header_is_said(packed: Path) -> None:
     result = CliRunner().invoke(app, ["verify", str(packed)])
     assert result.exit_code == 1
     assert "its header is damaged" in result.stderr
+
+
+def test_what_cannot_be_decoded_does_not_count_as_equal_to_its_source(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = image_folder()
+    first = sorted(source.rglob("*.jpg"))[0]
+    data = first.read_bytes()
+    table = data.index(b"\xff\xc4")
+    first.write_bytes(data[: table + 5] + b"\xff" * 16 + data[table + 21 :])
+    pack_images(source, tmp_path / "a.h5", store="source", workers=0)
+    result = CliRunner().invoke(app, ["verify", str(tmp_path / "a.h5"), "--source", str(source), "--workers", "0"])
+    assert result.exit_code == 1
+    assert "source: 19 of 20 images decode to exactly the packed pixels" in result.stdout
+    assert "it was damaged before it was packed" in result.stdout

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,6 +15,7 @@ from PIL import Image
 from fastload.estimate import StoreEstimate, StoreEstimates, estimate_file, estimate_survey
 from fastload.layout import create_file, write_packed
 from fastload.pack import PackOptions, survey_source
+from fastload.repack import repack_file
 from fastload.sources.listing import Column
 from fastload.stored_file import write_stored
 
@@ -119,6 +121,48 @@ def test_a_file_of_jpegs_is_told_as_it_is(tmp_path: Path) -> None:
     assert stores["raw"].bytes == 4 * num_pixels
     assert stores["as it is"].bytes == sum(len(row[0]) for row in rows) + num_pixels
     assert not stores["as it is"].loses and not stores["mixed:0.5"].loses
+
+
+def test_bytes_that_a_file_has_are_known_not_estimated(tmp_path: Path) -> None:
+    """Rows of which a sample says little: half of them are many times smaller than the others."""
+    rng = np.random.default_rng(0)
+    pixels = [rng.integers(0, 255 if i % 2 else 2, (20 + i % 3, 24, 3), np.uint8) for i in range(90)]
+    rows = [(jpeg_of(image), image.shape, 1) for image in pixels]
+    masks = [np.zeros(image.shape[:2], np.uint8) for image in pixels]
+    path = tmp_path / "b.h5"
+    repack_file(write_stored(tmp_path / "a.h5", rows, masks=masks), path, codec="zstd")  # type: ignore[arg-type]
+    found = estimate_file(path, threads=1)
+    stores = by_name(found)
+    with h5py.File(path) as file:
+        of_masks = int(file["masks_bytes"][()].sum())
+    assert of_masks < 90 * 100
+    assert stores["as it is"].bytes == sum(len(row[0]) for row in rows) + of_masks
+    assert stores["raw"].bytes == 90 * 21 * 24 * 3 + of_masks
+    assert found is not None and found.raw_bytes == 90 * 21 * 24 * 4
+
+
+def test_a_file_in_chunks_is_told_as_it_is(tmp_path: Path) -> None:
+    images = np.zeros((40, 16, 16, 3), np.uint8)
+    plain = write_packed(tmp_path / "a.h5", images, {}, masks=images[..., 0])
+    repack_file(plain, tmp_path / "b.h5", codec="zstd", chunk_bytes=4096, workers=1)
+    found = estimate_file(tmp_path / "b.h5", threads=2)
+    stores = by_name(found)
+    assert list(stores) == ["as it is", "raw", "jpeg:90", "mixed:0.5"]
+    with h5py.File(tmp_path / "b.h5") as file:
+        of_images, of_masks = (file[name].id.get_storage_size() for name in ("images", "masks"))
+    assert stores["as it is"].bytes == of_images + of_masks and stores["as it is"].encodings == {"zstd": 40}
+    assert stores["raw"].bytes == images.nbytes + of_masks
+    assert found is not None and found.raw_bytes == images.nbytes * 4 // 3
+
+
+def test_a_dry_run_with_a_codec_is_compared_with_decoded_pixels(image_folder: ImageFolder) -> None:
+    source = image_folder()
+    for path in source.rglob("*.jpg"):
+        Image.new("RGB", (64, 64)).save(path)
+    found = estimated(source, codec="zstd")
+    stores = by_name(found)
+    assert next(iter(stores)) == "raw, zstd" and set(stores["raw, zstd"].encodings) <= {"raw", "zstd"}
+    assert found is not None and stores["raw, zstd"].bytes < found.raw_bytes == 20 * 64 * 64 * 3
 
 
 def test_a_file_of_pixels_that_differ_in_size(tmp_path: Path) -> None:

@@ -15,7 +15,16 @@ from PIL import Image
 from fastload.codecs import Codec
 from fastload.errors import OptionError, SourceError
 from fastload.pack import PackOptions, pack_images, survey_source
-from fastload.pack.decided import decide, plan_stores, row_bytes, row_sizes, too_large
+from fastload.pack.decided import (
+    codec_unused,
+    decide,
+    plan_stores,
+    row_bytes,
+    row_sizes,
+    shrunk,
+    stored_otherwise,
+    too_large,
+)
 from fastload.pack.store_plan import StoreOption, StorePlan, fitted_size, fitted_sizes, parse_store, ways
 from fastload.pack.tasks import HEADERS
 
@@ -67,7 +76,8 @@ def test_what_has_no_size_beforehand_is_a_store(rows, options, images, masks):
         (SAME, {"size": (8, 8), "max_size": 8}, "only one of them"),
         (SAME, {"size": (8, 8), "store": "source"}, "--max-size"),
         (SAME, {"max_size": 0}, "at least 1"),
-        (SAME, {"codec": "lzma"}, "zstd"),
+        (SAME, {"codec": "lzma"}, "accepted: auto, none, gzip.* zstd"),
+        (SAME, {"store": "jpeg", "mode": "rgba"}, "`--mode rgba` makes an alpha channel"),
         (headers((9, 9, 1, 16, 0)), {"store": "jpeg"}, "--bits 8"),
         (headers((9, 9, 4, 8, 0)), {"store": "mixed:0.5"}, "--mode rgb"),
     ],
@@ -75,6 +85,40 @@ def test_what_has_no_size_beforehand_is_a_store(rows, options, images, masks):
 def test_what_does_not_go_together_is_refused_with_the_mend(rows, options, said):
     with pytest.raises(OptionError, match=said):
         planned(rows, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, {"no plain JPEG -> stored as pixels": 1}),
+        (
+            {"mode": "gray"},
+            {"no plain JPEG -> stored as pixels": 1, "JPEG brought to 1 channels -> stored as pixels": 2},
+        ),
+        (
+            {"mode": "rgba"},
+            {"no plain JPEG -> stored as pixels": 1, "JPEG brought to 4 channels -> stored as pixels": 3},
+        ),
+    ],
+)
+def test_what_is_no_jpeg_and_what_becomes_pixels_by_its_channels_are_told_apart(options, said):
+    plan = planned(VARIED, store="source", **options)
+    assert stored_otherwise(plan, np.arange(4), VARIED) == said
+
+
+def test_what_is_shrunk_is_counted():
+    assert shrunk(PackOptions(max_size=70), VARIED) == {"larger than --max-size 70 -> shrunk": 2}
+    assert shrunk(PackOptions(max_size=400), VARIED) == shrunk(PackOptions(), VARIED) == {}
+
+
+def test_a_codec_without_anything_to_compress_is_told():
+    rows = np.arange(4)
+    (said,) = codec_unused(planned(VARIED, store="jpeg", codec="zstd"), rows, VARIED)
+    assert said == "Every image is stored as JPEG, which zstd makes no smaller: nothing is left to compress."
+    (said,) = codec_unused(planned(VARIED, masks=True, store="jpeg", codec="zstd"), rows, VARIED)
+    assert "only the masks" in said
+    assert codec_unused(planned(VARIED, store="source", codec="zstd"), rows, VARIED) == []
+    assert codec_unused(planned(VARIED, store="jpeg"), rows, VARIED) == []
 
 
 def test_options_are_written_down_only_where_something_is_said():

@@ -93,9 +93,24 @@ def test_compressed_and_back_gives_the_same_bytes(tmp_path, codec, name):
     assert field.filters == header.fields["masks"].filters == (name,)
     assert field.offset is None and field.chunk_rows == 10
     assert report.file_bytes < source.stat().st_size
-    repack_file(tmp_path / "z.h5", tmp_path / "b.h5", chunk_bytes=1000)
-    repack_file(source, tmp_path / "c.h5", chunk_bytes=1000)
+    repack_file(tmp_path / "z.h5", tmp_path / "b.h5", codec="none", chunk_bytes=1000)
+    repack_file(source, tmp_path / "c.h5", codec="none", chunk_bytes=1000)
     assert (tmp_path / "b.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
+
+
+def test_what_is_compressed_stays_so_unless_it_is_said(tmp_path):
+    source = make(tmp_path / "a.h5")
+    repack_file(source, tmp_path / "z.h5", codec="gzip:7", chunk_bytes=1440, workers=1)
+    repack_file(tmp_path / "z.h5", tmp_path / "b.h5", workers=1)
+    assert (tmp_path / "b.h5").read_bytes() == (tmp_path / "z.h5").read_bytes()
+    merge_files([tmp_path / "z.h5", tmp_path / "b.h5"], tmp_path / "m.h5", workers=1)
+    assert read_header(tmp_path / "m.h5").fields["images"].filters == ("deflate",)
+    report = merge_files([tmp_path / "z.h5", source], tmp_path / "n.h5", workers=1)
+    assert read_header(tmp_path / "n.h5").fields["images"].offset is not None
+    assert "z.h5, a.h5: images are compressed differently" in " ".join(report.notes)
+    report = repack_file(tmp_path / "z.h5", tmp_path / "c.h5", on_error="skip")
+    assert "`--codec gzip:7` restores it" in " ".join(report.notes)
+    assert read_header(tmp_path / "c.h5").fields["images"].offset is not None
 
 
 def test_a_compressed_file_is_trained_from_shown_and_described(tmp_path):
@@ -111,7 +126,7 @@ def test_a_compressed_file_is_trained_from_shown_and_described(tmp_path):
         found.append(sorted(image.numpy().tobytes() for batch in loader for image in batch[0]))
     assert found[0] == found[1]
     info = inspect_file(tmp_path / "z.h5")
-    assert info.num_samples == 60 and info.findings[-1] == "To mend this: `fastload repack FILE OUT.h5`."
+    assert info.num_samples == 60 and info.findings[-1] == "To mend this: `fastload repack FILE OUT.h5 --codec none`."
     make_preview(tmp_path / "z.h5", tmp_path / "p.png")
 
 
@@ -238,8 +253,9 @@ def test_outputs_that_cannot_be_are_refused_before_work(tmp_path):
 def test_codecs_are_named(tmp_path):
     source = make(tmp_path / "a.h5")
     for codec, said in (
-        ("lzf", r"none, gzip\[:0-9\], zstd\[:1-19\]"), ("gzip:", "accepted: none"), ("", "accepted: none"),
-        ("GZIP", "accepted: none"), ("none:1", "accepted: none"), ("gzip:10", "0 to 9"), ("zstd:20", "1 to 19"),
+        ("lzf", r"accepted: keep, none, gzip\[:0-9\], zstd\[:1-19\]"), ("gzip:", "accepted: keep"),
+        ("", "accepted: keep"), ("GZIP", "accepted: keep"), ("none:1", "accepted: keep"), ("gzip:10", "0 to 9"),
+        ("zstd:20", "1 to 19"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=said):
             repack_file(source, tmp_path / "b.h5", codec=codec)

@@ -98,6 +98,10 @@ def test_zstd_compresses_what_is_raw_and_keeps_digests(tmp_path: Path) -> None:
     assert verify_file(tmp_path / "b.h5").ok
     repack_file(tmp_path / "b.h5", tmp_path / "c.h5", workers=0)
     assert by_key(tmp_path / "c.h5") == after
+    repack_file(tmp_path / "b.h5", tmp_path / "d.h5", codec="none", workers=0)
+    assert by_key(tmp_path / "d.h5") == before  # back to raw pixels
+    repack_file(tmp_path / "d.h5", tmp_path / "e.h5", workers=0)
+    assert by_key(tmp_path / "e.h5") == before
     flip(tmp_path / "b.h5", "images", 4, 2)  # the head of a zstd frame
     (found,) = verify_file(tmp_path / "b.h5").damaged
     assert found.row == 4
@@ -120,6 +124,23 @@ def test_a_damaged_row_is_named_and_can_be_left_out(tmp_path: Path) -> None:
     assert [key for key, _ in report.skipped] == ["005.jpg"]
     after = by_key(tmp_path / "c.h5")
     assert {key: row for key, row in before.items() if key != "005.jpg"} == after
+
+
+def test_a_jpeg_damaged_before_it_was_packed_is_left_out_too(tmp_path: Path) -> None:
+    rows = varied_rows()
+    data, *rest = rows[5]
+    table = data.index(b"\xff\xc4")
+    rows[5] = (data[: table + 5] + b"\xff" * 16 + data[table + 21 :], *rest)  # no Huffman code has so many words
+    path = varied_file(tmp_path / "a.h5", rows, masks=True)
+    (found,) = verify_file(path).damaged
+    assert found.row == 5 and "cannot be decoded" in found.what and "damaged before it was packed" in found.what
+    assert repack_file(path, tmp_path / "b.h5").num_samples == NUM_ROWS  # copied, not decoded
+    report = repack_file(path, tmp_path / "c.h5", on_error="skip", workers=1)
+    ((key, reason),) = report.skipped
+    assert key == "005.jpg" and "damaged before it was packed" in reason
+    assert verify_file(tmp_path / "c.h5").ok
+    merged = merge_files([path, tmp_path / "c.h5"], tmp_path / "d.h5", on_error="skip", workers=1)
+    assert merged.num_samples == 2 * NUM_ROWS - 2 and verify_file(tmp_path / "d.h5").ok
 
 
 def test_interrupted_the_same_call_continues(tmp_path: Path) -> None:

@@ -10,8 +10,11 @@ from PIL import Image
 
 from fastload import pack_images
 from fastload.errors import ImageError, SourceError
-from fastload.sources.listing import Pictures
+from fastload.format import read_header
+from fastload.sources.listing import Files, Pictures
+from fastload.sources.object_images import looked_at, pixels_of
 from fastload.sources.objects import list_objects
+from fastload.stored_samples import StoredSamples
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 5, 3), dtype=np.uint8)
@@ -73,12 +76,38 @@ def test_images_of_every_kind_are_read(kind, way):
     else:
         way_of = way
     listing = list_objects([way_of(image)])
-    assert isinstance(listing.files, Pictures) and listing.layout == "objects"
-    pixels, header = listing.files.read(0), listing.files.header(0)
+    assert isinstance(listing.files, Files if "PNG" in kind else Pictures) and listing.layout == "objects"
+    pixels, (header, _) = pixels_of(listing.files.read(0)), looked_at(listing.files.read(0))
     assert np.array_equal(pixels.reshape(expected.shape), expected) and pixels.dtype.isnative
     assert (header.height, header.width, header.bits) == (*expected.shape[:2], 8 * pixels.itemsize)
     assert header.channels == (*pixels.shape, 1)[2]
     assert listing.keys == ("000000",)
+
+
+def test_bytes_of_jpegs_are_kept_as_they_are(tmp_path):
+    given = [(encoded(kind="JPEG", quality=60 + i), i) for i in range(6)] + [(encoded(), 6)]
+    report = pack_images(given, tmp_path / "a.h5", store="source", shuffle=False, workers=0)
+    assert report.encodings == {"raw": 1, "jpeg": 6}
+    samples = StoredSamples(read_header(tmp_path / "a.h5"))
+    assert [samples.stored("images", row).data for row in range(6)] == [data for data, _ in given[:6]]
+    assert np.array_equal(samples.pixels("images", 6), PIXELS)
+    samples.close()
+
+
+def test_bytes_beside_pixels_become_pixels_and_that_is_told(tmp_path):
+    given = [encoded(kind="JPEG"), PIXELS, PIXELS]
+    report = pack_images(given, tmp_path / "a.h5", store="source", workers=0)
+    assert report.encodings == {"raw": 3}
+    assert "Bytes of files (1) and pixels (2): all are taken as pixels." in report.notes
+
+
+def test_bytes_that_are_others_each_time_are_refused():
+    images = [encoded(kind="JPEG"), encoded(kind="JPEG")]
+    files = list_objects(images).files
+    images[1] = encoded(kind="JPEG", quality=20)
+    assert files.read_head(0, 3) == images[0][:3] and files.take(np.array([0])).read(0) == images[0]
+    with pytest.raises(ImageError, match="has other bytes now"):
+        files.read(1)
 
 
 def test_orientation_is_applied_as_to_files():
