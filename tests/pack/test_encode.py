@@ -149,7 +149,11 @@ def test_max_size_shrinks_larger_images_only(tmp_path):
     assert kept["small.jpg"].image == files["small.jpg"] and kept["even.png"].encoding == RAW
     assert kept["large.jpg"].encoding == JPEG and simplejpeg.decode_jpeg(kept["large.jpg"].image).shape == (40, 60, 3)
     again = surveyed(source, "source", max_size=40).converted
-    assert again == {"no plain JPEG -> stored as pixels": 1, "larger JPEG -> resized, JPEG of quality 90": 1}
+    assert again == {
+        "no plain JPEG -> stored as pixels": 1,
+        "larger JPEG -> resized, JPEG of quality 90": 1,
+        "larger than --max-size 40 -> shrunk": 1,
+    }
 
 
 def test_zstd_rows_hold_the_same_pixels_and_have_the_same_digest(tmp_path):
