@@ -16,7 +16,8 @@ two threads; while the main thread is idle, trains a small net, or runs pure Pyt
 `folder`, `folder-large`: their own JPEGs over a plain `DataLoader(num_workers=2)` of the folder with Pillow.
 `pack`: `fastload pack --store source` over `cp -r` of the same files, whole commands.
 `masks`: images with masks of `--masks` (CamVid by default) with zstd masks over raw ones: images/s, and size.
-`memory`: the most memory a loader takes over pixels of several sizes, beyond its ring and what Python and torch take.
+`memory`: the most memory a loader takes beyond its ring and what Python and torch take: pixels of several sizes, JPEGs,
+pixels read without a mapping, and a crop with padding, which is done image by image.
 
 A figure is the median of paired ratios with its range; rates are images/s.
 """
@@ -342,12 +343,15 @@ class Bench:
         )
 
     def memory(self) -> None:
-        for figure, store in (("memory", "raw"), ("memory-jpeg", "source")):
+        batch = str(min(BATCH_SIZE, len(self.photos) // 4))
+        for figure, store, read, way in (
+            ("memory", "raw", "map", "crops"),
+            ("memory-jpeg", "source", "map", "crops"),
+            ("memory-pread", "raw", "pread", "crops"),
+            ("memory-padding", "raw", "map", "padding"),
+        ):
             path = self.packed(self.chosen, store)
-            values = [
-                harness.run_python(_MEMORY, str(path), str(min(BATCH_SIZE, len(self.photos) // 4)))["beyond"]
-                for _ in range(3)
-            ]
+            values = [harness.run_python(_MEMORY, str(path), batch, read, way)["beyond"] for _ in range(3)]
             self.journal.note(
                 figure,
                 target="<= 150 MB beyond the ring",
@@ -362,10 +366,12 @@ import fastload.loader
 from fastload import FastLoader, PackedDataset
 from fastload.bench.peak import peak_memory
 from fastload.meter.family import process_memory
-from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
+from fastload.transforms import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
+path, batch, read, way = sys.argv[1:]
 before = process_memory(os.getpid())
-transform = [RandomResizedCrop(224), RandomHorizontalFlip()]
-loader = FastLoader(PackedDataset(sys.argv[1], fields=("images",)), int(sys.argv[2]), workers=2, transform=transform)
+crop = RandomResizedCrop(224) if way == "crops" else RandomCrop(448, pad_if_needed=True)
+images = PackedDataset(path, fields=("images",))
+loader = FastLoader(images, int(batch), workers=2, transform=[crop, RandomHorizontalFlip()], read=read)
 with peak_memory(os.getpid(), 0.01) as peak:
     for _ in range(2):
         for (images,) in loader:
