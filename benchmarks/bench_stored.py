@@ -6,7 +6,7 @@
 
 Photos: the clothing photos of `--photos` (a folder, or a tar; ../shared/data/clothing/clothing.tar by default), and
 photos of 1,200 x 1,600 pixels made of nine of them each, JPEG at quality 90. RandomResizedCrop(224) and a flip, uint8
-out, two threads, page cache warm, batch 128:
+out, two threads, page cache warm, batch 64:
 
 `ragged`: pixels of several sizes, over cv2.resize alone (bilinear, not antialiased) of the same windows from memory, in
 two threads; while the main thread is idle, trains a small net, or runs pure Python. `ragged-area`: over INTER_AREA.
@@ -14,6 +14,7 @@ two threads; while the main thread is idle, trains a small net, or runs pure Pyt
 `jpeg-made`: JPEGs made by fastload (`--store jpeg:90`, with restart markers), over the same of those very JPEGs.
 `jpeg-large`: the large photos, over the same.
 `folder`, `folder-large`: their own JPEGs over a plain `DataLoader(num_workers=2)` of the folder with Pillow.
+`folder-large-made`: JPEGs made by fastload, over the same.
 `pack`: `fastload pack --store source` over `cp -r` of the same files, whole commands.
 `masks`: images with masks of `--masks` (CamVid by default) with zstd masks over raw ones: images/s, and size.
 `memory`: the most memory a loader takes beyond its ring and what Python and torch take: pixels of several sizes, JPEGs,
@@ -52,7 +53,7 @@ from bench_augment import drawn_window
 from fastload import FastLoader, PackedDataset
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
-BATCH_SIZE, SIDE, THREADS = 128, 224, 2
+BATCH_SIZE, SIDE, THREADS = 64, 224, 2
 GEOMETRY = [RandomResizedCrop(SIDE), RandomHorizontalFlip()]
 SHARED = harness.ROOT.parent / "shared" / "data"
 BUSY = (("", "idle"), ("-train", "train"), ("-python", "python"))
@@ -257,8 +258,12 @@ class Bench:
         self._jpeg("jpeg-large", self.packed(self.large, "source"), "> 1", BUSY[:1])
 
     def folder(self) -> None:
-        for figure, folder, target in (("folder", self.chosen, ">= 1.6"), ("folder-large", self.large, ">= 2.5")):
-            path = self.packed(folder, "source")
+        for figure, folder, store, target in (
+            ("folder", self.chosen, "source", ">= 1.6"),
+            ("folder-large", self.large, "source", ">= 2.5"),
+            ("folder-large-made", self.large, "jpeg:90", ">= 2.5"),
+        ):
+            path = self.packed(folder, store)
             self.note(
                 figure,
                 functools.partial(self.epoch, path),

@@ -26,8 +26,8 @@ from fastload.stored_rows import FACTORS, Doubt, decode_part, decode_row
 from fastload.transforms.one_call import place_varied_in_one_call
 from fastload.transforms.varied import VariedPlacement
 
-# Decoded images that wait for their resize: few enough to stay in a core's cache, many enough for one call.
-SCRATCH_BYTES = 4 * 2**20
+# Decoded images that wait for their resize: so few that they are still in the core's cache when it comes.
+SCRATCH_BYTES = 3 * 2**19
 
 Constants = tuple[torch.Tensor, torch.Tensor]
 """Scale and shift of a Normalize, float32 (C,) each."""

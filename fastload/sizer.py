@@ -101,7 +101,7 @@ class Sizer:
             fields = self._as_tensors(read)
             lap("transform")
             if placement is None:
-                sized = self._one_by_one(rows, index, epoch, fields)
+                sized = self._one_by_one(rows, index, epoch, fields, targets["images"])
             else:
                 sized = self._at_once(rows, index, placement, fields, targets["images"])
         with span("transform"):
@@ -137,12 +137,21 @@ class Sizer:
         return sized | place_varied_coordinates(fields, placement, self._augmentation.coordinates)
 
     def _one_by_one(
-        self, rows: NDArray[np.int64], index: StoreIndex, epoch: int, fields: dict[str, torch.Tensor]
+        self,
+        rows: NDArray[np.int64],
+        index: StoreIndex,
+        epoch: int,
+        fields: dict[str, torch.Tensor],
+        target: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         """As `_at_once`, where the transforms are not one placement of each image: padding, two resizes, 16 bits."""
         coordinates = self._augmentation.coordinates
         names = [*coordinates, *(["masks"] if self._has_masks else [])]
-        made: dict[str, list[torch.Tensor]] = {name: [] for name in ("images", *names)}
+        made: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+        output = target
+        if self._complete:
+            dtype = torch.from_numpy(np.empty(0, self._dtype)).dtype
+            output = torch.empty((len(rows), *self._sizing.size, self._channels), dtype=dtype).permute(0, 3, 1, 2)
         sizes = index.shape.prod(axis=1, dtype=np.int64) * self._dtype.itemsize
         for some in groups(sizes):
             moved: dict[str, Sequence[torch.Tensor] | torch.Tensor] = {name: fields[name][some] for name in coordinates}
@@ -161,10 +170,11 @@ class Sizer:
                 ignore_index=self._augmentation.ignore_index,
                 coordinates=coordinates,
             )
+            output[some].copy_(done.pop("images"))
             for name, values in done.items():
                 made[name].append(values)
             lap("transform")
-        return fields | {name: torch.cat(values) for name, values in made.items()}
+        return fields | {"images": output} | {name: torch.cat(values) for name, values in made.items()}
 
     def _masks(
         self, rows: NDArray[np.int64], index: StoreIndex | None, fields: dict[str, torch.Tensor]

@@ -115,7 +115,7 @@ other_pythons() {
 
 # Beside the main run, which leaves a core free much of the time: the other Pythons, then what mostly waits for
 # processes that it starts. What they say comes at the end.
-beside=(tests/bench tests/ddp tests/report tests/tune tests/test_gpu_benchmark.py tests/test_readme.py tests/test_tools.py)
+beside=(tests/bench tests/ddp tests/test_gpu_benchmark.py tests/test_readme.py tests/test_tools.py)
 
 run_beside() {
     local code=0 status=0
