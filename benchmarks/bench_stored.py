@@ -6,7 +6,7 @@
 
 Photos: the clothing photos of `--photos` (a folder, or a tar; ../shared/data/clothing/clothing.tar by default), and
 photos of 1,200 x 1,600 pixels made of nine of them each, JPEG at quality 90. RandomResizedCrop(224) and a flip, uint8
-out, two threads, page cache warm, batch 64:
+out, two threads, page cache warm, batches of `--batch-size`:
 
 `ragged`: pixels of several sizes, over cv2.resize alone (bilinear, not antialiased) of the same windows from memory, in
 two threads; while the main thread is idle, trains a small net, or runs pure Python. `ragged-area`: over INTER_AREA.
@@ -53,7 +53,7 @@ from bench_augment import drawn_window
 from fastload import FastLoader, PackedDataset
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
-BATCH_SIZE, SIDE, THREADS = 64, 224, 2
+SIDE, THREADS = 224, 2
 GEOMETRY = [RandomResizedCrop(SIDE), RandomHorizontalFlip()]
 SHARED = harness.ROOT.parent / "shared" / "data"
 BUSY = (("", "idle"), ("-train", "train"), ("-python", "python"))
@@ -114,7 +114,9 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.journal = harness.Journal(options.out, quick=options.quick, pairs=options.pairs, batch_size=BATCH_SIZE)
+        self.journal = harness.Journal(
+            options.out, quick=options.quick, pairs=options.pairs, batch_size=options.batch_size
+        )
         self.data: Path = options.data
         self.loaders: dict[Path, FastLoader] = {}
 
@@ -179,7 +181,9 @@ class Bench:
         loader = self.loaders.get(path)
         if loader is None:
             images = PackedDataset(path, fields=("images",))
-            loader = FastLoader(images, min(BATCH_SIZE, len(images) // 4), workers=THREADS, transform=GEOMETRY)
+            loader = FastLoader(
+                images, min(self.options.batch_size, len(images) // 4), workers=THREADS, transform=GEOMETRY
+            )
             for _ in loader:
                 pass
             self.loaders = {path: loader}
@@ -348,7 +352,7 @@ class Bench:
         )
 
     def memory(self) -> None:
-        batch = str(min(BATCH_SIZE, len(self.photos) // 4))
+        batch = str(min(self.options.batch_size, len(self.photos) // 4))
         for figure, store, read, way in (
             ("memory", "raw", "map", "crops"),
             ("memory-jpeg", "source", "map", "crops"),
@@ -409,6 +413,7 @@ def main() -> None:
     parser.add_argument("--plain-rows", type=int, default=1024, help="photos an epoch of the plain DataLoader")
     parser.add_argument("--copies", type=int, default=8, help="times that each photo is packed by `pack`")
     parser.add_argument("--epochs", type=int, default=16, help="of `masks`, in one measurement")
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
