@@ -290,8 +290,8 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
         task.finish(counts, trainer.network, held_out_rows, picture)
 
 
-def parse_options() -> argparse.Namespace:
-    """The command line."""
+def parse_options(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line, or the words of another one."""
     parser = argparse.ArgumentParser(description="Train a small network from a packed file.")
     add = parser.add_argument
     add("data", type=Path, help="file written by `fastload pack`")
@@ -332,7 +332,7 @@ def parse_options() -> argparse.Namespace:
     add("--max-steps", type=int, help="stop after that many steps of this run, with a checkpoint")
     add("--log", type=Path, help="file for the loss of each step, JSON lines")
     parser.set_defaults(meet="env://")  # where ranks find each other
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     ranks = int(os.environ.get("WORLD_SIZE", options.spawn or 1))
     options.parallel = options.parallel or ("ddp" if "RANK" in os.environ or options.spawn else "none")
     if options.parallel != "ddp":
