@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # each process's first optimizer would, for a second or two
 import torch.distributed as dist
 from torch import nn
 
@@ -76,12 +77,12 @@ CURVES = [
     Run("classes", (2, 3), "--task classify --sync-bn --batch-size 4 --ends exact"),
     Run("classes-static", (2,), "--task classify --sync-bn --batch-size 4 --ends exact --static-graph --accumulate 3"),
     Run(
-        "attributes", (2, 3), "--task attributes --sync-bn --batch-size 2 --accumulate 5 --bucket-cap-mb 0.02",
+        "attributes", (3,), "--task attributes --sync-bn --batch-size 2 --accumulate 5 --bucket-cap-mb 0.02",
         "attributes.h5",
     ),
     Run("text", (2, 3), f"{TEXT} --batch-size 4 --ends exact --echo 2 --accumulate 3 --precision fp32"),
     Run("text-drop", (2, 3), f"{TEXT} --batch-size 2 --accumulate 4 --find-unused-parameters --no-channels-last"),
-    Run("pixels", (2, 3), "--task segment --sync-bn --dropout 0 --batch-size 4 --ends exact", "masks.h5"),
+    Run("pixels", (2,), "--task segment --sync-bn --dropout 0 --batch-size 4 --ends exact", "masks.h5"),
 ]  # fmt: skip
 """Each gives the losses of one process that is fed the rows of all ranks."""
 
