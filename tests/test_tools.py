@@ -133,7 +133,7 @@ def test_training_learns_classes_on_two_ranks_that_it_starts(packed_classes, tmp
 def test_what_two_ranks_of_torchrun_began_one_process_ends(packed_classes, tmp_path, trained):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     words = [packed_classes, "--batch-size", 8, "--width", 8, "--checkpoint", tmp_path / "run.pt"]
-    kept = [*words, "--log", tmp_path / "run.jsonl"]
+    kept = [*words, "--loss-log", tmp_path / "run.jsonl"]
     said = run(*launcher, ROOT / "tools/train.py", *kept, "--device", "cpu", "--max-steps", 13, cwd=tmp_path)
     assert "2 process(es) on cpu, parallel ddp" in said and "stopped after step 13" in said
     said = trained(*kept, "--resume")
@@ -141,6 +141,7 @@ def test_what_two_ranks_of_torchrun_began_one_process_ends(packed_classes, tmp_p
     steps = [json.loads(line)["step"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     # 144 rows: 9 steps of two ranks, 4 more in the second epoch, then what is left of it for one.
     assert steps == list(range(1, 13 + (144 - 4 * 16) // 8 + 1))
+    assert torch.load(tmp_path / "run.pt", weights_only=True)["step"] == steps[-1]
     with pytest.raises(SystemExit, match=r"run\.pt: is of another network"):
         trained(*words, "--resume", "--width", 4)
 
@@ -158,7 +159,7 @@ def test_training_starts_compiled_fused_and_in_lower_precision(tmp_path, trained
     labels = Column(np.arange(24) % 2, {"names": ("a", "b")})
     path = write_packed(tmp_path / "a.h5", np.zeros((24, 8, 8, 3), np.uint8), {"labels": labels})
     words = "--compile aot_eager --precision bf16 --optimizer-fused --no-channels-last --accumulate 2"
-    said = trained(path, *words.split(), "--epochs", 1, "--batch-size", 4, "--width", 2, "--log", tmp_path / "log")
+    said = trained(path, *words.split(), "--epochs", 1, "--batch-size", 4, "--width", 2, "--loss-log", tmp_path / "log")
     assert "precision bf16" in said
     assert len((tmp_path / "log").read_text().splitlines()) == 3
 
@@ -178,7 +179,7 @@ def test_training_starts_compiled_fused_and_in_lower_precision(tmp_path, trained
         ("--checkpoint nowhere/run.pt", "nowhere/run.pt: its folder does not exist"),
         ("--picture nowhere/sheet.png", "nowhere/sheet.png: its folder does not exist"),
         ("--checkpoint there", "there exists. Give another name"),
-        ("--log there", "there exists. Give another name"),
+        ("--loss-log there", "there exists. Give another name"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(train, tmp_path, monkeypatch, capsys, words, said):

@@ -52,7 +52,7 @@ class Run:
     def options(self, folder: Path, world: int) -> argparse.Namespace:
         """Its command line, read as train.py reads it; one that goes on has the files of the one before."""
         place = f"{folder}/{self.name.removesuffix('-again')}-{world}"
-        files = f"--log {place}.jsonl --picture {place}.png --width 4 --workers 1 --lr 0.01 --warmup-steps 2"
+        files = f"--loss-log {place}.jsonl --picture {place}.png --width 4 --workers 1 --lr 0.01 --warmup-steps 2"
         if "--checkpoint-every" in self.words:
             files += f" --checkpoint {place}.pt"
         parallel = "" if "--parallel" in self.words or not world else "--parallel ddp"
@@ -243,7 +243,11 @@ def train_all(planned: list[tuple[Run, int, argparse.Namespace]], rank: int, wor
             try:
                 train.train(options, rank, max(1, world), torch.device("cpu"))
             except Killed:
-                report["lines"] = len(options.log.read_text().splitlines())
+                report["lines"] = len(options.loss_log.read_text().splitlines())
+                dist.barrier() if world else None
+                if rank == 0:
+                    with open(options.loss_log, "a") as out:
+                        out.write('{"step": 9, "ep')
             report["parameters"] = torch.cat([p.detach().flatten() for p in report["parameters"]])
     return reports
 
