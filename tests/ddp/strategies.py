@@ -206,7 +206,9 @@ def watch(report: dict[str, Any], killed_at: int | None) -> type[train.Trainer]:
 
         def backward(self, batch: Any, *words: Any, **options: Any) -> torch.Tensor:
             report["rows"].append(batch.rows[batch.valid].tolist())
-            return super().backward(batch, *words, **options)
+            summed = super().backward(batch, *words, **options)
+            report["gathered"] = [part.gathered for part in self.with_loss.modules() if isinstance(part, Replicas)]
+            return summed
 
         def update(self, *words: Any) -> None:
             super().update(*words)
@@ -243,9 +245,8 @@ def train_all(planned: list[tuple[Run, int, argparse.Namespace]], rank: int, wor
             try:
                 train.train(options, rank, max(1, world), torch.device("cpu"))
             except Killed:
-                report["lines"] = len(options.loss_log.read_text().splitlines())
-                dist.barrier() if world else None
-                if rank == 0:
+                report["lines"] = options.loss_log.read_text().count("\n")
+                if rank == 0:  # half a line, as a process leaves it that is killed meanwhile
                     with open(options.loss_log, "a") as out:
                         out.write('{"step": 9, "ep')
             report["parameters"] = torch.cat([p.detach().flatten() for p in report["parameters"]])

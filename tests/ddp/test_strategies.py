@@ -189,6 +189,13 @@ def test_batch_norm_over_ranks_is_batch_norm_of_the_whole_batch(reports, world, 
         torch.testing.assert_close(torch.cat([of_rank[name] for of_rank in found], dim=1), whole[name], **near)
 
 
+def test_dp_gathers_answers_and_dp_loss_a_number_a_replica(reports):
+    # 5 samples of 3 classes, in 3 parts.
+    gathered = {run.name: of_ranks(reports, run.name, run.worlds[0])[0]["gathered"] for run in CURVES}
+    assert gathered.pop("alone-dp") == [5 * 3] and gathered.pop("alone-dp-loss") == [3]
+    assert all(found == [] for found in gathered.values())
+
+
 def test_a_synced_batch_norm_has_the_state_of_torchs(folder):
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ModuleList([nn.BatchNorm2d(4, momentum=0.2)]))
     nn.init.normal_(network[1][0].running_mean)
