@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -300,10 +301,16 @@ def main(folder: Path) -> None:
     processes.append(context.Process(target=refuse, args=(folder,)))
     for process in processes:
         process.start()
-    for process in processes:
-        process.join()
+    waiting = processes
+    while waiting:
+        connection.wait([process.sentinel for process in waiting])
+        waiting = [process for process in waiting if process.is_alive()]
+        if any(process.exitcode for process in processes[:3]):  # the other ranks would wait for it
+            for process in waiting:
+                process.terminate()
     codes = [process.exitcode for process in processes]
     (folder / "codes.txt").write_text(" ".join(map(str, codes)))
+    sys.exit(int(any(codes[:3])))
 
 
 if __name__ == "__main__":
