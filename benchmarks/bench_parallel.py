@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
     parser.add_argument("--out", type=Path, default=harness.RESULTS / "parallel.jsonl")
     parser.add_argument("--pairs", type=int, default=5, help="turns of each way (default: 5)")
-    parser.add_argument("--seconds", type=float, default=1.5, help="about, of each turn (default: 1.5)")
+    parser.add_argument("--seconds", type=float, default=1.2, help="about, of each turn (default: 1.2)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="numbers of ranks on the CPU (1 2)")
     parser.add_argument("--rows", type=int, help="of a batch on each rank (default: as tools/train.py)")
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=QUESTIONS, help="questions (default: all)")

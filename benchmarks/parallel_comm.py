@@ -62,6 +62,27 @@ def all_to_all_sum(tensor: Tensor, group: Group) -> None:
     torch.cat([found[:length] for found, length in zip(gathered, lengths, strict=True)], out=tensor)
 
 
+def breakdown(launched: list[float], left: list[float], backward: float) -> dict[str, float]:
+    """What a backward pass spent its time on, see `TimedReduction.take`.
+
+    Args:
+        launched: seconds after its beginning when each bucket's reduction started, the last gradient's at the end.
+        left: when each was done.
+        backward: when all was done.
+    """
+    if not launched:  # under no_sync
+        return {"compute": backward, "backward": backward}
+    compute, reducing, until = launched[-1], 0.0, 0.0
+    for start, stop in zip(launched, left, strict=True):
+        reducing += max(0.0, stop - max(start, until))
+        until = max(until, stop)
+    exposed = until - compute
+    return {
+        "compute": compute, "backward": backward, "reducing": reducing, "hidden": max(0.0, reducing - exposed),
+        "exposed": exposed, "last": left[-1] - compute,
+    }  # fmt: skip
+
+
 class TimedReduction:
     """A hook for DDP that averages each bucket over the ranks and notes when it was ready and when reduced.
 
@@ -133,20 +154,10 @@ class TimedReduction:
         return {name: statistics.median(values[name] for values in figures) for name in figures[0]}
 
     def _figures(self, begun: Stamp, ready: list[Stamp], done: dict[int, Stamp], ended: Stamp) -> dict[str, float]:
-        backward = self._seconds(begun, ended)
-        if not ready:  # under no_sync
-            return {"compute": backward, "backward": backward}
         arrived = [self._seconds(begun, stamp) for stamp in ready]
         left = [self._seconds(begun, done[index]) for index in range(len(ready))]
-        compute = arrived[-1]
-        exposed, reducing, until = max(left) - compute, 0.0, 0.0
-        for start, stop in zip([compute] * len(left) if self.delayed else arrived, left, strict=True):
-            reducing += max(0.0, stop - max(start, until))
-            until = max(until, stop)
-        return {
-            "compute": compute, "backward": backward, "reducing": reducing, "hidden": max(0.0, reducing - exposed),
-            "exposed": exposed, "last": left[-1] - compute,
-        }  # fmt: skip
+        launched = [arrived[-1]] * len(arrived) if self.delayed and arrived else arrived
+        return breakdown(launched, left, self._seconds(begun, ended))
 
     def _now(self) -> Stamp:
         if self.device.type != "cuda":

@@ -31,10 +31,12 @@ class Reducing:
     """Training under DDP whose buckets a TimedReduction reduces: the step, and its figures."""
 
     def __init__(
-        self, ranks: Ranks, task: Task, batch: Held, group: Group, *, bucket_cap_mb: float = 25, delayed: bool = False
+        self, ranks: Ranks, task: Task, batch: Held, group: Group, *, bucket_mb: float = 25, delayed: bool = False
     ) -> None:
         width = 16 if ranks.options.quick else 64
-        self.training = Training(task, "ddp", ranks.device, group=group, width=width, bucket_cap_mb=bucket_cap_mb)
+        # None is torch's 25 with a first bucket of 1; a number is one for all.
+        cap = None if bucket_mb == 25 else bucket_mb
+        self.training = Training(task, "ddp", ranks.device, group=group, width=width, bucket_cap_mb=cap)
         self.batch = batch._replace(global_valid=batch.global_valid * group.size())
         self.timed = TimedReduction(group, ranks.device, delayed=delayed)
         self.training.model.register_comm_hook(None, self.timed.hook)
@@ -65,7 +67,7 @@ def buckets(ranks: Ranks, data: dict[str, Path], world: int) -> None:
     trained: dict[str, Reducing] = {}
 
     def made(size: float) -> Callable[[], None]:
-        run = trained[str(size)] = Reducing(ranks, task, batch, ranks.groups[world], bucket_cap_mb=size)
+        run = trained[str(size)] = Reducing(ranks, task, batch, ranks.groups[world], bucket_mb=size)
         return run.step
 
     ways = {str(size): ranks.way(world, lambda size=size: made(size)) for size in BUCKETS_MB}
@@ -92,7 +94,7 @@ def overlap(ranks: Ranks, data: dict[str, Path], world: int) -> None:
 
     def made(name: str) -> Callable[[], None]:
         group, delayed = ranks.groups[world], name == "delayed"
-        run = trained[name] = Reducing(ranks, task, batch, group, bucket_cap_mb=4, delayed=delayed)
+        run = trained[name] = Reducing(ranks, task, batch, group, bucket_mb=4, delayed=delayed)
         return lambda: run.step(sync=name != "no_sync")
 
     ways = {name: ranks.way(world, lambda name=name: made(name)) for name in ("overlap", "delayed", "no_sync")}
@@ -154,10 +156,11 @@ def sums(ranks: Ranks, size: int, world: int) -> None:
         dist.all_reduce(wanted, group=group)
         add(found, group)
         torch.testing.assert_close(found, wanted)
-        work = torch.zeros_like(own)  # added to itself for as long as that takes, and never too large
+        work = torch.zeros_like(own)  # sums of zeros stay what they are, however often they are taken
         return lambda: add(work, group)
 
-    found = ranks.in_turn({name: ranks.way(world, lambda add=add: made(add)) for name, add in SUMS.items()})
+    ways = {name: ranks.way(world, lambda add=add: made(add)) for name, add in SUMS.items()}
+    found = ranks.in_turn(ways, share=0.3)
     if ranks.rank == 0:
         ranks.note(
             f"sum-{size}-{world}",

@@ -76,11 +76,12 @@ class Ranks:
         for turn in range(self.options.pairs):
             yield from names if turn % 2 == 0 else names[::-1]
 
-    def count(self, way: Way) -> int:
-        """Warms up, and says how many steps take the time of a turn; all ranks agree."""
-        self.seconds(way, 1 if self.options.quick else 3)
-        per_step = self.gathered(self.seconds(way, 1 if self.options.quick else 2))[0]
-        return max(1 if self.options.quick else 3, round(self.options.seconds / max(per_step, 1e-6)))
+    def count(self, way: Way, share: float = 1.0) -> int:
+        """Warms up, and says how many steps take the time of a turn, or a share of it; all ranks agree."""
+        few = self.options.quick
+        self.seconds(way, 1 if few else 3)
+        per_step = self.gathered(self.seconds(way, 1 if few else 2))[0]
+        return max(1 if few else 2, round(share * self.options.seconds / max(per_step, 1e-6)))
 
     def seconds(self, way: Way, steps: int) -> float:
         """Seconds a step; 0 on a rank that stands by meanwhile."""
@@ -94,16 +95,19 @@ class Ranks:
         self._finish()
         return (time.perf_counter() - begin) / steps
 
-    def in_turn(self, ways: dict[str, Way], after: Callable[[str], None] | None = None) -> dict[str, list[float]]:
+    def in_turn(
+        self, ways: dict[str, Way], after: Callable[[str], None] | None = None, *, share: float = 1.0
+    ) -> dict[str, list[float]]:
         """Seconds a step of each way, once a turn.
 
         Args:
             ways: by name, the same on all ranks.
             after: called with a way's name after each of its turns, and once after its warm-up.
+            share: of the time that a turn has.
         """
         counts = {}
         for name, way in ways.items():
-            counts[name] = self.count(way)
+            counts[name] = self.count(way, share)
             if after is not None:
                 after(name)
         found: dict[str, list[float]] = {name: [] for name in ways}
