@@ -57,9 +57,10 @@ def _faces(path: Path, count: int) -> None:
     write_packed(path, images, {"labels": Column(rng.integers(0, 2, (count, 40)).astype(np.uint8))})
 
 
-def _scenes(path: Path, count: int, shape: tuple[int, int] = (144, 192), classes: int = 32) -> None:
-    """Images with masks of CamVid's 32 classes, in patches; its size in small."""
+def _scenes(path: Path, count: int, classes: int = 32) -> None:
+    """Images in small with masks of as many classes as CamVid has, in patches; smaller still where few are wanted."""
     rng = np.random.default_rng(2)
+    shape = (144, 192) if count > 100 else (48, 64)
     images = rng.integers(0, 256, (count, *shape, 3), dtype=np.uint8)
     patches = rng.integers(0, classes, (count, shape[0] // 16, shape[1] // 16), dtype=np.uint8)
     write_packed(path, images, masks=patches.repeat(16, axis=1).repeat(16, axis=2), ignore_index=0)

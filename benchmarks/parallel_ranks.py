@@ -78,10 +78,12 @@ class Ranks:
 
     def count(self, way: Way, share: float = 1.0) -> int:
         """Warms up, and says how many steps take the time of a turn, or a share of it; all ranks agree."""
-        few = self.options.quick
-        self.seconds(way, 1 if few else 3)
-        per_step = self.gathered(self.seconds(way, 1 if few else 2))[0]
-        return max(1 if few else 2, round(share * self.options.seconds / max(per_step, 1e-6)))
+        if self.options.quick:
+            self.seconds(way, 1)
+            return 1
+        self.seconds(way, 3)
+        per_step = self.gathered(self.seconds(way, 2))[0]
+        return max(2, round(share * self.options.seconds / max(per_step, 1e-6)))
 
     def seconds(self, way: Way, steps: int) -> float:
         """Seconds a step; 0 on a rank that stands by meanwhile."""
