@@ -9,8 +9,8 @@ is done again there, a rank a GPU, with nccl. The ways of a figure are taken in 
 seconds each; ratios are of one turn. The networks and tasks are those of tools/train.py, on files made up on the spot.
 Names of figures end in the number of ranks (or torch threads) and the device:
 
-`step-STRATEGY-RANKS`: a training step on a held batch; `over_none` is its time over that of the plain model.
-`memory-STRATEGY-RANKS`: the most memory of each device, or of each rank's process, in a run of its own.
+`step-STRATEGY-RANKS`: a training step (classify) on a held batch; `over_none` is its time over that of the plain model.
+`memory-STRATEGY-RANKS`: the most memory of each device, or of each rank's process, in a run of its own (segment).
 `gathered-TASK`: bytes that nn.DataParallel brings to one device, answers against losses, by the number of replicas.
 `buckets-MB-RANKS`: seconds of DDP's reductions in a backward pass: `reducing`, of it `hidden` behind the computation
     of gradients and `exposed` after it; `last`, from the last gradient until its bucket is reduced.

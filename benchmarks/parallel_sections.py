@@ -10,45 +10,45 @@ import torch
 from torch.distributed import ProcessGroup
 
 import harness
-from parallel_data import CLASSES
 from parallel_ranks import Ranks, Way, ratios
 from parallel_steps import Feed, Held, Task, Training
 
-BARE = "no GPU: nn.DataParallel is the module itself here, and what it would gather is in gathered-*"
+PARALLEL = ("dp", "dp-loss")
+BARE = "one device: nn.DataParallel is the module itself here, and what it would gather is in gathered-*"
 Data = dict[str, Path]
 
 
 def strategies(ranks: Ranks, data: Data) -> None:
     """Step time and images a second of each strategy and world size, on a batch that is held."""
     task, batch = held_batch(ranks, data, "classify")
-    ways: dict[str, Way] = {}
-    for name in ("none", "dp", "dp-loss"):
-        ways[name] = ranks.way(1, lambda name=name: _steps(Training(task, name, ranks.device), batch))
+    rows = {"none": batch.global_valid}
+    ways = {"none": ranks.way(1, lambda: _steps(Training(task, "none", ranks.device), batch))}
+    for name in ("dp", "dp-loss"):
+        wide = batch.times(_devices(ranks, name))
+        rows[name] = wide.global_valid
+        ways[name] = ranks.way(1, lambda name=name, wide=wide: _steps(Training(task, name, ranks.device), wide))
     for world, group in ranks.groups.items():
-
-        def made(world: int = world, group: ProcessGroup = group) -> Callable[[], None]:
-            whole = batch._replace(global_valid=batch.global_valid * world)
-            return _steps(Training(task, "ddp", ranks.device, group=group), whole)
-
-        ways[f"ddp-{world}"] = ranks.way(world, made)
+        whole = batch._replace(global_valid=batch.global_valid * world)
+        rows[f"ddp-{world}"] = whole.global_valid
+        ways[f"ddp-{world}"] = ranks.way(
+            world, lambda group=group, whole=whole: _steps(Training(task, "ddp", ranks.device, group=group), whole)
+        )
     found = ranks.in_turn(ways)
-    if ranks.rank:
-        return
-    for name, way in ways.items():
-        strategy = name.removesuffix(f"-{way.ranks}")
+    for name, seconds in found.items() if ranks.rank == 0 else ():
         ranks.note(
-            f"step-{strategy}-{way.ranks}",
-            step_s=harness.spread(found[name]),
-            images_per_s=harness.spread([way.ranks * batch.global_valid / seconds for seconds in found[name]]),
-            over_none=ratios(found[name], found["none"]),
-            batch_size=batch.global_valid,
-            told=_told(ranks, strategy),
+            f"step-{name}" if name.startswith("ddp") else f"step-{name}-1",
+            step_s=harness.spread(seconds),
+            images_per_s=harness.spread([rows[name] / each for each in seconds]),
+            over_none=ratios(seconds, found["none"]),
+            batch_size=rows[name],
+            told=_told(ranks, name),
         )
 
 
 def memory(ranks: Ranks, data: Data, strategy: str) -> None:
     """The most memory that training took: of each device, or of each rank's process where there is none."""
-    task, batch = held_batch(ranks, data, "classify")
+    task, batch = held_batch(ranks, data, "segment")
+    batch = batch.times(_devices(ranks, strategy))
     group = ranks.groups[ranks.size] if strategy == "ddp" else None
     with harness.peak_memory(os.getpid(), period_s=0.01) as peak:
         training = Training(task, strategy, ranks.device, group=group)
@@ -56,12 +56,11 @@ def memory(ranks: Ranks, data: Data, strategy: str) -> None:
             training(batch)
     peaks = ranks.gathered(peak[0])
     if ranks.device.type == "cuda":
-        used = [torch.cuda.current_device()] if strategy in ("none", "ddp") else range(torch.cuda.device_count())
+        used = [ranks.rank] if strategy in ("none", "ddp") else range(_devices(ranks, strategy))
         each = ranks.gathered([torch.cuda.max_memory_allocated(device) for device in used])
-        peaks = [bytes_ for of_rank in each for bytes_ in of_rank]
-    ranks.note(
-        f"memory-{strategy}-{ranks.size}", peak_bytes=peaks, batch_size=batch.global_valid, told=_told(ranks, strategy)
-    )
+        peaks = [most for of_rank in each for most in of_rank]
+    rows = batch.global_valid * ranks.size
+    ranks.note(f"memory-{strategy}-{ranks.size}", peak_bytes=peaks, batch_size=rows, told=_told(ranks, strategy))
 
 
 def gathered(ranks: Ranks, data: Data, name: str) -> None:
@@ -72,8 +71,6 @@ def gathered(ranks: Ranks, data: Data, name: str) -> None:
     if ranks.rank:
         return
     task, batch = held_batch(ranks, data, name)
-    if name == "classify":
-        task.outputs = CLASSES  # a trial's file has fewer
     module = Training(task, "dp-loss", ranks.device).model.module
     dp_bytes, dp_loss_bytes = [], []
     replicas = [2, 4, 8]
@@ -133,7 +130,7 @@ def scaling(ranks: Ranks, data: Data, task: str) -> None:
 def fed(ranks: Ranks, data: Data, task: str, threads: int) -> None:
     """A step fed by FastLoader over the same step on a batch that is held, on rank 0, with so many torch threads."""
     if ranks.rank:
-        ranks.in_turn({name: ranks.way(1, dict) for name in ("held", "fed")})
+        ranks.in_turn({name: ranks.way(1, dict) for name in ("held", "fed")})  # nothing is made here
         return
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -194,8 +191,13 @@ def _fed_steps(training: Training, feed: Feed) -> Callable[[], None]:
     return lambda: training(feed.next())
 
 
+def _devices(ranks: Ranks, strategy: str) -> int:
+    """Devices that one process trains on."""
+    return max(1, torch.cuda.device_count()) if strategy in PARALLEL and ranks.device.type == "cuda" else 1
+
+
 def _told(ranks: Ranks, strategy: str) -> str:
-    return BARE if strategy in ("dp", "dp-loss") and ranks.device.type == "cpu" else ""
+    return BARE if strategy in PARALLEL and _devices(ranks, strategy) == 1 else ""
 
 
 def _size(output: torch.Tensor) -> int:

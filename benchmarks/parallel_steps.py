@@ -41,6 +41,11 @@ class Held(NamedTuple):
             for index, part in enumerate(valid)
         ]
 
+    def times(self, number: int) -> Held:
+        """The batch as often as there are devices to share it."""
+        fields = {name: torch.cat([values] * number) for name, values in self.fields.items()}
+        return Held(fields, self.valid.repeat(number), self.global_valid * number)
+
 
 class Feed:
     """Batches of a packed file without end, by FastLoader.
@@ -59,17 +64,17 @@ class Feed:
         options = argparse.Namespace(task=None, size=128, layers=2, dropout=0.1, layer_drop=0.0)
         self.task: Task = task_of(PackedDataset(path), options)
         rows = PackedDataset(path, fields=self.task.fields)
-        # The loader's threads are for one rank of so many on this machine; torchrun says it in this way.
-        os.environ["LOCAL_WORLD_SIZE"] = str(share[1])
         self.batch_size = min(batch_size or self.task.batch_size, len(rows) // share[1])
         self.loader = FastLoader(
             rows, self.batch_size, share=share, transform=self.task.transforms,
             device=device if device.type == "cuda" else None,
         )  # fmt: skip
-        self.device, self._batches = device, self._forever()
+        self.device, self._batches = device, self._forever(share[1])
 
-    def _forever(self) -> Iterator[Any]:
+    def _forever(self, ranks: int) -> Iterator[Any]:
         while True:
+            # When an epoch begins, the loader takes the cores of one rank of so many; torchrun tells it in this way.
+            os.environ["LOCAL_WORLD_SIZE"] = str(ranks)
             yield from self.loader
 
     def next(self) -> Held:
