@@ -10,14 +10,15 @@ seconds each; ratios are of one turn. The networks and tasks are those of tools/
 Names of figures end in the number of ranks (or torch threads) and the device:
 
 `step-STRATEGY-RANKS`: a training step (classify) on a held batch; `over_none` is its time over that of the plain model.
-`memory-STRATEGY-RANKS`: the most memory of each device, or of each rank's process, in a run of its own (segment).
+`memory-STRATEGY-RANKS`: the most memory (segment) of each device, or what the process of each rank grew by at most
+    from before the network was made, in a run of its own.
 `gathered-TASK`: bytes that nn.DataParallel brings to one device, answers against losses, by the number of replicas.
 `buckets-MB-RANKS`: seconds of DDP's reductions in a backward pass: `reducing`, of it `hidden` behind the computation
     of gradients and `exposed` after it; `last`, from the last gradient until its bucket is reduced.
 `overlap-RANKS`: step time with reductions during backward over all after it; `backward_slowed` is the time until the
     last gradient over that under no_sync, `backward_slowed_delayed` the same where no reduction runs meanwhile.
 `accumulation-RANKS`: a step of four batches reduced once over one reduced after each batch.
-`sum-BYTES-RANKS`: ring all-reduce, torch's own, reduce + broadcast, and all-to-all, sum, all-gather.
+`sum-BYTES-RANKS`: ring all-reduce, torch's own, reduce + broadcast, and all-to-all there and back.
 `scaling-TASK-RANKS`: samples a second of DDP over one rank alone, fed by FastLoader; `one-rank-TASK`: step time of DDP
     on one rank over the plain model.
 `fed-TASK-THREADS`: step time fed by FastLoader over the step on a batch that is held, with so many torch threads.

@@ -50,11 +50,12 @@ def memory(ranks: Ranks, data: Data, strategy: str) -> None:
     task, batch = held_batch(ranks, data, "segment")
     batch = batch.times(_devices(ranks, strategy))
     group = ranks.groups[ranks.size] if strategy == "ddp" else None
+    before = harness.process_memory(os.getpid())
     with harness.peak_memory(os.getpid(), period_s=0.01) as peak:
         training = Training(task, strategy, ranks.device, group=group)
-        for _ in range(1 if ranks.options.quick else 4):
+        for _ in range(1 if ranks.options.quick else 8):
             training(batch)
-    peaks = ranks.gathered(peak[0])
+    peaks = ranks.gathered(peak[0] - before)
     if ranks.device.type == "cuda":
         used = [ranks.rank] if strategy in ("none", "ddp") else range(_devices(ranks, strategy))
         each = ranks.gathered([torch.cuda.max_memory_allocated(device) for device in used])

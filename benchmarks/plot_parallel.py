@@ -19,7 +19,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 TASKS = ("classify", "attributes", "segment", "text")
 SUMS = {
     "ring": "ring, own", "all_reduce": "torch's all-reduce", "reduce_broadcast": "reduce + broadcast",
-    "all_to_all": "all-to-all, sum, all-gather",
+    "all_to_all": "all-to-all, there and back",
 }  # fmt: skip
 MORE = "#e0a458"
 Record = dict[str, Any]
@@ -93,10 +93,11 @@ def memory(axes: Axes, kind: Kind) -> str:
             several = f", {'GPU' if kind.device == 'cuda' else 'rank'} {index}" if len(record["peak_bytes"]) > 1 else ""
             labels.append(_strategy(name) + several)
             values.append(_one(peak / 2**20))
-    bars(axes, labels, values, unit="MiB at most, the whole process" if kind.device == "cpu" else "MiB at most",
+    bars(axes, labels, values, unit="MiB that training takes at most",
          form="{:,.0f}")  # fmt: skip
-    more = found["ddp-1"]["peak_bytes"][0] - found["none-1"]["peak_bytes"][0]
-    return f"Memory: ddp takes {more / 2**20:,.0f} MiB more a process\nthan the plain model"
+    ddp = next((record for name, record in found.items() if name.startswith("ddp")), found["none-1"])
+    more = ddp["peak_bytes"][0] - found["none-1"]["peak_bytes"][0]
+    return f"Memory (segment): ddp takes {more / 2**20:+,.0f} MiB\na process over the plain model"
 
 
 def gathered(axes: Axes, kind: Kind) -> str:
@@ -112,9 +113,9 @@ def gathered(axes: Axes, kind: Kind) -> str:
     axes.barh([-9], [1], color=plots.OURS, label="dp-loss: the losses")
     axes.set_xscale("log")
     most = max(max(record["dp_bytes"]) for record in found.values())
-    axes.set_xlim(4, 4000 * most)  # the legend stands to the right
-    axes.legend(loc="upper right", fontsize=8)
-    _rows(axes, list(found))
+    axes.set_xlim(4, 100 * most)
+    axes.legend(loc="lower right", fontsize=8, ncols=2)
+    _rows(axes, list(found), room=0.7)
     axes.set_xlabel("bytes gathered on one device in a step, 4 replicas")
     return f"dp brings up to {_bytes(most)} a step to\none device, dp-loss 4 bytes a replica"
 
@@ -122,6 +123,7 @@ def gathered(axes: Axes, kind: Kind) -> str:
 def buckets(axes: Axes, kind: Kind) -> str:
     """DDP's reductions, hidden and exposed, by the size of buckets."""
     found = kind.named("buckets-", f"-{kind.world}")
+    most = 1e3 * max(record["hidden_s"]["median"] + record["exposed_s"]["median"] for record in found.values())
     axes.grid(axis="x", color="#e6eaec")
     for place, record in enumerate(found.values()):
         hidden, exposed = 1e3 * record["hidden_s"]["median"], 1e3 * record["exposed_s"]["median"]
@@ -130,7 +132,7 @@ def buckets(axes: Axes, kind: Kind) -> str:
         share = record["exposed_share"]["median"]
         _said(axes, f"{hidden + exposed:.0f} ms; {share:.1%} of the step exposed", hidden + exposed, place)
     _rows(axes, _bucket_labels(found), room=0.9)
-    axes.set_xlim(0, 1.75 * max(1e3 * record["reducing_s"]["highest"] for record in found.values()))
+    axes.set_xlim(0, 1.9 * most)
     axes.legend(loc="lower right", fontsize=8, ncols=2)
     axes.set_xlabel(f"ms of reduction in a backward pass, {_ranks(kind.world)}")
     least = min(found.values(), key=lambda record: record["exposed_share"]["median"])
@@ -194,7 +196,7 @@ def scaling(axes: Axes, kind: Kind) -> str:
         for task in TASKS
         for world, record in kind.named(f"scaling-{task}-").items()
     }
-    dots(axes, list(found), list(found.values()), "samples/s over one rank, fed by FastLoader", target=1.6)
+    dots(axes, list(found), list(found.values()), "samples/s over one rank alone", target=1.6)
     medians = [value["median"] for name, value in found.items() if name.endswith(_ranks(kind.world))]
     return f"{_ranks(kind.world)}: {min(medians):.2f} to {max(medians):.2f} times\nthe samples/s of one"
 
