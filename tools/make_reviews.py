@@ -8,8 +8,8 @@
 Each review says something about three things, in words such as "the soup was not , to be honest , very good", and is
 positive where it praises more of them than it blames. "not" turns what comes after it around, often some words later:
 which of the praising and blaming words it belongs to shows only in their order, so a bag of words is right on two in
-three at best. With `--pairs` reviews are short, and after each stands a claim such as "the soup was bad", which it entails
-(0), says nothing about (1) or contradicts (2): sentence pairs in the form of MNLI (Williams et al., 2018).
+three at best. With `--pairs` reviews are short, and a claim such as "the soup was bad" stands after each, which it
+entails (0), says nothing about (1) or contradicts (2): sentence pairs in the form of MNLI (Williams et al., 2018).
 
 The arrays, each once with `train_` and once with `test_` before its name: `tokens` int32 (N, L), 0 behind the end;
 `attention_mask` uint8 (N, L), 1 for words; `labels` int64 (N,), 0 negative and 1 positive, or as above; for pairs
@@ -68,7 +68,7 @@ def review(rng: np.random.Generator) -> tuple[str, int]:
 
 
 def pair(rng: np.random.Generator) -> tuple[str, int]:
-    """A short review, `BETWEEN` and a claim; whether the review entails it (0), leaves it open (1), contradicts it (2)."""
+    """A short review, `BETWEEN` and a claim, which it entails (0), leaves open (1) or contradicts (2)."""
     text, said = judged(rng, short=True)
     while len({thing for thing, _ in said}) < len(said):
         text, said = judged(rng, short=True)
