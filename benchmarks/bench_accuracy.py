@@ -4,7 +4,7 @@
     python benchmarks/bench_accuracy.py --quick    tiny sizes, to see that it runs; the figures mean nothing
 
 The clothing photos of `--photos` (splits train and test, ten classes; ../shared/data/clothing/clothing.tar by default)
-train the small residual network of tools/networks.py: RandomResizedCrop(96) of at least a quarter of the area, a flip,
+train the small residual network of tools/models.py: RandomResizedCrop(96) of at least a quarter of the area, a flip,
 the same steps, learning rates and seeds for each source:
 
 `folder`: JPEG files, decoded and cropped by Pillow in a plain DataLoader with two workers.
@@ -39,7 +39,7 @@ from fastload import FastLoader, PackedDataset
 from fastload.transforms import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 sys.path.insert(0, str(harness.ROOT / "tools"))
-from networks import SmallResNet  # beside the scripts that users start from
+from models import SmallResNet  # beside the scripts that users start from
 
 SIDE, SCALE, BATCH_SIZE = 96, (0.25, 1.0), 64
 NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

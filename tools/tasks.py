@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from networks import SmallDeepLab, SmallResNet, SmallTransformer
+from models import SmallDeepLab, SmallResNet, SmallTransformer
 from PIL import Image
 from torch import Tensor, nn
 
-from fastload import FastLoader, PackedDataset
+from fastload import FastLoader, PackedDataset, inspect_file
 from fastload.transforms import (
     CenterCrop,
     ColorJitter,
@@ -119,7 +119,8 @@ class _Labels:
         if self.attributes:
             rows = number / len(occurs)
             best = torch.maximum(occurs, rows - occurs).sum()
-        return f"accuracy {float(right / number):.1%} (commonest answer: {float(best / number):.1%})"
+        name = "mean accuracy" if self.attributes else "accuracy"
+        return f"{name} {float(right / number):.1%} (commonest answer: {float(best / number):.1%})"
 
     def finish(self, counts: Tensor, model: nn.Module, held_out: PackedDataset, picture: Path | None) -> None:
         """Nothing more to show."""
@@ -155,8 +156,9 @@ class TextLabels(_Labels):
 
     batch_size, lr, width = 128, 2e-3, 64
 
-    def __init__(self, dataset: PackedDataset, layers: int) -> None:
+    def __init__(self, dataset: PackedDataset, layers: int, dropout: float = 0.1, layer_drop: float = 0.0) -> None:
         super().__init__(dataset)
+        self.dropout, self.layer_drop = dropout, layer_drop
         fields = dataset.file.fields
         self.tokens = next(name for name in TOKENS if name in fields)
         self.layers, length = layers, fields[self.tokens].shape[0]
@@ -172,7 +174,7 @@ class TextLabels(_Labels):
 
     def network(self, width: int) -> nn.Module:
         """See `Task.network`."""
-        return SmallTransformer(self.words, self.outputs, width, self.layers)
+        return SmallTransformer(self.words, self.outputs, width, self.layers, self.dropout, self.layer_drop)
 
     def answers(self, model: nn.Module, batch: Fields) -> Tensor:
         """See `Task.answers`."""
@@ -187,7 +189,8 @@ class Segmentation:
     fields = ("images", "masks")
     batch_size, lr, width = 8, 4e-3, 24
 
-    def __init__(self, dataset: PackedDataset, side: int = 128) -> None:
+    def __init__(self, dataset: PackedDataset, side: int = 128, dropout: float = 0.1) -> None:
+        self.dropout = dropout
         masks = dataset.file.fields["masks"]
         found = masks.attrs.get("ignore_index")
         self.ignored = None if found is None else int(found)
@@ -209,7 +212,7 @@ class Segmentation:
 
     def network(self, width: int) -> nn.Module:
         """See `Task.network`."""
-        return SmallDeepLab(self.channels, len(self.names), width)
+        return SmallDeepLab(self.channels, len(self.names), width, self.dropout)
 
     def answers(self, model: nn.Module, batch: Fields) -> Tensor:
         """See `Task.answers`: (B, classes, H, W)."""
@@ -284,19 +287,31 @@ class Segmentation:
 def task_of(dataset: PackedDataset, options: argparse.Namespace) -> Task:
     """The task that is asked for, or the one that the file's fields suggest."""
     fields = dataset.file.fields
-    asked: str = options.task or ("segmentation" if "masks" in fields else "classify" if "images" in fields else "text")
+    asked: str = options.task or ("segment" if "masks" in fields else "classify" if "images" in fields else "text")
     if asked == "text":
         _require(dataset, " or ".join(TOKENS), any(name in fields and len(fields[name].shape) == 1 for name in TOKENS))
-        return TextLabels(dataset, options.layers)
+        return TextLabels(dataset, options.layers, options.dropout, options.layer_drop)
     _require(dataset, "images", "images" in fields)
-    if asked == "segmentation":
+    if asked == "segment":
         _require(dataset, "masks", "masks" in fields)
-        return Segmentation(dataset, options.size)
+        return Segmentation(dataset, options.size, options.dropout)
     task = ImageLabels(dataset, options.size)
     if options.task and (options.task == "attributes") != task.attributes:
         shape = (dataset.file.num_rows, *fields["labels"].shape)
         raise SystemExit(f"--task {options.task}: the labels of {dataset.path} have shape {shape}")
     return task
+
+
+def open_splits(path: Path, fields: tuple[str, ...], seed: int) -> tuple[PackedDataset, PackedDataset]:
+    """Training and validation rows: the file's own splits, or a fixed tenth held out where it has none."""
+    names = list(inspect_file(path).splits)
+    if "train" in names and len(names) > 1:
+        held_out = next((name for name in ("valid", "val", "validation", "test") if name in names), names[-1])
+        return PackedDataset(path, "train", fields), PackedDataset(path, held_out, fields)
+    whole = PackedDataset(path, fields=fields)
+    order = np.random.default_rng(seed).permutation(len(whole))
+    tenth = max(1, len(whole) // 10)
+    return whole.select(np.sort(order[tenth:])), whole.select(np.sort(order[:tenth]))
 
 
 def _require(dataset: PackedDataset, name: str, there: bool) -> None:

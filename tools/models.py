@@ -1,8 +1,15 @@
-"""The small networks that `train.py` trains: a ResNet, a DeepLab and a transformer, each in a screen."""
+"""The small networks that `train.py` trains, each in a screen, and what is put around any network to train in parallel.
+
+`SmallResNet`, `SmallDeepLab` and `SmallTransformer`; `LossInForward`, `InPrecision` and `sync_batch_norm`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -74,7 +81,7 @@ class SmallDeepLab(nn.Module):
     decoder joins that with the sharper features of a quarter of the size.
     """
 
-    def __init__(self, channels: int, outputs: int, width: int) -> None:
+    def __init__(self, channels: int, outputs: int, width: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.quarter = nn.Sequential(convolution(channels, width, 3, stride=2), Block(width, 2 * width, 2))
         self.eighth = nn.Sequential(
@@ -82,7 +89,7 @@ class SmallDeepLab(nn.Module):
             Block(4 * width, 4 * width, dilation=2),
             Block(4 * width, 4 * width, dilation=4),
         )
-        self.pyramid = nn.Sequential(Pyramid(4 * width, 2 * width), nn.Dropout2d(0.1))
+        self.pyramid = nn.Sequential(Pyramid(4 * width, 2 * width), nn.Dropout2d(dropout))
         self.sharp = convolution(2 * width, width, 1)
         self.join = convolution(3 * width, 2 * width, 3)
         self.head = nn.Conv2d(2 * width, outputs, 1)
@@ -122,11 +129,18 @@ class Attention(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """Token ids and their mask, (B, L) each, to (B, outputs). Without layers: a bag of words."""
+    """Token ids and their mask, (B, L) each, to (B, outputs). Without layers: a bag of words.
 
-    def __init__(self, words: int, outputs: int, width: int, layers: int) -> None:
+    In training each layer is left out of a step with probability `layer_drop` (Fan et al., 2020), on each rank by its
+    own draws; its parameters then have no gradient on that rank.
+    """
+
+    def __init__(
+        self, words: int, outputs: int, width: int, layers: int, dropout: float = 0.1, layer_drop: float = 0.0
+    ) -> None:
         super().__init__()
-        self.words = nn.Sequential(nn.Embedding(words, width), nn.Dropout(0.1))
+        self.layer_drop = layer_drop
+        self.words = nn.Sequential(nn.Embedding(words, width), nn.Dropout(dropout))
         self.layers = nn.ModuleList(Attention(width) for _ in range(layers))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
 
@@ -136,6 +150,95 @@ class SmallTransformer(nn.Module):
         mask = mask | ~mask.any(1, keepdim=True)
         x = self.words(tokens)
         for layer in self.layers:
-            x = layer(x, mask)
+            if not (self.training and self.layer_drop) or float(torch.rand(())) >= self.layer_drop:
+                x = layer(x, mask)
         kept = mask[:, :, None].to(x.dtype)
         return self.head((x * kept).sum(1) / kept.sum(1))  # type: ignore[no-any-return]
+
+
+class LossInForward(nn.Module):
+    """A network and its loss as one module, so that what leaves a replica is a number and not its answers.
+
+    `nn.DataParallel(network)` gathers every answer on one device, which then also holds their gradients and computes
+    the loss alone; `nn.DataParallel(LossInForward(network, losses))` leaves all of that where the answers are.
+
+    Args:
+        network: whatever `losses` calls.
+        losses: from the network and a batch to the loss of each sample, (B,).
+    """
+
+    def __init__(self, network: nn.Module, losses: Callable[[nn.Module, dict[str, Tensor]], Tensor]) -> None:
+        super().__init__()
+        self.network, self.losses = network, losses
+
+    def forward(self, batch: dict[str, Tensor], valid: Tensor) -> Tensor:
+        """Sum of the losses of the rows that are valid, bool (B,), as (1,): gathered, one number a replica."""
+        losses = self.losses(self.network, batch)
+        return (losses * valid.to(losses.device)).sum().view(1)
+
+
+class InPrecision(nn.Module):
+    """A network whose forward runs under autocast; float32 where `dtype` is None.
+
+    Autocast is entered inside, since the threads of `nn.DataParallel` do not take over its dtype.
+    """
+
+    def __init__(self, network: nn.Module, device_type: str, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.network, self.device_type, self.dtype = network, device_type, dtype
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """What the network answers; in the lower precision where its last layer is a matrix product."""
+        with torch.autocast(self.device_type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
+            return self.network(*inputs)  # type: ignore[no-any-return]
+
+
+def sync_batch_norm(network: nn.Module, device: torch.device) -> nn.Module:
+    """The network with its batch norms taking their moments over the batches of all ranks."""
+    if device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-any-return]
+    for parent in list(network.modules()):
+        for name, norm in parent.named_children():
+            if isinstance(norm, nn.BatchNorm2d):
+                synced = CpuSyncBatchNorm(norm.num_features, norm.eps, norm.momentum)
+                synced.load_state_dict(norm.state_dict())
+                setattr(parent, name, synced)
+    return network
+
+
+class CpuSyncBatchNorm(nn.BatchNorm2d):
+    """What `nn.SyncBatchNorm` is on GPUs, which refuses tensors on the CPU; plain, not fast."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalized features (B, C, H, W), by the moments of all ranks while training."""
+        if not (self.training and dist.is_initialized()):
+            return super().forward(input)
+        x = input.float()
+        size = x.new_tensor([x.numel() / x.shape[1]])
+        *sums, count = _SumOverRanks.apply(torch.cat([x.sum((0, 2, 3)), size])).split([x.shape[1], 1])
+        mean = sums[0] / count
+        centred = x - mean[:, None, None]
+        # Around the mean of all ranks: the difference of two large sums would lose what float32 can hold.
+        variance = _SumOverRanks.apply(centred.square().sum((0, 2, 3))) / count
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum of a tensor over all ranks, on each; what each rank's loss says of it is summed likewise."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor) -> Tensor:
+        values = values.clone()
+        dist.all_reduce(values)
+        return values
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
