@@ -155,7 +155,9 @@ def busy_but_slow(cure: bool, folder: Path) -> None:
     """A device that is given one small thing after another never waits, and gets little done."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     path = make_file(folder, 1024, 64)
-    print(f"a small ResNet on {device.type}")
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # several would wait for each other, wherever others use the machine too
+    print(f"a small ResNet on {'a GPU' if device.type == 'cuda' else 'one CPU core'}")
     ways = [(2, False, False), (64, False, False), (64, True, False), (64, True, True)]
     for batch_size, channels_last, bfloat16 in ways if cure else ways[:1]:
         loader = FastLoader(path, batch_size, device=device, transform=[NORMALIZE])
@@ -222,6 +224,10 @@ def epoch_start(cure: bool, folder: Path) -> None:
 # Unused parameters ------------------------------------------------------------------------------------------------
 
 
+# The second where it is the same parameters in every step.
+UNUSED_CURES = [{"find_unused_parameters": True}, {"static_graph": True}]
+
+
 class TwoHeads(nn.Module):
     """Has a second head, that no loss is taken of."""
 
@@ -252,7 +258,7 @@ def unused_rank(_: int, device: torch.device, path: Path, options: dict[str, boo
 def unused_parameters(cure: bool, folder: Path) -> None:
     """DDP waits for a gradient of each parameter, and in the next step finds that one has not come."""
     path = make_file(folder, 40, 8)
-    ways = [{"find_unused_parameters": True}, {"static_graph": True}] if cure else [{}]
+    ways = UNUSED_CURES if cure else [{}]
     for options, found in zip(ways, on_ranks(folder, *((unused_rank, 60.0, (path, way)) for way in ways)), strict=True):
         given = "".join(f", {name}=True" for name in options)
         ended = f"then: {found[0]['error']}" if found[0]["error"] else "the whole epoch"
