@@ -18,7 +18,9 @@ import argparse
 import gc
 import json
 import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -330,6 +332,8 @@ def main() -> None:
     parser.add_argument("symptom", choices=SYMPTOMS)
     parser.add_argument("--cure", action="store_true", help="train without it")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the ranks and the folder go, too
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         SYMPTOMS[options.symptom](options.cure, Path(folder))
 
