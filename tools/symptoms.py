@@ -201,25 +201,24 @@ def epoch_start(cure: bool, folder: Path) -> None:
     """A plain DataLoader starts its workers anew in each epoch."""
     dataset = PackedDataset(make_file(folder, 640, 64), transform=as_floats)
     plain = {"batch_size": 32, "shuffle": True, "num_workers": 2}
+    loaders: dict[str, Any] = {"DataLoader": DataLoader(dataset, **plain)}
     if cure:
-        loaders = {
-            "DataLoader(persistent_workers=True)": DataLoader(dataset, **plain, persistent_workers=True),
-            "FastLoader": FastLoader(dataset, 32, workers=2),
-        }
-    else:
-        loaders = {"DataLoader": DataLoader(dataset, **plain)}
-    start = torch.multiprocessing.get_start_method()
-    for name, loader in loaders.items():
-        first_s, other_s = [], []
-        for epoch in range(6):
+        loaders["DataLoader(persistent_workers=True)"] = DataLoader(dataset, **plain, persistent_workers=True)
+        loaders["FastLoader"] = FastLoader(dataset, 32, workers=2)
+    first_s: dict[str, list[float]] = {name: [] for name in loaders}
+    other_s: dict[str, list[float]] = {name: [] for name in loaders}
+    for epoch in range(9):
+        for name, loader in loaders.items():
             asked_s = time.perf_counter()
             for number, _ in enumerate(loader):
                 waited_s = time.perf_counter() - asked_s
-                if epoch:  # the first epoch has to start them
-                    (other_s if number else first_s).append(waited_s)
+                if epoch:  # the first one has to start them
+                    (other_s if number else first_s)[name].append(waited_s)
                 time.sleep(0.01)  # the step, on an accelerator: the CPU is free
                 asked_s = time.perf_counter()
-        first_ms, other_ms = (statistics.median(waits) * 1e3 for waits in (first_s, other_s))
+    start = torch.multiprocessing.get_start_method()
+    for name in loaders:
+        first_ms, other_ms = (statistics.median(waits[name]) * 1e3 for waits in (first_s, other_s))
         print(f"{name}, workers by {start}: {first_ms:.1f} ms for an epoch's first batch, {other_ms:.1f} for another")
 
 
