@@ -12,7 +12,6 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "README.md").read_text()
 
 pytestmark = pytest.mark.skipif(not (ROOT / "tools").is_dir(), reason="no tools beside the tests: run in a checkout")
 
@@ -58,12 +57,13 @@ def test_the_first_gpu_gets_a_number_from_each_replica(symptoms, tmp_path, capsy
 
 
 def test_the_readme_names_every_symptom_and_only_flags_that_there_are(symptoms, monkeypatch, capsys):
-    assert set(re.findall(r"tools/symptoms\.py ([a-z-]+)", PAGE)) == set(symptoms.SYMPTOMS)
+    page = (ROOT / "README.md").read_text()
+    assert set(re.findall(r"tools/symptoms\.py ([a-z-]+)", page)) == set(symptoms.SYMPTOMS)
     train = importlib.import_module("train")
     monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
     with pytest.raises(SystemExit):
         train.parse_options()
     known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
-    section = re.search(r"^### Several GPUs.*?(?=^## )", PAGE, re.MULTILINE | re.DOTALL)[0]
+    section = re.search(r"^### Several GPUs.*?(?=^## )", page, re.MULTILINE | re.DOTALL)[0]
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", section))
     assert named - known == {"--cure", "--nproc-per-node"}
