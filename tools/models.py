@@ -129,26 +129,39 @@ class Attention(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """Token ids and their mask, (B, L) each, to (B, outputs). Without layers: a bag of words.
+    """Token ids, their mask and, of pairs, the sentence each is of, (B, L) each, to (B, outputs).
+
+    Without layers: a bag of words.
 
     In training each layer is left out of a step with probability `layer_drop` (Fan et al., 2020), on each rank by its
     own draws; its parameters then have no gradient on that rank.
     """
 
     def __init__(
-        self, words: int, outputs: int, width: int, layers: int, dropout: float = 0.1, layer_drop: float = 0.0
+        self,
+        words: int,
+        outputs: int,
+        width: int,
+        layers: int,
+        types: int = 0,
+        *,
+        dropout: float = 0.1,
+        layer_drop: float = 0.0,
     ) -> None:
         super().__init__()
+        self.types = nn.Embedding(types, width) if types else None
         self.layer_drop = layer_drop
         self.words = nn.Sequential(nn.Embedding(words, width), nn.Dropout(dropout))
         self.layers = nn.ModuleList(Attention(width) for _ in range(layers))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
         """Logits (B, outputs), of the mean over the tokens that the mask keeps."""
         # A row without any token looks at its padding, rather than divide by nothing.
         mask = mask | ~mask.any(1, keepdim=True)
         x = self.words(tokens)
+        if self.types is not None:
+            x = x + self.types(types)
         for layer in self.layers:
             if not (self.training and self.layer_drop) or float(torch.rand(())) >= self.layer_drop:
                 x = layer(x, mask)

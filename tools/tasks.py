@@ -152,7 +152,11 @@ class ImageLabels(_Labels):
 
 
 class TextLabels(_Labels):
-    """Classes or attributes of texts: token ids, and if the file has it a mask of those that are not padding."""
+    """Classes or attributes of texts, or of pairs of them.
+
+    Fields: token ids; where the file has them `attention_mask`, not 0 for what is no padding, and `token_type_ids`,
+    which tell the sentences of a pair apart.
+    """
 
     batch_size, lr, width = 128, 2e-3, 64
 
@@ -165,22 +169,29 @@ class TextLabels(_Labels):
         self.masked = "attention_mask" in fields
         self.steady: list[object] = []
         self.transforms: list[object] = []
-        self.fields = (self.tokens, *(["attention_mask"] if self.masked else []), "labels")
+        self.paired = "token_type_ids" in fields
+        extra = {"attention_mask": self.masked, "token_type_ids": self.paired}
+        self.fields = (self.tokens, *(name for name, there in extra.items() if there), "labels")
         self.words = _largest(dataset.path, self.tokens) + 1
+        self.types = _largest(dataset.path, "token_type_ids") + 1 if self.paired else 0
+        what = "pairs of texts" if self.paired else "texts"
         self.summary = (
-            f"texts of {length} tokens out of {self.words} to learn {self.outputs} {self.kind} from, "
+            f"{what} of {length} tokens out of {self.words} to learn {self.outputs} {self.kind} from, "
             f"by {layers} layers of attention" + ("" if layers else " (a bag of words)")
         )
 
     def network(self, width: int) -> nn.Module:
         """See `Task.network`."""
-        return SmallTransformer(self.words, self.outputs, width, self.layers, self.dropout, self.layer_drop)
+        return SmallTransformer(
+            self.words, self.outputs, width, self.layers, self.types, dropout=self.dropout, layer_drop=self.layer_drop
+        )
 
     def answers(self, model: nn.Module, batch: Fields) -> Tensor:
         """See `Task.answers`."""
         tokens = batch[self.tokens].long()
         mask = batch["attention_mask"] != 0 if self.masked else tokens != 0
-        return model(tokens, mask)  # type: ignore[no-any-return]
+        types = [batch["token_type_ids"].long()] if self.paired else []
+        return model(tokens, mask, *types)  # type: ignore[no-any-return]
 
 
 class Segmentation:
