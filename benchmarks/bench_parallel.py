@@ -1,6 +1,6 @@
 """Which parallel strategy, and where does its time go? Steps, memory, messages and loading, of one rank and several.
 
-    python benchmarks/bench_parallel.py            everything: about eight minutes on two cores, 0.6 GB in .bench
+    python benchmarks/bench_parallel.py            everything: about eight minutes on two cores, 0.5 GB in .bench
     python benchmarks/bench_parallel.py --quick    tiny, to see that it runs; the figures mean nothing
     python benchmarks/plot_parallel.py             draws results/parallel.png
 

@@ -164,8 +164,8 @@ def slowed(axes: Axes, kind: Kind) -> str:
     record = kind.found[f"overlap-{kind.world}"]
     values = [record["backward_slowed"], record["backward_slowed_delayed"]]
     dots(axes, ["reducing meanwhile", "reducing after it"], values, "time until the last gradient, over no_sync")
-    change = values[0]["median"] / values[1]["median"] - 1
-    return f"Backward itself takes {change:+.0%} while\nreductions run beside it"
+    times = values[0]["median"] / values[1]["median"]
+    return f"Beside reductions, backward itself takes\n{times:.2f} times as long as before them"
 
 
 def sums(axes: Axes, kind: Kind) -> str:

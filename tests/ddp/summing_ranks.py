@@ -59,7 +59,8 @@ def work(rank: int, folder: Path) -> None:
     hooks = {"ddp": None, "overlap": TimedReduction(group, cpu), "delayed": TimedReduction(group, cpu, delayed=True)}
     result = {"sums": sums(rank, group)}
     result["gradients"] = {name: gradients(rank, group, hook) for name, hook in hooks.items()}
-    result["figures"] = {name: hook.take() | {"buckets": hook.buckets} for name, hook in hooks.items() if hook}
+    figures = {name: hook.take() for name, hook in hooks.items() if hook}
+    result["buckets"] = {name: hooks[name].buckets for name in figures}
     torch.save(result, folder / f"summed.{rank}.pt")
     # DistributedDataParallel's reducer must be gone before the group it talks through.
     gc.collect()
