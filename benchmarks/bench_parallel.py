@@ -15,6 +15,7 @@ Names of figures end in the number of ranks (or torch threads) and the device:
 `gathered-TASK`: bytes that nn.DataParallel brings to one device, answers against losses, by the number of replicas.
 `buckets-MB-RANKS`: seconds of DDP's reductions in a backward pass: `reducing`, of it `hidden` behind the computation
     of gradients and `exposed` after it; `last`, from the last gradient until its bucket is reduced.
+    Waiting for a rank that is late counts as reduction, as it does in training. All times are rank 0's.
 `overlap-RANKS`: step time with reductions during backward over all after it; `backward_slowed` is the time until the
     last gradient over that under no_sync, `backward_slowed_delayed` the same where no reduction runs meanwhile.
 `accumulation-RANKS`: a step of four batches reduced once over one reduced after each batch.
