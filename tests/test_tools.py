@@ -122,11 +122,11 @@ def trained(train: ModuleType, capsys: pytest.CaptureFixture[str]) -> Callable[.
 
 @pytest.mark.slow
 def test_training_learns_classes_on_two_ranks_that_it_starts(packed_classes, tmp_path):
-    words = [packed_classes, "--spawn", 2, "--device", "cpu", "--sync-bn", "--ends", "exact"]
-    sizes = ["--epochs", 3, "--batch-size", 8, "--width", 8]
+    words = [packed_classes, "--spawn", 2, "--device", "cpu", "--ends", "exact"]
+    sizes = ["--epochs", 2, "--batch-size", 8, "--width", 8]
     said = run(ROOT / "tools/train.py", *words, *sizes, cwd=tmp_path)
     assert "2 process(es) on cpu, parallel ddp" in said
-    assert len(accuracies(said)) == 3 and accuracies(said)[-1][0] > accuracies(said)[-1][1] + 20
+    assert len(accuracies(said)) == 2 and accuracies(said)[-1][0] > accuracies(said)[-1][1] + 20
 
 
 @pytest.mark.slow
