@@ -27,9 +27,10 @@ import fastload
 from fastload.bench.passes import touch
 from fastload.bench.peak import peak_memory
 from fastload.meter.family import process_memory
-from fastload.pairs import Way, compare, spread
+from fastload.pairs import Spread, Way, compare, spread
 
-__all__ = ["Way", "compare", "peak_memory", "process_memory", "spread", "touch"]  # measured by the product alike
+# Measured by the product alike.
+__all__ = ["Spread", "Way", "compare", "peak_memory", "process_memory", "spread", "touch"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"

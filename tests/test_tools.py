@@ -265,7 +265,18 @@ def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
     "name",
     [
         f"bench_{what}.py"
-        for what in ("loader", "pack", "sources", "shuffle", "workers", "augment", "echo", "accelerator", "meter")
+        for what in (
+            "loader",
+            "pack",
+            "sources",
+            "shuffle",
+            "workers",
+            "augment",
+            "echo",
+            "accelerator",
+            "meter",
+            "parallel",
+        )
     ],
 )
 def test_benchmarks_run_and_write_records(tmp_path, name):

@@ -8,8 +8,8 @@
 Each review says something about three things, in words such as "the soup was not , to be honest , very good", and is
 positive where it praises more of them than it blames. "not" turns what comes after it around, often some words later:
 which of the praising and blaming words it belongs to shows only in their order, so a bag of words is right on two in
-three at best. With `--pairs` a claim such as "the soup was bad" follows each review, which entails it (0), says nothing
-about it (1) or contradicts it (2): sentence pairs in the form of MNLI (Williams et al., 2018).
+three at best. With `--pairs` reviews are short, and a claim such as "the soup was bad" stands after each, which it
+entails (0), says nothing about (1) or contradicts (2): sentence pairs in the form of MNLI (Williams et al., 2018).
 
 The arrays, each once with `train_` and once with `test_` before its name: `tokens` int32 (N, L), 0 behind the end;
 `attention_mask` uint8 (N, L), 1 for words; `labels` int64 (N,), 0 negative and 1 positive, or as above; for pairs
@@ -41,18 +41,21 @@ BETWEEN = "<then>"
 """What stands between a review and a claim about it."""
 
 
-def judged(rng: np.random.Generator) -> tuple[str, list[tuple[str, bool]]]:
-    """A review, and the things that it judges with whether it praises them; a thing may come twice."""
+def judged(rng: np.random.Generator, *, short: bool = False) -> tuple[str, list[tuple[str, bool]]]:
+    """A review, and the things that it judges with whether it praises them; a thing may come twice.
+
+    A short one is of two out of ten things, without a word aside.
+    """
 
     def one(choices: tuple[str, ...] | list[str]) -> str:
         return choices[rng.integers(len(choices))]
 
-    text, said = one(OPENINGS), []
-    for clause in range(3):
+    text, said = "" if short else one(OPENINGS), []
+    for clause in range(2 if short else 3):
         kind, turned = rng.random(2) < (0.5, 0.3)
-        thing = one(THINGS)
+        thing = one(THINGS[:10] if short else THINGS)
         said.append((thing, bool(kind) != bool(turned)))
-        words = ["the", thing, "was", one(NEGATIONS) if turned else "", one(ASIDES)]
+        words = ["the", thing, "was", one(NEGATIONS) if turned else "", "" if short else one(ASIDES)]
         words += [one(STRENGTHS) if rng.random() < 0.5 else "", one(GOOD if kind else BAD)]
         text += (one(JOINS) if clause else "") + " ".join(word for word in words if word)
     return text + " .", said
@@ -65,13 +68,13 @@ def review(rng: np.random.Generator) -> tuple[str, int]:
 
 
 def pair(rng: np.random.Generator) -> tuple[str, int]:
-    """A review, `BETWEEN` and a claim; whether the review entails it (0), leaves it open (1), contradicts it (2)."""
-    text, said = judged(rng)
+    """A short review, `BETWEEN` and a claim, which it entails (0), leaves open (1) or contradicts (2)."""
+    text, said = judged(rng, short=True)
     while len({thing for thing, _ in said}) < len(said):
-        text, said = judged(rng)
+        text, said = judged(rng, short=True)
     label, claimed = int(rng.integers(3)), bool(rng.integers(2))
     if label == 1:
-        others = [thing for thing in THINGS if thing not in {thing for thing, _ in said}]
+        others = [thing for thing in THINGS[:10] if thing not in {thing for thing, _ in said}]
         thing = others[rng.integers(len(others))]
     else:
         thing, praised = said[rng.integers(len(said))]
