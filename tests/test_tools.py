@@ -6,15 +6,16 @@ import argparse
 import importlib
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from warm_python import WarmPython
 
 import fastload
 from fastload import pack_images
@@ -30,15 +31,29 @@ def environment() -> dict[str, str]:
     return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(fastload.__file__).parents[1])}
 
 
-def run(*words: object, cwd: Path) -> str:
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+class Run(Protocol):
+    """What a script prints that ends well; what it says that refuses."""
+
+    def __call__(self, *words: object, cwd: Path, refused: bool = False) -> str: ...
 
 
 @pytest.fixture(scope="module")
-def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with WarmPython(environment(), tmp_path_factory.mktemp("warm")) as python:
+
+        def run(*words: object, cwd: Path, refused: bool = False) -> str:
+            done = python.run(*words, cwd=cwd)
+            if refused:
+                assert done.returncode == 1 and "Traceback" not in done.stderr
+                return done.stderr
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def faces(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tools") / "faces"
     run(ROOT / "tools/make_faces.py", folder, "--count", 160, cwd=folder.parent)
     return folder
@@ -74,7 +89,7 @@ def test_faces_are_in_the_official_layout(faces):
     assert [partition.count(part) for part in "012"] == [128, 16, 16]
 
 
-def test_faces_of_a_seed_are_the_same_and_a_complete_folder_is_kept(faces, tmp_path):
+def test_faces_of_a_seed_are_the_same_and_a_complete_folder_is_kept(run, faces, tmp_path):
     run(ROOT / "tools/make_faces.py", tmp_path / "again", "--count", 160, "--workers", 1, cwd=tmp_path)
     for name in ("img_align_celeba/000007.jpg", "list_attr_celeba.txt", "identity_CelebA.txt"):
         assert (tmp_path / "again" / name).read_bytes() == (faces / name).read_bytes()
@@ -88,7 +103,7 @@ def accuracies(said: str) -> list[tuple[float, float]]:
 
 
 @pytest.mark.slow
-def test_training_learns_classes_and_resumes_to_the_same_model(packed_classes, tmp_path):
+def test_training_learns_classes_and_resumes_to_the_same_model(run, packed_classes, tmp_path):
     words = [ROOT / "tools/train.py", packed_classes, "--epochs", 3, "--batch-size", 16, "--width", 8]
     whole = run(*words, "--checkpoint", tmp_path / "whole.pt", cwd=tmp_path)
     assert accuracies(whole)[-1][0] > accuracies(whole)[-1][1] + 20
@@ -102,7 +117,7 @@ def test_training_learns_classes_and_resumes_to_the_same_model(packed_classes, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("amp", ["fp32", "bf16"])
-def test_training_learns_attributes(packed_faces, tmp_path, amp):
+def test_training_learns_attributes(run, packed_faces, tmp_path, amp):
     words = ["--epochs", 3, "--batch-size", 16, "--width", 8, "--echo", 2, "--task", "attributes", "--precision", amp]
     said = run(ROOT / "tools/train.py", packed_faces, *words, cwd=tmp_path)
     assert len(accuracies(said)) == 3
@@ -110,7 +125,7 @@ def test_training_learns_attributes(packed_faces, tmp_path, amp):
 
 
 @pytest.mark.slow
-def test_training_runs_on_two_ranks(packed_classes, tmp_path):
+def test_training_runs_on_two_ranks(run, packed_classes, tmp_path):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     words = ["--epochs", 2, "--batch-size", 8, "--width", 8, "--checkpoint", tmp_path / "run.pt"]
     said = run(*launcher, ROOT / "tools/train.py", packed_classes, *words, cwd=tmp_path)
@@ -139,7 +154,7 @@ def blobs(path: Path, count: int = 48) -> Path:
 
 
 @pytest.mark.slow
-def test_training_segments_and_shows_what_it_answers(tmp_path):
+def test_training_segments_and_shows_what_it_answers(run, tmp_path):
     words = ["--epochs", 4, "--width", 8, "--batch-size", 6, "--picture", tmp_path / "sheet.png"]
     said = run(ROOT / "tools/train.py", blobs(tmp_path / "blobs.h5"), *words, cwd=tmp_path)
     assert "to learn 2 classes of pixels from, 12 held out" in said
@@ -174,7 +189,7 @@ def test_pixels_that_are_ignored_count_nowhere(tasks, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_reads_texts(tmp_path):
+def test_training_reads_texts(run, tmp_path):
     said = run(ROOT / "tools/make_reviews.py", tmp_path / "reviews.npz", "--count", 300, cwd=tmp_path)
     assert "300 reviews" in said and "50 of them test" in said
     packed = pack_images(tmp_path / "reviews.npz", tmp_path / "reviews.h5").path
@@ -184,16 +199,8 @@ def test_training_reads_texts(tmp_path):
     assert len(accuracies(said)) == 2
 
 
-def run_refused(*words: object, cwd: Path) -> str:
-    """What a script that refuses says."""
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    return done.stderr
-
-
 @pytest.mark.slow
-def test_training_with_dropout_resumes_to_the_same_model(tmp_path):
+def test_training_with_dropout_resumes_to_the_same_model(run, tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "a.npz", tokens=rng.integers(1, 30, (120, 8)), labels=rng.integers(0, 2, 120))
     pack_images(tmp_path / "a.npz", tmp_path / "a.h5")
@@ -204,8 +211,8 @@ def test_training_with_dropout_resumes_to_the_same_model(tmp_path):
     run(script, tmp_path / "a.h5", *words, "parts.pt", "--resume", cwd=tmp_path)
     whole, parts = (torch.load(tmp_path / f"{name}.pt", weights_only=True)["model"] for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert "of another network" in run_refused(
-        script, tmp_path / "a.h5", *words, "parts.pt", "--resume", "--width", 8, cwd=tmp_path
+    assert "of another network" in run(
+        script, tmp_path / "a.h5", *words, "parts.pt", "--resume", "--width", 8, cwd=tmp_path, refused=True
     )
 
 
@@ -279,7 +286,7 @@ def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
         )
     ],
 )
-def test_benchmarks_run_and_write_records(tmp_path, name):
+def test_benchmarks_run_and_write_records(run, tmp_path, name):
     out = tmp_path / "out.jsonl"
     words = ["--quick", "--out", out]
     if name != "bench_echo.py":  # it draws what it needs as it goes
