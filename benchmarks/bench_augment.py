@@ -280,6 +280,8 @@ def main() -> None:
     if options.quick:
         options.rows, options.plain_rows, options.pairs = 256, 128, 1
     multiprocessing.set_start_method("forkserver")  # for both ways: a plain loader would settle it otherwise
+    # Imported once, and not by each worker of each epoch, which takes 10 s an epoch and is not measured.
+    multiprocessing.set_forkserver_preload(["fastload.worker", "cv2"])
     torch.set_num_threads(1)  # the trained net must not occupy the core that reads
     bench = Bench(options)
     for name in options.only:

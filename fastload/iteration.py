@@ -224,9 +224,13 @@ class Iteration:
             if ended is not None:
                 ended(self._counter.pace())
 
-    def close(self) -> None:
-        """Ends the pass: nothing reads any more when this returns. Batches handed over stay as they are."""
-        if not self.running:
+    def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Ends the pass: nothing reads any more when this returns. Batches handed over stay as they are.
+
+        While the interpreter ends, as when a generator with `yield from loader` is still there then, nothing is done:
+        daemon threads are frozen and cannot be waited for, globals are gone, and worker processes end by themselves.
+        """
+        if not self.running or _is_finalizing():
             return
         self.running = False
         self.end_measuring()
@@ -236,9 +240,8 @@ class Iteration:
             device_stage.close()  # gives back the slots whose copies still run
         self._stream.close()
 
-    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
-        if getattr(self, "_batches", None) is not None and not _is_finalizing():
+    def __del__(self) -> None:
+        if getattr(self, "_batches", None) is not None:
             self.close()
 
     def _read(self) -> bool:

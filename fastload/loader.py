@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -279,8 +280,10 @@ class FastLoader:
         """What the current iteration, or the last one, did."""
         return self._stats.snapshot()
 
-    def close(self) -> None:
+    def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Ends a running iteration and closes the file. Batches handed over stay valid, and `iter()` opens it again."""
+        if _is_finalizing():
+            return  # from a generator that outlived its script; see Iteration.close
         self._end_active()
         if self._feed is not None and self._pid == os.getpid():
             self._feed.close()

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
-# Enough for every run, within the minutes that CI has; FASTLOAD_EXAMPLES=1000 looks longer. No deadline: neighbours on
-# the machine decide how long an example takes.
+# Enough for every run, within the minutes that CI has; FASTLOAD_EXAMPLES=1000 looks longer, and tools/test.sh looks for
+# less long on Pythons that are not its first. No deadline: neighbours on the machine decide how long an example takes.
 settings.register_profile("fastload", max_examples=int(os.environ.get("FASTLOAD_EXAMPLES", "40")), deadline=None)
 settings.load_profile("fastload")
 

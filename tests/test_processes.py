@@ -499,23 +499,39 @@ def shared_names(pid):
         return {words[5] for line in maps if len(words := line.split()) == 6 and words[5].startswith("/dev/shm/")}
 
 
-def test_a_script_that_ends_in_the_middle_ends_its_workers_in_silence(packed, tmp_path):
+def test_a_script_that_ends_in_the_middle_ends_its_workers_in_silence_whatever_still_iterates(packed, tmp_path):
     done = run_script(
         tmp_path,
         """
+        from contextlib import closing
         from fastload import FastLoader, PackedDataset
 
         def same(sample):
             return sample
 
+        def endless(loader):
+            while True:
+                yield from loader
+
+        def closed_at_last(loader):
+            with closing(loader):
+                yield from endless(loader)
+
         if __name__ == "__main__":
-            loader = FastLoader(PackedDataset(PACKED, transform=same), 16, workers=2)
-            batches = iter(loader)
-            print(next(batches)[0].shape)
+            ways = [
+                (way, FastLoader(PackedDataset(PACKED, transform=same if processes else None), 16, workers=1))
+                for way in (iter, endless, closed_at_last)
+                for processes in (False, True)
+            ]
+            ways.append((endless, FastLoader(PACKED, 16, echo=2)))
+            batches = [way(loader) for way, loader in ways]
+            for of_one in batches:
+                shape = next(of_one)[0].shape
+            print(shape)
         """,
         packed,
     )
-    assert done.returncode == 0 and done.stderr == "" and "Size" in done.stdout
+    assert done.returncode == 0 and done.stderr == "" and "Size" in done.stdout, done.stderr
 
 
 def test_a_script_without_its_guard_is_told_so(packed, tmp_path):

@@ -92,7 +92,7 @@ LAYERS = [
     {"loader"},
     {"bench"},
     {"tune"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 
 

@@ -7,11 +7,11 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from warm_python import WarmPython
 
 import fastload
 from fastload import pack_images
@@ -34,15 +35,29 @@ def environment() -> dict[str, str]:
     return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(fastload.__file__).parents[1])}
 
 
-def run(*words: object, cwd: Path) -> str:
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+class Run(Protocol):
+    """What a script prints that ends well; what it says that refuses."""
+
+    def __call__(self, *words: object, cwd: Path, refused: bool = False) -> str: ...
 
 
 @pytest.fixture(scope="module")
-def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with WarmPython(environment(), tmp_path_factory.mktemp("warm")) as python:
+
+        def run(*words: object, cwd: Path, refused: bool = False) -> str:
+            done = python.run(*words, cwd=cwd)
+            if refused:
+                assert done.returncode == 1 and "Traceback" not in done.stderr
+                return done.stderr
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def faces(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tools") / "faces"
     run(ROOT / "tools/make_faces.py", folder, "--count", 160, cwd=folder.parent)
     return folder
@@ -78,7 +93,7 @@ def test_faces_are_in_the_official_layout(faces):
     assert [partition.count(part) for part in "012"] == [128, 16, 16]
 
 
-def test_faces_of_a_seed_are_the_same_and_a_complete_folder_is_kept(faces, tmp_path):
+def test_faces_of_a_seed_are_the_same_and_a_complete_folder_is_kept(run, faces, tmp_path):
     run(ROOT / "tools/make_faces.py", tmp_path / "again", "--count", 160, "--workers", 1, cwd=tmp_path)
     for name in ("img_align_celeba/000007.jpg", "list_attr_celeba.txt", "identity_CelebA.txt"):
         assert (tmp_path / "again" / name).read_bytes() == (faces / name).read_bytes()
@@ -121,7 +136,7 @@ def trained(train: ModuleType, capsys: pytest.CaptureFixture[str]) -> Callable[.
 
 
 @pytest.mark.slow
-def test_training_learns_classes_on_two_ranks_that_it_starts(packed_classes, tmp_path):
+def test_training_learns_classes_on_two_ranks_that_it_starts(run, packed_classes, tmp_path):
     words = [packed_classes, "--spawn", 2, "--device", "cpu", "--ends", "exact"]
     sizes = ["--epochs", 2, "--batch-size", 8, "--width", 8]
     said = run(ROOT / "tools/train.py", *words, *sizes, cwd=tmp_path)
@@ -130,7 +145,7 @@ def test_training_learns_classes_on_two_ranks_that_it_starts(packed_classes, tmp
 
 
 @pytest.mark.slow
-def test_what_two_ranks_of_torchrun_began_one_process_ends(packed_classes, tmp_path, trained):
+def test_what_two_ranks_of_torchrun_began_one_process_ends(run, packed_classes, tmp_path, trained):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     words = [packed_classes, "--batch-size", 8, "--width", 8, "--checkpoint", tmp_path / "run.pt"]
     kept = [*words, "--loss-log", tmp_path / "run.jsonl"]
@@ -290,7 +305,7 @@ def test_mean_iou_is_that_of_sets_of_pixels(tasks, tmp_path, classes, ignored, c
 
 
 @pytest.mark.slow
-def test_training_reads_texts(tmp_path, trained):
+def test_training_reads_texts(run, tmp_path, trained):
     said = run(ROOT / "tools/make_reviews.py", tmp_path / "reviews.npz", "--count", 300, cwd=tmp_path)
     assert "300 reviews" in said and "50 of them test" in said
     packed = pack_images(tmp_path / "reviews.npz", tmp_path / "reviews.h5").path
@@ -343,6 +358,37 @@ def test_a_review_is_labelled_as_it_reads(tasks):
         assert label == (praised >= 2), text
 
 
+def test_a_claim_follows_from_its_review_as_it_is_labelled(tasks, tmp_path):
+    reviews = importlib.import_module("make_reviews")
+    rng, seen = np.random.default_rng(3), set()
+    for _ in range(200):
+        text, label = reviews.pair(rng)
+        review, claim = text.split(f" {reviews.BETWEEN} ")
+        said = {}
+        for clause in re.split(r"(?=the \w+ was )", review)[1:]:
+            kind = any(word in reviews.GOOD for word in clause.split())
+            said[clause.split()[1]] = kind != any(f" was {word} " in clause for word in reviews.NEGATIONS)
+        claimed = claim.split()[-2] in reviews.GOOD
+        thing = claim.split()[1]
+        assert label == (1 if thing not in said else 0 if said[thing] == claimed else 2), text
+        seen.add(label)
+    assert seen == {0, 1, 2}
+    arrays, words = reviews.arrays(60, 10, 0, pairs=True)
+    tokens, types = arrays["train_tokens"], arrays["train_token_type_ids"]
+    # From the word between on, and not in what is padding.
+    first = np.argmax(tokens == words.index(reviews.BETWEEN), axis=1)
+    places = np.arange(tokens.shape[1])
+    assert (types == ((places >= first[:, None]) & (tokens != 0))).all() and types.any()
+    np.savez(tmp_path / "pairs.npz", **arrays)
+    dataset = fastload.PackedDataset(pack_images(tmp_path / "pairs.npz", tmp_path / "pairs.h5").path)
+    task = tasks.TextLabels(dataset, 1)
+    assert task.fields == ("tokens", "attention_mask", "token_type_ids", "labels") and task.outputs == 3
+    network = task.network(8).eval()
+    batch = {name: torch.from_numpy(arrays[f"train_{name}"][:4]) for name in task.fields}
+    other = batch | {"token_type_ids": 1 - batch["token_type_ids"]}
+    assert not torch.allclose(task.answers(network, batch), task.answers(network, other))
+
+
 def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
     dataset = fastload.PackedDataset(blobs(tmp_path / "blobs.h5", 14))
     for task, missing in (("text", "tokens or input_ids"), ("classify", "labels")):
@@ -369,7 +415,7 @@ def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
         )
     ],
 )
-def test_benchmarks_run_and_write_records(tmp_path, name):
+def test_benchmarks_run_and_write_records(run, tmp_path, name):
     out = tmp_path / "out.jsonl"
     words = ["--quick", "--out", out]
     if name != "bench_echo.py":  # it draws what it needs as it goes

@@ -61,6 +61,12 @@ def test_version_is_one_line() -> None:
     assert re.fullmatch(r"fastload .+\n", result.output)
 
 
+def test_python_m_fastload_is_the_command() -> None:
+    result = subprocess.run([sys.executable, "-m", "fastload", "pakc"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2
+    assert "Usage: fastload " in result.stderr and "No such command 'pakc'" in result.stderr
+
+
 def test_an_error_is_one_line_on_stderr_and_exit_code_1(tmp_path: Path) -> None:
     result = fastload_process("info", tmp_path / "absent.h5")
     assert result.returncode == 1

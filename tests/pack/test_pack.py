@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -408,32 +408,66 @@ def test_a_dead_worker_is_a_named_error_and_the_same_call_continues(tmp_path, im
 
 
 _SCRIPT = """
-import os, signal, sys
+import json, os, signal, sys
 from fastload.pack import pack_images
-source, output, kill_at, workers, on_error = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-shuffle = sys.argv[6] == "shuffle"
-seen = 0
-def hook(event, args):
-    global seen
-    ours = event == "fcntl.flock" or output in str(args[0] if args else "")
-    if event in ("open", "os.rename", "os.remove", "os.truncate", "fcntl.flock") and ours:
-        seen += 1
-        if seen == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-def progress(stage, done, total):
-    hook("os.rename", (output,))
-if __name__ == "__main__":
+source, shuffle, scratch = sys.argv[1], sys.argv[2] == "True", sys.argv[3]
+
+def pack(output, kill_at):
+    seen = 0
+    def hook(event, args):
+        nonlocal seen
+        ours = event == "fcntl.flock" or output in str(args[0] if args else "")
+        if event in ("open", "os.rename", "os.remove", "os.truncate", "fcntl.flock") and ours:
+            seen += 1
+            if seen == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(hook)
     report = pack_images(
-        source, output, workers=workers, chunk_bytes=4000, on_error=on_error, shuffle=shuffle, progress=progress
+        source, output, workers=0, chunk_bytes=4000, on_error="skip", shuffle=shuffle,
+        progress=lambda stage, done, total: hook("os.rename", (output,)),
     )
-    print(report.chunks, report.chunks_kept, report.chunks_decoded, seen)
+    return [report.chunks, report.chunks_kept, report.chunks_decoded, seen]
+
+# Here, so that forks find everything imported.
+pack_images(source, scratch, workers=0, on_error="skip")
+for line in sys.stdin:
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.write(write, json.dumps(pack(*json.loads(line))).encode())
+        os._exit(0)
+    os.close(write)
+    status = os.waitpid(child, 0)[1]
+    said = os.read(read, 100).decode()
+    os.close(read)
+    print("killed" if status == signal.SIGKILL else said, flush=True)
 """
 
 
-def _run(source: Path, output: Path, kill_at: int, *, workers: int = 0, shuffle: bool = True):
-    command = [sys.executable, "-c", _SCRIPT, source, output, str(kill_at), str(workers), "skip"]
-    return subprocess.run([*command, "shuffle" if shuffle else "keep"], capture_output=True, text=True)
+@contextlib.contextmanager
+def _packer(source: Path, scratch: Path, *, shuffle: bool = True):
+    """Packs an output in a process of its own, killed at a step: None; else its chunks, those kept, decoded, steps."""
+    # One thread, so that Python does not warn of the fork.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, source, str(shuffle), scratch],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+    def pack(output: Path, kill_at: int = 0) -> list[int] | None:
+        print(json.dumps([str(output), kill_at]), file=process.stdin, flush=True)
+        said = process.stdout.readline().strip()
+        if not said:
+            process.stdin.close()
+            raise AssertionError(process.stderr.read())
+        return None if said == "killed" else json.loads(said)
+
+    try:
+        yield pack
+        _, complaints = process.communicate(timeout=60)
+        assert process.returncode == 0 and not complaints
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -447,25 +481,21 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bytes(tmp_path, imag
     for name in ("cat/0010.jpg", "cat/0011.jpg", "dog/0003.jpg", "dog/0019.jpg"):
         data = (source / name).read_bytes()
         (source / name).write_bytes(data[: len(data) * 2 // 3])
-    whole = _run(source, tmp_path / "whole.h5", 0, shuffle=shuffle)
-    assert whole.returncode == 0, whole.stderr
-    chunks, _, _, events = map(int, whole.stdout.split())
-    expected = (tmp_path / "whole.h5").read_bytes()
-    assert events > chunks + 3 + 8  # each chunk, each moved row, and the file operations
-    rng = np.random.default_rng(11 + shuffle)
-    for first in range(1, events + 1, 4):
-        kill_at = min(events, first + int(rng.integers(4)))
-        output = tmp_path / f"{kill_at}.h5"
-        killed = _run(source, output, kill_at, shuffle=shuffle)
-        assert killed.returncode == -signal.SIGKILL
-        claimed = _claimed_chunks(output)
-        assert not output.exists() or output.read_bytes() == expected
-        again = _run(source, output, 0, shuffle=shuffle)
-        assert again.returncode == 0, again.stderr
-        _, kept, decoded, _ = map(int, again.stdout.split())
-        assert output.read_bytes() == expected and _leftovers(output) == []
-        assert kept == claimed and decoded in (0, chunks - claimed)
-        output.unlink()
+    with _packer(source, tmp_path / "scratch.h5", shuffle=shuffle) as pack:
+        chunks, _, _, events = pack(tmp_path / "whole.h5")
+        expected = (tmp_path / "whole.h5").read_bytes()
+        assert events > chunks + 3 + 8  # each chunk, each moved row, and the file operations
+        rng = np.random.default_rng(11 + shuffle)
+        for first in range(1, events + 1, 4):
+            kill_at = min(events, first + int(rng.integers(4)))
+            output = tmp_path / f"{kill_at}.h5"
+            assert pack(output, kill_at) is None
+            claimed = _claimed_chunks(output)
+            assert not output.exists() or output.read_bytes() == expected
+            _, kept, decoded, _ = pack(output)
+            assert output.read_bytes() == expected and _leftovers(output) == []
+            assert kept == claimed and decoded in (0, chunks - claimed)
+            output.unlink()
 
 
 @pytest.mark.parametrize("again", ["same", "other"])
@@ -475,8 +505,9 @@ def test_killed_after_the_rename_the_report_names_what_was_skipped_and_another_p
     source, output = image_folder(per_class=25), tmp_path / "o.h5"
     data = (source / "cat/0010.jpg").read_bytes()
     (source / "cat/0010.jpg").write_bytes(data[:-30])
-    events = int(_run(source, tmp_path / "whole.h5", 0).stdout.split()[3])
-    assert _run(source, output, events).returncode == -signal.SIGKILL
+    with _packer(source, tmp_path / "scratch.h5") as pack:
+        events = pack(tmp_path / "whole.h5")[3]
+        assert pack(output, events) is None
     before = output.read_bytes()
     assert _leftovers(output) == ["o.h5.journal"]
     seed = 0 if again == "same" else 5
@@ -502,14 +533,19 @@ def _claimed_chunks(output: Path) -> int:
     return sum(bool(np.all(state[at : at + rows])) for at in range(0, len(state), rows))
 
 
+_WITH_WORKERS = """
+import sys
+from fastload.pack import pack_images
+if __name__ == "__main__":
+    pack_images(sys.argv[1], sys.argv[2], workers=2, chunk_bytes=4000)
+"""
+
+
 def test_killed_at_random_moments_with_workers(tmp_path, image_folder):
-    source = image_folder(per_class=100, size=(40, 40))
-    whole = _run(source, tmp_path / "whole.h5", 0, workers=2)
-    expected = (tmp_path / "whole.h5").read_bytes()
-    assert whole.returncode == 0, whole.stderr
-    output = tmp_path / "o.h5"
+    source, output = image_folder(per_class=100, size=(40, 40)), tmp_path / "o.h5"
+    expected = pack_images(source, tmp_path / "whole.h5", workers=0, chunk_bytes=4000).path.read_bytes()
     rng = np.random.default_rng(7)
-    command = [sys.executable, "-c", _SCRIPT, source, output, "0", "2", "skip", "shuffle"]
+    command = [sys.executable, "-c", _WITH_WORKERS, source, output]
     for _ in range(3):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
@@ -518,8 +554,8 @@ def test_killed_at_random_moments_with_workers(tmp_path, image_folder):
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-    report = _run(source, output, 0, workers=2) if not output.exists() or _leftovers(output) else None
-    assert report is None or report.returncode == 0, report.stderr
+    if not output.exists() or _leftovers(output):
+        pack_images(source, output, workers=2, chunk_bytes=4000)
     assert output.read_bytes() == expected and _leftovers(output) == []
 
 

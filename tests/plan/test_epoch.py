@@ -14,6 +14,9 @@ import fastload.plan.epoch as epoch_module
 from fastload.errors import OptionError, StateError
 from fastload.plan import ChunkWindow, EpochPlan, Segment, rank_share
 
+# Numbers alone are quickly made: more examples than elsewhere.
+EXAMPLES = settings().max_examples
+
 SHUFFLES = st.sampled_from([False, "full", "chunk", ChunkWindow(1), ChunkWindow(3)])
 ENDS = st.sampled_from(["drop", "pad", "exact"])
 
@@ -52,7 +55,7 @@ def counted(batches_of_ranks, steps=None):
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=5 * EXAMPLES)
 @given(plan=plans())
 def test_all_ranks_take_the_same_number_of_full_steps(plan):
     for batches in all_batches(plan):
@@ -62,13 +65,13 @@ def test_all_ranks_take_the_same_number_of_full_steps(plan):
             assert batch.rows.dtype == np.int64 and batch.valid.dtype == np.bool_
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=5 * EXAMPLES)
 @given(plan=plans(ends=st.just("exact")))
 def test_exact_counts_every_row_once(plan):
     assert counted(all_batches(plan)) == Counter(plan.rows)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(plan=plans(ends=st.just("drop")))
 def test_drop_takes_no_row_twice_and_leaves_less_than_one_step(plan):
     rows = counted(all_batches(plan))
@@ -76,7 +79,7 @@ def test_drop_takes_no_row_twice_and_leaves_less_than_one_step(plan):
     assert len(plan.rows) - rows.total() < plan.world_size * plan.batch_size
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(plan=plans(ends=st.just("pad")))
 def test_pad_takes_every_row_at_least_once_and_counts_repeats(plan):
     batches = all_batches(plan)
@@ -86,7 +89,7 @@ def test_pad_takes_every_row_at_least_once_and_counts_repeats(plan):
     assert plan.num_steps == -(-longest // plan.batch_size)  # no step more than the longest share needs
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(plan=plans(ends=st.sampled_from(["pad", "exact"])))
 def test_repeats_begin_again_at_the_start_of_the_share(plan):
     for rank, batches in enumerate(all_batches(plan)):
@@ -98,7 +101,7 @@ def test_repeats_begin_again_at_the_start_of_the_share(plan):
             assert set(rows) <= set(plan.rows)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(plan=plans())
 def test_global_valid_is_the_sum_over_ranks(plan):
     for step_of_ranks in zip(*all_batches(plan), strict=True):
@@ -106,7 +109,7 @@ def test_global_valid_is_the_sum_over_ranks(plan):
         assert {batch.global_valid for batch in step_of_ranks} == {total}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(plan=plans())
 def test_only_the_steps_in_which_shares_end_hold_repeats(plan):
     fewest = len(plan.rows) // plan.world_size
@@ -118,7 +121,7 @@ def test_only_the_steps_in_which_shares_end_hold_repeats(plan):
     assert plan.num_steps * plan.world_size * plan.batch_size - len(plan.rows) < plan.world_size * plan.batch_size
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(plan=plans(), window=st.integers(1, 20))
 def test_at_most_one_chunk_a_border_is_read_by_two_ranks_repeats_included(plan, window):
     if len(plan.rows) < plan.world_size:
@@ -150,7 +153,7 @@ def replanned_epochs(draw, ends=ENDS):
     return history
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(history=replanned_epochs())
 def test_ranks_agree_on_steps_and_on_what_counts_after_every_change(history):
     done = 0
@@ -165,7 +168,7 @@ def test_ranks_agree_on_steps_and_on_what_counts_after_every_change(history):
         done += steps
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * EXAMPLES)
 @given(history=replanned_epochs(ends=st.just("drop")))
 def test_drop_leaves_less_than_one_step_of_the_last_ranks_after_every_change(history):
     seen = Counter()
@@ -176,7 +179,7 @@ def test_drop_leaves_less_than_one_step_of_the_last_ranks_after_every_change(his
         seen += counted(all_batches(plan), steps)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * EXAMPLES)
 @given(history=replanned_epochs(ends=st.just("pad")))
 def test_pad_misses_no_row_after_every_change_and_repeats_less_than_one_step_a_time(history):
     seen, most = Counter(), 0
@@ -196,7 +199,7 @@ def same_batches(left, right):
     )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=2 * EXAMPLES)
 @given(plan=plans(max_rows=200), data=st.data())
 def test_random_access_a_late_start_and_iteration_agree(plan, data):
     rank = data.draw(st.integers(0, plan.world_size - 1))
@@ -217,7 +220,7 @@ def test_the_order_does_not_depend_on_the_size_of_a_block(shuffle, monkeypatch):
     assert same_batches(list(plan.batches(1)), before)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(plan=plans(), data=st.data())
 def test_same_ranks_and_batches_resume_as_if_never_interrupted(plan, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, plan.num_steps), min_size=1, max_size=3)))
@@ -230,7 +233,7 @@ def test_same_ranks_and_batches_resume_as_if_never_interrupted(plan, data):
         assert same_batches(list(resumed.batches(rank)), list(plan.batches(rank))[done:])
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=5 * EXAMPLES)
 @given(plan=plans(ends=st.just("exact")), data=st.data())
 def test_changing_ranks_and_batches_covers_exactly_the_rows_not_yet_seen(plan, data):
     seen = Counter()
@@ -266,7 +269,7 @@ def test_two_then_three_then_two_ranks_read_every_row_once():
     assert segments == ((2, 16, 7), (3, 16, 4), (2, 16, plan.num_steps))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * EXAMPLES)
 @given(plan=plans(), data=st.data())
 def test_after_dropping_ranks_no_row_is_taken_twice(plan, data):
     plan = replanned(plan, ends="drop")

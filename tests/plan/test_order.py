@@ -11,6 +11,9 @@ from fastload.plan.options import ChunkWindow
 from fastload.plan.order import make_order
 from fastload.plan.shares import rank_share
 
+# Numbers alone are quickly made: more examples than elsewhere.
+EXAMPLES = settings().max_examples
+
 
 @st.composite
 def geometries(draw):
@@ -23,7 +26,7 @@ def geometries(draw):
 SHUFFLES = st.sampled_from([False, "full", ChunkWindow(1), ChunkWindow(2), ChunkWindow(5), ChunkWindow(1000)])
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=5 * EXAMPLES)
 @given(geometry=geometries(), shuffle=SHUFFLES, seed=st.integers(0, 99), world_size=st.integers(1, 20))
 def test_every_row_comes_once(geometry, shuffle, seed, world_size):
     rows, chunk_rows = geometry
@@ -31,7 +34,7 @@ def test_every_row_comes_once(geometry, shuffle, seed, world_size):
     assert np.array_equal(np.sort(order(np.arange(len(rows)))), np.arange(rows.start, rows.stop))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(data=st.data(), geometry=geometries(), shuffle=SHUFFLES, world_size=st.integers(1, 20))
 def test_a_position_has_one_row_however_positions_are_asked_for(data, geometry, shuffle, world_size):
     rows, chunk_rows = geometry
@@ -45,7 +48,7 @@ def test_a_position_has_one_row_however_positions_are_asked_for(data, geometry, 
     assert np.array_equal(np.concatenate([order(half) for half in halves]), whole)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(geometry=geometries(), window=st.integers(1, 20), seed=st.integers(0, 99), world_size=st.integers(1, 20))
 def test_rows_stay_in_their_window_of_whole_chunks(geometry, window, seed, world_size):
     rows, chunk_rows = geometry
@@ -67,7 +70,7 @@ def test_rows_stay_in_their_window_of_whole_chunks(geometry, window, seed, world
         assert where == share.stop
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=3 * EXAMPLES)
 @given(geometry=geometries(), window=st.integers(1, 20), seed=st.integers(0, 99), world_size=st.integers(1, 30))
 def test_at_most_one_chunk_a_border_is_read_by_two_ranks(geometry, window, seed, world_size):
     rows, chunk_rows = geometry

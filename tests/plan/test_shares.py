@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from fastload.errors import OptionError
 from fastload.plan.shares import Segment, Tails, checked_segments, merged, rank_share, share_bounds
 
+# Numbers alone are quickly made: more examples than elsewhere.
+EXAMPLES = settings().max_examples
+
 
 @given(num_rows=st.integers(0, 3000), world_size=st.integers(1, 9))
 def test_ranks_share_out_every_row_once(num_rows, world_size):
@@ -25,7 +28,7 @@ def test_bounds_of_a_position_are_those_of_its_share(num_rows, world_size):
         assert (stop[share.start : share.stop] == share.stop).all()
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=4 * EXAMPLES)
 @given(
     num_rows=st.integers(0, 300),
     world_size=st.integers(1, 40),

@@ -378,6 +378,7 @@ for kill_at in kills[:tried]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "tried"),
     [

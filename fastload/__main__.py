@@ -1,0 +1,6 @@
+"""`python -m fastload`: the command line."""
+
+from fastload.cli import main
+
+if __name__ == "__main__":
+    main()
