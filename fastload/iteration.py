@@ -104,6 +104,8 @@ class Iteration:
         probe: told of each batch; None: nobody measures.
     """
 
+    _is_finalizing = staticmethod(sys.is_finalizing)  # found here when the globals are gone
+
     def __init__(
         self,
         stages: Stages,
@@ -224,13 +226,13 @@ class Iteration:
             if ended is not None:
                 ended(self._counter.pace())
 
-    def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    def close(self) -> None:
         """Ends the pass: nothing reads any more when this returns. Batches handed over stay as they are.
 
         While the interpreter ends, as when a generator with `yield from loader` is still there then, nothing is done:
         daemon threads are frozen and cannot be waited for, globals are gone, and worker processes end by themselves.
         """
-        if not self.running or _is_finalizing():
+        if not self.running or self._is_finalizing():
             return
         self.running = False
         self.end_measuring()

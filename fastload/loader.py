@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -100,6 +100,8 @@ class FastLoader:
         SharedMemoryError: (while iterating) worker processes cannot share the memory of so many batches.
         CacheError: the rows to be kept are larger than memory.
     """
+
+    _is_finalizing = staticmethod(sys.is_finalizing)  # found here when the globals are gone
 
     def __init__(
         self,
@@ -280,9 +282,9 @@ class FastLoader:
         """What the current iteration, or the last one, did."""
         return self._stats.snapshot()
 
-    def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    def close(self) -> None:
         """Ends a running iteration and closes the file. Batches handed over stay valid, and `iter()` opens it again."""
-        if _is_finalizing():
+        if self._is_finalizing():
             return  # from a generator that outlived its script; see Iteration.close
         self._end_active()
         if self._feed is not None and self._pid == os.getpid():
