@@ -80,26 +80,31 @@ def memories(options: argparse.Namespace, kind: str) -> list[tuple[str, int]]:
     return [(name, 1) for name in ("none", "dp", "dp-loss")] + [("ddp", world) for world in options.worlds[kind]]
 
 
-def main() -> None:
-    """Parse and run."""
+def main(words: list[str] | None = None) -> None:
+    """Parse and run; the command line's words where none are given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
     parser.add_argument("--out", type=Path, default=harness.RESULTS / "parallel.jsonl")
     parser.add_argument("--pairs", type=int, default=5, help="turns of each way (default: 5)")
     parser.add_argument("--seconds", type=float, default=1.2, help="about, of each turn (default: 1.2)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="numbers of ranks on the CPU (1 2)")
+    parser.add_argument(
+        "--devices", nargs="+", choices=["cpu", "cuda"], help="default: cpu, and cuda where there is any"
+    )
     parser.add_argument("--rows", type=int, help="of a batch on each rank (default: as tools/train.py)")
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=QUESTIONS, help="questions (default: all)")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.quick:
         options.pairs, options.seconds, options.rows = 1, 0.0, 4
     # Threads that spin while they wait would take the cores of the loader's and of the other ranks.
     options.waiting = os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    options.worlds = {"cpu": sorted({*options.ranks})}
     gpus = torch.cuda.device_count()
-    if gpus:
-        options.worlds["cuda"] = sorted({1, min(2, gpus), gpus})
+    worlds = {"cpu": sorted({*options.ranks}), "cuda": sorted({1, min(2, gpus), gpus})}
+    kinds = options.devices or (["cpu", "cuda"] if gpus else ["cpu"])
+    if "cuda" in kinds and not gpus:
+        raise SystemExit("error: --devices cuda: torch sees no GPU here")
+    options.worlds = {kind: worlds[kind] for kind in kinds}
     data = packed_tasks(options.data, quick=options.quick)
     for kind, worlds in options.worlds.items():
         start(questions, max(worlds), kind, options, data)

@@ -83,6 +83,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "plain-resnet50": _in("gpu_train", "train_plain", **RESNET50),
     "plain-resnet18": _in("gpu_train", "train_plain", **RESNET18),
     "train-compiled": _in("gpu_train", "train", **RESNET18, compiled=True),
+    "parallel": _in("gpu_parallel", "parallel"),
 }
 
 

@@ -19,7 +19,8 @@ SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 SECTIONS = [
     "machine", "copy", "data", "kernel", "train-resnet50", "host-to-device", "device-cache", "host-cache",
-    "train-resnet18", "step-rate", "cpu-seconds", "plain-resnet50", "plain-resnet18", "train-compiled", "plots",
+    "train-resnet18", "step-rate", "cpu-seconds", "plain-resnet50", "plain-resnet18", "parallel", "train-compiled",
+    "plots",
 ]  # fmt: skip
 
 

@@ -129,15 +129,12 @@ class Trainer:
             if dist.is_initialized():
                 dist.broadcast(buffer, 0)
         self.network.eval()
-        counts: Tensor | None = None
+        counts = torch.zeros((), device=self.device)
         for batch in loader:
             fields = self.fields(batch)
             answers = self.task.answers(self.answering, fields).to(self.device)
-            found = self.task.counts(answers, fields, batch.valid)
-            counts = found if counts is None else counts + found
+            counts = counts + self.task.counts(answers, fields, batch.valid)
         self.network.train()
-        if counts is None:
-            raise SystemExit("the validation split holds no sample")
         return reduced(counts).cpu()
 
     def _parts(self) -> dict[str, Any]:
@@ -220,10 +217,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
         transform=task.transforms, echo=options.echo,
     )  # fmt: skip
     held_out = FastLoader(held_out_rows, batch_size, shuffle=False, ends="exact", device=on_gpu, transform=task.steady)
-    steps = options.epochs * math.ceil(len(loader) / every)
-    if steps == 0:
-        raise SystemExit(f"error: {len(rows)} training samples do not fill one batch of {batch_size} per rank")
-    warm_up = max(1, steps // 20) if options.warmup_steps is None else options.warmup_steps
+    of_epoch = math.ceil(len(loader) / every)
     trainer = Trainer(task, options, rank, world_size, device)
     step = first_epoch = 0
     if options.resume and options.checkpoint.exists():
@@ -231,10 +225,14 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
         loader.load_state_dict(state["loader"])  # another file is told here
         trainer.restore(options.checkpoint, state)
         step, first_epoch = state["step"], state["epoch"]
-    log = options.log if rank == 0 else None
-    if log and log.exists():  # what was logged after the checkpoint will come again
-        kept = [line for line in log.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step]
-        log.write_text("".join(kept))
+        loader.set_epoch(first_epoch)
+    # With another number of ranks than before, the rest takes other steps than the beginning took.
+    steps = step + math.ceil(len(loader) / every) + (options.epochs - 1 - first_epoch) * of_epoch
+    warm_up = max(1, steps // 20) if options.warmup_steps is None else options.warmup_steps
+    log = options.loss_log if rank == 0 else None
+    if log and log.exists():  # what was logged after the checkpoint will come again; the last line may lack its end
+        lines = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        log.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
     if rank == 0:
         print(
             f"{len(rows)} {task.summary}, {len(held_out_rows)} held out; {world_size} process(es) on {device.type}, "
@@ -290,8 +288,8 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
         task.finish(counts, trainer.network, held_out_rows, picture)
 
 
-def parse_options() -> argparse.Namespace:
-    """The command line."""
+def parse_options(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line, or the words of another one."""
     parser = argparse.ArgumentParser(description="Train a small network from a packed file.")
     add = parser.add_argument
     add("data", type=Path, help="file written by `fastload pack`")
@@ -330,9 +328,10 @@ def parse_options() -> argparse.Namespace:
     add("--checkpoint-every", type=int, default=200, help="steps between checkpoints (200)")
     add("--resume", action="store_true", help="go on from --checkpoint where it exists")
     add("--max-steps", type=int, help="stop after that many steps of this run, with a checkpoint")
-    add("--log", type=Path, help="file for the loss of each step, JSON lines")
+    # Not --log, which torchrun takes for an option of its own.
+    add("--loss-log", type=Path, help="file for the loss of each step, JSON lines")
     parser.set_defaults(meet="env://")  # where ranks find each other
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     ranks = int(os.environ.get("WORLD_SIZE", options.spawn or 1))
     options.parallel = options.parallel or ("ddp" if "RANK" in os.environ or options.spawn else "none")
     if options.parallel != "ddp":
@@ -347,15 +346,16 @@ def parse_options() -> argparse.Namespace:
         parser.error(f"--output-device is for --parallel dp and dp-loss, not {options.parallel}")
     if options.compile and options.parallel.startswith("dp"):
         parser.error("--compile does not work with nn.DataParallel, whose replicas are new modules in each step")
-    for name in ("epochs", "batch_size", "echo", "width", "size", "checkpoint_every", "accumulate", "spawn"):
+    counted = ("epochs", "batch_size", "echo", "width", "size", "checkpoint_every", "max_steps", "accumulate", "spawn")
+    for name in counted:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     if options.resume and not options.checkpoint:
         parser.error("--resume needs --checkpoint FILE")
-    for path in (options.checkpoint, options.log):
+    for path in (options.checkpoint, options.loss_log, options.picture):
         if path and not path.absolute().parent.is_dir():
             parser.error(f"{path}: its folder does not exist. Make it first.")
-        if path and path.exists() and not options.resume:
+        if path and path.exists() and not options.resume and path != options.picture:
             parser.error(f"{path} exists. Give another name, or go on from a checkpoint with --resume.")
     return options
 
@@ -363,12 +363,8 @@ def parse_options() -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
     """This process's part of the training."""
     try:
-        with process_group(options.device, options.meet if options.parallel == "ddp" else None) as (
-            rank,
-            world_size,
-            device,
-        ):
-            train(options, rank, world_size, device)
+        with process_group(options.device, options.meet if options.parallel == "ddp" else None) as place:
+            train(options, *place)
     except FastloadError as error:
         raise SystemExit(f"error: {error}") from None
 
