@@ -355,6 +355,37 @@ def test_a_review_is_labelled_as_it_reads(tasks):
         assert label == (praised >= 2), text
 
 
+def test_a_claim_follows_from_its_review_as_it_is_labelled(tasks, tmp_path):
+    reviews = importlib.import_module("make_reviews")
+    rng, seen = np.random.default_rng(3), set()
+    for _ in range(200):
+        text, label = reviews.pair(rng)
+        review, claim = text.split(f" {reviews.BETWEEN} ")
+        said = {}
+        for clause in re.split(r"(?=the \w+ was )", review)[1:]:
+            kind = any(word in reviews.GOOD for word in clause.split())
+            said[clause.split()[1]] = kind != any(f" was {word} " in clause for word in reviews.NEGATIONS)
+        claimed = claim.split()[-2] in reviews.GOOD
+        thing = claim.split()[1]
+        assert label == (1 if thing not in said else 0 if said[thing] == claimed else 2), text
+        seen.add(label)
+    assert seen == {0, 1, 2}
+    arrays, words = reviews.arrays(60, 10, 0, pairs=True)
+    tokens, types = arrays["train_tokens"], arrays["train_token_type_ids"]
+    # From the word between on, and not in what is padding.
+    first = np.argmax(tokens == words.index(reviews.BETWEEN), axis=1)
+    places = np.arange(tokens.shape[1])
+    assert (types == ((places >= first[:, None]) & (tokens != 0))).all() and types.any()
+    np.savez(tmp_path / "pairs.npz", **arrays)
+    dataset = fastload.PackedDataset(pack_images(tmp_path / "pairs.npz", tmp_path / "pairs.h5").path)
+    task = tasks.TextLabels(dataset, 1)
+    assert task.fields == ("tokens", "attention_mask", "token_type_ids", "labels") and task.outputs == 3
+    network = task.network(8).eval()
+    batch = {name: torch.from_numpy(arrays[f"train_{name}"][:4]) for name in task.fields}
+    other = batch | {"token_type_ids": 1 - batch["token_type_ids"]}
+    assert not torch.allclose(task.answers(network, batch), task.answers(network, other))
+
+
 def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
     dataset = fastload.PackedDataset(blobs(tmp_path / "blobs.h5", 14))
     for task, missing in (("text", "tokens or input_ids"), ("classify", "labels")):
