@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs")
     options = parser.parse_args()
     if options.quick:
-        options.seconds, options.seeds, options.pictures, options.held_out = 0.5, 1, 320, 100
+        options.seconds, options.seeds, options.pictures, options.held_out = 0.2, 1, 320, 50
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork")  # nothing but sleep runs there, and a forkserver takes seconds a run
     Bench(options).all_ways()

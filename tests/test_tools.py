@@ -36,20 +36,17 @@ def environment() -> dict[str, str]:
 
 
 class Run(Protocol):
-    """What a script prints that ends well; what it says that refuses."""
+    """What a script prints that ends well."""
 
-    def __call__(self, *words: object, cwd: Path, refused: bool = False) -> str: ...
+    def __call__(self, *words: object, cwd: Path) -> str: ...
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with WarmPython(environment(), tmp_path_factory.mktemp("warm")) as python:
 
-        def run(*words: object, cwd: Path, refused: bool = False) -> str:
+        def run(*words: object, cwd: Path) -> str:
             done = python.run(*words, cwd=cwd)
-            if refused:
-                assert done.returncode == 1 and "Traceback" not in done.stderr
-                return done.stderr
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 
