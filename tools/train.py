@@ -68,7 +68,7 @@ class Trainer:
         if options.compile:
             self.network.compile(backend=options.compile)
         torch.manual_seed(options.seed + rank)  # ranks drop other neurons, and so do the replicas of nn.DataParallel
-        for index in range(torch.cuda.device_count()):
+        for index in range(torch.cuda.device_count() if device.type == "cuda" else 0):
             torch.cuda.default_generators[index].manual_seed(options.seed + rank + index)
         dtype = PRECISIONS[options.precision]
         self.optimizer = torch.optim.AdamW(
