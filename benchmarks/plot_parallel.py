@@ -117,7 +117,7 @@ def gathered(axes: Axes, kind: Kind) -> str:
     axes.legend(loc="lower right", fontsize=8, ncols=2)
     _rows(axes, list(found), room=0.7)
     axes.set_xlabel("bytes gathered on one device in a step, 4 replicas")
-    return f"dp brings up to {_bytes(most)} a step to\none device, dp-loss 4 bytes a replica"
+    return f"dp brings up to {_bytes(most)} a step to\none device, dp-loss 4 bytes from each other"
 
 
 def buckets(axes: Axes, kind: Kind) -> str:
@@ -134,7 +134,7 @@ def buckets(axes: Axes, kind: Kind) -> str:
     _rows(axes, _bucket_labels(found), room=0.9)
     axes.set_xlim(0, 1.9 * most)
     axes.legend(loc="lower right", fontsize=8, ncols=2)
-    axes.set_xlabel(f"ms of reduction in a backward pass, {_ranks(kind.world)}")
+    axes.set_xlabel(f"ms of reduction in a backward pass, {_ranks(kind.world)}; {_exchanged(found)}")
     least = min(found.values(), key=lambda record: record["exposed_share"]["median"])
     size = next(name for name, record in found.items() if record is least)
     exposed = least["exposed_share"]["median"]
@@ -145,7 +145,7 @@ def last(axes: Axes, kind: Kind) -> str:
     """From the last gradient until its bucket is reduced."""
     found = kind.named("buckets-", f"-{kind.world}")
     bars(axes, _bucket_labels(found), [record["last_s"] for record in found.values()], scale=1e3,
-         unit="ms from the last gradient until its bucket is reduced", form="{:.1f}")  # fmt: skip
+         unit=f"ms from last gradient to its bucket's reduction; {_exchanged(found)}", form="{:.1f}")  # fmt: skip
     medians = [1e3 * record["last_s"]["median"] for record in found.values()]
     return f"The last bucket's reduction is exposed\nfor {min(medians):.1f} to {max(medians):.1f} ms"
 
@@ -154,7 +154,8 @@ def overlap(axes: Axes, kind: Kind) -> str:
     """Step times with reductions during backward, after it, and without."""
     record = kind.found[f"overlap-{kind.world}"]
     names = {"overlap_s": "during backward", "delayed_s": "after backward", "no_sync_s": "no reduction"}
-    bars(axes, list(names.values()), [record[name] for name in names], scale=1e3, unit="ms a step", form="{:.0f}")
+    bars(axes, list(names.values()), [record[name] for name in names], scale=1e3,
+         unit=f"ms a step; {_exchanged({'': record})}", form="{:.0f}")  # fmt: skip
     ratio = record["ratio"]
     return f"Overlap on over off: {ratio['median']:.2f} of the step time\n({_range(ratio)}), the same gradients"
 
@@ -163,7 +164,8 @@ def slowed(axes: Axes, kind: Kind) -> str:
     """What backward itself loses to reductions beside it."""
     record = kind.found[f"overlap-{kind.world}"]
     values = [record["backward_slowed"], record["backward_slowed_delayed"]]
-    dots(axes, ["reducing meanwhile", "reducing after it"], values, "time until the last gradient, over no_sync")
+    dots(axes, ["reducing meanwhile", "reducing after it"], values,
+         f"time until the last gradient, over no_sync; {_exchanged({'': record})}")  # fmt: skip
     times = values[0]["median"] / values[1]["median"]
     return f"Beside reductions, backward itself takes\n{times:.2f} times as long as before them"
 
@@ -185,8 +187,13 @@ def sums(axes: Axes, kind: Kind) -> str:
     axes.set_ylabel("ms")
     axes.legend(fontsize=8)
     largest = found[-1]
-    ours, other = (largest[f"{name}_over_ring"]["median"] for name in ("reduce_broadcast", "all_to_all"))
-    return f"{sizes[-1]:g} MiB: over a ring, reduce + broadcast takes\n{ours:.2f} times as long, all-to-all {other:.2f}"
+    own, two, all_to_all = (
+        largest[f"{name}_over_all_reduce"]["median"] for name in ("ring", "reduce_broadcast", "all_to_all")
+    )
+    return (
+        f"{sizes[-1]:g} MiB over torch's all-reduce: reduce + broadcast\n"
+        f"{two:.2f} of its time, all-to-all {all_to_all:.2f}, own ring {own:.2f}"
+    )
 
 
 def scaling(axes: Axes, kind: Kind) -> str:
@@ -266,6 +273,11 @@ def _bucket_labels(found: dict[str, Record]) -> list[str]:
         f"{float(name):g} MB, {record['buckets']} bucket{'s' if record['buckets'] > 1 else ''}"
         for name, record in found.items()
     ]
+
+
+def _exchanged(found: dict[str, Record]) -> str:
+    record = next(iter(found.values()))
+    return f"{record['batch_size']} rows a rank, {record['parameters_mb']:.0f} MB of gradients"
 
 
 def _ranks(world: int) -> str:
