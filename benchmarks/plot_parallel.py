@@ -1,6 +1,7 @@
 """Draw the figures of bench_parallel.py: `python benchmarks/plot_parallel.py [results/parallel.jsonl] [parallel.png]`.
 
-One panel a question, with the answer above it; where there are GPUs, their panels go to a second picture, `-cuda.png`.
+One panel a question, with the answer above it, which is printed, too; where there are GPUs, their panels go to a second
+picture, `-cuda.png`.
 """
 
 from __future__ import annotations
@@ -319,7 +320,9 @@ def main() -> None:
         for axis in axes.flat[len(panels) :]:
             axis.set_axis_off()
         for axis, panel in zip(axes.flat, panels, strict=False):
-            axis.set_title(panel(axis, kind))
+            answer = panel(axis, kind)
+            axis.set_title(answer)
+            print(f"{device}: {' '.join(answer.split())}")
         figure.tight_layout(rect=(0, 0.02, 1, 1), h_pad=2, w_pad=2)
         first = next(iter(kind.found.values()))
         plots.save(figure, first, picture if device == "cpu" else picture.with_stem(f"{picture.stem}-cuda"))
