@@ -61,9 +61,19 @@ def check_share(share: ShareOption, resolved: Share) -> None:
 
 
 def local_world_size() -> int:
-    """Processes of this job on this machine, as torchrun says (LOCAL_WORLD_SIZE); 1 when it does not."""
+    """Processes of this job on this machine: what torchrun says (LOCAL_WORLD_SIZE), else as many as there can be.
+
+    Without that variable, as where `torch.multiprocessing.spawn` started them, all ranks of the process group count as
+    neighbours, but no more than the machine has GPUs where it has any: a rank has one. 1 without a process group.
+    """
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(text)) if text.isdecimal() else 1
+    if text.isdecimal():
+        return max(1, int(text))
+    group = process_group()
+    if group is None:
+        return 1
+    gpus: int = sys.modules["torch"].cuda.device_count()
+    return min(group.world_size, gpus) if gpus else group.world_size
 
 
 def process_group() -> Share | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fastload.errors import OptionError, ShareError
 from fastload.share import Share, check_share, local_world_size, resolve_share
@@ -67,3 +70,14 @@ def test_a_rank_outside_the_world_is_refused_with_both_numbers(monkeypatch, rank
         resolve_share("auto")
     with pytest.raises(OptionError, match=rf"share=\({rank}, 4\).*0\.\.world_size - 1"):
         resolve_share((int(rank), 4))
+
+
+def test_ranks_of_a_process_group_are_neighbours_unless_torchrun_says_otherwise(monkeypatch):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # nothing is exchanged
+    try:
+        assert resolve_share("auto") == Share(0, 2)
+        assert local_world_size() == min(2, torch.cuda.device_count() or 2)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+        assert local_world_size() == 3
+    finally:
+        dist.destroy_process_group()

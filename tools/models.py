@@ -206,13 +206,23 @@ class InPrecision(nn.Module):
             return self.network(*inputs)  # type: ignore[no-any-return]
 
 
+def data_parallel(module: nn.Module, device: torch.device, output_device: int | None = None) -> nn.Module:
+    """`nn.DataParallel` over all GPUs for a module that is on one; on the CPU the module itself.
+
+    Without being asked `nn.DataParallel` takes the GPUs of a machine for a module on its CPU, too.
+    """
+    return nn.DataParallel(module, output_device=output_device) if device.type == "cuda" else module
+
+
 def sync_batch_norm(network: nn.Module, device: torch.device) -> nn.Module:
     """The network with its batch norms taking their moments over the batches of all ranks."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-any-return]
     for parent in list(network.modules()):
         for name, norm in parent.named_children():
-            if isinstance(norm, nn.BatchNorm2d):
+            if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+                if not (type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats and norm.momentum):
+                    raise ValueError(f"{norm}: on the CPU only a plain BatchNorm2d is synchronized")
                 synced = CpuSyncBatchNorm(norm.num_features, norm.eps, norm.momentum)
                 synced.load_state_dict(norm.state_dict())
                 setattr(parent, name, synced)
@@ -229,6 +239,8 @@ class CpuSyncBatchNorm(nn.BatchNorm2d):
         x = input.float()
         size = x.new_tensor([x.numel() / x.shape[1]])
         *sums, count = _SumOverRanks.apply(torch.cat([x.sum((0, 2, 3)), size])).split([x.shape[1], 1])
+        if count < 2:
+            raise ValueError("a batch norm needs more than one value per channel, over all ranks")
         mean = sums[0] / count
         centred = x - mean[:, None, None]
         # Around the mean of all ranks: the difference of two large sums would lose what float32 can hold.

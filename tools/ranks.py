@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, spawn
 
 Run = Callable[[argparse.Namespace], None]
+T = TypeVar("T")
 
 
 def launch(run: Run, options: argparse.Namespace, *, ranks: int) -> None:
@@ -29,8 +32,12 @@ def launch(run: Run, options: argparse.Namespace, *, ranks: int) -> None:
             return
         try:
             spawn(_run_rank, (run, options, ranks, meet), nprocs=ranks)
-        except ProcessExitedException as failed:  # the ranks said what went wrong
-            raise SystemExit(failed.exit_code) from None
+        except ProcessExitedException as failed:
+            if failed.signal_name:  # one that ends by itself has said why
+                print(f"error: rank {failed.error_index} was killed ({failed.signal_name})", file=sys.stderr)
+            raise SystemExit(failed.exit_code if failed.exit_code > 0 else 1) from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
 
 
 def _run_rank(rank: int, run: Run, options: argparse.Namespace, ranks: int, meet: str) -> None:
@@ -54,7 +61,7 @@ def process_group(wanted: str | None, meet: str | None) -> Iterator[tuple[int, i
     cuda = torch.cuda.is_available() if wanted is None else wanted == "cuda"
     if cuda and not torch.cuda.is_available():
         raise SystemExit("error: --device cuda: torch sees no GPU here (torch.cuda.is_available() is False)")
-    local_rank = int(os.environ["LOCAL_RANK"]) if meet else 0
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) if meet else 0
     if cuda and local_rank >= torch.cuda.device_count():
         raise SystemExit(
             f"error: rank {local_rank} has no GPU: this machine has {torch.cuda.device_count()}. Start fewer ranks, or "
@@ -68,13 +75,16 @@ def process_group(wanted: str | None, meet: str | None) -> Iterator[tuple[int, i
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("nccl" if cuda else "gloo", meet, rank=rank, world_size=world_size)
+    failed = True
     try:
         yield rank, world_size, device
+        failed = False
     finally:
         # The DDP model is garbage by now, but in a cycle, and keeps the group alive; gloo's threads, still running when
         # the interpreter ends, then abort the process (pytorch#190489; 3 runs in 8 with torch 2.13).
         gc.collect()
-        dist.destroy_process_group()
+        if not (failed and cuda):  # nccl would wait for what the other ranks never send, and the error stay unsaid
+            dist.destroy_process_group()
 
 
 def reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -84,10 +94,23 @@ def reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> 
     return values
 
 
+def first_says(value: T) -> T:
+    """What rank 0 says, on all ranks; it has to be picklable."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values, 0)
+    return values[0]
+
+
 def peak_memory(device: torch.device) -> str:
-    """The most that was allocated on each GPU of this machine, for people; nothing on a CPU."""
+    """The most that was allocated on each GPU, rank by rank, for people; nothing on a CPU."""
     if device.type != "cuda":
         return ""
-    allocated = [torch.cuda.max_memory_allocated(index) / 2**20 for index in range(torch.cuda.device_count())]
-    peaks = reduced(torch.tensor(allocated, device=device), dist.ReduceOp.MAX).tolist()
-    return ", peak memory " + ", ".join(f"cuda:{index} {peak:,.0f} MiB" for index, peak in enumerate(peaks))
+    names = range(torch.cuda.device_count())
+    peaks = {f"cuda:{index}": torch.cuda.max_memory_allocated(index) / 2**20 for index in names}
+    of_ranks = [peaks]
+    if dist.is_initialized():
+        of_ranks *= dist.get_world_size()
+        dist.all_gather_object(of_ranks, {f"cuda:{device.index}": peaks[f"cuda:{device.index}"]})
+    told = [f"{name} {peak:,.0f} MiB" for of_rank in of_ranks for name, peak in of_rank.items()]
+    return f", peak memory {', '.join(told)}"

@@ -8,8 +8,8 @@
     python tools/symptoms.py uneven-ends --cure      the same training without it
 
 Nothing is played: each makes a small packed file in a temporary folder, trains on it for some seconds, and prints what
-it measured or what torch raised. Any machine will do: ranks are processes, over nccl where each has a GPU of its own,
-else over gloo. "From symptom to cure" in the README says why it is so, and what to change in one's own script.
+it measured or what torch raised. Any machine will do: ranks are processes on the CPU, over gloo, also where there are
+GPUs. "From symptom to cure" in the README says why it is so, and what to change in one's own script.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fastload.sources.listing import Column
 from fastload.transforms import Normalize
 
 RANKS, CLASSES = 2, 10
-PATIENCE_S = 5.0  # in the symptom that hangs; torch's own patience is 30 minutes, 10 with nccl
+PATIENCE_S = 5.0  # in the symptom that hangs; torch's own patience is 30 minutes, 10 with NCCL
 LIMIT_S = 120.0  # ranks that have not ended by then are killed
 NORMALIZE = Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
@@ -60,11 +60,17 @@ def make_file(folder: Path, rows: int, side: int) -> Path:
 
 
 Job = tuple[Callable[..., dict[str, Any]], float, tuple[Any, ...]]
-"""A function of (rank, device, *arguments), the patience of its process group in seconds, and the arguments."""
+"""A function of (rank, *arguments), the patience of its process group in seconds, and the arguments."""
 
 
 def on_ranks(folder: Path, *jobs: Job) -> list[list[dict[str, Any]]]:
-    """What each job returned on each rank; one after another in the same processes, each in a group of its own."""
+    """What each job returned on each rank; one after another in the same processes, each in a group of its own.
+
+    All ranks are on the CPU. With NCCL one that waits in vain raises nothing: DDP waits for a future, which only queues
+    the wait on the GPU, so `backward` returns, also with TORCH_NCCL_BLOCKING_WAIT, and a later step hangs.
+    """
+    if torch.cuda.is_available():
+        print("(the ranks are on the CPU, over gloo, where a wait in vain ends as an error)", flush=True)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or warnings about the failure that is to be shown hide it
     os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "INFO")  # DDP then names the parameters it speaks of
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when a rank starts
@@ -83,18 +89,13 @@ def on_ranks(folder: Path, *jobs: Job) -> list[list[dict[str, Any]]]:
 
 
 def _run_rank(rank: int, folder: Path, jobs: tuple[Job, ...]) -> None:
-    cuda = torch.cuda.device_count() >= RANKS
-    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a timeout is an error, not the end of the process
     found = []
     for number, (job, patience_s, arguments) in enumerate(jobs):
         store = dist.FileStore(str(folder / f"store{number}"), RANKS)
         _meet(store, "up", rank)  # Python may start slowly: patience is for what comes then
-        backend, patience = "nccl" if cuda else "gloo", timedelta(seconds=patience_s)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=patience)
-        found.append(job(rank, device, *arguments))
+        patience = timedelta(seconds=patience_s)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=patience)
+        found.append(job(rank, *arguments))
         _meet(store, "down", rank)  # a rank that leaves breaks the connection, which is another error
         gc.collect()  # DDP's reducer has to be gone before the group it talks through
         dist.destroy_process_group()
@@ -107,11 +108,10 @@ def _meet(store: dist.Store, where: str, rank: int) -> None:
     store.wait([f"{where}{other}" for other in range(RANKS)], timedelta(seconds=LIMIT_S))
 
 
-def small_network(device: torch.device) -> nn.Module:
+def small_network() -> nn.Module:
     """Of images of 8 x 8."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * 3, 32), nn.ReLU(), nn.Linear(32, CLASSES))
-    return network.to(device)
+    return nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * 3, 32), nn.ReLU(), nn.Linear(32, CLASSES))
 
 
 # First GPU full ---------------------------------------------------------------------------------------------------
@@ -133,6 +133,7 @@ def first_gpu_full(cure: bool, folder: Path) -> None:
     network = SmallDeepLab(3, CLASSES, 16)
     model = LossInForward(network, pixel_losses) if cure else network
     if gpus > 1:
+        print(f"nn.DataParallel takes all {gpus} GPUs that CUDA_VISIBLE_DEVICES leaves, 8 images of 128 x 128 each")
         parallel = nn.DataParallel(model.cuda())
         batch = {"images": images.cuda()}
         for _ in range(3):
@@ -177,9 +178,13 @@ def busy_but_slow(cure: bool, folder: Path) -> None:
                         cross_entropy(answers.float(), labels).backward()
                         optimizer.step()
                         if time.monotonic() > end_s:
+                            if device.type == "cuda":
+                                torch.cuda.synchronize()  # steps that are only queued do not count as done
                             break
-        totals, name = meter.totals, "gpu0.utilization_percent"
-        busy = [reading[name] for reading in meter.readings if name in reading]
+        totals = meter.totals
+        # The first that there is: CUDA_VISIBLE_DEVICES may leave another one than the machine's GPU 0.
+        read = [[said for name, said in one.items() if name.endswith(".utilization_percent")] for one in meter.readings]
+        busy = [percents[0] for percents in read if percents]
         utilization = f"GPU utilization {statistics.mean(busy):.0f} %, " if busy else ""
         print(
             f"batches of {batch_size}{', channels_last' * channels_last}{', bfloat16' * bfloat16}: {utilization}"
@@ -232,22 +237,22 @@ UNUSED_CURES = [{"find_unused_parameters": True}, {"static_graph": True}]
 class TwoHeads(nn.Module):
     """Has a second head, that no loss is taken of."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.network, self.second = small_network(device), nn.Linear(8 * 8 * 3, CLASSES, device=device)
+        self.network, self.second = small_network(), nn.Linear(8 * 8 * 3, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, CLASSES), of the first head."""
         return self.network(images)  # type: ignore[no-any-return]
 
 
-def unused_rank(_: int, device: torch.device, path: Path, options: dict[str, bool]) -> dict[str, Any]:
+def unused_rank(_: int, path: Path, options: dict[str, bool]) -> dict[str, Any]:
     """Steps that were taken, and what ended them."""
-    model = DistributedDataParallel(TwoHeads(device), **options)
+    model = DistributedDataParallel(TwoHeads(), **options)
     done = 0
     try:
         for images, labels in FastLoader(path, 4, transform=[NORMALIZE]):
-            cross_entropy(model(images.to(device)), labels.to(device)).backward()
+            cross_entropy(model(images), labels).backward()
             done += 1
     except RuntimeError as error:
         lines = str(error).splitlines()
@@ -269,7 +274,7 @@ def unused_parameters(cure: bool, folder: Path) -> None:
 # Uneven ends ------------------------------------------------------------------------------------------------------
 
 
-def uneven_rank(rank: int, device: torch.device, path: Path, ends: str | None) -> dict[str, Any]:
+def uneven_rank(rank: int, path: Path, ends: str | None) -> dict[str, Any]:
     """Batches, steps and rows that count of one epoch on this rank, and how long it waited for nothing.
 
     Args:
@@ -281,11 +286,11 @@ def uneven_rank(rank: int, device: torch.device, path: Path, ends: str | None) -
         loader = DataLoader(Subset(dataset, range(rank, len(dataset), RANKS)), batch_size=4)
     else:
         loader = FastLoader(dataset, 4, ends=ends)
-    model = DistributedDataParallel(small_network(device))
+    model = DistributedDataParallel(small_network())
     done = rows = 0
     for batch in loader:
         images, labels = batch
-        losses = cross_entropy(model(images.to(device).float() / 255), labels.to(device), reduction="none")
+        losses = cross_entropy(model(images.float() / 255), labels, reduction="none")
         # Where DDP averages over ranks, this is the mean over all rows that count, on any rank.
         loss = losses.mean() if ends is None else (losses * batch.valid).sum() * RANKS / batch.global_valid
         began_s = time.monotonic()

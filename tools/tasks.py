@@ -182,6 +182,8 @@ class TextLabels(_Labels):
 
     def network(self, width: int) -> nn.Module:
         """See `Task.network`."""
+        if width % 4:
+            raise SystemExit(f"--width {width}: 4 heads of attention share it: give a multiple of 4")
         return SmallTransformer(
             self.words, self.outputs, width, self.layers, self.types, dropout=self.dropout, layer_drop=self.layer_drop
         )
@@ -213,6 +215,8 @@ class Segmentation:
         varied, self.channels = _sizes(dataset)
         told = [name for index, name in enumerate(self.names) if index != self.ignored]
         self.summary = f"images of {varied or _said(dataset)} to learn {len(told)} classes of pixels from"
+        if len(shares) == 256:
+            self.summary += " (255 is one: the file names no ignore_index)"
         self.sizing: list[object] = [Resize((side, side))] if varied else []
         self.steady: list[object] = [*self.sizing, _normalize(self.channels)]
         height, width = dataset.file.fields["images"].shape[:2]
@@ -350,9 +354,13 @@ def _num_classes(dataset: PackedDataset) -> int:
 
 
 def _largest(path: Path, name: str) -> int:
-    """The largest number in a field of the whole file."""
+    """The largest number in a field of the whole file; ends the script at one below 0, but for -1 among labels."""
     loader = FastLoader(PackedDataset(path, fields=(name,)), 1024, shuffle=False, ends="exact", share=None)
-    return max(int(values.max()) for (values,) in loader)
+    ends = [(int(values.min()), int(values.max())) for (values,) in loader]
+    least, largest = min(low for low, _ in ends), max(high for _, high in ends)
+    if least < (-1 if name == "labels" else 0):
+        raise SystemExit(f"{path}: {name} holds {least}: numbers from 0 on are wanted")
+    return largest
 
 
 def _shares(dataset: PackedDataset, *, ignored: int | None) -> np.ndarray:

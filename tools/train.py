@@ -11,31 +11,31 @@
 
 The file's fields decide the task: masks are segmented, images classified, token arrays of a file without images read as
 text; `--task` says otherwise. Labels that are int64 numbers are classes, uint8 (N, A) are A yes-or-no attributes.
-The tasks stand in `tasks.py`, their networks and `LossInForward` in `models.py`, how ranks start in `ranks.py`.
+Beside it stand the tasks (`tasks.py`), their networks and `LossInForward` (`models.py`), how ranks start (`ranks.py`),
+checkpoints (`run_files.py`) and the command line (`options.py`).
 On CPUs that others use too, set OMP_WAIT_POLICY=PASSIVE, or torch's threads spin and starve each other.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from models import InPrecision, LossInForward, sync_batch_norm
-from ranks import launch, peak_memory, process_group, reduced
+from models import InPrecision, LossInForward, data_parallel, sync_batch_norm
+from options import parse_options
+from ranks import first_says, launch, peak_memory, process_group, reduced
+from run_files import append_log, begin_log, free_name, load_checkpoint, save_checkpoint
 from tasks import Fields, Task, open_splits, task_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastload import FastLoader, FastloadError, PackedDataset
+from fastload import FastLoader, FastloadError, PackedDataset, StateError
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -51,7 +51,13 @@ class Trainer:
     """The network, spread over devices as `--parallel` says, and what improves it."""
 
     def __init__(
-        self, task: Task, options: argparse.Namespace, rank: int, world_size: int, device: torch.device
+        self,
+        task: Task,
+        options: argparse.Namespace,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        state: dict[str, Any] | None = None,
     ) -> None:
         self.task, self.device, self.rank, self.world_size = task, device, rank, world_size
         self.in_order = torch.channels_last if options.channels_last else torch.contiguous_format
@@ -61,12 +67,16 @@ class Trainer:
             self.network = sync_batch_norm(self.network, device)
         if options.compile:
             self.network.compile(backend=options.compile)
-        torch.manual_seed(options.seed + rank)  # ranks drop other neurons
+        torch.manual_seed(options.seed + rank)  # ranks drop other neurons, and so do the replicas of nn.DataParallel
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.default_generators[index].manual_seed(options.seed + rank + index)
         dtype = PRECISIONS[options.precision]
         self.optimizer = torch.optim.AdamW(
             self.network.parameters(), weight_decay=0.02, fused=options.optimizer_fused or None
         )
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        if state:  # DDP takes over what the network is now
+            self._restore(state)
         # All strategies are the same three modules, in another order.
         self.answering: nn.Module = InPrecision(self.network, device.type, dtype)
         with_loss: nn.Module = LossInForward(self.answering, self._losses)
@@ -79,11 +89,11 @@ class Trainer:
                 gradient_as_bucket_view=True,
             )
         elif options.parallel != "none":
-            answering = nn.DataParallel(self.answering, output_device=options.output_device)
+            answering = data_parallel(self.answering, device, options.output_device)
             if options.parallel == "dp":
                 with_loss = LossInForward(answering, self._losses)
             else:
-                with_loss = nn.DataParallel(with_loss, output_device=options.output_device)
+                with_loss = data_parallel(with_loss, device, options.output_device)
             self.answering = answering
         self.with_loss = with_loss
 
@@ -142,49 +152,27 @@ class Trainer:
 
     def save(self, path: Path, **position: Any) -> None:
         """A checkpoint, whole or not at all. Every rank calls this, since each has random numbers of its own."""
-        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.device.type == "cuda" else [])]
-        random: list[Any] = [None] * self.world_size
+        states = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+        random: list[Any] = [states] * self.world_size
         if dist.is_initialized():
             dist.all_gather_object(random, states)
-        else:
-            random = [states]
         if self.rank == 0:
             parts = {name: part.state_dict() for name, part in self._parts().items()}
-            part = path.with_name(path.name + ".part")
-            torch.save({**parts, **position, "random": random}, part)
-            part.replace(path)
+            save_checkpoint(path, {**parts, **position, "random": random})
 
-    def restore(self, path: Path, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, Any]) -> None:
         """Go on from what `save` wrote; with more ranks than then, some draw the same random numbers."""
         try:
             for name, part in self._parts().items():
                 part.load_state_dict(state[name])
         except (RuntimeError, ValueError, KeyError):
             raise SystemExit(
-                f"error: {path}: is of another network. Give the --task, --width and --layers of that run, or leave "
-                f"out --resume."
+                "error: the checkpoint is of another network. Give the --task, --width, --layers and --precision of "
+                "that run, or leave out --resume."
             ) from None
-        cpu, *gpu = state["random"][self.rank % len(state["random"])]
-        torch.set_rng_state(cpu.cpu())
-        if gpu and self.device.type == "cuda":
-            torch.cuda.set_rng_state(gpu[0].cpu())
-
-
-def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
-    """What `Trainer.save` wrote; ends the script where it is something else."""
-    try:
-        state = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError):
-        # What torch says advises to load it without care.
-        raise SystemExit(f"error: {path}: damaged, or no checkpoint of this script. Give another file.") from None
-    wanted = ("model", "optimizer", "scaler", "loader", "random", "step", "epoch")
-    absent = [name for name in wanted if not isinstance(state, dict) or name not in state]
-    if absent:
-        raise SystemExit(
-            f"error: {path}: no checkpoint of this script, or of an older one (it lacks {', '.join(absent)}). Leave "
-            f"out --resume, or give another file."
-        )
-    return state  # type: ignore[no-any-return]
+        cpu, *gpus = state["random"][self.rank % len(state["random"])]
+        torch.set_rng_state(cpu)
+        torch.cuda.set_rng_state_all(gpus[: torch.cuda.device_count()])
 
 
 def flush(pending: list[tuple[dict[str, float], Tensor, int]], log: Path | None) -> list[float]:
@@ -198,9 +186,7 @@ def flush(pending: list[tuple[dict[str, float], Tensor, int]], log: Path | None)
     sums = reduced(torch.stack([summed for _, summed, _ in pending])).tolist()
     losses = [total / rows for total, (_, _, rows) in zip(sums, pending, strict=True)]
     if log:
-        with open(log, "a") as out:
-            for loss, (said, _, _) in zip(losses, pending, strict=True):
-                out.write(json.dumps({**said, "loss": loss}) + "\n")
+        append_log(log, [{**said, "loss": loss} for loss, (said, _, _) in zip(losses, pending, strict=True)])
     pending.clear()
     return losses
 
@@ -218,28 +204,33 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
     )  # fmt: skip
     held_out = FastLoader(held_out_rows, batch_size, shuffle=False, ends="exact", device=on_gpu, transform=task.steady)
     of_epoch = math.ceil(len(loader) / every)
-    trainer = Trainer(task, options, rank, world_size, device)
+    there = rank == 0 and options.resume and options.checkpoint.exists()
+    state = first_says(load_checkpoint(options.checkpoint) if there else None)
     step = first_epoch = 0
-    if options.resume and options.checkpoint.exists():
-        state = load_checkpoint(options.checkpoint, device)
-        loader.load_state_dict(state["loader"])  # another file is told here
-        trainer.restore(options.checkpoint, state)
+    if state:
         step, first_epoch = state["step"], state["epoch"]
+        try:
+            loader.load_state_dict(state["loader"])
+        except StateError as error:
+            raise SystemExit(f"error: {options.checkpoint} is of another file or --seed: {error}") from None
         loader.set_epoch(first_epoch)
+    trainer = Trainer(task, options, rank, world_size, device, state)
     # With another number of ranks than before, the rest takes other steps than the beginning took.
     steps = step + math.ceil(len(loader) / every) + (options.epochs - 1 - first_epoch) * of_epoch
     warm_up = max(1, steps // 20) if options.warmup_steps is None else options.warmup_steps
     log = options.loss_log if rank == 0 else None
-    if log and log.exists():  # what was logged after the checkpoint will come again; the last line may lack its end
-        lines = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        log.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+    if log:
+        begin_log(log, step)
     if rank == 0:
         print(
-            f"{len(rows)} {task.summary}, {len(held_out_rows)} held out; {world_size} process(es) on {device.type}, "
-            f"parallel {options.parallel}, precision {options.precision}" + (f"; from step {step}" if step else "")
+            f"{len(rows)} {task.summary}, {len(held_out_rows)} held out ({held_out_rows.split or 'drawn'}); "
+            f"{world_size} process(es) on {device.type}, parallel {options.parallel}, precision {options.precision}"
+            + (f"; from step {step}" if step else "")
         )
         if options.parallel.startswith("dp") and device.type == "cpu":
             print(f"there is no GPU to make replicas on: --parallel {options.parallel} is as none here")
+    if first_epoch >= options.epochs and rank == 0:
+        print(f"nothing is left to do: the checkpoint is of epoch {first_epoch + 1}. Give more --epochs.")
     last_step = min(steps, step + options.max_steps) if options.max_steps else steps
     full = batch_size * world_size * every  # rows of a step, where none is missing
     pending: list[tuple[dict[str, float], Tensor, int]] = []
@@ -267,7 +258,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
                     trainer.save(options.checkpoint, loader=loader.state_dict(), step=step, epoch=epoch)
             if step == last_step and step < steps:
                 if rank == 0:
-                    print(f"stopped after step {step} of {steps}, as --max-steps asks")
+                    print(f"stopped after step {step} of {steps}, as --max-steps asks, at loss {losses[-1]:.3f}")
                 return
         losses += flush(pending, log)
         counts = trainer.evaluate(held_out)
@@ -284,80 +275,8 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
                 flush=True,
             )
     if rank == 0 and first_epoch < options.epochs:
-        picture = options.picture or Path(f"{options.data.stem}-answers.png")
+        picture = options.picture or free_name(Path(f"{options.data.stem}-answers.png"))
         task.finish(counts, trainer.network, held_out_rows, picture)
-
-
-def parse_options(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line, or the words of another one."""
-    parser = argparse.ArgumentParser(description="Train a small network from a packed file.")
-    add = parser.add_argument
-    add("data", type=Path, help="file written by `fastload pack`")
-    tasks = ["classify", "attributes", "segment", "text"]
-    add("--task", choices=tasks, help="default: what the file's fields and labels suggest")
-    add("--epochs", type=int, default=2)
-    add("--batch-size", type=int, help="samples a batch and process (64; texts 128, masks 8)")
-    add("--lr", type=float, help="peak learning rate (0.003; texts 0.002, masks 0.004)")
-    add("--warmup-steps", type=int, help="steps up to it (a twentieth of all); then down along half a cosine")
-    add("--width", type=int, help="channels of the first stage (16; texts 64, masks 24)")
-    add("--size", type=int, default=128, help="side that images of several sizes are cut to (128)")
-    add("--layers", type=int, default=2, help="of attention, for texts (2); 0: a bag of words")
-    add("--dropout", type=float, default=0.1, help="for texts and masks (0.1)")
-    add("--layer-drop", type=float, default=0.0, help="share of the steps that a text layer is left out of (0)")
-    add("--picture", type=Path, help="where the answers for masks are drawn (DATA-answers.png)")
-    strategies = ["none", "dp", "dp-loss", "ddp"]
-    add("--parallel", choices=strategies, help="default: ddp under torchrun or with --spawn, else none")
-    add("--spawn", type=int, metavar="N", help="start N ranks of ddp here, without torchrun")
-    add("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
-    add("--output-device", type=int, help="dp, dp-loss: the GPU that gathers (0)")
-    add("--bucket-cap-mb", type=float, help="ddp: gradients reduced at once (25)")
-    add("--static-graph", action="store_true", help="ddp: the same parameters are used in each step")
-    add("--find-unused-parameters", action="store_true", help="ddp: each step may leave others unused")
-    add("--accumulate", type=int, default=1, help="batches a step (1); ddp reduces after the last")
-    add("--sync-bn", action="store_true", help="ddp: batch norms see the batches of all ranks")
-    add("--precision", choices=list(PRECISIONS), default="fp32", help="of the forward pass (fp32)")
-    add("--compile", nargs="?", const="inductor", metavar="BACKEND", help="torch.compile (inductor)")
-    add("--channels-last", action=argparse.BooleanOptionalAction, default=True, help="memory order of images (on)")
-    add("--optimizer-fused", action="store_true", help="AdamW as one kernel")
-    add("--cudnn-benchmark", action="store_true", help="let cuDNN try which kernels are fastest")
-    add("--ends", choices=["drop", "pad", "exact"], default="drop", help="of an epoch, as FastLoader has them (drop)")
-    add("--echo", type=int, default=1, help="times each batch is used (1)")
-    add("--workers", type=int, help="default: the loader's own choice")
-    add("--seed", type=int, default=0)
-    add("--checkpoint", type=Path, help="file to keep the state of the run in")
-    add("--checkpoint-every", type=int, default=200, help="steps between checkpoints (200)")
-    add("--resume", action="store_true", help="go on from --checkpoint where it exists")
-    add("--max-steps", type=int, help="stop after that many steps of this run, with a checkpoint")
-    # Not --log, which torchrun takes for an option of its own.
-    add("--loss-log", type=Path, help="file for the loss of each step, JSON lines")
-    parser.set_defaults(meet="env://")  # where ranks find each other
-    options = parser.parse_args(words)
-    ranks = int(os.environ.get("WORLD_SIZE", options.spawn or 1))
-    options.parallel = options.parallel or ("ddp" if "RANK" in os.environ or options.spawn else "none")
-    if options.parallel != "ddp":
-        for name in ("spawn", "bucket_cap_mb", "static_graph", "find_unused_parameters", "sync_bn"):
-            if getattr(options, name):
-                parser.error(f"--{name.replace('_', '-')} is for --parallel ddp, not {options.parallel}")
-        if ranks > 1:
-            parser.error(f"--parallel {options.parallel} is one process, and {ranks} were started")
-    if options.static_graph and options.find_unused_parameters:
-        parser.error("--static-graph finds unused parameters itself: leave out --find-unused-parameters")
-    if options.output_device is not None and not options.parallel.startswith("dp"):
-        parser.error(f"--output-device is for --parallel dp and dp-loss, not {options.parallel}")
-    if options.compile and options.parallel.startswith("dp"):
-        parser.error("--compile does not work with nn.DataParallel, whose replicas are new modules in each step")
-    counted = ("epochs", "batch_size", "echo", "width", "size", "checkpoint_every", "max_steps", "accumulate", "spawn")
-    for name in counted:
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    if options.resume and not options.checkpoint:
-        parser.error("--resume needs --checkpoint FILE")
-    for path in (options.checkpoint, options.loss_log, options.picture):
-        if path and not path.absolute().parent.is_dir():
-            parser.error(f"{path}: its folder does not exist. Make it first.")
-        if path and path.exists() and not options.resume and path != options.picture:
-            parser.error(f"{path} exists. Give another name, or go on from a checkpoint with --resume.")
-    return options
 
 
 def run(options: argparse.Namespace) -> None:
@@ -367,6 +286,8 @@ def run(options: argparse.Namespace) -> None:
             train(options, *place)
     except FastloadError as error:
         raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

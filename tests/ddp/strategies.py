@@ -200,6 +200,8 @@ def watch(report: dict[str, Any], killed_at: int | None) -> type[train.Trainer]:
             self.optimizer.register_step_pre_hook(self._look)
             # So large that the first steps overflow float16 and are left out.
             self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, enabled=self.scaler.is_enabled())
+            if state := words[-1]:
+                self.scaler.load_state_dict(state["scaler"])
 
         def _look(self, *_: Any) -> None:
             norms = [p.grad.double().square().sum() for p in self.network.parameters() if p.grad is not None]
@@ -242,7 +244,7 @@ def train_all(planned: list[tuple[Run, int, argparse.Namespace]], rank: int, wor
             report = reports[f"{run.name}-{world}"] = {}
             train.Trainer = watch(report, run.killed_at)
             # Read when a Trainer is made.
-            nn.DataParallel = Replicas
+            train.data_parallel = lambda module, *_: Replicas(module)
             try:
                 train.train(options, rank, max(1, world), torch.device("cpu"))
             except Killed:
