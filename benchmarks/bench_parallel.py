@@ -1,28 +1,37 @@
 """Which parallel strategy, and where does its time go? Steps, memory, messages and loading, of one rank and several.
 
-    python benchmarks/bench_parallel.py            everything: about eight minutes on two cores, 0.5 GB in .bench
+    python benchmarks/bench_parallel.py            everything: about nine minutes on two cores, 0.5 GB in .bench
     python benchmarks/bench_parallel.py --quick    tiny, to see that it runs; the figures mean nothing
     python benchmarks/plot_parallel.py             draws results/parallel.png
 
 On the CPU the ranks are processes with one torch thread each that talk through gloo; where there are GPUs, all of it
-is done again there, a rank a GPU, with nccl. The ways of a figure are taken in turn (A B C, C B A, ...), a couple of
-seconds each; ratios are of one turn. The networks and tasks are those of tools/train.py, on files made up on the spot.
+is done again there, a rank a GPU, with nccl. The ways of a figure are taken in turn (A B C, C B A, ...), about a second
+each; ratios are of one turn. The networks and tasks are those of tools/train.py, on files made up on the spot.
+`scaling` and `fed` take two turns more than --pairs, each cut in four (A B B A A B B A): a few hundredths matter there.
 Names of figures end in the number of ranks (or torch threads) and the device:
 
-`step-STRATEGY-RANKS`: a training step (classify) on a held batch; `over_none` is its time over that of the plain model.
-`memory-STRATEGY-RANKS`: the most memory (segment) of each device, or what the process of each rank grew by at most
-    from before the network was made, in a run of its own.
-`gathered-TASK`: bytes that nn.DataParallel brings to one device, answers against losses, by the number of replicas.
+`step-STRATEGY-RANKS`: a training step (classify only) on a held batch; `over_none` is its time over that of the plain
+    model. On the CPU nn.DataParallel has no devices, and dp is the bare module.
+`memory-STRATEGY-RANKS`: the most memory (segment only) of each device, or what the process of each rank grew by at most
+    from before the network was made, in a process of its own: one run, without a range.
+`gathered-TASK`: bytes that nn.DataParallel brings to one device from the others, answers against losses, by the number
+    of replicas: one of them is on that device already and is not counted.
+Of messages, on the network of classify with 64 channels in its first stage, which has 20 MB of gradients (train.py's 16
+channels: 1.6), and on the CPU with 8 rows on each rank (train.py: 64; so it is on GPUs), or there would be hardly
+anything to see beside the computation: shares of a step are of that step, not of train.py's. Each record has its
+`batch_size` (rows on each rank), `width` and `parameters_mb`.
 `buckets-MB-RANKS`: seconds of DDP's reductions in a backward pass: `reducing`, of it `hidden` behind the computation
     of gradients and `exposed` after it; `last`, from the last gradient until its bucket is reduced.
     Waiting for a rank that is late counts as reduction, as it does in training. All times are rank 0's.
 `overlap-RANKS`: step time with reductions during backward over all after it; `backward_slowed` is the time until the
     last gradient over that under no_sync, `backward_slowed_delayed` the same where no reduction runs meanwhile.
 `accumulation-RANKS`: a step of four batches reduced once over one reduced after each batch.
-`sum-BYTES-RANKS`: ring all-reduce, torch's own, reduce + broadcast, and all-to-all there and back.
+`sum-BYTES-RANKS`: torch's all-reduce, reduce + broadcast, all-to-all there and back, and a ring all-reduce in Python,
+    not pipelined; times over torch's (`over_all_reduce`) and over the ring's (`over_ring`).
 `scaling-TASK-RANKS`: samples a second of DDP over one rank alone, fed by FastLoader; `one-rank-TASK`: step time of DDP
     on one rank over the plain model.
 `fed-TASK-THREADS`: step time fed by FastLoader over the step on a batch that is held, with so many torch threads.
+    `ratio_of_sums` is of all turns together, and so has the beginnings of epochs, which few turns have.
 `precision-KIND`: step time under bf16 or fp16, or without channels last, over float32 with it.
 """
 

@@ -6,7 +6,7 @@ import argparse
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,19 +71,14 @@ class Ranks:
         dist.all_gather_object(values, value, group=self._talk)
         return values
 
-    def turns(self, names: list[str]) -> Iterator[str]:
-        """The names in turn, forwards and backwards: A B C, C B A, A B C, as often as there are pairs."""
-        for turn in range(self.options.pairs):
-            yield from names if turn % 2 == 0 else names[::-1]
-
-    def count(self, way: Way, share: float = 1.0) -> int:
-        """Warms up, and says how many steps take the time of a turn, or a share of it; all ranks agree."""
+    def count(self, way: Way, share: float, least: int) -> int:
+        """Warms up, and says how many steps take a share of a turn's time, at least so many; all ranks agree."""
         if self.options.quick:
             self.seconds(way, 1)
             return 1
         self.seconds(way, 3)
         per_step = self.gathered(self.seconds(way, 2))[0]
-        return max(2, round(share * self.options.seconds / max(per_step, 1e-6)))
+        return max(least, round(share * self.options.seconds / max(per_step, 1e-6)))
 
     def seconds(self, way: Way, steps: int) -> float:
         """Seconds a step; 0 on a rank that stands by meanwhile."""
@@ -98,25 +93,39 @@ class Ranks:
         return (time.perf_counter() - begin) / steps
 
     def in_turn(
-        self, ways: dict[str, Way], after: Callable[[str], None] | None = None, *, share: float = 1.0
+        self,
+        ways: dict[str, Way],
+        after: Callable[[str], None] | None = None,
+        *,
+        share: float = 1.0,
+        pairs: int | None = None,
+        visits: int = 1,
     ) -> dict[str, list[float]]:
-        """Seconds a step of each way, once a turn.
+        """Seconds a step of each way, once a turn: A B C, C B A, A B C, as often as there are pairs.
 
         Args:
             ways: by name, the same on all ranks.
-            after: called with a way's name after each of its turns, and once after its warm-up.
+            after: called with a way's name after each of its visits, and once after its warm-up.
             share: of the time that a turn has.
+            pairs: how many turns; as many as the command line asks for by default.
+            visits: parts into which a way's turn is cut, taken there and back: A B B A, then B A A B, where there are
+                2. The speed of a machine that drifts is then nearly the same for all ways of a turn.
         """
         counts = {}
         for name, way in ways.items():
-            counts[name] = self.count(way, share)
+            counts[name] = self.count(way, share / visits, max(1, 2 // visits))
             if after is not None:
                 after(name)
         found: dict[str, list[float]] = {name: [] for name in ways}
-        for name in self.turns(list(ways)):
-            found[name].append(self.seconds(ways[name], counts[name]))
-            if after is not None:
-                after(name)
+        for turn in range(pairs or self.options.pairs):
+            of_visits: dict[str, list[float]] = {name: [] for name in ways}
+            for visit in range(visits):
+                for name in list(ways) if (turn + visit) % 2 == 0 else reversed(ways):
+                    of_visits[name].append(self.seconds(ways[name], counts[name]))
+                    if after is not None:
+                        after(name)
+            for name, seconds in of_visits.items():  # a way's visits have the same number of steps
+                found[name].append(sum(seconds) / visits)
         self.meet()
         return found
 

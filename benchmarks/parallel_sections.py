@@ -14,8 +14,11 @@ from parallel_ranks import Ranks, Way, ratios
 from parallel_steps import Feed, Held, Task, Training
 
 PARALLEL = ("dp", "dp-loss")
+MORE_PAIRS = 2
+VISITS = 4
 BARE = "one device: nn.DataParallel is the module itself here, and what it would gather is in gathered-*"
 Data = dict[str, Path]
+Found = dict[str, list[float]]
 
 
 def strategies(ranks: Ranks, data: Data) -> None:
@@ -50,14 +53,18 @@ def memory(ranks: Ranks, data: Data, strategy: str) -> None:
     task, batch = held_batch(ranks, data, "segment")
     batch = batch.times(_devices(ranks, strategy))
     group = ranks.groups[ranks.size] if strategy == "ddp" else None
+    used: list[int] = []
+    if ranks.device.type == "cuda":
+        used = list(range(_devices(ranks, strategy))) if strategy in PARALLEL else [ranks.rank]
+    for device in used:  # the highest so far may be of how the batch was made
+        torch.cuda.reset_peak_memory_stats(device)
     before = harness.process_memory(os.getpid())
     with harness.peak_memory(os.getpid(), period_s=0.01) as peak:
         training = Training(task, strategy, ranks.device, group=group)
         for _ in range(1 if ranks.options.quick else 8):
             training(batch)
     peaks = ranks.gathered(peak[0] - before)
-    if ranks.device.type == "cuda":
-        used = [ranks.rank] if strategy in ("none", "ddp") else range(_devices(ranks, strategy))
+    if used:
         each = ranks.gathered([torch.cuda.max_memory_allocated(device) for device in used])
         peaks = [most for of_rank in each for most in of_rank]
     rows = batch.global_valid * ranks.size
@@ -67,16 +74,17 @@ def memory(ranks: Ranks, data: Data, strategy: str) -> None:
 def gathered(ranks: Ranks, data: Data, name: str) -> None:
     """Bytes that `nn.DataParallel` brings to one device in a step: answers (dp) or losses (dp-loss).
 
-    The batch is cut for so many replicas, each part goes through the network, and the outputs are counted.
+    The batch is cut for so many replicas, each part but the first goes through the network, and the outputs are
+    counted: the first part's are on that device already.
     """
     if ranks.rank:
         return
     task, batch = held_batch(ranks, data, name)
-    module = Training(task, "dp-loss", ranks.device).model.module
+    module = Training(task, "none", ranks.device).model  # of each replica of dp-loss
     dp_bytes, dp_loss_bytes = [], []
     replicas = [2, 4, 8]
     for number in replicas:
-        parts = batch.parts(number)
+        parts = batch.parts(number)[1:]
         with torch.no_grad():
             dp_bytes.append(sum(_size(task.answers(module.network, part.fields)) for part in parts))
             dp_loss_bytes.append(sum(_size(module(part.fields, part.valid)) for part in parts))
@@ -101,7 +109,7 @@ def scaling(ranks: Ranks, data: Data, task: str) -> None:
     ways = {"alone": ranks.way(1, lambda: made(1))}
     for world, group in ranks.groups.items():
         ways[f"ddp-{world}"] = ranks.way(world, lambda world=world, group=group: made(world, group))
-    found = ranks.in_turn(ways)
+    found = _finely_in_turn(ranks, ways)
     for feed in feeds:
         feed.close()
     if ranks.rank:
@@ -131,19 +139,21 @@ def scaling(ranks: Ranks, data: Data, task: str) -> None:
 def fed(ranks: Ranks, data: Data, task: str, threads: int) -> None:
     """A step fed by FastLoader over the same step on a batch that is held, on rank 0, with so many torch threads."""
     if ranks.rank:
-        ranks.in_turn({name: ranks.way(1, dict) for name in ("held", "fed")})  # nothing is made here
+        _finely_in_turn(ranks, {name: ranks.way(1, dict) for name in ("held", "fed")})  # nothing is made here
         return
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     feed = Feed(data[task], ranks.device, batch_size=ranks.options.rows, share=(0, 1))
     training, held = Training(feed.task, "none", ranks.device), feed.held()
-    found = ranks.in_turn({"held": Way(1, _steps(training, held)), "fed": Way(1, _fed_steps(training, feed))})
+    ways = {"held": Way(1, _steps(training, held)), "fed": Way(1, _fed_steps(training, feed))}
+    found = _finely_in_turn(ranks, ways)
     torch.set_num_threads(before)
     feed.close()
     ranks.note(
         f"fed-{task}-{threads}",
         target="<= 1.03" if ranks.device.type == "cpu" else "",
         ratio=ratios(found["fed"], found["held"]),
+        ratio_of_sums=sum(found["fed"]) / sum(found["held"]),
         fed_s=harness.spread(found["fed"]),
         held_s=harness.spread(found["held"]),
         batch_size=feed.batch_size,
@@ -182,6 +192,16 @@ def held_batch(ranks: Ranks, data: Data, name: str, rows: int | None = None) -> 
     batch = feed.held()
     feed.close()
     return feed.task, batch
+
+
+def _finely_in_turn(ranks: Ranks, ways: dict[str, Way]) -> Found:
+    """Seconds a step of each way, once a turn; for ratios of which a few hundredths matter.
+
+    Two cores of a shared machine change their speed from second to second. Seven turns of 1.2 s in four parts gave
+    quartiles half to two thirds as far apart as uncut ones, and far closer than uncut turns of 5 s.
+    """
+    pairs = ranks.options.pairs + (0 if ranks.options.quick else MORE_PAIRS)
+    return ranks.in_turn(ways, pairs=pairs, visits=1 if ranks.options.quick else VISITS)
 
 
 def _steps(training: Training, batch: Held) -> Callable[[], None]:

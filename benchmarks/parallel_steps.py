@@ -21,8 +21,7 @@ from fastload.batch import Batch
 sys.path.insert(0, str(harness.ROOT / "tools"))
 from models import InPrecision, LossInForward
 from tasks import Fields, Task, task_of
-
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+from train import PRECISIONS
 
 
 class Held(NamedTuple):
@@ -99,10 +98,10 @@ class Training:
     Args:
         task: what is learnt.
         strategy: none, dp, dp-loss or ddp.
-        device: of the network; the strategies dp take all devices of its kind.
+        device: of the network; the strategies dp take all GPUs, and on the CPU are the module itself.
         group: for ddp, the ranks that train together.
         width: channels of the first stage; the task's own by default.
-        precision: a key of PRECISIONS.
+        precision: a key of train.PRECISIONS.
         channels_last: the layout of weights in memory.
         bucket_cap_mb: for ddp.
     """
@@ -128,8 +127,10 @@ class Training:
         if strategy != "dp":
             inner = LossInForward(inner, lambda net, batch: task.losses(task.answers(net, batch), batch))
         if strategy == "ddp":
-            inner = DistributedDataParallel(inner, process_group=group, bucket_cap_mb=bucket_cap_mb)
-        elif strategy != "none":
+            inner = DistributedDataParallel(
+                inner, process_group=group, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True
+            )
+        elif strategy != "none" and device.type == "cuda":  # it would take the GPUs for a network on the CPU, too
             inner = DataParallel(inner)
         self.model = inner
         self.optimizer = torch.optim.AdamW(network.parameters(), 1e-3)

@@ -1,6 +1,7 @@
 """Draw the figures of bench_parallel.py: `python benchmarks/plot_parallel.py [results/parallel.jsonl] [parallel.png]`.
 
-One panel a question, with the answer above it; where there are GPUs, their panels go to a second picture, `-cuda.png`.
+One panel a question, with the answer above it, which is printed, too; where there are GPUs, their panels go to a second
+picture, `-cuda.png`.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def gathered(axes: Axes, kind: Kind) -> str:
     axes.legend(loc="lower right", fontsize=8, ncols=2)
     _rows(axes, list(found), room=0.7)
     axes.set_xlabel("bytes gathered on one device in a step, 4 replicas")
-    return f"dp brings up to {_bytes(most)} a step to\none device, dp-loss 4 bytes a replica"
+    return f"dp brings up to {_bytes(most)} a step to one\ndevice, dp-loss 4 bytes from each other"
 
 
 def buckets(axes: Axes, kind: Kind) -> str:
@@ -134,7 +135,7 @@ def buckets(axes: Axes, kind: Kind) -> str:
     _rows(axes, _bucket_labels(found), room=0.9)
     axes.set_xlim(0, 1.9 * most)
     axes.legend(loc="lower right", fontsize=8, ncols=2)
-    axes.set_xlabel(f"ms of reduction in a backward pass, {_ranks(kind.world)}")
+    axes.set_xlabel(f"ms of reduction in a backward pass, {_ranks(kind.world)}\n{_exchanged(found)}")
     least = min(found.values(), key=lambda record: record["exposed_share"]["median"])
     size = next(name for name, record in found.items() if record is least)
     exposed = least["exposed_share"]["median"]
@@ -145,7 +146,7 @@ def last(axes: Axes, kind: Kind) -> str:
     """From the last gradient until its bucket is reduced."""
     found = kind.named("buckets-", f"-{kind.world}")
     bars(axes, _bucket_labels(found), [record["last_s"] for record in found.values()], scale=1e3,
-         unit="ms from the last gradient until its bucket is reduced", form="{:.1f}")  # fmt: skip
+         unit=f"ms from last gradient to its bucket's reduction\n{_exchanged(found)}", form="{:.1f}")  # fmt: skip
     medians = [1e3 * record["last_s"]["median"] for record in found.values()]
     return f"The last bucket's reduction is exposed\nfor {min(medians):.1f} to {max(medians):.1f} ms"
 
@@ -154,7 +155,8 @@ def overlap(axes: Axes, kind: Kind) -> str:
     """Step times with reductions during backward, after it, and without."""
     record = kind.found[f"overlap-{kind.world}"]
     names = {"overlap_s": "during backward", "delayed_s": "after backward", "no_sync_s": "no reduction"}
-    bars(axes, list(names.values()), [record[name] for name in names], scale=1e3, unit="ms a step", form="{:.0f}")
+    bars(axes, list(names.values()), [record[name] for name in names], scale=1e3,
+         unit=f"ms a step\n{_exchanged({'': record})}", form="{:.0f}")  # fmt: skip
     ratio = record["ratio"]
     return f"Overlap on over off: {ratio['median']:.2f} of the step time\n({_range(ratio)}), the same gradients"
 
@@ -163,7 +165,8 @@ def slowed(axes: Axes, kind: Kind) -> str:
     """What backward itself loses to reductions beside it."""
     record = kind.found[f"overlap-{kind.world}"]
     values = [record["backward_slowed"], record["backward_slowed_delayed"]]
-    dots(axes, ["reducing meanwhile", "reducing after it"], values, "time until the last gradient, over no_sync")
+    dots(axes, ["reducing meanwhile", "reducing after it"], values,
+         f"time until the last gradient, over no_sync\n{_exchanged({'': record})}")  # fmt: skip
     times = values[0]["median"] / values[1]["median"]
     return f"Beside reductions, backward itself takes\n{times:.2f} times as long as before them"
 
@@ -185,8 +188,13 @@ def sums(axes: Axes, kind: Kind) -> str:
     axes.set_ylabel("ms")
     axes.legend(fontsize=8)
     largest = found[-1]
-    ours, other = (largest[f"{name}_over_ring"]["median"] for name in ("reduce_broadcast", "all_to_all"))
-    return f"{sizes[-1]:g} MiB: over a ring, reduce + broadcast takes\n{ours:.2f} times as long, all-to-all {other:.2f}"
+    own, two, all_to_all = (
+        largest[f"{name}_over_all_reduce"]["median"] for name in ("ring", "reduce_broadcast", "all_to_all")
+    )
+    return (
+        f"{sizes[-1]:g} MiB over torch's all-reduce: reduce +\n"
+        f"broadcast {two:.2f}, all-to-all {all_to_all:.2f}, own ring {own:.2f}"
+    )
 
 
 def scaling(axes: Axes, kind: Kind) -> str:
@@ -196,7 +204,7 @@ def scaling(axes: Axes, kind: Kind) -> str:
         for task in TASKS
         for world, record in kind.named(f"scaling-{task}-").items()
     }
-    dots(axes, list(found), list(found.values()), "samples/s over one rank alone", target=1.6)
+    dots(axes, list(found), list(found.values()), f"samples/s over one rank alone, {_turns(found)}", target=1.6)
     medians = [value["median"] for name, value in found.items() if name.endswith(_ranks(kind.world))]
     return f"{_ranks(kind.world)}: {min(medians):.2f} to {max(medians):.2f} times\nthe samples/s of one"
 
@@ -205,7 +213,8 @@ def one_rank(axes: Axes, kind: Kind) -> str:
     """DDP on one rank over the plain model."""
     found = kind.named("one-rank-")
     values = [record["ratio"] for record in found.values()]
-    dots(axes, list(found), values, "step time of ddp on one rank over the plain model")
+    turns = _turns(dict(zip(found, values, strict=True)))
+    dots(axes, list(found), values, f"step time of ddp on one rank over the plain model, {turns}")
     medians = [value["median"] for value in values]
     return f"ddp on one rank takes {min(medians):.2f} to {max(medians):.2f}\ntimes the plain model's step"
 
@@ -216,7 +225,8 @@ def fed(axes: Axes, kind: Kind) -> str:
     for task in TASKS:
         for threads, record in kind.named(f"fed-{task}-").items():
             found[f"{task}, {threads} thread{'s' if threads != '1' else ''}"] = record["ratio"]
-    dots(axes, list(found), list(found.values()), "step fed by FastLoader over a held batch", target=1.03)
+    dots(axes, list(found), list(found.values()), f"step fed by FastLoader over a held batch, {_turns(found)}",
+         target=1.03)  # fmt: skip
     most = max(value["median"] for value in found.values())
     return f"Loading: a step fed by FastLoader takes\nat most {most:.3f} of one on a held batch"
 
@@ -268,6 +278,16 @@ def _bucket_labels(found: dict[str, Record]) -> list[str]:
     ]
 
 
+def _exchanged(found: dict[str, Record]) -> str:
+    record = next(iter(found.values()))
+    return f"{record['batch_size']} rows a rank, {record['parameters_mb']:.0f} MB of gradients"
+
+
+def _turns(found: dict[str, Spread]) -> str:
+    """How many there were, where they may be more than the line under the picture says."""
+    return f"{min(value['count'] for value in found.values()):.0f} turns"
+
+
 def _ranks(world: int) -> str:
     return f"{world} rank{'s' if world > 1 else ''}"
 
@@ -307,7 +327,9 @@ def main() -> None:
         for axis in axes.flat[len(panels) :]:
             axis.set_axis_off()
         for axis, panel in zip(axes.flat, panels, strict=False):
-            axis.set_title(panel(axis, kind))
+            answer = panel(axis, kind)
+            axis.set_title(answer)
+            print(f"{device}: {' '.join(answer.split())}")
         figure.tight_layout(rect=(0, 0.02, 1, 1), h_pad=2, w_pad=2)
         first = next(iter(kind.found.values()))
         plots.save(figure, first, picture if device == "cpu" else picture.with_stem(f"{picture.stem}-cuda"))

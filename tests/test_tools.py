@@ -408,7 +408,6 @@ def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
             "echo",
             "accelerator",
             "meter",
-            "parallel",
         )
     ],
 )
@@ -421,3 +420,19 @@ def test_benchmarks_run_and_write_records(run, tmp_path, name):
         words += ["--tmpfs", tmp_path]
     run(ROOT / "benchmarks" / name, *words, cwd=tmp_path)
     assert '"figure"' in out.read_text()
+
+
+@pytest.mark.slow
+def test_all_that_bench_parallel_answers_is_drawn(run, tmp_path):
+    tried, out, picture = (tmp_path / name for name in ("tried.jsonl", "out.jsonl", "out.png"))
+    words = ["--quick", "--devices", "cpu", "--out", tried, "--data", tmp_path / "data"]
+    run(ROOT / "benchmarks/bench_parallel.py", *words, cwd=tmp_path)
+    records = [json.loads(line) for line in tried.read_text().splitlines()]
+    memory = next(record for record in records if record["figure"] == "memory-ddp-2-cpu")
+    records.append({**memory, "figure": "memory-none-1-cpu"})  # takes a process of its own, which a trial leaves out
+    for record in records:
+        record["options"]["quick"] = False  # trials are not drawn
+    out.write_text("".join(json.dumps(record) + "\n" for record in records))
+    said = run(ROOT / "benchmarks/plot_parallel.py", out, picture, cwd=tmp_path).splitlines()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len(said) == 13 and said[-1] == str(picture)  # the answers of twelve panels
