@@ -197,8 +197,8 @@ def held_batch(ranks: Ranks, data: Data, name: str, rows: int | None = None) -> 
 def _finely_in_turn(ranks: Ranks, ways: dict[str, Way]) -> Found:
     """Seconds a step of each way, once a turn; for ratios of which a few hundredths matter.
 
-    Two cores of a shared machine change their speed from second to second. Seven turns of 1.2 s in four parts gave
-    quartiles half to two thirds as far apart as uncut ones, and far closer than uncut turns of 5 s.
+    Two cores of a shared machine change their speed from second to second: parts of a turn that alternate mostly gave
+    narrower quartiles than whole turns, of the same length or of 5 s (tried on a busy machine).
     """
     pairs = ranks.options.pairs + (0 if ranks.options.quick else MORE_PAIRS)
     return ranks.in_turn(ways, pairs=pairs, visits=1 if ranks.options.quick else VISITS)
