@@ -121,7 +121,8 @@ BATCHES = {2: (3, 1), 3: (2, 4, 1)}
 
 def write_files(folder: Path) -> None:
     """Photos with classes and texts, photos with attributes, photos with masks that are 0 where they do not count."""
-    rng = np.random.default_rng(5)
+    # Of seeds 5 to 12 two, 5 and 9, have a gradient that is nothing but rounding, which AdamW makes a whole step of.
+    rng = np.random.default_rng(12)
     photos = rng.integers(0, 256, (ROWS + HELD_OUT, 12, 12, 3), dtype=np.uint8)
     splits = {"train": ROWS, "val": HELD_OUT}
     mask = np.arange(7) < rng.integers(2, 8, (len(photos), 1))
