@@ -167,13 +167,23 @@ def test_training_learns_attributes(packed_faces, trained):
 
 
 @pytest.mark.slow
-def test_training_starts_compiled_fused_and_in_lower_precision(tmp_path, trained):
+def test_training_starts_compiled_fused_and_in_lower_precision(tmp_path, trained, monkeypatch):
+    calls = []
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        compiled = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        return lambda *values: calls.append(graph) or compiled(*values)
+
+    torch._dynamo.register_backend(counting, name="counting")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     labels = Column(np.arange(24) % 2, {"names": ("a", "b")})
     path = write_packed(tmp_path / "a.h5", np.zeros((24, 8, 8, 3), np.uint8), {"labels": labels})
-    words = "--compile aot_eager --precision bf16 --optimizer-fused --no-channels-last --accumulate 2"
+    words = "--compile counting --precision bf16 --optimizer-fused --no-channels-last --accumulate 2 --cudnn-benchmark"
     said = trained(path, *words.split(), "--epochs", 1, "--batch-size", 4, "--width", 2, "--loss-log", tmp_path / "log")
     assert "precision bf16" in said
     assert len((tmp_path / "log").read_text().splitlines()) == 3
+    # 5 batches of training and one of evaluation, of one graph each.
+    assert len(calls) == 5 + 1 and torch.backends.cudnn.benchmark
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ import torch
 import torch.nn.functional as F
 from strategies import (
     CURVES,
+    HELD_OUT,
     RESUMED,
     UNEVEN,
     Replicas,
     Run,
+    counts_and_answers,
     models,
     norm_and_batches,
     normalize,
@@ -153,6 +155,62 @@ def test_all_ranks_end_with_the_same_network(reports, run, world):
     assert len(first["parameters"]) > 100 and bool(first["parameters"].isfinite().all())
     assert all(torch.equal(other["parameters"], first["parameters"]) for other in others)
     assert all(other["gradients"] == first["gradients"] for other in others)
+
+
+@pytest.mark.parametrize(("run", "world"), WORLDS)
+def test_ranks_together_count_each_held_out_row_once_by_the_batch_norms_of_rank_0(
+    folder, reports, tmp_path, run, world
+):
+    options = run.options(tmp_path, world)
+    assert HELD_OUT % (options.batch_size * max(1, world)), "no row is padded"
+    of_run = of_ranks(reports, run.name, world)
+    task = train.task_of(PackedDataset(folder / run.file), options)
+    network = task.network(4)
+    network.load_state_dict(of_run[0]["network"])
+    rows = PackedDataset(folder / run.file, "val", task.fields)
+    [batch] = FastLoader(rows, HELD_OUT, shuffle=False, workers=1, share=None, transform=task.steady)
+    fields = dict(zip(task.fields, batch, strict=True))
+    with torch.no_grad():
+        answers = task.answers(network.eval(), fields)
+    *counts, squares = counts_and_answers(type(task).counts, task, answers, fields, answers.new_ones(HELD_OUT).bool())
+    for of_rank in of_run:
+        *found, squares_found = of_rank["counts"].tolist()
+        assert found == torch.stack(counts).tolist() and squares_found == pytest.approx(float(squares), rel=1e-4)
+
+
+@pytest.mark.parametrize(("run", "world"), [(run, world) for run in CURVES if run.counted for world in run.worlds])
+def test_gradients_are_reduced_once_a_step_in_buckets_of_the_size_that_is_asked_for(tmp_path, reports, run, world):
+    options = run.options(tmp_path, world)
+    for of_rank in of_ranks(reports, run.name, world):
+        of_epoch, buckets = len(of_rank["reduced"]) // 2, max(of_rank["reduced"])
+        assert (buckets > 2) if options.bucket_cap_mb else (buckets == 1)
+        for epoch in (0, 1):
+            reduced = of_rank["reduced"][epoch * of_epoch : (epoch + 1) * of_epoch]
+            places = [place for place, found in enumerate(reduced, 1) if found]
+            every = [*range(options.accumulate, of_epoch, options.accumulate), of_epoch]
+            # The first batch of an epoch, too, where the graph is static.
+            assert places == [1] * options.static_graph + every and len(every) < of_epoch
+
+
+def test_options_that_leave_the_losses_as_they_are_reach_what_they_are_for(tmp_path, reports):
+    seen = set()
+    for run in CURVES:
+        for world in run.worlds:
+            options = run.options(tmp_path, world)
+            memory = "channels_last" if options.channels_last else "contiguous"
+            for of_rank in of_ranks(reports, run.name, world):
+                assert of_rank["fused"] == [options.optimizer_fused or None]
+                assert of_rank.get("static", False) == options.static_graph
+                assert of_rank["weights"] == of_rank["images"] == (set() if options.task == "text" else {memory})
+            seen |= {options.optimizer_fused, memory, f"static {options.static_graph}"}
+    assert seen == {True, False, "channels_last", "contiguous", "static True", "static False"}
+
+
+@pytest.mark.parametrize("world", UNEVEN.worlds)
+def test_ranks_leave_out_other_layers(reports, world):
+    used = [of_rank["layers"] for of_rank in of_ranks(reports, UNEVEN.name, world)]
+    assert {layer for of_rank in used for layers in of_rank for layer in layers} == {0, 1, 2}
+    assert all(used[a] != used[b] for a in range(world) for b in range(a))
 
 
 @pytest.mark.parametrize("runs", [RESUMED[i : i + 3] for i in range(0, len(RESUMED), 3)], ids=lambda runs: runs[1].name)
