@@ -219,13 +219,13 @@ def watch(report: dict[str, Any], run: Run) -> type[train.Trainer]:
     """train.py's Trainer, which also tells what it saw.
 
     Its report: rows that count, buckets reduced and layers used by batch; norms of gradients; parameters; what became
-    of options; of the last evaluation the counts, and the network before it.
+    of options; of each evaluation the network before it, and the counts.
     """
 
     class Watched(TRAINER):
         def __init__(self, *words: Any) -> None:
             super().__init__(*words)
-            report.update(rows=[], reduced=[], layers=[], gradients=[], steps=0, images=set())
+            report.update(rows=[], reduced=[], layers=[], gradients=[], steps=0, images=set(), evaluated=[])
             report["parameters"] = list(self.network.parameters())
             self.optimizer.register_step_pre_hook(self._look)
             report["fused"] = [group["fused"] for group in self.optimizer.param_groups]
@@ -268,14 +268,15 @@ def watch(report: dict[str, Any], run: Run) -> type[train.Trainer]:
                 raise Killed
 
         def evaluate(self, *words: Any) -> torch.Tensor:
-            report["network"] = {name: values.clone() for name, values in self.network.state_dict().items()}
+            network = {name: values.clone() for name, values in self.network.state_dict().items()}
             for buffer in self.network.buffers():
                 if self.rank and buffer.is_floating_point():
                     buffer.copy_(torch.linspace(0.1, 9, len(buffer)).roll(self.rank))
             self.task.counts = partial(counts_and_answers, type(self.task).counts, self.task)
-            report["counts"] = super().evaluate(*words)
+            counts = super().evaluate(*words)
             del self.task.counts
-            return report["counts"][:-1]
+            report["evaluated"].append((network, counts))
+            return counts[:-1]
 
     return Watched
 

@@ -165,17 +165,20 @@ def test_ranks_together_count_each_held_out_row_once_by_the_batch_norms_of_rank_
     assert HELD_OUT % (options.batch_size * max(1, world)), "no row is padded"
     of_run = of_ranks(reports, run.name, world)
     task = train.task_of(PackedDataset(folder / run.file), options)
-    network = task.network(4)
-    network.load_state_dict(of_run[0]["network"])
+    network = task.network(4).eval()
     rows = PackedDataset(folder / run.file, "val", task.fields)
     [batch] = FastLoader(rows, HELD_OUT, shuffle=False, workers=1, share=None, transform=task.steady)
     fields = dict(zip(task.fields, batch, strict=True))
-    with torch.no_grad():
-        answers = task.answers(network.eval(), fields)
-    *counts, squares = counts_and_answers(type(task).counts, task, answers, fields, answers.new_ones(HELD_OUT).bool())
-    for of_rank in of_run:
-        *found, squares_found = of_rank["counts"].tolist()
-        assert found == torch.stack(counts).tolist() and squares_found == pytest.approx(float(squares), rel=1e-4)
+    every = torch.ones(HELD_OUT, dtype=torch.bool)
+    for epoch, (state, _) in enumerate(of_run[0]["evaluated"]):
+        network.load_state_dict(state)
+        with torch.no_grad():
+            answers = task.answers(network, fields)
+        *counts, squares = counts_and_answers(type(task).counts, task, answers, fields, every).tolist()
+        for of_rank in of_run:
+            *found, squares_found = of_rank["evaluated"][epoch][1].tolist()
+            assert found == counts and squares_found == pytest.approx(squares, rel=1e-4)
+    assert epoch == 1
 
 
 @pytest.mark.parametrize(("run", "world"), [(run, world) for run in CURVES if run.counted for world in run.worlds])
