@@ -202,6 +202,11 @@ def test_training_starts_compiled_fused_and_in_lower_precision(tmp_path, trained
         ("--picture nowhere/sheet.png", "nowhere/sheet.png: its folder does not exist"),
         ("--checkpoint there", "there exists. Give another name"),
         ("--loss-log there", "there exists. Give another name"),
+        ("--picture a.h5", "--picture a.h5: give a name that ends in .png"),
+        ("--checkpoint a.h5", "--checkpoint a.h5: give each file a name of its own"),
+        ("--lr nan", "--lr: must be at least"),
+        ("--layer-drop 1", "--layer-drop: must be at least 0.0, below 1.0"),
+        ("--parallel ddp --static-graph --layer-drop 0.5", "not with --static-graph"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(train, tmp_path, monkeypatch, capsys, words, said):
@@ -330,6 +335,30 @@ def test_what_is_no_checkpoint_is_refused(train, tmp_path):
     torch.save({"model": {}}, path)
     with pytest.raises(SystemExit, match="it lacks optimizer, scaler"):
         train.load_checkpoint(path)
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tasks, tmp_path):
+    files = importlib.import_module("run_files")
+    (tmp_path / "run.pt").mkdir()
+    with pytest.raises(SystemExit, match=r"run\.pt: the checkpoint could not be written; the one before it is kept"):
+        files.save_checkpoint(tmp_path / "run.pt", {"step": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+    for text in ("a thesis\n", '{"epoch": 1}\n', "[]\n"):
+        (tmp_path / "log").write_text(text)
+        with pytest.raises(SystemExit, match="log: is no loss log of this script"):
+            files.begin_log(tmp_path / "log", 3)
+        assert (tmp_path / "log").read_text() == text
+    assert files.free_name(tmp_path / "sheet.png") == tmp_path / "sheet.png"
+    for name in ("sheet.png", "sheet-2.png"):
+        (tmp_path / name).touch()
+    assert files.free_name(tmp_path / "sheet.png") == tmp_path / "sheet-3.png"
+
+
+def test_tokens_below_0_are_refused_by_name(tasks, tmp_path):
+    np.savez(tmp_path / "a.npz", tokens=np.arange(-2, 22).reshape(6, 4), labels=np.arange(6) % 2)
+    path = pack_images(tmp_path / "a.npz", tmp_path / "a.h5").path
+    with pytest.raises(SystemExit, match="tokens holds -2: numbers from 0 on are wanted"):
+        tasks.TextLabels(fastload.PackedDataset(path), 1)
 
 
 def test_without_a_label_there_is_no_accuracy(tasks, tmp_path):
