@@ -28,8 +28,8 @@ anything to see beside the computation: shares of a step are of that step, not o
 `accumulation-RANKS`: a step of four batches reduced once over one reduced after each batch.
 `sum-BYTES-RANKS`: torch's all-reduce, reduce + broadcast, all-to-all there and back, and a ring all-reduce in Python,
     not pipelined; times over torch's (`over_all_reduce`) and over the ring's (`over_ring`).
-`scaling-TASK-RANKS`: samples a second of DDP over one rank alone, fed by FastLoader; `one-rank-TASK`: step time of DDP
-    on one rank over the plain model.
+`scaling-TASK-RANKS`: samples a second of DDP over one rank alone, fed by FastLoader; `apart`: of as many ranks that
+    train models of their own and exchange nothing. `one-rank-TASK`: step time of DDP on one rank over the plain model.
 `fed-TASK-THREADS`: step time fed by FastLoader over the step on a batch that is held, with so many torch threads.
     `ratio_of_sums` is of all turns together, and so has the beginnings of epochs, which few turns have.
 `precision-KIND`: step time under bf16 or fp16, or without channels last, over float32 with it.

@@ -19,6 +19,9 @@ from torch.distributed import ProcessGroup
 import harness
 
 
+SETTLE_S = 0.15
+
+
 class Way(NamedTuple):
     """Something that the first so many ranks do again and again, each round as long as a step of training."""
 
@@ -80,11 +83,19 @@ class Ranks:
         per_step = self.gathered(self.seconds(way, 2))[0]
         return max(least, round(share * self.options.seconds / max(per_step, 1e-6)))
 
-    def seconds(self, way: Way, steps: int) -> float:
-        """Seconds a step; 0 on a rank that stands by meanwhile."""
+    def seconds(self, way: Way, steps: int, *, fed: bool = False) -> float:
+        """Seconds a step; 0 on a rank that stands by meanwhile.
+
+        Where a loader feeds a way, what it reads ahead after its visit must not take the time of the next one, nor must
+        a visit live on what was read before it: a pause, and two steps that do not count, go before.
+        """
         self.meet()
+        if fed:
+            time.sleep(SETTLE_S)
         if self.rank >= way.ranks:
             return 0.0
+        for _ in range(2 if fed else 0):
+            way.step()
         self._finish()
         begin = time.perf_counter()
         for _ in range(steps):
@@ -100,6 +111,7 @@ class Ranks:
         share: float = 1.0,
         pairs: int | None = None,
         visits: int = 1,
+        fed: bool = False,
     ) -> dict[str, list[float]]:
         """Seconds a step of each way, once a turn: A B C, C B A, A B C, as often as there are pairs.
 
@@ -110,6 +122,7 @@ class Ranks:
             pairs: how many turns; as many as the command line asks for by default.
             visits: parts into which a way's turn is cut, taken there and back: A B B A, then B A A B, where there are
                 2. The speed of a machine that drifts is then nearly the same for all ways of a turn.
+            fed: a loader feeds at least one of them.
         """
         counts = {}
         for name, way in ways.items():
@@ -121,7 +134,7 @@ class Ranks:
             of_visits: dict[str, list[float]] = {name: [] for name in ways}
             for visit in range(visits):
                 for name in list(ways) if (turn + visit) % 2 == 0 else reversed(ways):
-                    of_visits[name].append(self.seconds(ways[name], counts[name]))
+                    of_visits[name].append(self.seconds(ways[name], counts[name], fed=fed))
                     if after is not None:
                         after(name)
             for name, seconds in of_visits.items():  # a way's visits have the same number of steps

@@ -15,7 +15,7 @@ from parallel_steps import Feed, Held, Task, Training
 
 PARALLEL = ("dp", "dp-loss")
 MORE_PAIRS = 2
-VISITS = 4
+VISITS = 2
 BARE = "one device: nn.DataParallel is the module itself here, and what it would gather is in gathered-*"
 Data = dict[str, Path]
 Found = dict[str, list[float]]
@@ -98,7 +98,10 @@ def gathered(ranks: Ranks, data: Data, name: str) -> None:
 
 
 def scaling(ranks: Ranks, data: Data, task: str) -> None:
-    """Samples a second of DDP over one rank alone, and DDP on one rank over the plain model; all by FastLoader."""
+    """Samples a second of DDP over one rank alone, and DDP on one rank over the plain model; all by FastLoader.
+
+    `apart` is the same ranks, each training a model of its own: what the machine gives to so many at once.
+    """
     feeds: list[Feed] = []
 
     def made(world: int, group: ProcessGroup | None = None) -> Callable[[], None]:
@@ -109,6 +112,8 @@ def scaling(ranks: Ranks, data: Data, task: str) -> None:
     ways = {"alone": ranks.way(1, lambda: made(1))}
     for world, group in ranks.groups.items():
         ways[f"ddp-{world}"] = ranks.way(world, lambda world=world, group=group: made(world, group))
+        if world > 1:
+            ways[f"apart-{world}"] = ranks.way(world, lambda world=world: made(world))
     found = _finely_in_turn(ranks, ways)
     for feed in feeds:
         feed.close()
@@ -130,6 +135,7 @@ def scaling(ranks: Ranks, data: Data, task: str) -> None:
                 f"scaling-{task}-{world}",
                 target=">= 1.6" if world == 2 else "",
                 ratio=ratios(rates[f"ddp-{world}"], rates["alone"]),
+                apart=ratios(rates[f"apart-{world}"], rates["alone"]),
                 way=harness.spread(rates[f"ddp-{world}"]),
                 base=harness.spread(rates["alone"]),
                 batch_size=feeds[0].batch_size,
@@ -201,7 +207,7 @@ def _finely_in_turn(ranks: Ranks, ways: dict[str, Way]) -> Found:
     narrower quartiles than whole turns, of the same length or of 5 s (tried on a busy machine).
     """
     pairs = ranks.options.pairs + (0 if ranks.options.quick else MORE_PAIRS)
-    return ranks.in_turn(ways, pairs=pairs, visits=1 if ranks.options.quick else VISITS)
+    return ranks.in_turn(ways, pairs=pairs, visits=1 if ranks.options.quick else VISITS, fed=not ranks.options.quick)
 
 
 def _steps(training: Training, batch: Held) -> Callable[[], None]:
