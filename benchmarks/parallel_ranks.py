@@ -18,7 +18,6 @@ from torch.distributed import ProcessGroup
 
 import harness
 
-
 SETTLE_S = 0.15
 
 
