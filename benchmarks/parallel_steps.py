@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 import harness
 from fastload import FastLoader, PackedDataset
 from fastload.batch import Batch
 
 sys.path.insert(0, str(harness.ROOT / "tools"))
-from models import InPrecision, LossInForward
+from models import InPrecision, LossInForward, data_parallel
 from tasks import Fields, Task, task_of
 from train import PRECISIONS
 
@@ -121,29 +121,25 @@ class Training:
         torch.manual_seed(0)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         network = task.network(width or task.width).to(device, memory_format=layout)
-        inner: nn.Module = InPrecision(network, device.type, PRECISIONS[precision])
-        self.task, self.strategy = task, strategy
         self.ranks = 1 if group is None else group.size()
-        if strategy != "dp":
-            inner = LossInForward(inner, lambda net, batch: task.losses(task.answers(net, batch), batch))
-        if strategy == "ddp":
-            inner = DistributedDataParallel(
-                inner, process_group=group, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True
+        # As in tools/train.py.
+        answering: nn.Module = InPrecision(network, device.type, PRECISIONS[precision])
+        if strategy == "dp":
+            answering = data_parallel(answering, device)
+        model: nn.Module = LossInForward(answering, lambda net, batch: task.losses(task.answers(net, batch), batch))
+        if strategy == "dp-loss":
+            model = data_parallel(model, device)
+        elif strategy == "ddp":
+            model = DistributedDataParallel(
+                model, process_group=group, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True
             )
-        elif strategy != "none" and device.type == "cuda":  # it would take the GPUs for a network on the CPU, too
-            inner = DataParallel(inner)
-        self.model = inner
+        self.model = model
         self.optimizer = torch.optim.AdamW(network.parameters(), 1e-3)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def loss(self, batch: Held) -> Tensor:
         """Mean over the rows of all ranks, times their number where DDP will divide by it."""
-        if self.strategy == "dp":
-            answers = self.task.answers(self.model, batch.fields)
-            total = (self.task.losses(answers, batch.fields) * batch.valid).sum()
-        else:
-            total = self.model(batch.fields, batch.valid).sum()
-        return total * self.ranks / batch.global_valid  # type: ignore[no-any-return]
+        return self.model(batch.fields, batch.valid).sum() * self.ranks / batch.global_valid  # type: ignore[no-any-return]
 
     def __call__(self, batch: Held) -> None:
         """One step."""

@@ -152,7 +152,9 @@ class Trainer:
 
     def save(self, path: Path, **position: Any) -> None:
         """A checkpoint, whole or not at all. Every rank calls this, since each has random numbers of its own."""
-        states = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+        states = [torch.get_rng_state()]
+        if self.device.type == "cuda":
+            states += torch.cuda.get_rng_state_all()
         random: list[Any] = [states] * self.world_size
         if dist.is_initialized():
             dist.all_gather_object(random, states)
@@ -172,7 +174,8 @@ class Trainer:
             ) from None
         cpu, *gpus = state["random"][self.rank % len(state["random"])]
         torch.set_rng_state(cpu)
-        torch.cuda.set_rng_state_all(gpus[: torch.cuda.device_count()])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state_all(gpus[: torch.cuda.device_count()])
 
 
 def flush(pending: list[tuple[dict[str, float], Tensor, int]], log: Path | None) -> list[float]:
