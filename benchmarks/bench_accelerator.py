@@ -26,9 +26,10 @@ from typing import Any
 import psutil
 
 import harness
-from fastload.bench.passes import cpu_seconds
-from fastload.bench.run import BenchOptions, BenchResult, run_bench
-from fastload.bench.steps import parse_step
+from fastload.profiling.bench.benchmark import BenchResult, run_bench
+from fastload.profiling.bench.passes import cpu_seconds
+from fastload.profiling.bench.steps import parse_step
+from fastload.profiling.bench.subject import BenchOptions
 
 SHARE = 0.8
 QUIET = 0.1

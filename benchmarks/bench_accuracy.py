@@ -19,7 +19,6 @@ import argparse
 import math
 import multiprocessing
 import random
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -37,8 +36,6 @@ import harness
 from bench_augment import drawn_window
 from fastload import FastLoader, PackedDataset
 from fastload.transforms import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
-
-sys.path.insert(0, str(harness.ROOT / "tools"))
 from models import SmallResNet  # beside the scripts that users start from
 
 SIDE, SCALE, BATCH_SIZE = 96, (0.25, 1.0), 64

@@ -42,9 +42,9 @@ from torch.utils.data import DataLoader, Dataset
 import fastload
 import harness
 from fastload import FastLoader, PackedDataset
-from fastload.augment import Augmenter
+from fastload.prefetch.augment import Augmenter
 from fastload.transforms import ColorJitter, Draws, ImageSpec, Normalize, RandomHorizontalFlip, RandomResizedCrop
-from fastload.transforms.one_call import place_in_one_call
+from fastload.transforms.engine.cpu_program import place_in_one_call
 
 BATCH_SIZE, SIDE, THREADS = 256, 224, 2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -281,7 +281,7 @@ def main() -> None:
         options.rows, options.plain_rows, options.pairs = 256, 128, 1
     multiprocessing.set_start_method("forkserver")  # for both ways: a plain loader would settle it otherwise
     # Imported once, and not by each worker of each epoch, which takes 10 s an epoch and is not measured.
-    multiprocessing.set_forkserver_preload(["fastload.worker", "cv2"])
+    multiprocessing.set_forkserver_preload(["fastload.prefetch.sample_worker", "cv2"])
     torch.set_num_threads(1)  # the trained net must not occupy the core that reads
     bench = Bench(options)
     for name in options.only:

@@ -1,19 +1,19 @@
 """Does `fastload doctor` tell the truth? Training scripts with a planted hold-up, and what the doctor makes of each.
 
-    python benchmarks/bench_doctor.py                    every bed with seeds 0, 1, 2: about an hour on two cores
+    python benchmarks/bench_doctor.py                    every case with seeds 0, 1, 2: about an hour on two cores
     python benchmarks/bench_doctor.py --only 11 40       some of them (numbers below)
     python benchmarks/bench_doctor.py --seeds 3 4 5      other magnitudes
-    python benchmarks/bench_doctor.py --quick            one seed of one bed, to see that it runs
+    python benchmarks/bench_doctor.py --quick            one seed of one case, to see that it runs
     python benchmarks/bench_doctor.py --summary          no runs: the table of what results/doctor.jsonl holds
 
-Each bed (benchmarks/beds/bed.py PLANT SEED) runs three times: under the doctor, plain, and cured, which is the same
-run with its hold-up taken away; the plain run comes first or last in turn. A record holds the
-doctor's verdict line, the cause and the step time after the first cure from its JSON, and the step times that the bed
-itself measured in the three runs. `named`: the cause is the planted one. `ratio`: predicted over measured step time
-of the cured run; it counts where the cure makes steps at least 1.2 times as fast. Where it brings under 1.1, the doctor
-has to say that it is not worth making. `overhead`: the bed's step under the doctor over the plain run's. A run is void
-where the cure of a planted hold-up measures under 1.1 times, or that of a busy accelerator over 1.2: other programs
-held it up more than the plant did.
+Each case (benchmarks/planted/case.py PLANT SEED) runs three times: under the doctor, plain, and cured, which is the
+same run with its hold-up taken away; the plain run comes first or last in turn. A record holds the doctor's verdict
+line, the cause and the step time after the first cure from its JSON, and the step times that the case itself measured
+in the three runs. `named`: the cause is the planted one. `ratio`: predicted over measured step time of the cured run;
+it counts where the cure makes steps at least 1.2 times as fast. Where it brings under 1.1, the doctor has to say that
+it is not worth making. `overhead`: the case's step under the doctor over the plain run's. A run is void where the cure
+of a planted hold-up measures under 1.1 times, or that of a busy accelerator over 1.2: other programs held it up more
+than the plant did.
 
 Which number hides what is known here only: neither the script's names nor its arguments say it.
 """
@@ -37,7 +37,7 @@ from typing import Any
 import fastload
 import harness
 
-BED = Path(__file__).resolve().parent / "beds" / "bed.py"
+CASE = Path(__file__).resolve().parent / "planted" / "case.py"
 LIMIT_S = 150
 CAUSES = (
     "reading", "decoding", "transform", "collate", "hand-over", "copy to the device", "too few workers",
@@ -47,7 +47,7 @@ CAUSES = (
 
 @dataclass(frozen=True)
 class Plant:
-    """What a bed hides.
+    """What a case hides.
 
     Attributes:
         about: in a few words.
@@ -111,17 +111,17 @@ class Examiner:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.work: Path = (options.data / "beds").resolve()
+        self.work: Path = (options.data / "planted").resolve()
         self.work.mkdir(parents=True, exist_ok=True)
         self.journal = harness.Journal(options.out, quick=options.quick, part=options.part, seeds=options.seeds)
-        # Beds are run as a user's script is: the script's folder on the path, and this fastload wherever it lies.
+        # Cases are run as a user's script is: the script's folder on the path, and this fastload wherever it lies.
         home = str(Path(fastload.__file__).resolve().parents[1])
         self.env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         self.env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, self.env.get("PYTHONPATH")]))
 
-    def bed(self, plant: int, seed: int, *words: str) -> list[str]:
-        """The command that runs a bed, but for its `--out`."""
-        return [sys.executable, str(BED), str(plant), str(seed), "--work", str(self.work),
+    def case(self, plant: int, seed: int, *words: str) -> list[str]:
+        """The command that runs a case, but for its `--out`."""
+        return [sys.executable, str(CASE), str(plant), str(seed), "--work", str(self.work),
                 "--part", str(self.options.part), *words]  # fmt: skip
 
     def run(self, command: Sequence[str]) -> tuple[int, str]:
@@ -138,20 +138,20 @@ class Examiner:
         return child.returncode, said
 
     def plain(self, plant: int, seed: int, *words: str) -> dict[str, float]:
-        """What a bed measured of itself."""
+        """What a case measured of itself."""
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out.json"
-            code, said = self.run([*self.bed(plant, seed, *words), "--out", str(out)])
+            code, said = self.run([*self.case(plant, seed, *words), "--out", str(out)])
             if code:
-                raise RuntimeError(f"bed {plant} {seed} {words} ended with {code}:\n{said}")
+                raise RuntimeError(f"case {plant} {seed} {words} ended with {code}:\n{said}")
             return json.loads(out.read_text())  # type: ignore[no-any-return]
 
     def examined(self, plant: int, seed: int) -> dict[str, Any]:
-        """What the doctor said of a bed, and what the bed measured meanwhile."""
+        """What the doctor said of a case, and what the case measured meanwhile."""
         with tempfile.TemporaryDirectory() as folder:
             out, told = Path(folder) / "out.json", Path(folder) / "doctor.json"
             doctor = [sys.executable, "-c", "from fastload.cli import main; main()", "doctor", "--json", str(told)]
-            code, said = self.run([*doctor, "--", *self.bed(plant, seed), "--out", str(out)])
+            code, said = self.run([*doctor, "--", *self.case(plant, seed), "--out", str(out)])
             lines = [line for line in said.splitlines() if line.startswith("verdict:")]
             found = json.loads(told.read_text()) if told.exists() else {}
             ran = json.loads(out.read_text()) if out.exists() else {}
@@ -159,10 +159,10 @@ class Examiner:
                     "step_s": ran.get("step_s"), "said": said[-4000:]}  # fmt: skip
 
     def examine(self, plant: int, seed: int, turn: int) -> dict[str, Any]:
-        """One bed with one seed: all runs, compared, and noted."""
+        """One case with one seed: all runs, compared, and noted."""
         uncured = self.plain(plant, seed) if turn % 2 else None
         doctor = self.examined(plant, seed)
-        # Where the doctor's change is a number of workers, that number is tried; else the bed without its hold-up.
+        # Where the doctor's change is a number of workers, that number is tried; else the case without its hold-up.
         truth, verdict = PLANTS[plant], doctor["verdict"]
         cures = verdict.get("cures") or [{}]
         number = re.search(r"num_workers=(\d+)", str(cures[0].get("change", "")))
@@ -173,7 +173,7 @@ class Examiner:
         cured = self.plain(plant, seed, *words)
         uncured = uncured or self.plain(plant, seed)
         record = compared(plant, doctor, uncured["step_s"], cured["step_s"])
-        self.journal.note(f"bed-{plant}-seed-{seed}", plant=plant, seed=seed, about=truth.about, **record,
+        self.journal.note(f"case-{plant}-seed-{seed}", plant=plant, seed=seed, about=truth.about, **record,
                           cured_words=words)  # fmt: skip
         if record["cause"]:
             print(f"    {doctor['line']}", flush=True)
@@ -183,7 +183,7 @@ class Examiner:
 
 
 def is_void(truth: Plant, worth: float) -> bool:
-    """Whether something else than the plant bound the bed, so that there is nothing to be named."""
+    """Whether something else than the plant bound the case, so that there is nothing to be named."""
     if not truth.causes:
         return False
     return worth > 1.2 if truth.causes[0] == "compute" else worth < 1.1
@@ -210,12 +210,12 @@ def compared(plant: int, doctor: dict[str, Any], uncured_s: float, cured_s: floa
 
 
 def summary(records: list[dict[str, Any]]) -> list[str]:
-    """A line a bed, and the issue's figures under them."""
+    """A line a case, and the issue's figures under them."""
     by_plant: dict[int, list[dict[str, Any]]] = {}
     for record in records:
         by_plant.setdefault(record["plant"], []).append(record)
     lines = [
-        f"{'bed':>3}  {'planted':<27}{'named':<7}{'worth':<7}{'predicted/measured':<26}{'overhead':<9}not named: said"
+        f"{'case':>4}  {'planted':<27}{'named':<7}{'worth':<7}{'predicted/measured':<26}{'overhead':<9}not named: said"
     ]
     named_all, counted, near, worth_it, refused, small = 0, 0, 0, 0, 0, 0
     for plant, truth in PLANTS.items():
@@ -225,7 +225,7 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         void = [run for run in runs if is_void(truth, run["worth"])]
         runs = [run for run in runs if not is_void(truth, run["worth"])]
         if not runs:
-            lines.append(f"{plant:>3}  {truth.causes[0]:<27}void: {len(void)} runs, worth {void[0]['worth']:.2f}")
+            lines.append(f"{plant:>4}  {truth.causes[0]:<27}void: {len(void)} runs, worth {void[0]['worth']:.2f}")
             continue
         worth = statistics.median(run["worth"] for run in runs)
         ratios = [run["ratio"] for run in runs if run["ratio"]]
@@ -249,11 +249,11 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         spread = " ".join(f"{ratio:.2f}" for ratio in ratios)
         name = (truth.causes or ("(not worth a cure)",))[0]
         wrong += f" ({len(void)} void)" if void else ""
-        lines.append(f"{plant:>3}  {name:<27}{told:<7}{worth:<7.2f}{spread:<26}{over:<9.2f}{wrong}")
+        lines.append(f"{plant:>4}  {name:<27}{told:<7}{worth:<7.2f}{spread:<26}{over:<9.2f}{wrong}")
     one = sum(bool(record["one_in_line"]) for record in records)
     lines += [
-        f"named in every run: {named_all} of {counted} beds",
-        f"predicted step time within 20 %, median of its runs: {near} of {worth_it} beds whose cure is worth 1.2",
+        f"named in every run: {named_all} of {counted} cases",
+        f"predicted step time within 20 %, median of its runs: {near} of {worth_it} cases whose cure is worth 1.2",
         f"said that no cure is worth making: {refused} of {small} runs where none is",
         f"exactly one documented cause in the verdict's line: {one} of {len(records)} runs",
     ]
@@ -261,9 +261,9 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
 
 
 def latest(path: Path) -> list[dict[str, Any]]:
-    """The last record of each bed and seed."""
+    """The last record of each case and seed."""
     records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    kept = {r["figure"]: r for r in records if r["figure"].startswith("bed-") and not r["options"].get("quick")}
+    kept = {r["figure"]: r for r in records if r["figure"].startswith("case-") and not r["options"].get("quick")}
     return list(kept.values())
 
 
@@ -274,8 +274,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
     parser.add_argument("--out", type=Path, default=harness.RESULTS / "doctor.jsonl", help="JSON lines to append to")
-    parser.add_argument("--part", type=float, default=1.0, help="this part of each bed's steps (default: 1)")
-    parser.add_argument("--quick", action="store_true", help="one seed of one bed, to see that it runs")
+    parser.add_argument("--part", type=float, default=1.0, help="this part of each case's steps (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="one seed of one case, to see that it runs")
     parser.add_argument("--summary", action="store_true", help="no runs: the table of what there is")
     options = parser.parse_args()
     if options.summary:

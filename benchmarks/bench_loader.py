@@ -41,9 +41,9 @@ from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
 
 import harness
 from fastload import FastLoader, PackedDataset, inspect_file
-from fastload.bench.bare import BareTake
-from fastload.format import read_header
-from fastload.layout import write_packed
+from fastload.format.header import read_header
+from fastload.profiling.bench.alone import BareTake
+from sample_files import write_packed
 
 Rows = list[NDArray[np.int64]]
 

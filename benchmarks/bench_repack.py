@@ -32,9 +32,9 @@ import numpy as np
 from PIL import Image
 
 import harness
-from fastload.format import row_digests
-from fastload.layout import CHUNK_BYTES, PixelSpec, chunk_rows_for, create_file
-from fastload.sources.listing import Column
+from fastload.format.column import Column
+from fastload.format.digests import row_digests
+from fastload.format.writer import CHUNK_BYTES, PixelSpec, chunk_rows_for, create_file
 
 SHAPE = (218, 178, 3)
 CHUNKS = "1MiB"

@@ -7,11 +7,12 @@ Two files of 218x178x3 rows with the same chunks. `mixed`: the faces of bench_lo
 rows shuffled within each split, 40 attributes; its split `train` is read. `sorted`: the same pixels with 100 classes
 of equal size, one after another, as a folder of classes packed with `--no-shuffle`.
 
-For full shuffle, chunk windows and no shuffle, `quality-FILE-SHUFFLE` holds the measures of `fastload.quality` (defined
-in `fastload.order_measures`; `worse` names those in which the order is worse than full shuffle beyond its
-spread) and images/s of FastLoader from a warm page cache, touching each page, in pairs with full shuffle: `ratio` is
-shuffle / full, and full over itself is the noise. `quality-FILE-expected` holds what random permutations give, with
-the spread of full shuffle's. Warm, no order is faster by much; what chunk windows save is reads from a cold disk.
+For full shuffle, chunk windows and no shuffle, `quality-FILE-SHUFFLE` holds the measures of
+`fastload.inspection.shuffle_quality` (defined in `fastload.plan.randomness`; `worse` names those in which the order is
+worse than full shuffle beyond its spread) and images/s of FastLoader from a warm page cache, touching each page, in
+pairs with full shuffle: `ratio` is shuffle / full, and full over itself is the noise. `quality-FILE-expected` holds
+what random permutations give, with the spread of full shuffle's. Warm, no order is faster by much; what chunk windows
+save is reads from a cold disk.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import torch
 
 import harness
 from fastload import ChunkWindow, FastLoader, PackedDataset
-from fastload.format import read_header
-from fastload.layout import write_packed
-from fastload.quality import WINDOWS, OrderQuality, measure_shuffles
-from fastload.sources.listing import Column
+from fastload.format.column import Column
+from fastload.format.header import read_header
+from fastload.inspection.shuffle_quality import WINDOWS, OrderQuality, measure_shuffles
+from sample_files import write_packed
 
 NUM_CLASSES = 100
 

@@ -371,10 +371,10 @@ class Bench:
 
 _MEMORY = """
 import json, os, sys, torch
-import fastload.loader
+import fastload.loader.loader
 from fastload import FastLoader, PackedDataset
-from fastload.bench.peak import peak_memory
-from fastload.meter.family import process_memory
+from fastload.profiling.meter.sampler import peak_memory
+from fastload.profiling.meter.sampler import process_memory
 from fastload.transforms import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 path, batch, read, way = sys.argv[1:]
 before = process_memory(os.getpid())

@@ -29,14 +29,13 @@ from torch.utils.data import Dataset
 
 import harness
 from fastload import FastLoader
-from fastload.bench.passes import endless, run_for, touched
-from fastload.format import read_header
-from fastload.layout import write_packed
+from fastload.format.header import read_header
+from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
+from fastload.profiling.tune.candidates import Candidate, TuneOptions
+from fastload.profiling.tune.search import Search
+from fastload.profiling.tune.tables import to_dict
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
-from fastload.tune.candidates import Candidate
-from fastload.tune.options import TuneOptions
-from fastload.tune.search import Search
-from fastload.tune.tables import to_dict
+from sample_files import write_packed
 
 CHUNK = 64
 
@@ -124,16 +123,16 @@ class Bench:
         found = search.run()
         assert found.chosen is not None, "nobody pressed Ctrl-C"
         chosen = found.chosen.row.candidate
-        told = {"call": found.call, "reason": found.chosen.reason, "search_s": found.elapsed_s}
-        told["table"] = to_dict(found)["rows"]
-        if not search.source.linear and not search.source.processes:
+        record = {"call": found.call, "reason": found.chosen.reason, "search_s": found.elapsed_s}
+        record["table"] = to_dict(found)["rows"]
+        if not search.traits.linear and not search.traits.processes:
             gain = {"tuned_over_default": harness.spread(found.gain)} if found.gain else {}
-            self.journal.note(name, medians_over_default=_over_default(found), **told, **gain)
+            self.journal.note(name, medians_over_default=_over_default(found), **record, **gain)
             return
         base, auto = search.default, case.loader(workers="auto")
         for _ in range(self.options.epochs):
             for batch in auto:
-                touched(batch)
+                touch_batch(batch)
                 del batch
         ways = {"base": case.loader(base), "auto": auto}
         if chosen != base:
@@ -148,17 +147,17 @@ class Bench:
             pairs = zip(rates["auto"], rates["tuned"], strict=True)
             values["auto_over_tuned"] = harness.spread([one / other for one, other in pairs])
         force = auto._feed.workforce() if auto._feed is not None else None
-        self.journal.note(name, auto_workers=force.number if force else base.workers, **told, **values)
+        self.journal.note(name, auto_workers=force.number if force else base.workers, **record, **values)
         for loader in ways.values():
             loader.close()
 
     def _in_turn(self, ways: dict[str, FastLoader]) -> dict[str, list[float]]:
         """Rates of each, round by round, back and forth; passes go on, since beginning one starts processes."""
-        running: dict[str, Iterator[Any]] = {name: endless(loader) for name, loader in ways.items()}
+        running: dict[str, Iterator[Any]] = {name: repeat_epochs(loader) for name, loader in ways.items()}
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(self.options.rounds + 1):
             for name in list(ways) if turn % 2 == 0 else list(ways)[::-1]:
-                done = run_for(running[name], self.options.seconds, touched, discard=8)
+                done = run_for(running[name], self.options.seconds, touch_batch, discard=8)
                 if turn:  # the first one fills rings and starts processes
                     rates[name].append(done.samples_per_s)
         return rates

@@ -44,9 +44,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import harness
-from fastload import FastLoader, PackedDataset, inspect_file, page_cache
-from fastload.layout import write_packed
+from fastload import FastLoader, PackedDataset, inspect_file
 from fastload.plan import ChunkWindow
+from fastload.system import page_cache
+from sample_files import write_packed
 
 BATCH_SIZE = 256
 
@@ -306,7 +307,7 @@ import numpy as np
 import harness
 from bench_workers import pixels_of
 from fastload import FastLoader, PackedDataset
-from fastload.format import read_header
+from fastload.format.header import read_header
 path, batch_size, share = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 {code}
 for _ in sys.stdin:

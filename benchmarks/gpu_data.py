@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import make_faces  # tools/make_faces.py
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastload.format import row_digests
-from fastload.layout import PixelSpec, chunk_rows_for, create_file
-from fastload.sources.listing import Column
+import make_faces  # tools/make_faces.py
+from fastload.format.column import Column
+from fastload.format.digests import row_digests
+from fastload.format.writer import PixelSpec, chunk_rows_for, create_file
 
 CLASSES = 10
 QUALITY = 90

@@ -17,7 +17,7 @@ import gpu_data
 import gpu_pipelines as pipelines
 import harness
 from fastload import FastLoader, PackedDataset
-from fastload.format import read_header
+from fastload.format.header import read_header
 from gpu_bench import Bench
 from gpu_device import Device
 from gpu_timing import InFlight

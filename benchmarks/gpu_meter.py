@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fastload.meter import Sampler
+from fastload.profiling.meter import Sampler
 
 
 class PretendNvml:

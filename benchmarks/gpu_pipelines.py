@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional
 
 from fastload import transforms as fast
-from fastload.transforms import Draws, ImageSpec, apply_transforms, kernel
+from fastload.transforms import Draws, ImageSpec, apply_transforms
+from fastload.transforms.engine import gpu
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
@@ -56,7 +57,7 @@ class Launches:
             self.options = {}
 
 
-launches = Launches(kernel)
+launches = Launches(gpu)
 
 
 def path_taken() -> str:
@@ -72,7 +73,7 @@ def void_unless_fused(kind: str) -> dict[str, Any]:
 
 def kernel_configurations() -> list[dict[str, int]]:
     """The ways that the kernel can be launched, as options of `kernel.fused`."""
-    return [dict(zip(("block_y", "block_x", "num_warps"), sizes, strict=True)) for sizes in kernel.configurations()]
+    return [dict(zip(("block_y", "block_x", "num_warps"), sizes, strict=True)) for sizes in gpu.configurations()]
 
 
 def augmentation(size: int, *, jitter: bool = False, dtype: torch.dtype = torch.bfloat16) -> list[Any]:

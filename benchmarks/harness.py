@@ -1,7 +1,7 @@
 """The clock, the pairs and the record that all benchmarks share.
 
-Two ways are compared in pairs, in turn; see `fastload.pairs`. A record is one JSON line: the question, the figures, the
-options, the file, and the machine, versions and commit.
+Two ways are compared in pairs, in turn; see `fastload.profiling.bench.passes`. A record is one JSON line: the question,
+the figures, the options, the file, and the machine, versions and commit.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import psutil
 from numpy.typing import NDArray
 
 import fastload
-from fastload.bench.passes import touch
-from fastload.bench.peak import peak_memory
-from fastload.meter.family import process_memory
-from fastload.pairs import Spread, Way, compare, spread
+from fastload.format.writer import writer_name
+from fastload.profiling.bench.passes import Spread, Way, compare, spread, touch
+from fastload.profiling.meter.sampler import peak_memory, process_memory
 
 # Measured by the product alike.
 __all__ = ["Spread", "Way", "compare", "peak_memory", "process_memory", "spread", "touch"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
-PACKAGES = ("fastload", "numpy", "h5py", "torch", "pillow", "simplejpeg")
+sys.path.insert(0, str(ROOT / "tools"))  # sample files and the training script, imported after this module
+PACKAGES = ("numpy", "h5py", "torch", "pillow", "simplejpeg")
 
 
 def machine() -> dict[str, Any]:
@@ -57,12 +57,12 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of what the figures depend on."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "fastload": writer_name().removeprefix("fastload ")}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "from the checkout"
+            found[package] = "absent"
     return found
 
 

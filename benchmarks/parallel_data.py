@@ -5,19 +5,15 @@ What is drawn does not matter to the clock, only its shape: the accuracy is nobo
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-import harness
 from fastload import pack_images
-from fastload.layout import write_packed
-from fastload.sources.listing import Column
-
-sys.path.insert(0, str(harness.ROOT / "tools"))
+from fastload.format.column import Column
 from make_reviews import arrays
+from sample_files import write_packed
 
 TASKS = ("classify", "attributes", "segment", "text")
 CLASSES = 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +13,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
-import harness
 from fastload import FastLoader, PackedDataset
-from fastload.batch import Batch
-
-sys.path.insert(0, str(harness.ROOT / "tools"))
+from fastload.loader.iteration import Batch
 from models import InPrecision, LossInForward, data_parallel
 from tasks import Fields, Task, task_of
 from train import PRECISIONS

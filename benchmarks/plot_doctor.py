@@ -1,7 +1,7 @@
 """Draw the figures of bench_doctor.py: `python benchmarks/plot_doctor.py [results/doctor.jsonl] [doctor.png]`.
 
-Left: step time that the doctor predicts after the cure against the measured one, one point a bed (median of its runs,
-lines to the lowest and highest), with a band of 20 %. Right: how many runs of each bed had the planted cause named.
+Left: step time that the doctor predicts after the cure against the measured one, one point a case (median of its runs,
+lines to the lowest and highest), with a band of 20 %. Right: how many runs of each case had the planted cause named.
 Void runs are left out.
 """
 
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def main() -> None:
-    """Read the last run of each bed and seed, and draw."""
+    """Read the last run of each case and seed, and draw."""
     words = [Path(word) for word in sys.argv[1:]]
     source = words[0] if words else RESULTS / "doctor.jsonl"
     records = latest(source)

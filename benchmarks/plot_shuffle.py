@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 import plots
-from fastload.quality import format_percent
+from fastload.inspection.shuffle_quality import format_percent
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FILES = {

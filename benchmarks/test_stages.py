@@ -15,12 +15,14 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastload.decode import Target, decode_image
-from fastload.format import read_header, row_digests
-from fastload.layout import write_packed
+from fastload.format.digests import row_digests
+from fastload.format.header import read_header
+from fastload.images.decode import decode_image
+from fastload.images.fit import Target
 from fastload.plan import EpochPlan, permute
-from fastload.read import RowReader
+from fastload.read.reader import RowReader
 from fastload.transforms import CenterCrop, Draws, Normalize, RandomCrop, RandomHorizontalFlip
+from sample_files import write_packed
 
 pytest.importorskip("pytest_benchmark")
 

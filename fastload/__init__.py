@@ -1,6 +1,8 @@
-"""fastload: the data path for training image models in PyTorch.
+"""fastload: a data path for training image models in PyTorch.
 
-Names are fetched on first use, so that `import fastload` and the torch-free commands never import torch.
+Pack a data set into one HDF5 file (`pack_images`), then train from it (`FastLoader`, or `PackedDataset` and the
+samplers with a plain `DataLoader`). Names are imported on first use, so that `import fastload` and commands that do not
+need torch never import it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastload import transforms
     from fastload.dataset import PackedDataset
-    from fastload.doctor.in_process import diagnose
     from fastload.errors import (
         CacheError,
         FastloadError,
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
         StateError,
         WorkerError,
     )
-    from fastload.info import inspect_file
-    from fastload.loader import FastLoader
-    from fastload.meter import Meter
+    from fastload.inspection.info import inspect_file
+    from fastload.inspection.verify import verify_file
+    from fastload.loader.loader import FastLoader
     from fastload.pack import pack_images
     from fastload.plan import ChunkWindow, EpochPlan, MixedEcho
-    from fastload.report import write_report
+    from fastload.profiling.doctor.in_process import diagnose
+    from fastload.profiling.meter import Meter
+    from fastload.profiling.report import write_report
     from fastload.samplers import ChunkBatchSampler, ChunkSampler, DistributedChunkSampler
-    from fastload.verify import verify_file
 
 __all__ = [
     "CacheError",
@@ -80,12 +82,12 @@ _HOMES = {
     "ChunkWindow": "fastload.plan",
     "DistributedChunkSampler": "fastload.samplers",
     "EpochPlan": "fastload.plan",
-    "FastLoader": "fastload.loader",
+    "FastLoader": "fastload.loader.loader",
     "FastloadError": "fastload.errors",
     "FileChangedError": "fastload.errors",
     "FormatError": "fastload.errors",
     "ImageError": "fastload.errors",
-    "Meter": "fastload.meter",
+    "Meter": "fastload.profiling.meter",
     "MissingExtraError": "fastload.errors",
     "MissingFileError": "fastload.errors",
     "MixedEcho": "fastload.plan",
@@ -99,11 +101,11 @@ _HOMES = {
     "SourceError": "fastload.errors",
     "StateError": "fastload.errors",
     "WorkerError": "fastload.errors",
-    "diagnose": "fastload.doctor.in_process",
-    "inspect_file": "fastload.info",
+    "diagnose": "fastload.profiling.doctor.in_process",
+    "inspect_file": "fastload.inspection.info",
     "pack_images": "fastload.pack",
-    "verify_file": "fastload.verify",
-    "write_report": "fastload.report",
+    "verify_file": "fastload.inspection.verify",
+    "write_report": "fastload.profiling.report",
 }
 
 

@@ -1,4 +1,4 @@
-"""A packed file as a map-style dataset, for a plain `DataLoader` and for looking at single samples."""
+"""`PackedDataset`: a packed file as a map-style dataset, for a plain `DataLoader`, `FastLoader` and single samples."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from fastload.errors import FileChangedError, OptionError
-from fastload.format import DIGEST_FIELDS, Field, FileIdentity, PackedFile, read_header
+from fastload.format.digests import DIGEST_FIELDS
+from fastload.format.header import Field, FileIdentity, PackedFile, read_header
+from fastload.format.ragged import index_names
 from fastload.plan import ChunkWindow
-from fastload.read import Read, RowReader, image_axes
-from fastload.read.announced import RowsInStore
+from fastload.read.extents import RaggedExtents
 from fastload.read.identity import open_checked
 from fastload.read.readahead import ReadAhead
-from fastload.store import index_names
+from fastload.read.reader import Read, RowReader, image_axes
 
 Sample = tuple[torch.Tensor, ...]
 Transform = Callable[[Any], Any]
 
 PLAN_FIELDS = ("row", "valid")
-"""Not in the file: `FastLoader` adds them to a batch when they are asked for."""
+"""Fields that are not in the file: `FastLoader` adds them to a batch if they are asked for."""
 
 _BOOKKEEPING = ("split", *DIGEST_FIELDS)
 
 
 class PackedDataset(Dataset[Any]):
-    """The samples of a file, each a tuple of its fields.
+    """The samples of a packed file, each a tuple of its fields.
 
-    Images are torch.uint8 (C, H, W), a permuted view, each in its own size where they differ; masks (H, W); other
-    fields as stored, labels as int64; numbers are tensors without dimensions. A pickle holds the path, the options and
-    the file's identity, and each process opens the file when it first reads, so any start method and any number of
-    threads will do.
+    Images are torch.uint8 (C, H, W), a permuted view, each in its own size if they differ; masks (H, W); other fields
+    have the dtype of the file, labels int64; numbers are tensors without dimensions. A pickle holds the path, the
+    options and the file's identity, and each process opens the file at its first read, so any start method and any
+    number of threads work.
 
     Args:
         path: a file of `fastload pack`, or another HDF5 file with a dataset `images`.
         split: name of a split; None for all rows.
-        fields: names of fields, in the order wanted; None for images, and labels if present; of a file without images,
-            all that hold numbers, by name, labels last. "row" is the sample's row in the file; "valid" only means
-            something in a `FastLoader`.
-        transform: called with the tuple, returns the sample.
+        fields: names of fields, in the order wanted; None for images, and labels if present; in a file without images
+            all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is always True
+            except in batches of a `FastLoader`.
+        transform: called with the tuple of fields, returns the sample.
 
     Raises:
-        MissingFileError, FormatError: the file is not there, or cannot be read.
+        MissingFileError, FormatError: the file is missing, or cannot be read.
         OptionError: unknown split or field.
     """
 
@@ -85,30 +86,30 @@ class PackedDataset(Dataset[Any]):
         """The file's header; read again in a process that got this dataset as a pickle.
 
         Raises:
-            FileChangedError: the file is no longer what it was when the dataset was made.
+            FileChangedError: the file has changed since the dataset was made.
         """
         if self._file is None:
             file = read_header(self.path)
             if file.identity != self._identity:
                 raise FileChangedError(
-                    f"{self.path}: changed since the dataset was made: {_said(self._identity)} then, "
-                    f"{_said(file.identity)} now. Make the dataset again."
+                    f"{self.path}: changed since the dataset was made: {_described(self._identity)} then, "
+                    f"{_described(file.identity)} now. Make the dataset again."
                 )
             self._file = file
         return self._file
 
     @property
     def rows(self) -> range | NDArray[np.int64]:
-        """Rows of the file, in the dataset's order: a range, or int64 (N,) after `select`; not to be written to."""
+        """Rows of the file in the dataset's order, a range or (after `select`) int64 (N,); do not modify."""
         return self._range if self._selected is None else self._selected
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes or attributes in labels; empty when the file has none."""
+        """Names of the classes or attributes in labels; empty if the file has none."""
         return self.file.fields["labels"].names if "labels" in self.file.fields else ()
 
     def select(self, rows: Sequence[int] | NDArray[Any]) -> PackedDataset:
-        """The dataset of these samples, in this order.
+        """Returns a dataset of some of the samples, in the order given.
 
         Args:
             rows: positions in this dataset, as for indexing; repeats are allowed.
@@ -124,29 +125,29 @@ class PackedDataset(Dataset[Any]):
         return subset
 
     def data_identity(self) -> str:
-        """Names the file's content and the rows chosen: a state of another split must not be taken for one of this."""
+        """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
         digest, rows = self.file.header_digest, self.rows
         if not isinstance(rows, range):
             return f"{digest}/{hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
         return digest if rows == range(self.file.num_rows) else f"{digest}/{rows.start}-{rows.stop - 1}"
 
     def expect_window(self, chunks: int) -> None:
-        """Sizes the cache of decoded chunks for a shuffle in windows of so many; samplers and `FastLoader` say it.
+        """Sizes the cache of decoded chunks for a shuffle in windows of this many chunks; called by samplers.
 
-        Only files that are read chunk by chunk, compressed or foreign ones, have such a cache: one a process, for this
-        window and the next.
+        Only files that are read chunk by chunk, compressed or foreign ones, have this cache: one in each process, for
+        the present window and the next.
         """
         if not self._in_windows or chunks != self._window_chunks:
             self._window_chunks, self._in_windows, self._reader = chunks, True, None
 
     def reading(self, read: Read) -> PackedDataset:
-        """The same dataset, read in that way; see `RowReader`."""
+        """Returns the same dataset with another way to read, see `RowReader`."""
         dataset = self._copy()
         dataset._read_mode = read
         return dataset
 
     def samples(self, rows: NDArray[np.int64]) -> list[Sample]:
-        """The samples of these rows of the file, read in one go, before any transform.
+        """Returns the samples of rows of the file, read in one call, before any transform.
 
         Raises:
             IndexError: a row is outside the file.
@@ -161,13 +162,13 @@ class PackedDataset(Dataset[Any]):
     def columns(
         self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]] | None = None
     ) -> list[NDArray[Any] | list[NDArray[Any]]]:
-        """The fields of these rows, arrays (B, ...) with the axes of a sample each; images (B, C, H, W).
+        """Returns the fields of rows of the file, arrays (B, ...) with the axes of samples; images (B, C, H, W).
 
-        Where samples differ in size, a list of their arrays: (C, H, W) each, masks (H, W).
+        If samples differ in size, a list of their arrays: (C, H, W) each, masks (H, W).
 
         Args:
             rows: int64 (B,), rows of the file.
-            into: arrays that fields are gathered into, by name, as `layout` says; new ones for the others.
+            into: arrays by name that fields are gathered into, as `layout` describes them; others are allocated.
 
         Raises:
             IndexError: a row is outside the file.
@@ -189,17 +190,17 @@ class PackedDataset(Dataset[Any]):
         return [lists[name] if name in lists else arrays[name] for name in self.fields]
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
-        """Announces rows of this dataset to the kernel, over a descriptor of its own; the caller closes it."""
+        """Returns a `ReadAhead` for rows of this dataset, with a file descriptor of its own; the caller closes it."""
         file, rows = self.file, self.rows
-        stored = [name for name in self._from_file if file.fields[name].store is not None]
-        beside = [index for name in stored for index in index_names(name) if index not in self._from_file]
+        ragged = [name for name in self._from_file if file.fields[name].ragged is not None]
+        index = [part for name in ragged for part in index_names(name) if part not in self._from_file]
         fd = open_checked(file)
         try:
             return ReadAhead(
                 fd,
-                [file.fields[name] for name in (*self._from_file, *beside)],
+                [file.fields[name] for name in (*self._from_file, *index)],
                 rows if isinstance(rows, range) else range(file.num_rows),
-                stores=[RowsInStore(fd, file, file.fields[name]) for name in stored],
+                ragged=[RaggedExtents(fd, file, file.fields[name]) for name in ragged],
                 chunk_rows=chunk_rows,
                 recent_chunks=recent_chunks,
                 owns_fd=True,
@@ -222,7 +223,7 @@ class PackedDataset(Dataset[Any]):
         return self.__getitems__([position])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Samples read in one go; negative positions count from the end.
+        """Returns samples, read in one call; negative positions count from the end.
 
         Raises:
             IndexError: a position is out of range.
@@ -238,7 +239,7 @@ class PackedDataset(Dataset[Any]):
         self.__dict__.update(state)
 
     def _copy(self) -> PackedDataset:
-        """The same dataset, without anything open."""
+        """Returns the same dataset without open files."""
         dataset = object.__new__(type(self))
         dataset.__setstate__(self.__getstate__())
         dataset._file = self._file
@@ -261,27 +262,27 @@ class PackedDataset(Dataset[Any]):
 
     def _open(self) -> RowReader:
         if self._reader is None:
-            # Two threads may both open one; the loser's is closed when it is collected.
+            # Two threads may both open one; that of the slower is closed by garbage collection.
             self._reader = self.open_reader(
                 self._read_mode, cache_chunks=2 * self._window_chunks, windows=self._in_windows
             )
         return self._reader
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
-        """What reads this dataset's fields, in the way said; the caller closes it. See `RowReader`."""
+        """Returns a `RowReader` of this dataset's fields, with its options; the caller closes it."""
         return RowReader(self.file, self._from_file, read, cache_chunks=cache_chunks, windows=windows)
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-        """Name, shape of a row and native dtype of each field that comes from the file, as it is gathered.
+        """Returns name, shape of a row and native dtype of each field that is read from the file.
 
-        The shape has 0 where rows differ in it; those are not gathered.
+        A shape has 0 where rows differ; such fields are not gathered into arrays.
         """
         fields = self.file.fields
         return [(name, fields[name].shape, fields[name].dtype.newbyteorder("=")) for name in self._from_file]
 
 
 def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Gathered arrays as users get them: images as a view (B, H, W, C), labels of whole numbers as int64."""
+    """Returns gathered arrays as users get them: images as a view (B, H, W, C), integer labels as int64."""
     arrays = dict(arrays)
     if "images" in arrays:
         axes, images = image_axes(file), arrays["images"]
@@ -330,9 +331,9 @@ def _default_fields(file: PackedFile) -> tuple[str, ...]:
 
 
 def _is_numeric(field: Field) -> bool:
-    """Whether torch has a dtype for it."""
+    """Whether torch has a dtype for a field."""
     return field.dtype.kind in "biu" or (field.dtype.kind == "f" and field.dtype.itemsize in (2, 4, 8))
 
 
-def _said(identity: FileIdentity) -> str:
+def _described(identity: FileIdentity) -> str:
     return f"inode {identity.inode}, {identity.size:,} bytes, mtime {identity.mtime_ns} ns"

@@ -1,9 +1,9 @@
-"""Samplers for a plain `DataLoader` over a `PackedDataset`: the orders of `plan`, in torch's shapes.
+"""Samplers for a plain `DataLoader` over a `PackedDataset`: the orders of `plan` as torch's samplers.
 
-plan -> rows, announced to the kernel -> positions of the dataset, as Python's integers
+plan -> blocks of rows -> announced to the kernel -> positions of the dataset, as Python's integers
 
-`ChunkSampler` is the one that knows of no ranks, `DistributedChunkSampler` gives one rank's share, and
-`ChunkBatchSampler` gives each worker of a `DataLoader` windows of its own.
+`ChunkSampler` is for one process, `DistributedChunkSampler` gives one rank's share, and `ChunkBatchSampler` gives each
+worker of a `DataLoader` windows of its own. All draw from a `SamplerFeed`: plans, saved states, announced rows.
 """
 
 from __future__ import annotations
@@ -17,20 +17,12 @@ from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler, Sampler
 
 from fastload.dataset import PackedDataset
+from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError
-from fastload.orders import (
-    Drawing,
-    Epochs,
-    Orders,
-    check_dataset,
-    check_rank,
-    check_whole,
-    num_batches,
-    num_steps,
-    samples,
-)
 from fastload.plan import Ends, Shuffle
-from fastload.share import resolve_share
+from fastload.plan.cursor import Drawing, EpochSequence, num_batches, num_steps
+from fastload.prefetch.sampler_feed import SamplerFeed, check_dataset
+from fastload.system.whole_numbers import check_whole
 
 Drawn = TypeVar("Drawn", int, list[int])
 
@@ -39,26 +31,26 @@ _OWN_KEYS = ("num_workers", "num_replicas", "batch_size", "batches_in_round")
 
 
 class _Epochwise(Sampler[Drawn]):
-    """What each iteration being an epoch of its own means for a sampler: its length, and which epoch comes."""
+    """Base of samplers whose every iteration is an epoch of its own."""
 
-    _epochs: Epochs
+    _epochs: EpochSequence
 
     def __len__(self) -> int:
-        """Samples or batches of this rank in the coming iteration, or in the running one from its beginning."""
+        """Returns the samples or batches of this rank in the next iteration, or in all of the running one."""
         return len(self._epochs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of an epoch. A loaded state of that very epoch stays loaded."""
+        """Makes the next iteration that of an epoch; a loaded state of that very epoch stays loaded."""
         self._epochs.set_epoch(epoch)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the coming iteration if it is decided, else of the last one."""
+        """The epoch of the next iteration if it is decided, else of the last one."""
         return self._epochs.standing.plan.epoch
 
 
 class ChunkSampler(_Epochwise[int]):
-    """Every position of a dataset once an epoch, in the plan's order: for one process, or a framework that shards.
+    """Draws every position once an epoch, in the plan's order: for one process, or a framework that shards.
 
     Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between. Upcoming
     rows are announced to the kernel as positions are drawn.
@@ -72,42 +64,42 @@ class ChunkSampler(_Epochwise[int]):
     """
 
     def __init__(self, dataset: PackedDataset, shuffle: Shuffle = True, seed: int = 0) -> None:
-        self._orders = Orders(dataset, shuffle, seed, ends="pad")
-        self._epochs = Epochs(self._orders, num_steps)
+        self._feed = SamplerFeed(dataset, shuffle, seed, ends="pad")
+        self._epochs = EpochSequence(self._feed.plan, num_steps)
 
     def __iter__(self) -> Iterator[int]:
-        return samples(self._orders, self._epochs.begin(), rank=0)
+        return self._feed.samples(self._epochs.begin(), rank=0)
 
     def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
-        """Where training stands, as numbers, strings and lists; `FastLoader` reads it too.
+        """Returns where training stands, as numbers, strings and lists; `FastLoader` reads it, too.
 
         Args:
-            samples_done: of the running or last iteration, those that the loop has consumed, over all ranks if a
-                framework shares them out. None: all that were drawn, which with workers are more.
+            samples_done: samples of the running or last iteration that the loop has consumed, over all ranks if a
+                framework shards them. None: all that were drawn, which is more if the `DataLoader` has workers.
 
         Raises:
             OptionError: more than were drawn of an unfinished iteration.
         """
         standing = self._epochs.standing
-        return self._orders.state(standing.plan, standing.done(samples_done, "samples_done"))
+        return self._feed.state(standing.plan, standing.done(samples_done, "samples_done"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration the rest of the epoch that was saved.
 
-        An epoch that was finished is followed by the next one, unless `set_epoch` names it again: then nothing is left.
+        A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
 
         Raises:
             StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
         """
-        self._epochs.load(self._orders.loaded(state))
+        self._epochs.load(self._feed.loaded(state))
 
 
 class DistributedChunkSampler(DistributedSampler[Any]):
-    """torch's `DistributedSampler` in the plan's order: one rank's share, the same number of samples on every rank.
+    """A `torch.utils.data.DistributedSampler` in the plan's order: one rank's share, as many samples on every rank.
 
     Signature and meaning are torch's: without `set_epoch` each iteration repeats the same order, drop_last=False
-    repeats a few samples where the ranks do not divide the dataset, drop_last=True leaves a few out. But a share is
-    contiguous in the shuffled order, so that at most num_replicas - 1 chunks are read by two ranks.
+    repeats a few samples if the ranks do not divide the dataset, drop_last=True leaves a few out. Unlike torch's, a
+    share is contiguous in the shuffled order, so that at most num_replicas - 1 chunks are read by two ranks.
 
     Args:
         dataset: of a packed file; positions are those of its items.
@@ -130,7 +122,7 @@ class DistributedChunkSampler(DistributedSampler[Any]):
     ) -> None:
         check_dataset(dataset)
         if num_replicas is not None and rank is not None:
-            check_rank(rank, num_replicas)
+            _check_rank(rank, num_replicas)
         try:
             super().__init__(dataset, num_replicas, rank, bool(shuffle), seed, drop_last)
         except (RuntimeError, ValueError) as exc:
@@ -143,85 +135,87 @@ class DistributedChunkSampler(DistributedSampler[Any]):
                 f"{dataset.path}: {len(dataset)} samples over {self.num_replicas} ranks leave none for each with "
                 f"drop_last=True. Use fewer ranks, or drop_last=False, which repeats samples."
             )
-        self.shuffle = shuffle  # type: ignore[assignment]  # torch knows but two
+        self.shuffle = shuffle  # type: ignore[assignment]  # torch has only two
         ends: Ends = "drop" if drop_last else "pad"
-        self._orders = Orders(dataset, shuffle, seed, world_size=self.num_replicas, ends=ends)
-        # The rest of an epoch, from a state. Kept until it is drawn to its end: a framework may look into a loader
-        # before it begins in earnest.
+        self._feed = SamplerFeed(dataset, shuffle, seed, world_size=self.num_replicas, ends=ends)
+        # The rest of an epoch, from a state. Kept until it is drawn to its end, since a framework may begin an
+        # iteration only to look at a batch.
         self._rest: Drawing | None = None
         self._begun: Drawing | None = None
 
     def __iter__(self) -> Iterator[int]:
         self._rest = self._loaded()
         self._begun = self._coming()
-        return samples(self._orders, self._begun, rank=self.rank)
+        return self._feed.samples(self._begun, rank=self.rank)
 
     def __len__(self) -> int:
-        """Samples of this rank in the coming iteration."""
+        """Returns the samples of this rank in the next iteration."""
         return self._coming().total
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iterations those of an epoch. A loaded state of that very epoch stays loaded."""
+        """Makes the next iterations those of an epoch; a loaded state of that very epoch stays loaded."""
         check_whole("epoch", epoch, least=0)
         self._rest = self._loaded()
         self._begun = None
         super().set_epoch(epoch)
 
     def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
-        """Where training stands, the same on every rank, as numbers, strings and lists; `FastLoader` reads it too.
+        """Returns where training stands, the same on every rank, as numbers, strings and lists.
+
+        `FastLoader` reads it, too.
 
         Args:
-            samples_done: of the running or last iteration, those that the loop has consumed on this rank. None: all
-                that were drawn, which with workers are more.
+            samples_done: samples of the running or last iteration that the loop has consumed on this rank. None: all
+                that were drawn, which is more if the `DataLoader` has workers.
 
         Raises:
             OptionError: more than were drawn of an unfinished iteration.
         """
         begun = self._begun
         standing = begun if begun is not None and begun.plan.epoch == self.epoch else self._coming()
-        return self._orders.state(standing.plan, standing.done(samples_done, "samples_done"))
+        return self._feed.state(standing.plan, standing.done(samples_done, "samples_done"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration the rest of the epoch that was saved, also with another number of ranks.
 
-        An epoch that was finished is followed by the next one, unless `set_epoch` names it again: then nothing is left.
+        A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
 
         Raises:
             StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
         """
-        plan = self._orders.loaded(state)
+        plan = self._feed.loaded(state)
         self._rest, self._begun = Drawing(plan, plan.num_steps), None
         self.epoch = plan.epoch + (plan.num_steps == 0)
 
     def _coming(self) -> Drawing:
         rest = self._loaded()
-        plan = rest.plan if rest is not None and rest.plan.epoch == self.epoch else self._orders.plan(self.epoch)
+        plan = rest.plan if rest is not None and rest.plan.epoch == self.epoch else self._feed.plan(self.epoch)
         return Drawing(plan, plan.num_steps)
 
     def _loaded(self) -> Drawing | None:
-        """The rest that was loaded, unless it was drawn since."""
+        """Returns the loaded rest of an epoch, unless it was drawn since."""
         rest, begun = self._rest, self._begun
         drawn = begun is not None and rest is not None and begun.plan is rest.plan and begun.drawn == begun.total > 0
         return None if drawn else rest
 
 
 class ChunkBatchSampler(_Epochwise[list[int]]):
-    """Batches for `DataLoader(batch_sampler=...)` that keep each worker in chunk windows of its own.
+    """Draws batches for `DataLoader(batch_sampler=...)` that keep each worker in chunk windows of its own.
 
     A `DataLoader` gives batch k to worker k % num_workers, so the share of a rank is cut once more, among the workers,
-    and their batches take turns. Of compressed and foreign files each chunk is then decoded by one worker only, at
-    most num_replicas * num_workers - 1 by two. The order therefore depends on num_workers, which is in the state.
+    and their batches alternate. In compressed and foreign files each chunk is then decoded by one worker only, and at
+    most num_replicas * num_workers - 1 chunks by two. So the order depends on num_workers, which is in the state.
 
     Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between.
 
     Args:
         dataset: of a packed file; positions are those of its items.
         batch_size: samples in a batch.
-        num_workers: that of the `DataLoader`; 0 and 1 give the same batches.
+        num_workers: workers of the `DataLoader`; 0 and 1 give the same batches.
         shuffle, seed: as in `FastLoader`; True chooses by how the file was packed.
-        drop_last: True leaves out what does not fill a batch of each worker. False makes each worker's last batch
-            short; over several ranks fewer than num_replicas * num_workers samples then come twice, so that each rank
-            takes the same steps.
+        drop_last: True leaves out samples that do not fill a batch of every worker. False makes each worker's last
+            batch short; with several ranks, fewer than num_replicas * num_workers samples then come twice, so that
+            all ranks take the same number of steps.
         num_replicas, rank: ranks that share the dataset, and which of them this is. None asks the process group, or
             the environment, as `FastLoader` does.
 
@@ -249,7 +243,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             rank = 0
         if num_replicas is None or rank is None:
             raise OptionError(f"num_replicas={num_replicas!r}, rank={rank!r}: give both or neither")
-        check_rank(rank, num_replicas)
+        _check_rank(rank, num_replicas)
         check_whole("num_workers", num_workers, least=0)
         check_whole("batch_size", batch_size, least=1)
         self.batch_size = batch_size
@@ -257,42 +251,42 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         self.drop_last = drop_last
         self.num_replicas = num_replicas
         self.rank = rank
-        self._turns = max(1, num_workers)
+        self._num_shares = max(1, num_workers)
         ends: Ends = "drop" if drop_last else "exact"
-        world_size = num_replicas * self._turns
-        self._orders = Orders(dataset, shuffle, seed, world_size=world_size, batch_size=batch_size, ends=ends)
-        self._epochs = Epochs(self._orders, functools.partial(num_batches, turns=self._turns))
+        world_size = num_replicas * self._num_shares
+        self._feed = SamplerFeed(dataset, shuffle, seed, world_size=world_size, batch_size=batch_size, ends=ends)
+        self._epochs = EpochSequence(self._feed.plan, functools.partial(num_batches, workers=self._num_shares))
         if len(dataset) and not len(self):
             raise OptionError(
                 f"{dataset.path}: {len(dataset):,} samples do not make one batch of {batch_size} for each of "
-                f"{self._turns} workers on {num_replicas} ranks. Use a smaller batch_size, fewer workers, or "
+                f"{self._num_shares} workers on {num_replicas} ranks. Use a smaller batch_size, fewer workers, or "
                 f"drop_last=False."
             )
 
     def __iter__(self) -> Iterator[list[int]]:
         begun = self._epochs.begin()
-        return self._count(begun, self._orders.announced(begun.plan, self._batches(begun), self.batch_size))
+        return self._count(begun, self._feed.announced(begun.plan, self._batches(begun), self.batch_size))
 
     def state_dict(self, batches_done: int | None = None) -> dict[str, Any]:
-        """Where training stands, the same on every rank, as numbers, strings and lists.
+        """Returns where training stands, the same on every rank, as numbers, strings and lists.
 
         Args:
-            batches_done: of the running or last iteration, those that the loop has consumed on this rank. None: all
-                that were drawn, which with workers are more.
+            batches_done: batches of the running or last iteration that the loop has consumed on this rank. None: all
+                that were drawn, which is more if the `DataLoader` has workers.
 
         Raises:
             OptionError: more than were drawn of an unfinished iteration.
         """
         standing = self._epochs.standing
         done = standing.done(batches_done, "batches_done")
-        steps, in_round = divmod(standing.skipped + done, self._turns)
-        own = (self._turns, self.num_replicas, self.batch_size, in_round)
-        return self._orders.state(standing.plan, steps) | dict(zip(_OWN_KEYS, own, strict=True))
+        steps, in_round = divmod(standing.skipped + done, self._num_shares)
+        own = (self._num_shares, self.num_replicas, self.batch_size, in_round)
+        return self._feed.state(standing.plan, steps) | dict(zip(_OWN_KEYS, own, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration the rest of the epoch that was saved.
 
-        An epoch that was finished is followed by the next one, unless `set_epoch` names it again: then nothing is left.
+        A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
 
         Raises:
             StateError: the state belongs to another file, split, seed, shuffle, number of workers or of ranks, or
@@ -302,42 +296,49 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         own = {name: given[name] for name in _OWN_KEYS if name in given} if isinstance(given, Mapping) else {}
         if own:
             given = {name: value for name, value in state.items() if name not in own}
-        plan = self._orders.loaded(given)
+        plan = self._feed.loaded(given)
         if own.keys() != set(_OWN_KEYS):
             raise StateError(
                 f"the state has no {', '.join(name for name in _OWN_KEYS if name not in own)}: it is not what a "
                 f"ChunkBatchSampler's state_dict() gave"
             )
-        here = dict(zip(_OWN_KEYS, (self._turns, self.num_replicas, self.batch_size), strict=False))
+        here = dict(zip(_OWN_KEYS, (self._num_shares, self.num_replicas, self.batch_size), strict=False))
         differing = [
             f"{name} is {here[name]!r} here and {own[name]!r} in the state" for name in here if own[name] != here[name]
         ]
         if differing:
             raise StateError(
-                f"the batches of the state are other ones: {'; '.join(differing)}. Make the sampler with the state's "
-                f"values, or begin the epoch anew without the state."
+                f"the state's batches differ from this sampler's: {'; '.join(differing)}. Make the sampler with the "
+                f"state's values, or begin the epoch anew without the state."
             )
         in_round = own["batches_in_round"]
         foreign = any(segment[:2] != (plan.world_size, plan.batch_size) for segment in plan.segments)
-        if foreign or in_round not in range(self._turns) or in_round > num_batches(plan, turns=self._turns):
+        if foreign or in_round not in range(self._num_shares) or in_round > num_batches(plan, workers=self._num_shares):
             raise StateError(f"the state is damaged: batches_in_round={in_round!r}, segments={list(plan.segments)}")
         self._epochs.load(plan, skipped=in_round)
 
     def _batches(self, begun: Drawing) -> Iterator[NDArray[np.int64]]:
-        """Rows of the plan in each batch, int64 (B,), or fewer in the last ones: the workers' shares in turn."""
-        plan, turns = begun.plan, self._turns
-        shares = [plan.batches(self.rank * turns + turn) for turn in range(turns)]
-        for turn in range(begun.skipped):
-            next(shares[turn])
-        # Of a share, when each rank has to take the same steps; see drop_last.
+        """Yields the rows of each batch, int64 (B,), or fewer in the last ones: one batch of each worker in turn."""
+        plan, workers = begun.plan, self._num_shares
+        shares = [plan.batches(self.rank * workers + worker) for worker in range(workers)]
+        for worker in range(begun.skipped):
+            next(shares[worker])
+        # Rows of the longest share: shorter ones repeat rows up to it, see drop_last.
         most = -(-len(plan.rows) // plan.world_size)
         for number in range(begun.skipped, begun.skipped + begun.total):
-            batch = next(shares[number % turns])
-            alone = self.num_replicas == 1 or self.drop_last
-            size = int(batch.valid.sum()) if alone else most - batch.step * self.batch_size
+            batch = next(shares[number % workers])
+            own = self.num_replicas == 1 or self.drop_last
+            size = int(batch.valid.sum()) if own else most - batch.step * self.batch_size
             yield batch.rows[:size]
 
     def _count(self, begun: Drawing, batches: Iterator[list[int]]) -> Iterator[list[int]]:
         for batch in batches:
             begun.drawn += 1
             yield batch
+
+
+def _check_rank(rank: int, num_replicas: int) -> None:
+    check_whole("num_replicas", num_replicas, least=1)
+    check_whole("rank", rank, least=0)
+    if rank >= num_replicas:
+        raise OptionError(f"rank={rank!r} is outside 0..{num_replicas - 1}, the ranks of num_replicas={num_replicas!r}")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from child_processes import LAUNCHER
 from hypothesis import settings
+from numpy.typing import NDArray
 from PIL import Image
+from small_files import write_foreign, write_random
 
 # Enough for every run, within the minutes that CI has; FASTLOAD_EXAMPLES=1000 looks longer, and tools/test.sh looks for
 # less long on Pythons that are not its first. No deadline: neighbours on the machine decide how long an example takes.
@@ -51,3 +57,65 @@ def image_folder(tmp_path: Path) -> ImageFolder:
         return root
 
     return make
+
+
+@pytest.fixture(scope="session")
+def packed_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a packed file of random images, named file.h5, and returns its path: `packed_file(rows=20, masks=True)`.
+
+    Keywords are those of `small_files.write_random`. Equal keywords give the same file, so tests only read it; one
+    that is to be changed is written by `write_random` itself.
+    """
+    written: dict[bytes, Path] = {}
+
+    def write(**options: object) -> Path:
+        key = pickle.dumps(sorted(options.items()))
+        if key not in written:
+            written[key] = write_random(tmp_path_factory.mktemp("packed") / "file.h5", **options)  # type: ignore[arg-type]
+        return written[key]
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def packed(request: pytest.FixtureRequest, packed_file: Callable[..., Path]) -> Iterator[Path]:
+    """The packed file that a module describes by `PACKED`, keywords of `packed_file`; to be read, not changed.
+
+    Without `PACKED`: 20 images, uint8 (16, 12, 3), no labels, one split.
+    """
+    path = packed_file(**getattr(request.module, "PACKED", {}))
+    before = path.stat()
+    yield path
+    after = path.stat()
+    assert (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size), (
+        f"a test of {request.module.__name__} changed the file that all share: let it take packed_copy"
+    )
+
+
+@pytest.fixture
+def packed_copy(packed: Path, tmp_path: Path) -> Path:
+    """A copy of `packed` for one test, alone in tmp_path: it may be damaged, and others be written beside it."""
+    return Path(shutil.copy(packed, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def pixels(packed: Path) -> NDArray[np.uint8]:
+    """The images of `packed`, uint8 (N, H, W, C), in the order of the file."""
+    with h5py.File(packed) as file:
+        return file["images"][()]
+
+
+@pytest.fixture(scope="module")
+def compressed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images and labels of `packed` in a file that fastload did not write: gzip, in chunks of as many rows."""
+    with h5py.File(packed) as file:
+        labels = {"labels": file["labels"][()]} if "labels" in file else {}
+        path = tmp_path_factory.mktemp("compressed") / "gzip.h5"
+        return write_foreign(path, file["images"][()], chunk_rows=file["images"].chunks[0], **labels)
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes this process nobody's rank: what a launcher around the run has said is taken away for one test."""
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,85 +17,39 @@ from fastload import errors
 PACKAGE = Path(fastload.__file__).parent
 TORCH_FREE = [
     "errors",
-    "format",
-    "layout",
-    "decode",
+    "format.header",
+    "format.writer",
+    "images.decode",
     "sources",
     "pack",
     "plan",
-    "read",
-    "info",
-    "quality",
-    "verify",
-    "preview",
+    "read.reader",
+    "inspection.info",
+    "inspection.shuffle_quality",
+    "inspection.verify",
+    "inspection.preview",
     "repack",
     "export",
     "estimate",
-    "meter",
-    "verdict",
-    "doctor.examine",
-    "report",
+    "profiling.meter",
+    "profiling.verdict",
+    "profiling.doctor.examine",
+    "profiling.report",
     "cli",
 ]
-LAYERS = [
-    {"errors", "cpus", "memory", "measured", "new_file", "pairs", "in_threads", "long_reads"},
-    {"verdict", "report"},
-    {"ranges", "stopwatch"},
-    {"meter"},
-    {"doctor"},
-    {"codecs", "store"},
-    {"filters"},
-    {"format", "sources", "decode", "fitting", "image_header", "jpeg_scan", "sixteen_bits", "plan"},
-    {"jpeg_rows", "store_check", "stored_rows"},
-    {
-        "layout",
-        "stored_file",
-        "stored_samples",
-        "open_readers",
-        "compare_stored",
-        "store_info",
-        "pack",
-        "read",
-        "chunks",
-        "info",
-        "order_measures",
-        "quality",
-        "position",
-        "compare",
-        "verify",
-        "preview",
-        "page_cache",
-    },
-    {"repack"},
-    {"export", "estimate"},
-    {"ring", "groups", "shared_memory"},
-    {"threads"},
-    {"busy"},
-    {"backend", "device", "serial_torch", "transforms", "dataset", "share", "batch", "samples"},
-    {"agreement"},
-    {"echo", "auto_workers"},
-    {
-        "augment",
-        "placed_rows",
-        "sizer",
-        "times_raw",
-        "turns",
-        "decoder_laps",
-        "inputs",
-        "orders",
-        "samplers",
-        "worker",
-        "torch_workers",
-    },
-    {"processes"},
-    {"feed"},
-    {"cache", "cache_choice", "cache_load"},
-    {"iteration", "open_feed"},
-    {"loader"},
-    {"bench"},
-    {"tune"},
-    {"cli", "__main__"},
-]
+# Each package imports only from those in lines before its own; within a line, only from those to its left of a `<`.
+LEVELS = """
+errors timing
+system < device format distributed plan
+images < transforms
+read sources
+dataset pack
+inspection repack prefetch
+export samplers loader estimate
+profiling
+cli
+__main__
+"""
 
 
 def test_the_export_list_is_this_and_each_name_is_there():
@@ -128,14 +84,55 @@ def test_everything_up_to_read_works_without_torch(module):
     assert result.returncode == 0, result.stderr
 
 
-def test_imports_point_one_way_along_the_data_path():
-    level = {name: number for number, names in enumerate(LAYERS) for name in names}
+MODULES = {
+    ".".join(("fastload", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of the package that a file imports, also inside functions and under TYPE_CHECKING."""
+    package = ".".join(("fastload", *path.relative_to(PACKAGE).parts[:-1]))
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] + "." if node.level else ""
+            base = f"{above}{node.module or ''}".rstrip(".")
+            found |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("fastload.")}
+
+
+def test_imports_point_one_way_along_the_levels():
+    steps = [step.split() for line in LEVELS.split("\n") for step in line.split("<") if step.strip()]
+    assert len(LEVELS.strip().splitlines()) <= 12
+    level = {name: number for number, names in enumerate(steps) for name in names}
+    packages = {path.stem if path.is_file() else path.name for path in PACKAGE.iterdir()} - {"__init__", "__pycache__"}
+    assert packages - {"py"} == level.keys()
     for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[0] == "__init__":
+        own = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        if own == "__init__":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("fastload."):
-                continue
-            target = (node.module or "").split(".")[1]
-            assert target == parts[0] or level[target] <= level[parts[0]], f"{path} imports {node.module}"
+        for module in imported(path):
+            other = module.split(".")[1]
+            if other in level and other != own:
+                assert level[other] < level[own], f"{path} imports {module}"
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    graph = {name: imported(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "architecture.md"
+
+
+def test_the_page_on_the_architecture_shows_these_levels_and_a_line_for_each_package():
+    section = PAGE.read_text().split("\n## Levels\n")[1].split("\n## ")[0]
+    assert re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL) == [LEVELS.lstrip("\n")]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == LEVELS.replace("<", " ").split()
+    for row in rows:
+        for module in re.findall(r"`([\w/]+)`", row[-1]) if len(row) == 4 else ():
+            assert (PACKAGE / row[0].strip("`") / f"{module}.py").exists(), f"{row[0]}: read {module} first"

@@ -1,4 +1,4 @@
-# Shell functions that demo.sh and test.sh share. Sourced, not run.
+# Shell functions that demo.sh, docs.sh and test.sh share. Sourced, not run.
 # shellcheck shell=bash
 
 # Whether "$1" runs and is Python 3.11 or newer; pyenv leaves shims for versions that it then refuses to run.
@@ -55,4 +55,17 @@ else:
     wanted = list(group(sys.argv[1]))
 print("\n".join(wanted))
 PYTHON
+}
+
+# A venv "$1" made with interpreter "$2" that holds the requirements "$3..."; as it is when they are the same as before.
+ensure_venv() {
+    local venv=$1 interpreter=$2 stamp
+    shift 2
+    stamp=$({ "$interpreter" -VV; printf '%s\n' "$@"; cat tools/constraints.txt; } | sha256sum)
+    if [[ "$(cat "$venv/stamp" 2>/dev/null || true)" != "$stamp" ]]; then
+        rm -rf "$venv"
+        "$interpreter" -m venv "$venv"
+        "$venv/bin/python" -m pip install --quiet -c tools/constraints.txt "$@" || return 1
+        printf '%s\n' "$stamp" >"$venv/stamp"
+    fi
 }

@@ -236,7 +236,7 @@ class CpuSyncBatchNorm(nn.BatchNorm2d):
         """Normalized features (B, C, H, W), by the moments of all ranks while training."""
         if not (self.training and dist.is_initialized()):
             return super().forward(input)
-        x = input.float()
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
         size = x.new_tensor([x.numel() / x.shape[1]])
         *sums, count = _SumOverRanks.apply(torch.cat([x.sum((0, 2, 3)), size])).split([x.shape[1], 1])
         if count < 2:

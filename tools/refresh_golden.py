@@ -1,21 +1,30 @@
-"""Write `tests/data/format_v1.h5` anew: one tiny packed file of each format version is kept for ever.
+"""Write golden files of the tests anew, on purpose.
 
-Run it only when a new format version needs a new file; the file of an old version never changes.
+    python tools/refresh_golden.py format    tests/data/format_v1.h5: one tiny packed file of each format version, kept
+                                             for ever; only a new format version needs a new one
+    python tools/refresh_golden.py bytes     tests/data/golden_bytes.json: what is packed of a small source of each
+                                             layout; it says which datasets have changed
 
-    python tools/refresh_golden.py
+The package that is imported makes them: run it in the checkout's root, with `PYTHONPATH=.` unless it is installed with
+`pip install -e`.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.layout import write_packed
-from fastload.sources.listing import Column
+from fastload.format.column import Column
+from sample_files import write_packed
 
-TARGET = Path(__file__).parents[1] / "tests" / "data" / "format_v1.h5"
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+TARGET = TESTS / "data" / "format_v1.h5"
 
 
 def golden_images() -> NDArray[np.uint8]:
@@ -23,8 +32,8 @@ def golden_images() -> NDArray[np.uint8]:
     return (np.arange(10 * 5 * 4 * 3) * 7 % 251).astype(np.uint8).reshape(10, 5, 4, 3)
 
 
-def main() -> None:
-    """Write the file."""
+def write_format() -> None:
+    """Writes the packed file of the current format version."""
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     columns = {
         "labels": Column(np.arange(10, dtype=np.int64) % 3, {"names": ("cat", "dog", "größe")}),
@@ -43,6 +52,33 @@ def main() -> None:
         seed=11,
     )
     print(f"wrote {TARGET} ({TARGET.stat().st_size} bytes)")
+
+
+def write_bytes() -> None:
+    """Packs every source of `tests/pack/golden_packs.py`, and writes the table of what came of each."""
+    sys.path.insert(0, str(TESTS / "pack"))
+    from golden_packs import CASES, TABLE, described
+
+    before = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
+    table = {}
+    for name, case in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            table[name] = described(case.make(Path(folder)), encodes=case.encodes)
+        old = before.get(name, {})
+        changed = [one for one in sorted(old.keys() | table[name].keys()) if old.get(one) != table[name].get(one)]
+        if changed:
+            print(f"{name}: {', '.join(changed)}")
+    for name in before.keys() - table.keys():
+        print(f"{name}: no longer packed")
+    TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"wrote {TABLE}")
+
+
+def main() -> None:
+    """Write the files that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("format", "bytes"))
+    {"format": write_format, "bytes": write_bytes}[parser.parse_args().what]()
 
 
 if __name__ == "__main__":

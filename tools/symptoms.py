@@ -9,7 +9,7 @@
 
 Nothing is played: each makes a small packed file in a temporary folder, trains on it for some seconds, and prints what
 it measured or what torch raised. Any machine will do: ranks are processes on the CPU, over gloo, also where there are
-GPUs. "From symptom to cure" in the README says why it is so, and what to change in one's own script.
+GPUs. docs/several-gpus.md says why it is so, and what to change in one's own script.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from models import LossInForward, SmallDeepLab, SmallResNet
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
 from fastload import FastLoader, Meter, PackedDataset
-from fastload.layout import write_packed
-from fastload.sources.listing import Column
+from fastload.format.column import Column
 from fastload.transforms import Normalize
+from models import LossInForward, SmallDeepLab, SmallResNet
+from sample_files import write_packed
 
 RANKS, CLASSES = 2, 10
 PATIENCE_S = 5.0  # in the symptom that hangs; torch's own patience is 30 minutes, 10 with NCCL

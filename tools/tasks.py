@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from models import SmallDeepLab, SmallResNet, SmallTransformer
 from PIL import Image
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from fastload.transforms import (
     RandomResizedCrop,
     Resize,
 )
+from models import SmallDeepLab, SmallResNet, SmallTransformer
 
 TOKENS = ("tokens", "input_ids")
 """Names under which a file without images holds its token ids, int (N, L)."""

@@ -1,29 +1,24 @@
 #!/usr/bin/env bash
-# Everything that has to hold: lint, format, types, and the tests against the installed wheel.
+# Everything that has to hold: lint, format, types, docs, and the tests against the installed wheel.
 #
 #   bash tools/test.sh            all of it, as CI runs it
 #   bash tools/test.sh -k plan    further words go to pytest
 #
 # Needs Python 3.11 or newer and a package index. It builds the wheel, installs it (not -e) into the venv .venv-test,
-# made empty whenever the dependencies in pyproject.toml changed, and runs the tests that need no torch on every other
-# Python 3.11 to 3.14 found on PATH or in ~/.pyenv/versions, each in a venv of its own.
+# made empty whenever the dependencies in pyproject.toml changed, and runs tests that need no torch on the other
+# Pythons 3.11 to 3.14 found on PATH or in ~/.pyenv/versions, each in a venv of its own: all on the newest, some on others.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/environment.sh
 
 # The stages before the loader: these import and work without torch.
 torch_free=(
-    tests/verdict tests/doctor/test_records.py tests/doctor/test_kernel_looks.py
-    tests/plan tests/sources tests/pack tests/read tests/report tests/repack tests/export tests/cli tests/test_chunks.py tests/test_compare.py
-    tests/test_decode.py tests/test_fitting.py tests/test_format.py
-    tests/test_image_header.py tests/test_info.py tests/test_jpeg_scan.py tests/test_order_measures.py
-    tests/test_compare_stored.py tests/test_filters.py tests/test_info_stored.py tests/test_jpeg_rows.py
-    tests/test_long_reads.py tests/test_open_readers.py tests/test_store_check.py
-    tests/test_preview_stored.py tests/test_stored_rows.py tests/test_stored_samples.py tests/test_verify_stored.py
-    tests/estimate tests/test_nasty.py tests/test_page_cache.py tests/test_pairs.py
-    tests/meter/test_gpus.py tests/meter/test_sampler.py tests/meter/test_stats.py tests/meter/test_steps.py
-    tests/test_turns.py tests/test_stopwatch.py tests/test_preview.py tests/test_quality.py tests/test_sixteen_bits.py tests/test_verify.py
-    tests/tune/test_choose.py
+    tests/cli tests/estimate tests/export tests/format tests/images tests/inspection tests/pack tests/plan tests/read
+    tests/repack tests/sources tests/system tests/timing tests/profiling/bench/test_passes.py
+    tests/profiling/doctor/test_loader_records.py tests/profiling/doctor/test_wait_sampler.py
+    tests/profiling/meter/test_gpus.py tests/profiling/meter/test_sampler.py tests/profiling/meter/test_stats.py
+    tests/profiling/meter/test_loops.py tests/profiling/report tests/profiling/tune/test_selection.py
+    tests/profiling/verdict
 )
 
 # An environment from outside must not decide what is imported.
@@ -36,22 +31,9 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
 say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 
-# A venv "$1" made with interpreter "$2" that holds the requirements "$3..."; as it is when they are the same as before.
-ensure_venv() {
-    local venv=$1 interpreter=$2 stamp
-    shift 2
-    stamp=$({ "$interpreter" -VV; printf '%s\n' "$@"; cat tools/constraints.txt; } | sha256sum)
-    if [[ "$(cat "$venv/stamp" 2>/dev/null || true)" != "$stamp" ]]; then
-        rm -rf "$venv"
-        "$interpreter" -m venv "$venv"
-        "$venv/bin/python" -m pip install --quiet -c tools/constraints.txt "$@" || return 1
-        printf '%s\n' "$stamp" >"$venv/stamp"
-    fi
-}
-
 # The wheel into venv "$1", in place of what was there; its dependencies are there already, or absent on purpose.
 install_wheel() {
-    "$1/bin/python" -m pip install --quiet --no-deps --force-reinstall dist/test/fastload-*.whl
+    "$1/bin/python" -m pip install --quiet --no-deps --force-reinstall dist/test/fastload_hdf5-*.whl
     "$1/bin/python" - "$PWD/$1" <<'PYTHON'
 import sys
 from pathlib import Path
@@ -68,8 +50,9 @@ python=$(find_python "${PYTHON:-}")
 say "environment for $("$python" -V) in .venv-test"
 mapfile -t core < <(requirements "$python" core)
 mapfile -t dev < <(requirements "$python" dev)
+mapfile -t docs < <(requirements "$python" docs)
 mapfile -t test_core < <(requirements "$python" test-core)
-ensure_venv .venv-test "$python" torch "${core[@]}" "${dev[@]}"
+ensure_venv .venv-test "$python" torch "${core[@]}" "${dev[@]}" "${docs[@]}"
 bin=.venv-test/bin
 
 say "build the wheel"
@@ -84,29 +67,28 @@ say "ruff"
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 
-say "mypy --strict"
-"$bin/mypy" --strict fastload
-[[ ! -d tests/typing ]] || "$bin/mypy" --strict tests/typing
-
-# What needs no torch, on every other Python, one after the other; exit code 1 if a test failed on any.
+# On every other Python what needs no torch: all of it on the newest, on those between what packs and reads a file.
 other_pythons() {
-    local seen candidate version venv failed=()
+    local seen candidate version venv chosen_tests=() failed=()
+    declare -A interpreters=()
     seen=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     for candidate in python3.11 python3.12 python3.13 python3.14 "$HOME"/.pyenv/versions/*/bin/python; do
         version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
-        case " $seen " in *" $version "*) continue ;; esac
-        case $version in 3.11 | 3.12 | 3.13 | 3.14) ;; *) continue ;; esac
-        seen+=" $version"
+        case $version in "$seen") continue ;; 3.11 | 3.12 | 3.13 | 3.14) interpreters[$version]=${interpreters[$version]:-$candidate} ;; esac
+    done
+    chosen_tests=("${torch_free[@]}")
+    for version in $(printf '%s\n' "${!interpreters[@]}" | sort -rV); do
         say "tests without torch on Python $version"
         venv=.venv-test-$version
-        if ! ensure_venv "$venv" "$candidate" "${core[@]}" "${test_core[@]}"; then
+        if ! ensure_venv "$venv" "${interpreters[$version]}" "${core[@]}" "${test_core[@]}"; then
             echo "SKIPPED: Python $version cannot install the dependencies (pip's reason above)"
             continue
         fi
         install_wheel "$venv" || return 1
         # The laws of numbers were looked at with more examples on the first Python: here they have to run.
-        FASTLOAD_EXAMPLES=10 FASTLOAD_TESTED_PREFIX="$PWD/$venv" "$venv/bin/pytest" -q -p no:cacheprovider -m "not slow and not gpu" \
-            "${torch_free[@]}" </dev/null || failed+=("$version")
+        FASTLOAD_EXAMPLES=10 FASTLOAD_TESTED_PREFIX="$PWD/$venv" "$venv/bin/pytest" -q -p no:cacheprovider \
+            -m "not slow and not gpu" "${chosen_tests[@]}" </dev/null || failed+=("$version")
+        chosen_tests=(tests/cli tests/pack/test_golden_bytes.py tests/read)
     done
     if ((${#failed[@]})); then
         echo "FAILED on Python: ${failed[*]}"
@@ -114,32 +96,44 @@ other_pythons() {
     fi
 }
 
-# Beside the main run, which leaves a core free much of the time: the other Pythons, then what mostly waits for
-# processes that it starts. What they say comes at the end.
-beside=(tests/bench tests/ddp tests/test_gpu_benchmark.py tests/test_readme.py tests/test_tools.py)
+# Three runs at a time, or the cores would idle while a test waits: the main one, the tests that mostly start processes of
+# their own, and types, docs and the other Pythons. What the other two say comes at the end.
+mostly_processes=(tests/benchmarks tests/distributed tests/profiling/bench tests/profiling/doctor tests/test_readme.py tests/tools)
 
-run_beside() {
-    local code=0 status=0
+# The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.
+tests_of() {
+    local status=0
+    FASTLOAD_TESTED_PREFIX="$PWD/.venv-test" "$bin/pytest" -p no:cacheprovider "$@" </dev/null || status=$?
+    ((status == 0 || (status == 5 && chosen > 0)))
+}
+
+checks() {
+    local code=0
+    say "mypy --strict"
+    "$bin/mypy" --strict fastload tests/typing || code=1
+    say "docs, warnings as errors"
+    DOCS_PYTHON=$bin/python bash tools/docs.sh || code=1
     other_pythons || code=1
-    say "tests beside the main run"
-    FASTLOAD_TESTED_PREFIX="$PWD/.venv-test" "$bin/pytest" -p no:cacheprovider "${beside[@]}" "$@" </dev/null || status=$?
-    # 5: the words given choose none of these.
-    ((status == 0 || status == 5)) || code=1
     return "$code"
 }
 
-beside_log=dist/test/beside.log
-run_beside "$@" >"$beside_log" 2>&1 &
-job=$!
-trap 'kill "$job" 2>/dev/null || true' EXIT
+chosen=$#
+tests_of "${mostly_processes[@]}" "$@" >dist/test/processes.log 2>&1 &
+processes_job=$!
+checks >dist/test/checks.log 2>&1 &
+checks_job=$!
+trap 'kill "$processes_job" "$checks_job" 2>/dev/null || true' EXIT
 
-say "all other tests against the wheel"
-failed=0 status=0
-FASTLOAD_TESTED_PREFIX="$PWD/.venv-test" "$bin/pytest" "${beside[@]/#/--ignore=}" "$@" </dev/null || status=$?
-((status == 0 || (status == 5 && $# > 0))) || failed=1
-wait "$job" || failed=1
-cat "$beside_log"
-if ((failed)); then
-    echo "FAILED: see above" >&2
+failed=()
+say "tests against the wheel"
+tests_of "${mostly_processes[@]/#/--ignore=}" "$@" || failed+=("tests")
+wait "$processes_job" || failed+=("tests that start processes")
+say "tests that start processes"
+cat dist/test/processes.log
+wait "$checks_job" || failed+=("types, docs or another Python")
+cat dist/test/checks.log
+say "done"
+if ((${#failed[@]})); then
+    printf 'FAILED: %s\n' "${failed[@]}" >&2
     exit 1
 fi

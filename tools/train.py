@@ -27,15 +27,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fastload import FastLoader, FastloadError, PackedDataset, StateError
 from models import InPrecision, LossInForward, data_parallel, sync_batch_norm
 from options import parse_options
 from ranks import first_says, launch, peak_memory, process_group, reduced
 from run_files import append_log, begin_log, free_name, load_checkpoint, save_checkpoint
 from tasks import Fields, Task, open_splits, task_of
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-
-from fastload import FastLoader, FastloadError, PackedDataset, StateError
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

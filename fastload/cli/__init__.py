@@ -1,6 +1,8 @@
-"""The command `fastload`: each command parses, calls one function of the library, and prints what it returns.
+"""The command `fastload`: each command parses its arguments, calls one function of the library, and prints the result.
 
-Commands import what they call when they are called, so that `fastload info` starts in a tenth of a second.
+One module for each command (`merge` is in `repack`, `layouts` in `pack`); `output`, `live` and `encodings` do the
+printing. Commands import the library only when they are called, so that `fastload info` starts in a tenth of a second.
+Nothing but `fastload.__main__` imports this package.
 """
 
 from __future__ import annotations
@@ -12,14 +14,10 @@ import typer
 
 from fastload.cli.bench import bench
 from fastload.cli.doctor import doctor
-from fastload.cli.export import export
-from fastload.cli.info import info
-from fastload.cli.layouts import layouts
-from fastload.cli.merge import merge
+from fastload.cli.info import info, preview
 from fastload.cli.output import print_error, show_warnings_in_one_line
-from fastload.cli.pack import pack
-from fastload.cli.preview import preview
-from fastload.cli.repack import repack
+from fastload.cli.pack import layouts, pack
+from fastload.cli.repack import export, merge, repack
 from fastload.cli.tune import tune
 from fastload.cli.verify import verify
 
@@ -47,7 +45,7 @@ app.command(context_settings={"ignore_unknown_options": False})(doctor)
 
 
 def main() -> None:
-    """Run the command; FastloadErrors end it with one line and exit code 1, wrong usage with 2, Ctrl-C with 130."""
+    """Runs the command; a FastloadError ends it with one line and exit code 1, wrong usage with 2, Ctrl-C with 130."""
     if sys.platform == "win32":
         print_error("fastload runs on Linux and macOS, not on Windows; there, use it inside WSL 2.")
         raise SystemExit(1)
@@ -57,12 +55,9 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from fastload.format.writer import writer_name
 
-        try:
-            typer.echo(f"fastload {version('fastload')}")
-        except PackageNotFoundError:
-            typer.echo("fastload (from a source tree)")
+        typer.echo(writer_name())
         raise typer.Exit
 
 

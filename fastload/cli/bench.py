@@ -1,4 +1,4 @@
-"""`fastload bench`: what a loader gives on this machine, alone and in a training loop."""
+"""`fastload bench`: measures how fast a file can be loaded on this machine, and whether training waits for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastload.cli.output import (
 from fastload.cli.pack import parse_size
 
 if TYPE_CHECKING:
-    from fastload.bench.run import BenchResult
+    from fastload.profiling.bench.benchmark import BenchResult
 
 _SHUFFLES = {"auto": True, "chunk": "chunk", "full": "full", "none": False}
 
@@ -53,52 +53,54 @@ def bench(
         typer.Option(
             parser=parse_size,
             metavar="S|HxW",
-            help="Begin the loader's transforms with RandomResizedCrop of this height x width, as training does; 224 "
-            "for images that differ in size, else none.",
+            help="Begin the loader's transforms with RandomResizedCrop to this height x width; by default 224 for "
+            "images that differ in size, else no crop.",
             show_default=False,
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Measure a plain DataLoader on the same samples, in turn.")
+        bool, typer.Option("--compare", help="Compare with a plain DataLoader of the same samples.")
     ] = False,
     source: Annotated[
         Path | None,
         typer.Option(
-            help="What FILE was packed from: with --compare, a plain DataLoader of its image files too.",
+            help="What FILE was packed from; --compare then also measures a plain DataLoader of the image files.",
             show_default=False,
         ),
     ] = None,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Drop FILE from the page cache before each pass, and say if that worked.")
+        bool, typer.Option("--cold", help="Drop FILE from the page cache before each pass, and say whether it worked.")
     ] = False,
     inject: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FAULT",
-            help="Show how the loop takes a fault: slow-disk=MS, stall=MS@EVERY, kill-worker. May be repeated.",
+            help="Show how the loop takes a fault: slow-disk=MS, stall=MS@EVERY, kill-worker; may be repeated.",
             show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     report: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a report to look at.", show_default=False)
+        Path | None, typer.Option(metavar="OUT.html", help="Write a report as an HTML page.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a report that exists.")] = False,
 ) -> None:
     """Measure how fast FILE can be loaded, and whether training waits for it.
 
-    The loader alone is measured beside a bare copy of the same rows; --step trains on its batches and says what binds.
-    Ctrl-C ends it with what was measured so far.
+    Measures the loader alone, and a bare copy of the same rows.
+    With --step, also trains on the batches and says what limits the loop.
+    Ctrl-C ends it and prints the results so far.
     """
     with one_line_errors():
         if report is not None:
-            from fastload.report import check_report_path
+            from fastload.profiling.report import check_report_path
 
             check_report_path(report, force=force)  # before minutes of measuring
-        from fastload.bench.faults import parse_fault
-        from fastload.bench.run import BenchOptions, run_bench
-        from fastload.bench.steps import parse_step
+        from fastload.profiling.bench.benchmark import run_bench
+        from fastload.profiling.bench.faults import parse_fault
+        from fastload.profiling.bench.steps import parse_step
+        from fastload.profiling.bench.subject import BenchOptions
 
         options = BenchOptions(
             batch_size=batch_size,
@@ -118,7 +120,7 @@ def bench(
         with live_panel(f"bench {file.name}", total_s=options.total_s) as show:
             result = run_bench(file, options, command=_command(), show=show)
         if report is not None:
-            from fastload.report import write_report
+            from fastload.profiling.report import write_report
 
             write_report(result.runs, report, force=force)
         if as_json:
@@ -126,7 +128,7 @@ def bench(
         else:
             _print(result)
         if result.interrupted:
-            print_error("interrupted; what is above was measured before.")
+            print_error("interrupted; the results above were measured before.")
             raise typer.Exit(INTERRUPTED)
 
 
@@ -135,7 +137,7 @@ def _command() -> str:
 
 
 def _print(result: BenchResult) -> None:
-    from fastload.bench.words import fault_facts, rival_table
+    from fastload.profiling.bench.facts import fault_facts, rival_table
 
     channels, height, width = result.image_shape
     shape = f"{height} x {width} x {channels}" if height and width else f"several sizes, {channels} channels"

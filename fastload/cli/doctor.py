@@ -1,4 +1,4 @@
-"""`fastload doctor`: runs a training script and says what binds."""
+"""`fastload doctor`: runs a training script and says what limits its speed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import typer
 from fastload.cli.output import one_line, one_line_errors
 
 if TYPE_CHECKING:
-    from fastload.doctor.examine import Examined
-    from fastload.doctor.records import Records
-    from fastload.measured import Measured
+    from fastload.profiling.doctor.examine import Examined
+    from fastload.profiling.doctor.loader_records import Records
+    from fastload.timing.results import Measured
 
 _FAULTS = 3
 
@@ -24,7 +24,7 @@ _FAULTS = 3
 def doctor(
     command: Annotated[list[str], typer.Argument(help="The command, after two dashes.", show_default=False)],
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=1, help="Interrupt the command after so long, as Ctrl-C would.")
+        float | None, typer.Option("--seconds", min=1, help="Interrupt the command after this time, as Ctrl-C would.")
     ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write everything measured to this file.", show_default=False)
@@ -34,19 +34,19 @@ def doctor(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite these files where they exist.")] = False,
 ) -> None:
-    """Run a training script as it is, and say what binds: fastload doctor -- python train.py
+    """Run a training script and say what limits it: fastload doctor -- python train.py
 
-    Times every DataLoader (and FastLoader) in it from inside, in all ranks and workers; nothing is edited. Its output,
-    signals and exit code stay its own. The verdict comes on stderr when it ends; Ctrl-C gives the verdict so far.
+    Times each DataLoader and FastLoader, in all ranks and workers.
+    Nothing is edited; output, signals and exit code stay the script's own.
+    The verdict is printed on stderr when it ends, or after Ctrl-C.
     """
     with one_line_errors():
         from fastload.cli.live import live_panel, show_nothing
-        from fastload.doctor.examine import examine
-        from fastload.doctor.run import check_command
-        from fastload.doctor.signals import Signals
         from fastload.errors import OptionError
-        from fastload.new_file import check_new_file
-        from fastload.report import check_report_path
+        from fastload.profiling.doctor.command import Signals, check_command
+        from fastload.profiling.doctor.examine import examine
+        from fastload.profiling.report import check_report_path
+        from fastload.system.files import check_new_file
 
         check_command(command)
         if json_path is not None:
@@ -56,18 +56,18 @@ def doctor(
         if report is not None:
             check_report_path(report, force=force)
         with Signals() as signals:  # to the end: a second, impatient Ctrl-C does not lose the verdict
-            with live_panel("doctor", seconds, beside_script=True) as show:
+            with live_panel("doctor", seconds, script_runs=True) as show:
                 look = None if show is show_nothing else lambda records: show(_figures(records))
                 examined = examine(command, signals, seconds=seconds, look=look)
-            _tell(examined)
+            _print(examined)
             with suppress(typer.Exit), one_line_errors():  # the exit code stays the command's
                 _write(examined.measured, json_path, report, force=force)
     raise typer.Exit(examined.code)
 
 
 def _write(measured: Measured, json_path: Path | None, report: Path | None, *, force: bool) -> None:
-    from fastload.new_file import save_text
-    from fastload.report import write_report
+    from fastload.profiling.report import write_report
+    from fastload.system.files import save_text
 
     try:
         if json_path is not None:
@@ -78,7 +78,7 @@ def _write(measured: Measured, json_path: Path | None, report: Path | None, *, f
 
 
 def _figures(records: Records) -> Mapping[str, str | float]:
-    """What the panel shows of the loader that takes the most time."""
+    """Returns the figures of the loader that takes the most time, for the panel."""
     loader = max(records.loaders, key=lambda found: found.elapsed_s, default=None)
     if loader is None:
         return {"steps": "none yet"}
@@ -91,31 +91,31 @@ def _figures(records: Records) -> Mapping[str, str | float]:
     }
 
 
-def _tell(examined: Examined) -> None:
-    """What was found, on stderr: stdout is the command's."""
+def _print(examined: Examined) -> None:
+    """Prints the verdict and its evidence on stderr: stdout belongs to the command."""
 
     def say(text: str) -> None:
         typer.echo(one_line(text), err=True)
 
     for fault in examined.faults[:_FAULTS]:
-        say(f"warning: something could not be metered: {fault}")
+        say(f"warning: something could not be measured: {fault}")
     if len(examined.faults) > _FAULTS:
         say(f"warning: and {len(examined.faults) - _FAULTS:,} more of these")
     measured, verdict = examined.measured, examined.measured.verdict
     if verdict is None:
-        say(f"verdict: none: {examined.silence}.")
+        say(f"verdict: none: {examined.why_no_verdict}.")
         return
     rate = f"{measured.num_steps:,} steps, {measured.samples_per_s:,.0f} samples/s"
     say(f"fastload doctor: {'so far ' if examined.so_far else ''}{rate}")
     for line in (*_headspace(measured), *verdict.evidence):
         say(f"  {line}")
-    for cure in verdict.cures[1:4]:
-        say(f"  also: {cure.change}: {cure.gain:.1f} times as fast at most")
+    for remedy in verdict.cures[1:4]:
+        say(f"  also: {remedy.change}: {remedy.gain:.1f} times as fast at most")
     say(f"verdict: {verdict.sentence}.")
 
 
 def _headspace(measured: Measured) -> Iterator[str]:
-    """The rate without waits, and utilization beside it, a line each."""
+    """Yields lines on the rate without waits, and on GPU utilization."""
     facts, rate = dict(measured.facts), measured.headspace_samples_per_s
     if "rank" in facts:
         yield f"these figures are of rank {facts['rank']}"

@@ -1,4 +1,4 @@
-"""`fastload info`: what a file holds, how it lies on disk, and what would make it faster."""
+"""`fastload info` says what a file holds, how it lies on disk and what would make it faster; `preview` draws it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastload.cli.output import one_line, one_line_errors, print_json, print_pairs, print_table, progress_bar
-from fastload.cli.stores import print_stores
+from fastload.cli.output import (
+    one_line,
+    one_line_errors,
+    print_encodings,
+    print_json,
+    print_pairs,
+    print_table,
+    progress_bar,
+)
 
 if TYPE_CHECKING:
-    from fastload.info import FieldInfo, FileInfo
-    from fastload.quality import Measure, OrderQuality, ShuffleQuality
-    from fastload.store_info import StoreInfo
+    from fastload.inspection.info import FieldInfo, FileInfo, RaggedInfo
+    from fastload.inspection.shuffle_quality import Measure, OrderQuality, ShuffleQuality
+
 
 MAX_CLASSES = 12
 MAX_FIELDS = 40
@@ -32,20 +39,23 @@ def info(
     ] = 256,
     stores: Annotated[
         bool,
-        typer.Option("--stores", help="Measure what each `fastload pack --store` takes and gives here; takes seconds."),
+        typer.Option(
+            "--stores", help="Estimate size and loading rate of each `fastload pack --store` here; takes seconds."
+        ),
     ] = False,
 ) -> None:
-    """Show what a file holds, how it lies on disk and what slows it.
+    """Show what a file holds, how it lies on disk, and what makes it slow.
 
-    Works on any HDF5 file: it says what one random image costs to read, and what packing again would win.
+    Works on any HDF5 file: says what reading one random image costs, and
+    what packing again would gain.
     """
     with one_line_errors():
-        from fastload.info import inspect_file
+        from fastload.inspection.info import inspect_file
 
         found = inspect_file(file)
         quality = None
         if shuffle_quality:
-            from fastload.quality import measure_shuffles
+            from fastload.inspection.shuffle_quality import measure_shuffles
 
             quality = measure_shuffles(file, batch_size=batch_size)
         estimates = None
@@ -62,13 +72,13 @@ def info(
             if quality:
                 _print_quality(quality)
             if estimates:
-                print_stores(estimates)
+                print_encodings(estimates)
             elif found.version is not None and "images" in found.fields:
-                typer.echo("\nWhat other ways to store these images take and give on this machine: `--stores`.")
+                typer.echo("\nFor size and loading rate of other ways to store these images, give `--stores`.")
 
 
 def _print(found: FileInfo) -> None:
-    from fastload.chunks import format_bytes
+    from fastload.inspection.chunk_layout import format_bytes
 
     origin = "not packed by fastload" if found.version is None else f"{found.writer}, format {found.version}"
     typer.echo(f"{typer.style(one_line(found.path.name), bold=True)} ({one_line(origin)})")
@@ -80,14 +90,14 @@ def _print(found: FileInfo) -> None:
     pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
     if found.layout:
         pairs += _layout_pairs(found)
-    for name, store in found.stores.items():
-        pairs += _store_pairs(name, store)
+    for name, ragged in found.stores.items():
+        pairs += _ragged_pairs(name, ragged)
     if found.version is not None:
         order = f"shuffled within each split, seed {found.seed}" if found.shuffled else "as in the source"
-        # Seed, shuffle and chunks have lines of their own; without a size nothing was fitted.
+        # Seed, shuffle and chunks are shown on other lines; without a size `fit` had no effect.
         own = {"seed", "shuffle", "chunk_bytes", *(() if found.pack_options.get("size") else ("fit",))}
-        told = {name: value for name, value in found.pack_options.items() if value is not None and name not in own}
-        options = ", ".join(f"{name} {_option(value)}" for name, value in told.items())
+        shown = {name: value for name, value in found.pack_options.items() if value is not None and name not in own}
+        options = ", ".join(f"{name} {_option(value)}" for name, value in shown.items())
         pairs += [
             ("rows", order),
             ("source", f"layout {found.source_layout}" + (f"; {options}" if options else "")),
@@ -105,7 +115,7 @@ def _print(found: FileInfo) -> None:
         for finding in found.findings[:MAX_FINDINGS]:
             typer.echo(f"{typer.style('!', fg='yellow', bold=True)} {one_line(finding)}")
     elif found.version is None:
-        typer.echo("\nNothing to mend: FastLoader reads one image as one piece of this file.")
+        typer.echo("\nNothing to fix: FastLoader reads each image as one piece of this file.")
 
 
 def _option(value: object) -> str:
@@ -124,7 +134,7 @@ def _classes(found: FileInfo) -> tuple[str, str]:
 
 
 def _layout_pairs(found: FileInfo) -> list[tuple[str, str]]:
-    from fastload.chunks import format_bytes
+    from fastload.inspection.chunk_layout import format_bytes
 
     layout = found.layout
     assert layout is not None
@@ -136,39 +146,38 @@ def _layout_pairs(found: FileInfo) -> list[tuple[str, str]]:
             f"{layout.num_chunks:,} of {layout.chunk_rows:,} image{'s' if layout.chunk_rows > 1 else ''}{cut} "
             f"({format_bytes(layout.chunk_bytes)})"
         )
-    place = f", one linear array from byte {layout.first_offset:,}" if layout.linear else ", not linear"
+    linear = f", one linear array from byte {layout.first_offset:,}" if layout.linear else ", not linear"
     read = f"{layout.chunks_per_image} chunk{'s' if layout.chunks_per_image > 1 else ''}, "
     read = "" if layout.linear else read
     cost = f"{read}{format_bytes(layout.read_bytes_per_image)} read"
     if layout.decoded_bytes_per_image != layout.read_bytes_per_image:
         cost += f", {format_bytes(layout.decoded_bytes_per_image)} decoded"
-    return [("chunks", chunks + place), ("one image", f"{format_bytes(layout.image_bytes)}: {cost}")]
+    return [("chunks", chunks + linear), ("one image", f"{format_bytes(layout.image_bytes)}: {cost}")]
 
 
-def _store_pairs(name: str, store: StoreInfo) -> list[tuple[str, str]]:
-    from fastload.chunks import format_bytes
+def _ragged_pairs(name: str, ragged: RaggedInfo) -> list[tuple[str, str]]:
+    from fastload.inspection.chunk_layout import format_bytes
 
-    sizes = " x ".join(map(str, store.smallest))
-    if store.num_sizes > 1:
-        sizes = f"{store.num_sizes:,} sizes, {sizes} to {' x '.join(map(str, store.largest))} (height x width)"
-    chunks = (
-        f"{store.num_chunks:,} of {format_bytes(store.chunk_bytes)}, {store.filled:.1%} filled; each row whole in one"
-    )
-    if store.beyond_chunk:
-        chunks += f", but {store.beyond_chunk:,} larger than a chunk"
+    sizes = " x ".join(map(str, ragged.smallest))
+    if ragged.num_sizes > 1:
+        sizes = f"{ragged.num_sizes:,} sizes, {sizes} to {' x '.join(map(str, ragged.largest))} (height x width)"
+    chunks = f"{ragged.num_chunks:,} of {format_bytes(ragged.chunk_bytes)}, {ragged.filled:.1%} filled"
+    chunks += "; each row whole in one"
+    if ragged.beyond_chunk:
+        chunks += f", but {ragged.beyond_chunk:,} larger than a chunk"
     encodings = [
         f"{each.name} {each.rows:,} ({format_bytes(each.row_bytes)} each, {each.share_of_raw:.1%} of raw)"
-        for each in store.encodings
+        for each in ragged.encodings
     ]
     return [
-        (name, f"{sizes}; {format_bytes(store.row_bytes)} each on average, {store.share_of_raw:.1%} of raw"),
+        (name, f"{sizes}; {format_bytes(ragged.row_bytes)} each on average, {ragged.share_of_raw:.1%} of raw"),
         ("  stored as", ", ".join(encodings)),
         ("  chunks", chunks),
     ]
 
 
 def _field_row(field: FieldInfo) -> tuple[str, str, str, str, str]:
-    from fastload.chunks import format_bytes
+    from fastload.inspection.chunk_layout import format_bytes
 
     storage = "contiguous" if field.chunks is None else f"chunks {_shape(field.chunks)}"
     filters = f", {' + '.join(field.filters)}" if field.filters else ""
@@ -180,7 +189,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _print_quality(found: ShuffleQuality) -> None:
-    """One line a shuffle; a star marks what is worse than full shuffle beyond its spread."""
+    """Prints one line for each shuffle; a star marks values worse than full shuffle's by more than its spread."""
     rows = f"{found.num_rows:,} samples of split {found.split}" if found.split else f"{found.num_rows:,} samples"
     chunks = f", chunks of {found.chunk_rows:,}" if found.chunk_rows else ""
     typer.echo(f"\nshuffle quality: {one_line(rows)} in batches of {found.batch_size:,}{chunks}")
@@ -195,7 +204,7 @@ def _print_quality(found: ShuffleQuality) -> None:
         ("file order", "rank correlation of the epoch with the file: 0 none, 1 as the file lies"),
         ("label mix", f"how much the {found.labels or 'labels'} of batches differ, in multiples of full shuffle's"),
         ("epoch distance", "how far a sample moves from epoch to epoch: 0 not at all, 1 as under full shuffle"),
-        ("mates again", "samples of a batch that share one again in the next epoch"),
+        ("mates again", "share of a batch's samples that are in one batch again in the next epoch"),
     ])  # fmt: skip
     for order in found.orders:
         if order.shuffle == found.default:
@@ -210,9 +219,28 @@ def _quality_row(order: OrderQuality) -> tuple[str, ...]:
 
 
 def _shown(name: str, measure: Measure | None) -> str:
-    from fastload.quality import format_percent
+    from fastload.inspection.shuffle_quality import format_percent
 
     if measure is None:
         return "-"
     value = format_percent(measure.value) if name == "mates_again" else f"{measure.value:.3f}"
     return value + ("" if measure.as_good else " *")
+
+
+def preview(
+    file: Annotated[Path, typer.Argument(help="A packed file.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="PNG to write; by default FILE.png.", show_default=False)
+    ] = None,
+    count: Annotated[int, typer.Option(help="Images to show.")] = 40,
+    split: Annotated[str | None, typer.Option(help="Show this split only.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="Another seed shows other images.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
+) -> None:
+    """Draw a contact sheet of a file: images, labels, masks, boxes, landmarks."""
+    with one_line_errors():
+        from fastload.inspection.preview import make_preview
+
+        target = output or file.with_suffix(".png")
+        rows = make_preview(file, target, count=count, split=split, seed=seed, overwrite=overwrite)
+        typer.echo(f"{len(rows)} images of {one_line(file.name)} drawn in {one_line(str(target))}")

@@ -1,4 +1,4 @@
-"""The live panel of bench, tune and doctor: a few figures that move while something runs, and vanish when it ends."""
+"""The live panel of bench, tune and doctor: a few figures, updated while something runs, that vanish at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 Show = Callable[[Mapping[str, str | float]], None]
-"""Called with the figures of now, by name, in the order to be shown."""
+"""Called with the current figures, by name, in display order."""
 
 HISTORY = 40
 WIDTH = 76
@@ -26,15 +26,15 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 @contextmanager
-def live_panel(title: str, total_s: float | None = None, *, beside_script: bool = False) -> Iterator[Show]:
-    """A function to call, from any thread, with the figures of now; what it showed is gone when the block ends.
+def live_panel(title: str, total_s: float | None = None, *, script_runs: bool = False) -> Iterator[Show]:
+    """Yields a function to be called, from any thread, with the current figures; the display ends with the block.
 
-    On a terminal it is a panel that counts the time by itself; a figure given as a number also gets a small curve of
-    its last values. Elsewhere it is a line every few seconds, none for what takes less. Both go to stderr.
+    On a terminal it is a panel with a running clock; a figure that is a number also gets a small curve of its last
+    values. Elsewhere it is a line every few seconds, and none for shorter runs. Both go to stderr.
 
-    A script that runs meanwhile writes to the same stdout and stderr, and what it writes must stay as it is. So with
-    `beside_script` nothing is shown there; only where both of them are redirected, away from any terminal, is the panel
-    drawn on the terminal that the command was typed into, as long as it runs in the foreground of it.
+    A script that runs meanwhile writes to the same stdout and stderr, and its output must not be disturbed. So with
+    `script_runs` nothing is shown there. Only if both are redirected away from any terminal, the panel is drawn on the
+    terminal in which the command was typed, as long as it runs in the foreground there.
 
     Example:
         with live_panel("bench photos.h5", total_s=20) as show:
@@ -43,9 +43,9 @@ def live_panel(title: str, total_s: float | None = None, *, beside_script: bool 
     Args:
         title: what runs.
         total_s: how long it will take; None: not known.
-        beside_script: whether a script of the user's runs meanwhile and inherits our stdout and stderr.
+        script_runs: whether a script of the user's runs meanwhile and inherits stdout and stderr.
     """
-    if beside_script:
+    if script_runs:
         with _free_terminal() as terminal:
             if terminal is None:
                 yield show_nothing
@@ -58,12 +58,12 @@ def live_panel(title: str, total_s: float | None = None, *, beside_script: bool 
 
 
 def show_nothing(_figures: Mapping[str, str | float]) -> None:
-    """What `live_panel` gives where nothing is shown: whoever finds it there need not gather figures."""
+    """Does nothing. `live_panel` yields it where nothing is shown, so that a caller need not compute figures."""
 
 
 @contextmanager
 def _free_terminal() -> Iterator[TextIO | None]:
-    """The terminal of this session, if nothing else writes there; else None."""
+    """Yields the terminal of this session, if nothing else writes there; else None."""
     if os.environ.get("TERM") in (None, "dumb") or any(stream is None or stream.isatty() for stream in _streams()):
         yield None
         return
@@ -90,8 +90,8 @@ def _panel(title: str, total_s: float | None, terminal: TextIO) -> Iterator[Show
 
     console = Console(file=terminal)
     panel = _Panel(title, total_s)
-    # Transient: cleared at the end, also after Ctrl-C. What we print on stderr meanwhile appears above the panel;
-    # stdout may be a file or a pipe, and stays where it goes.
+    # Transient: cleared at the end, also after Ctrl-C. Output on stderr meanwhile appears above the panel; stdout may
+    # be a file or a pipe and is left alone.
     with Live(
         get_renderable=lambda: panel.draw(console),
         console=console,
@@ -104,7 +104,7 @@ def _panel(title: str, total_s: float | None, terminal: TextIO) -> Iterator[Show
 
 
 class _Panel:
-    """What the panel shows now; `show` may be called from any thread."""
+    """The contents of the panel; `show` may be called from any thread."""
 
     def __init__(self, title: str, total_s: float | None) -> None:
         self._title, self._total_s = one_line(title), total_s
@@ -116,7 +116,7 @@ class _Panel:
         for name, value in figures.items():
             if not isinstance(value, str):
                 self._history.setdefault(name, deque(maxlen=HISTORY)).append(float(value))
-        # Replaced as a whole, never changed: the thread that draws may be reading it.
+        # Replaced, never changed in place: the thread that draws may be reading it.
         self._figures = dict(figures)
 
     def draw(self, console: Console) -> RenderableType:
@@ -153,7 +153,7 @@ class _Panel:
 
 
 class _Lines:
-    """The same figures for logs: a line every few seconds, none for what takes less."""
+    """The same figures for logs: a line every few seconds."""
 
     def __init__(self, title: str, total_s: float | None) -> None:
         self._title, self._total_s = title, total_s
@@ -170,7 +170,7 @@ class _Lines:
 
 
 def times_text(elapsed_s: float, total_s: float | None) -> str:
-    """`12 s`, or `12 s, about 8 s left`."""
+    """Returns `12 s`, or `12 s, about 8 s left`."""
     if total_s is None:
         return _coarse(elapsed_s)
     left = total_s - elapsed_s
@@ -182,7 +182,7 @@ def _coarse(seconds: float) -> str:
 
 
 def figure_text(value: str | float) -> str:
-    """A figure as it is shown: `61,200`, `61.2`, `0.61`; text in one line."""
+    """Returns a figure as text: `61,200`, `61.2`, `0.61`; text is put on one line."""
     if isinstance(value, str):
         return one_line(value)
     size = abs(value)
@@ -190,7 +190,7 @@ def figure_text(value: str | float) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """The values as small bars above zero, the tallest for the largest; "" for fewer than two of them."""
+    """Returns the values as small bars above zero, the largest as the tallest; "" for fewer than two values."""
     values = [value if 0 <= value < float("inf") else 0.0 for value in values]
     highest = max(values, default=0.0)
     if len(values) < 2 or highest <= 0:

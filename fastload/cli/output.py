@@ -1,4 +1,4 @@
-"""What the commands print: aligned lines on stdout; progress, warnings and one-line errors on stderr."""
+"""Output of the commands: aligned lines on stdout; progress, warnings and one-line errors on stderr."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from fastload.errors import FastloadError
 
+if TYPE_CHECKING:
+    from fastload.estimate import EncodingEstimates
+
+
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells report it; a broken pipe likewise gives 141."""
+"""Exit code after Ctrl-C, as shells report it; 141 after a broken pipe."""
 BROKEN_PIPE = 141
 
 LINE_EVERY_S = 5.0
@@ -28,24 +32,24 @@ Progress = Callable[[str, int, int], None]
 
 @contextmanager
 def one_line_errors(interrupted: str = "interrupted.") -> Iterator[None]:
-    """Turn what ends a command early into one line on stderr and an exit code.
+    """Turns errors that end a command into one line on stderr and an exit code.
 
     Args:
-        interrupted: said after Ctrl-C.
+        interrupted: printed after Ctrl-C.
     """
     try:
         yield
         if sys.stdout is not None:  # None where it was closed: `fastload ... >&-`
             sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, less) has gone; what is left in the buffer must not be flushed into the pipe at exit.
+        # The reader (head, less) has ended: the rest of the buffer must not be flushed into the pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
     except FastloadError as exc:
         print_error(str(exc))
         raise typer.Exit(1) from exc
     except OSError as exc:
-        # The machine's no (a folder without permission, a failing disk), not a bug: a traceback would not help.
+        # The system refused (no permission, a failing disk). That is not a bug, so a traceback would not help.
         print_error(f"{exc.filename}: {exc.strerror}." if exc.filename and exc.strerror else str(exc))
         raise typer.Exit(1) from exc
     except KeyboardInterrupt:
@@ -54,12 +58,12 @@ def one_line_errors(interrupted: str = "interrupted.") -> Iterator[None]:
 
 
 def print_error(message: str) -> None:
-    """Print one line `error: ...` on stderr."""
+    """Prints one line `error: ...` on stderr."""
     typer.echo(f"{typer.style('error:', fg='red', bold=True)} {one_line(message)}", err=True)
 
 
 def show_warnings_in_one_line() -> None:
-    """Print warnings of the library as `warning: ...` on stderr, without the line of code they came from."""
+    """Prints the library's warnings as `warning: ...` on stderr, without the line of code they came from."""
 
     def show(
         message: Warning | str,
@@ -75,14 +79,14 @@ def show_warnings_in_one_line() -> None:
 
 
 def one_line(text: str) -> str:
-    """The text with line breaks, control characters and undecodable bytes written out, safe for any terminal."""
+    """Returns the text with line breaks, control characters and undecodable bytes escaped, safe for any terminal."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", errors="backslashreplace").decode() for c in text
     )
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print `name  value` lines, aligned; an empty name continues the line above."""
+    """Prints `name  value` lines, aligned; an empty name continues the line above."""
     pairs = list(pairs)
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -90,7 +94,7 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under a head, in columns as wide as their widest cell."""
+    """Prints rows under a head, in columns as wide as their widest cell."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     for number, row in enumerate([head, *rows]):
@@ -99,14 +103,14 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object."""
+    """Prints one JSON object."""
     import json
 
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
 def skipped_lines(skipped: Sequence[tuple[str, str]]) -> list[str]:
-    """`key: reason` of each sample; after MAX_SKIPPED of them how many more there are, and in which folders."""
+    """Returns `key: reason` of each sample; after MAX_SKIPPED samples, the number of the others and their folders."""
     lines = [f"{key}: {reason}" for key, reason in skipped[:MAX_SKIPPED]]
     rest = Counter(key.rpartition("/")[0] or "the top folder" for key, _ in skipped[MAX_SKIPPED:])
     if rest:
@@ -118,7 +122,7 @@ def skipped_lines(skipped: Sequence[tuple[str, str]]) -> list[str]:
 
 @contextmanager
 def progress_bar(unit: str = "images") -> Iterator[Progress]:
-    """A function to call with (stage, done, total): a bar on a terminal, else a line now and then; on stderr."""
+    """Yields a function to call with (stage, done, total): a bar on a terminal, else a line now and then, on stderr."""
     if not sys.stderr.isatty():
         yield _ProgressLines(unit)
         return
@@ -145,7 +149,7 @@ def progress_bar(unit: str = "images") -> Iterator[Progress]:
 
 
 class _ProgressLines:
-    """Progress for logs: a line every few seconds, none for what takes less."""
+    """Progress for logs: a line every few seconds, none for shorter stages."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
@@ -170,7 +174,7 @@ def _rate(count: int, seconds: float, unit: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: `40 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Returns a duration as text: `40 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -178,3 +182,29 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def print_encodings(found: EncodingEstimates) -> None:
+    """Prints size and loading rate of each encoding, and which one to choose."""
+    from fastload.inspection.chunk_layout import format_bytes
+
+    rates = f"images/s read and decoded in {found.threads} thread{'s' if found.threads > 1 else ''}, without transforms"
+    typer.echo(f"\nstores, from {found.sampled:,} samples of these images on this machine ({rates})")
+    rows = [
+        (
+            one.store,
+            format_bytes(one.bytes),
+            f"{one.bytes / found.raw_bytes:.0%}",
+            f"{one.warm_per_s:,.0f}",
+            "?" if one.disk_per_s is None else f"{one.disk_per_s:,.0f}",
+            ", ".join(f"{count} {name}" for name, count in one.encodings.items()),
+        )
+        for one in found.stores
+    ]
+    print_table(("store", "size", "of raw", "from memory", "from this disk", "sampled rows"), rows)
+    disk = found.disk
+    rate = f"{format_bytes(disk.bytes_per_s)}/s, {disk.note}" if disk.bytes_per_s is not None else disk.note
+    pairs = [("disk", rate), ("pick", found.reason)]
+    if found.failed:
+        pairs.append(("note", f"{found.failed:,} more samples could not be decoded; `fastload pack` names them"))
+    print_pairs((name, one_line(value)) for name, value in pairs)

@@ -1,4 +1,4 @@
-"""`fastload pack`: a dataset as it lies on disk becomes one packed file."""
+"""`fastload pack`: packs a dataset into one file; `fastload layouts`: lists the layouts that it recognises."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from fastload.cli.output import (
     format_seconds,
     one_line,
     one_line_errors,
+    print_encodings,
     print_error,
     print_pairs,
     progress_bar,
     skipped_lines,
 )
-from fastload.cli.stores import print_stores
 
 if TYPE_CHECKING:
-    from fastload.estimate import StoreEstimates
+    from fastload.estimate import EncodingEstimates
     from fastload.pack import PackReport, Survey
-    from fastload.pack.store_plan import StorePlan
+    from fastload.pack.encoding import RaggedPlan
+
 
 MAX_SIZES = 8
 
@@ -35,7 +36,7 @@ _UNITS = {"": 1} | {
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
-    """`224` or `218x178` (height x width)."""
+    """Parses `224` or `218x178` (height x width)."""
     found = re.fullmatch(r"(\d+)(?:\s*[x×]\s*(\d+))?", text.strip(), flags=re.IGNORECASE)
     if not found:
         raise typer.BadParameter(f"{text!r} is not a size; write 224 or 218x178 (height x width).")
@@ -44,7 +45,7 @@ def parse_size(text: str) -> int | tuple[int, int]:
 
 
 def parse_bytes(text: str) -> int:
-    """`8MiB`, `8M` or `8388608`."""
+    """Parses `8MiB`, `8M` or `8388608`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if not found or found[2] not in _UNITS:
         raise typer.BadParameter(f"{text!r} is not a number of bytes; write 8MiB, 8M or 8388608.")
@@ -58,16 +59,16 @@ def pack(
     output: Annotated[Path, typer.Argument(metavar="OUT.h5", help="File to write.", show_default=False)],
     layout: Annotated[
         str | None,
-        typer.Option(
-            help="How SRC is laid out, recognised by default; `fastload layouts` lists them.", show_default=False
-        ),
+        typer.Option(help="Layout of SRC, by default recognised; `fastload layouts` lists all.", show_default=False),
     ] = None,
     masks: Annotated[
         Literal["auto", "none", "semantic", "instance"],
-        typer.Option(help="Masks to pack: those that lie there, none, or a kind, drawn where there are no files."),
+        typer.Option(
+            help="Masks to pack: those found, none, or one kind, drawn from annotations if there are no files."
+        ),
     ] = "auto",
     labels: Annotated[
-        str, typer.Option(metavar="A,B", help="Columns of a table that are labels.", show_default=False)
+        str, typer.Option(metavar="A,B", help="Columns of a table that hold the labels.", show_default=False)
     ] = "",
     image_column: Annotated[
         str, typer.Option(metavar="NAME", help="Column of a table with the images.", show_default=False)
@@ -84,17 +85,19 @@ def pack(
             parser=parse_size, metavar="S|HxW", help="Bring every image to this height x width.", show_default=False
         ),
     ] = None,
-    fit: Annotated[Literal["crop", "pad", "stretch"], typer.Option(help="How --size treats other shapes.")] = "crop",
+    fit: Annotated[
+        Literal["crop", "pad", "stretch"], typer.Option(help="How --size treats images of another shape.")
+    ] = "crop",
     mode: Annotated[
         Literal["rgb", "gray", "rgba"] | None,
-        typer.Option(help="Convert on purpose; by default gray if all are, else RGB.", show_default=False),
+        typer.Option(help="Convert images; by default gray if all of them are, else RGB.", show_default=False),
     ] = None,
     bits: Annotated[
         Any,
         typer.Option(
             parser=int,
             metavar="8|16",
-            help="8 keeps the high byte of 16-bit images; 16 insists on them.",
+            help="8 keeps the high byte of 16-bit images; 16 requires 16-bit images.",
             show_default=False,
         ),
     ] = None,
@@ -102,15 +105,19 @@ def pack(
         str | None,
         typer.Option(
             metavar="raw|jpeg[:Q]|source|mixed:F",
-            help="Store pixels, new JPEGs, the files' own, or some of each.",
+            help="Store pixels, new JPEGs, the files' own JPEGs, or some of each.",
             show_default=False,
         ),
     ] = None,
     max_size: Annotated[
-        int | None, typer.Option(metavar="S", help="Shrink larger images to this shorter side.", show_default=False)
+        int | None,
+        typer.Option(metavar="S", help="Shrink larger images until their shorter side is S.", show_default=False),
     ] = None,
     codec: Annotated[
-        str, typer.Option(metavar="none|gzip[:L]|zstd[:L]", help="Lossless; auto: zstd for masks that shrink.")
+        str,
+        typer.Option(
+            metavar="none|gzip[:L]|zstd[:L]", help="Lossless compression; auto: zstd for masks that it makes smaller."
+        ),
     ] = "auto",
     workers: Annotated[
         int | None, typer.Option(help="Processes that decode; by default one per CPU.", show_default=False)
@@ -120,41 +127,43 @@ def pack(
         bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep SRC's order.")
     ] = True,
     chunk_bytes: Annotated[
-        Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Size at which chunks aim, such as 8MiB or 512K.")
+        Any,
+        typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk, such as 8MiB or 512K."),
     ] = "8MiB",
     limit: Annotated[
-        int | None, typer.Option(help="Pack only so many images, spread over SRC.", show_default=False)
+        int | None, typer.Option(help="Pack only this many images, spread over SRC.", show_default=False)
     ] = None,
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="Stop at an image that cannot be read, or leave it out.")
     ] = "fail",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an output that exists, or an unfinished other pack.")
+        bool, typer.Option("--overwrite", help="Replace an existing output, or another unfinished pack.")
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only say what would be packed, and what each --store takes and gives here."),
+        typer.Option("--dry-run", help="Only show what would be packed, and size and loading rate of each --store."),
     ] = False,
 ) -> None:
-    """Pack a dataset of images, as it lies on disk, into one HDF5 file.
+    """Pack a dataset of images into one HDF5 file.
 
-    Interrupted, the same command continues where it stopped. Images keep their sizes without --size.
+    Without --size, images keep their sizes.
+    If it is interrupted, the same command continues where it stopped.
     """
     columns = tuple(name.strip() for name in labels.split(",") if name.strip())
     advice = "interrupted." if dry_run else "interrupted; the same command continues where it stopped."
     with one_line_errors(advice):
         if dry_run:
-            from fastload.cpus import available_cpus
             from fastload.estimate import estimate_survey
             from fastload.pack import PackOptions, survey_source
-            from fastload.pack.store_plan import parse_store
+            from fastload.pack.encoding import parse_encoding
             from fastload.sources import SourceOptions
+            from fastload.system.machine import available_cpus
 
             square = (size, size) if isinstance(size, int) else size
-            said = SourceOptions(masks, columns, image_column, split_column, root)
+            source_options = SourceOptions(masks, columns, image_column, split_column, root)
             options = PackOptions(
-                square, fit, mode, seed, shuffle, chunk_bytes, limit, said, bits,
-                parse_store(store) if store is not None else None, max_size, codec,
+                square, fit, mode, seed, shuffle, chunk_bytes, limit, source_options, bits,
+                parse_encoding(store) if store is not None else None, max_size, codec,
             )  # fmt: skip
             with progress_bar() as progress:
                 survey = survey_source(
@@ -166,8 +175,10 @@ def pack(
                     on_error=on_error,
                     progress=progress,
                 )
-                stores = estimate_survey(survey, output.absolute().parent, threads=workers or None, progress=progress)
-            _print_survey(survey, stores, output, overwrite)
+                estimates = estimate_survey(
+                    survey, output.absolute().parent, threads=workers or None, progress=progress
+                )
+            _print_survey(survey, estimates, output, overwrite)
             return
         from fastload.pack import pack_images
 
@@ -201,7 +212,7 @@ def pack(
 
 
 def print_packed(report: PackReport, verb: str = "packed") -> None:
-    """What is in the new file, and how it came there."""
+    """Prints what is in the new file, and how it was made."""
     what = (
         f"images of {shape_of(report.image_shape)} {report.dtype}" if report.image_shape else "samples without images"
     )
@@ -219,7 +230,7 @@ def print_packed(report: PackReport, verb: str = "packed") -> None:
 
 
 def shape_of(shape: tuple[int, ...]) -> str:
-    """(H, W, C) in words; 0 says that images differ in it."""
+    """Returns (H, W, C) as text; 0 means that images differ in it."""
     if 0 not in shape:
         return " x ".join(str(n) for n in shape)
     height, width = (str(n) if n else name for n, name in zip(shape, ("H", "W"), strict=False))
@@ -227,9 +238,9 @@ def shape_of(shape: tuple[int, ...]) -> str:
 
 
 def _stored(report: PackReport) -> list[tuple[str, str]]:
-    """How images are stored where that is not pixels as they are, and what it saves."""
-    from fastload.chunks import format_bytes
-    from fastload.pack.summary import pixel_bytes
+    """Returns lines on the encodings of the images, unless they are raw, and on the size of the file."""
+    from fastload.inspection.chunk_layout import format_bytes
+    from fastload.pack.finish import pixel_bytes
 
     size, pixels = format_bytes(report.file_bytes), pixel_bytes(report.path)
     others = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
@@ -238,12 +249,12 @@ def _stored(report: PackReport) -> list[tuple[str, str]]:
     if others or report.store != "raw":
         pairs.append(("store", f"{report.store}: {', '.join([*others, *([f'{raw:,} raw'] if raw else [])])}"))
     if pixels and (pairs or report.file_bytes < 0.9 * pixels):
-        size += f", {report.file_bytes / pixels:.1%} of the {format_bytes(pixels)} that the pixels take raw"
+        size += f", {report.file_bytes / pixels:.1%} of the {format_bytes(pixels)} that raw pixels take"
     return [*pairs, ("size", size)]
 
 
-def _print_survey(survey: Survey, stores: StoreEstimates | None, output: Path, overwrite: bool) -> None:
-    from fastload.chunks import format_bytes
+def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: Path, overwrite: bool) -> None:
+    from fastload.inspection.chunk_layout import format_bytes
 
     target, plan = survey.target, survey.plan
     what = f"samples without images (layout {survey.layout})"
@@ -263,11 +274,11 @@ def _print_survey(survey: Survey, stores: StoreEstimates | None, output: Path, o
     pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
     pairs += [("note", note) for note in survey.notes]
     print_pairs(pairs)
-    if stores is not None:
-        print_stores(stores)
+    if estimates is not None:
+        print_encodings(estimates)
     if survey.disk_free < survey.bytes_needed:
         print_error(
-            f"{output}: not enough room on its disk. Choose another disk, a smaller `--size` or `--max-size`, "
+            f"{output}: not enough space on its disk. Choose another disk, a smaller `--size` or `--max-size`, "
             f"`--store source`, or `--limit`."
         )
         raise typer.Exit(1)
@@ -276,24 +287,38 @@ def _print_survey(survey: Survey, stores: StoreEstimates | None, output: Path, o
         raise typer.Exit(1)
 
 
-def _planned(plan: StorePlan) -> str:
-    """How rows will be stored, in words."""
-    told = [str(plan.option)]
-    told += [f"shorter side at most {plan.max_size}"] if plan.max_size else []
+def _planned(plan: RaggedPlan) -> str:
+    """Returns how rows will be stored, as text."""
+    parts = [str(plan.option)]
+    parts += [f"shorter side at most {plan.max_size}"] if plan.max_size else []
     codecs = {"pixels": plan.image_codec, "masks": plan.mask_codec}
-    return ", ".join([*told, *(f"{name} with {codec}" for name, codec in codecs.items() if codec.name != "none")])
+    return ", ".join([*parts, *(f"{name} with {codec}" for name, codec in codecs.items() if codec.name != "none")])
 
 
 def _fields(columns: tuple[str, ...], masks: bool = False) -> list[tuple[str, str]]:
-    """What else is known of each sample, where that is more than labels."""
+    """Returns a line on the fields, if there are others than labels."""
     names = [*(["masks"] if masks else []), *columns]
     return [("fields", ", ".join(names))] if set(names) - {"labels"} else []
 
 
 def _changes(converted: dict[str, int], skipped: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
-    """What was converted and what was left out, each sample by name."""
+    """Returns lines on what was converted, and on each sample that was left out."""
     pairs = [("converted", f"{what}: {count:,}") for what, count in converted.items()]
     if skipped:
         pairs.append(("skipped", f"{len(skipped):,}"))
         pairs += [("", line) for line in skipped_lines(skipped)]
     return pairs
+
+
+def layouts() -> None:
+    """List the dataset layouts that `fastload pack` reads.
+
+    Known datasets come first, then formats, then folders of images.
+    """
+    from fastload.sources.layouts import LAYOUTS
+
+    width = max(map(len, LAYOUTS))
+    for kind in ("dataset", "format", "folder"):
+        for name, layout in LAYOUTS.items():
+            if layout.kind == kind:
+                typer.echo(f"{typer.style(name.ljust(width), bold=True)}  {layout.line}")

@@ -1,4 +1,4 @@
-"""`fastload tune`: the arguments of `FastLoader` that suit a file on this machine, by a short search."""
+"""`fastload tune`: searches the arguments of `FastLoader` that suit a file on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastload.cli.output import (
 from fastload.cli.pack import parse_size
 
 if TYPE_CHECKING:
-    from fastload.tune.search import Tuned
+    from fastload.profiling.tune.search import Tuned
 
 
 def tune(
@@ -31,8 +31,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="STEP",
-            help="Find the cheapest arguments that keep this step fed: resnet50, resnet18, tiny, or sim:RATE, a "
-            "simulated accelerator that takes RATE images/s; by default the fastest are sought.",
+            help="Find the cheapest arguments with which this step does not wait: resnet50, resnet18, tiny, or "
+            "sim:RATE, a simulated accelerator that takes RATE images/s. By default, find the fastest.",
             show_default=False,
         ),
     ] = None,
@@ -40,8 +40,8 @@ def tune(
         str,
         typer.Option(
             metavar="SHARE",
-            help="Share of this job's CPUs that loading may take, such as 40%: above that the launches of kernels "
-            "begin to wait. A network that trains on the CPU counts too.",
+            help="Share of this job's CPUs that loading may use, such as 40%, so that some is left to launch kernels; "
+            "includes a network that trains on the CPU.",
         ),
     ] = "100%",
     batch_size: Annotated[
@@ -54,8 +54,8 @@ def tune(
         typer.Option(
             parser=parse_size,
             metavar="S|HxW",
-            help="Begin the loader's transforms with RandomResizedCrop of this height x width, as training does; 224 "
-            "for images that differ in size, else none.",
+            help="Begin the loader's transforms with RandomResizedCrop to this height x width; by default 224 for "
+            "images that differ in size, else no crop.",
             show_default=False,
         ),
     ] = None,
@@ -63,20 +63,21 @@ def tune(
     cold: Annotated[bool, typer.Option("--cold", help="Drop FILE from the page cache before each trial.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     report: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a report to look at.", show_default=False)
+        Path | None, typer.Option(metavar="OUT.html", help="Write a report as an HTML page.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a report that exists.")] = False,
 ) -> None:
-    """Search for the arguments that load FILE fastest here.
+    """Search for the arguments of FastLoader that load FILE fastest on this machine.
 
-    Prints what was measured and the call to paste. Ctrl-C ends it with what is known by then.
+    Prints the measurements and the call to paste.
+    Ctrl-C ends it and prints the results so far.
     """
     with one_line_errors():
         if report is not None:
-            from fastload.report import check_report_path
+            from fastload.profiling.report import check_report_path
 
             check_report_path(report, force=force)
-        from fastload.tune.options import TuneOptions, parse_share
+        from fastload.profiling.tune.candidates import TuneOptions, parse_share
 
         options = TuneOptions(
             batch_size=batch_size,
@@ -88,25 +89,25 @@ def tune(
             cold=cold,
             size=size,
         )
-        from fastload.tune.search import Search
+        from fastload.profiling.tune.search import Search
 
         search = Search(file, options)
         typer.echo(f"up to {search.num_trials} trials in about {format_seconds(seconds)}", err=True)
-        with progress_bar("trials") as told:
-            result = search.run(told)
+        with progress_bar("trials") as progress:
+            result = search.run(progress)
         if report is not None:
-            from fastload.report import write_report
-            from fastload.tune.tables import measured
+            from fastload.profiling.report import write_report
+            from fastload.profiling.tune.tables import measured
 
             write_report(measured(result, command=_command()), report, force=force)
         if as_json:
-            from fastload.tune.tables import to_dict
+            from fastload.profiling.tune.tables import to_dict
 
             print_json(to_dict(result))
         else:
             _print(result)
         if result.interrupted:
-            print_error("interrupted; what is above was measured before.")
+            print_error("interrupted; the results above were measured before.")
             raise typer.Exit(INTERRUPTED)
 
 
@@ -115,7 +116,7 @@ def _command() -> str:
 
 
 def _print(result: Tuned) -> None:
-    from fastload.tune.tables import gain_text, table_of
+    from fastload.profiling.tune.tables import gain_text, table_of
 
     if result.chosen is None:
         typer.echo("nothing was measured")

@@ -1,4 +1,4 @@
-"""`fastload verify`: is every row still what was packed, and still what its source image decodes to."""
+"""`fastload verify`: checks that every row is still what was packed, and still what its source image decodes to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import typer
 from fastload.cli.output import format_seconds, one_line, one_line_errors, print_error, print_json, progress_bar
 
 if TYPE_CHECKING:
-    from fastload.compare import SourceReport
-    from fastload.verify import VerifyReport
+    from fastload.inspection.compare import SourceReport
+    from fastload.inspection.verify import VerifyReport
 
 MAX_ROWS = 100
 
@@ -33,11 +33,11 @@ def verify(
 ) -> None:
     """Check that every row is still what was packed.
 
-    Names the damaged rows and ends with exit code 1 when there are any. With --source, every image is decoded again
-    and its pixels are compared.
+    Names the damaged rows, and ends with exit code 1 if there are any.
+    With --source, every source image is decoded again and compared.
     """
     with one_line_errors():
-        from fastload.verify import verify_file
+        from fastload.inspection.verify import verify_file
 
         started = time.perf_counter()
         with progress_bar("rows") as advance:
@@ -57,7 +57,7 @@ def verify(
 
 
 def _print(report: VerifyReport, seconds: float) -> None:
-    from fastload.chunks import format_bytes
+    from fastload.inspection.chunk_layout import format_bytes
 
     name = report.path.name
     if not report.header_ok:

@@ -1,13 +1,13 @@
-"""What a dataset would be in each store, on this machine: its size, and images/s from memory and from this disk.
+"""Estimates of what a dataset would be in each encoding on this machine: its size, and images/s from memory and disk.
 
-`source` and `file` take a sample of a dataset, as the packer makes rows; `rates` decodes it as often as a fraction of
-a second allows, `disk` measures the disk, `stores` joins them, and `pick` says which store is read fastest. No torch.
+`estimate_survey` takes a source that was surveyed, `estimate_file` a packed file; both return `EncodingEstimates` with
+the encoding to pick. Read `surveys` first, then `sample` (rows of some samples in every encoding), `rates` (how fast
+they are decoded, how fast the disk is read) and `encodings` (sizes and rates of all rows, and the pick). Imports
+`pack`, `repack`, `read`, `inspection` and below; never torch.
 """
 
-from fastload.estimate.disk import DiskRate
-from fastload.estimate.file import estimate_file
-from fastload.estimate.pick import StoreEstimate
-from fastload.estimate.source import estimate_survey
-from fastload.estimate.stores import StoreEstimates
+from fastload.estimate.encodings import EncodingEstimate, EncodingEstimates
+from fastload.estimate.rates import DiskRate
+from fastload.estimate.surveys import estimate_file, estimate_survey
 
-__all__ = ["DiskRate", "StoreEstimate", "StoreEstimates", "estimate_file", "estimate_survey"]
+__all__ = ["DiskRate", "EncodingEstimate", "EncodingEstimates", "estimate_file", "estimate_survey"]

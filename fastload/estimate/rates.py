@@ -1,44 +1,65 @@
-"""How fast rows come out of a store that is in memory: copied or decoded, in as many threads as there are CPUs."""
+"""Measured rates: pixels a second when rows are in memory, and bytes a second from this disk.
+
+Rows in memory are copied or decoded by as many threads as there are CPUs. The disk is read from a file that is written
+for it and dropped from memory, in random order, in pieces of 1 MiB, several at once: like the loader, which shuffles
+    and
+has the next rows read ahead. One virtual disk gave twice as much in order.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
+import random
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.store import RAW, EncodedRow
-from fastload.stored_rows import decode_mask_row, decode_row
+from fastload.format.ragged import RAW, EncodedRow
+from fastload.images.decode_part import decode_mask_row, decode_row
+from fastload.system.page_cache import drop
 
 PASSES = 32
-"""Over the rows that are decoded at most: small ones are done long before the time is out."""
+"""Limit for passes over rows that are decoded: small ones are done long before the time is over."""
 COPY_PASSES = 4
-"""Over rows of one size that are only copied, each of which is there many times already."""
+"""The same for rows of one size that are only copied, each of which is there many times already."""
 
-# What is copied lies in more memory than the CPU's caches hold, as a file does.
+# Copied rows take more memory than the CPU's caches have, as a file does.
 _MORE_THAN_CACHE_BYTES, _MOST_COPIES = 64 * 2**20, 4096
 _SLOTS_BYTES = 4 * 2**20
 _BATCH = 256
 _MOST_SLOTS_BYTES = 2 * 2**30
-"""Of all threads together; of images so large that this is little, fewer are decoded at once."""
+"""Limit for all threads together; fewer of very large images are decoded at once."""
+
+
+LEAST_BYTES, MOST_BYTES = 16 * 2**20, 256 * 2**20
+
+_PIECE_BYTES = 2**20
+_BLOCK_BYTES = 16 * 2**20
+_THREADS = 8
+_MOST_LEFT = 0.1
+"""Fraction of the file that may stay in memory when it is dropped."""
 
 Step = Callable[[int], int]
-"""Does a part of the work, by its number, and returns the pixels done."""
+"""`step(number) -> pixels`: does one part of the work."""
 
 
 def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int, seconds: float = 0.25) -> float:
-    """Pixels (of images; masks come along) that become ready for the transforms in a second.
+    """Returns the pixels of images (with their masks) that are decoded in a second.
 
     Args:
         rows: at least one, each of which can be decoded.
-        dtype: of the images' pixels.
-        threads: that decode at once.
-        seconds: of measuring, unless the passes are over before.
+        dtype: dtype of the images.
+        threads: number of threads that decode.
+        seconds: time to measure; less if all passes are done before.
     """
     if all(row.encoding == RAW and row.mask_encoding == RAW and row.shape == rows[0].shape for row in rows):
         return _timed(*_copying(rows), threads, seconds)
@@ -50,20 +71,20 @@ def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int
 
 
 def _timed(make: Callable[[], Step], steps: int, threads: int, seconds: float) -> float:
-    """Pixels a second of so many steps, or of what is done when the time is out: at least one step a thread.
+    """Returns the pixels a second of so many steps, or of those done within the time: at least one for each thread.
 
     Args:
-        make: makes a step with memory of its own, once a thread.
+        make: returns a step with memory of its own; called once for each thread.
     """
-    turns, steps = itertools.count(), max(steps, threads)
+    numbers, steps = itertools.count(), max(steps, threads)
     made = [make() for _ in range(threads)]
-    made[0](0)  # what only the first one needs
+    made[0](0)  # Warms up.
     started = time.perf_counter()
 
     def work(step: Step) -> int:
         pixels = 0
-        while (turn := next(turns)) < steps and (turn < threads or time.perf_counter() - started < seconds):
-            pixels += step(turn)
+        while (number := next(numbers)) < steps and (number < threads or time.perf_counter() - started < seconds):
+            pixels += step(number)
         return pixels
 
     with ThreadPoolExecutor(threads) as pool:
@@ -72,20 +93,20 @@ def _timed(make: Callable[[], Step], steps: int, threads: int, seconds: float) -
 
 
 def _copying(rows: Sequence[EncodedRow]) -> tuple[Callable[[], Step], int]:
-    """What copies rows of one size batch by batch, as the loader does, and steps for COPY_PASSES."""
-    stored = np.stack([np.frombuffer(bytes(row.image) + bytes(row.mask or b""), np.uint8) for row in rows])
-    stored = np.tile(stored, (max(1, _MORE_THAN_CACHE_BYTES // stored.nbytes), 1))
-    batch = max(1, min(_BATCH, _SLOTS_BYTES // stored.shape[1]))
-    order = np.random.default_rng(0).permutation(len(stored))
+    """Returns a maker of steps that copy rows of one size into batches, as the loader does, and the number of steps."""
+    in_memory = np.stack([np.frombuffer(bytes(row.image) + bytes(row.mask or b""), np.uint8) for row in rows])
+    in_memory = np.tile(in_memory, (max(1, _MORE_THAN_CACHE_BYTES // in_memory.nbytes), 1))
+    batch = max(1, min(_BATCH, _SLOTS_BYTES // in_memory.shape[1]))
+    order = np.random.default_rng(0).permutation(len(in_memory))
     pixels = rows[0].shape[0] * rows[0].shape[1]
 
     def make() -> Step:
-        out = np.zeros((batch, stored.shape[1]), np.uint8)
+        out = np.zeros((batch, in_memory.shape[1]), np.uint8)
 
-        def step(turn: int) -> int:
-            first = turn * batch % len(order)
+        def step(number: int) -> int:
+            first = number * batch % len(order)
             chosen = order[first : first + batch]
-            np.take(stored, chosen, axis=0, out=out[: len(chosen)], mode="clip")
+            np.take(in_memory, chosen, axis=0, out=out[: len(chosen)], mode="clip")
             return len(chosen) * pixels
 
         return step
@@ -94,12 +115,12 @@ def _copying(rows: Sequence[EncodedRow]) -> tuple[Callable[[], Step], int]:
 
 
 def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any], slots_bytes: int) -> Step:
-    """What decodes a row into memory of its own, one slot after another."""
+    """Returns a step that decodes one row, into the next part of its own memory."""
     slots, at = np.zeros(slots_bytes, np.uint8), 0
 
-    def step(turn: int) -> int:
+    def step(number: int) -> int:
         nonlocal at
-        row = rows[turn % len(rows)]
+        row = rows[number % len(rows)]
         height, width, channels = row.shape
         image_bytes, mask_bytes = height * width * channels * dtype.itemsize, height * width
         if at + image_bytes + mask_bytes > len(slots):
@@ -116,9 +137,78 @@ def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any], slots_bytes: int
 
 
 def _beyond_cache(rows: Sequence[EncodedRow]) -> Sequence[EncodedRow]:
-    """The rows; pixels, which are only copied, several times over, each time in other memory."""
+    """Returns the rows; pixels, which are only copied, are repeated in other memory until caches cannot hold them."""
     total = sum(len(row.image) for row in rows)
     if any(row.encoding != RAW for row in rows):
         return rows
     times = max(1, min(_MORE_THAN_CACHE_BYTES // total, _MOST_COPIES // len(rows)))
     return [replace(row, image=memoryview(bytearray(row.image))) for _ in range(times) for row in rows]
+
+
+class DiskRate(NamedTuple):
+    """The rate at which a disk is read."""
+
+    bytes_per_s: float | None
+    """None if it cannot be measured."""
+    note: str
+    """How it was measured, or why it cannot be."""
+
+
+def measure_disk(folder: Path, num_bytes: int, *, seconds: float = 1.4) -> DiskRate:
+    """Returns how fast files in a folder are read while they are not in memory.
+
+    The file for it has no name (O_TMPFILE) if the system supports that, so that nothing is left even after a kill.
+
+    Args:
+        folder: folder on the disk.
+        num_bytes: bytes to write and read, clipped to LEAST_BYTES and MOST_BYTES and to a tenth of the free space.
+        seconds: limit, half of it for writing and half for reading.
+    """
+    try:
+        room = shutil.disk_usage(folder).free // 10
+        num_bytes = min(max(num_bytes, LEAST_BYTES), MOST_BYTES, room)
+        if num_bytes < LEAST_BYTES:
+            return DiskRate(None, "cannot be measured: too little room for a file to be read")
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            written = _write(file.fileno(), num_bytes, seconds / 2)
+            opened = Path(f"/proc/self/fd/{file.fileno()}")
+            left = drop(opened) if opened.exists() else None
+            if left is None:
+                return DiskRate(None, "cannot be measured: this system does not say what is in memory")
+            if left > _MOST_LEFT:
+                return DiskRate(None, "cannot be measured: its files stay in memory (as on tmpfs)")
+            return _read(file.fileno(), written, seconds / 2)
+    except OSError as exc:
+        return DiskRate(None, f"cannot be measured: {exc.strerror or exc}")
+
+
+def _write(fd: int, num_bytes: int, seconds: float) -> int:
+    """Writes and syncs blocks; returns the bytes written, at least one block."""
+    # Random bytes: some disks and file systems compress.
+    block = os.urandom(_PIECE_BYTES) * (_BLOCK_BYTES // _PIECE_BYTES)
+    written, end = 0, time.perf_counter() + seconds
+    while written + _BLOCK_BYTES <= num_bytes and (not written or time.perf_counter() < end):
+        written += os.pwrite(fd, block, written)
+        # Synced one by one: at the end, a slow disk would take a minute for all.
+        os.fsync(fd)
+    return written
+
+
+def _read(fd: int, num_bytes: int, seconds: float) -> DiskRate:
+    pieces = list(range(0, num_bytes, _PIECE_BYTES))
+    random.Random(0).shuffle(pieces)
+    remaining = iter(pieces)
+    started = time.perf_counter()
+
+    def read_some(_: int) -> int:
+        buffer, count = bytearray(_PIECE_BYTES), 0
+        for offset in remaining:
+            count += os.preadv(fd, [buffer], offset)
+            if time.perf_counter() - started > seconds:
+                break
+        return count
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        count = sum(pool.map(read_some, range(_THREADS)))
+    rate = count / (time.perf_counter() - started)
+    return DiskRate(rate, f"measured with {count / 2**20:,.0f} MiB in random order, not in memory before")

@@ -1,11 +1,12 @@
-"""A packed file back to files: PNG images in class folders, or in one folder beside a CSV table.
+"""Exporting: a packed file back to image files, in class folders or in one folder with a CSV table.
 
-Rows that are stored as JPEG become files as they are.
+A packed file (or another HDF5 file with images) goes in; a folder comes out that `fastload pack` packs to the same
+rows. Images become PNG files, those stored as JPEG their own bytes. `fastload.json` and `fields.npz` hold what files
+and table cannot say. Every row is checked against its digest. While the work is unfinished, the folder holds the hidden
+file `.fastload-export`, and the same call continues it.
 
-What these cannot say lies beside them in `fastload.json` and `fields.npz`, so that `fastload pack` makes the same rows.
-
-Every row is checked against its digest while it is read. While the work is under way the folder holds the hidden file
-`.fastload-export`; a call that was interrupted is continued by the same call.
+Read `plan` first (which file each row becomes), then `write` (threads write the images) and `table` (the CSV table and
+the two extra files). Imports `repack` for the listing of a packed file, `read` and below; never the loader or torch.
 """
 
 from __future__ import annotations
@@ -25,21 +26,19 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.cpus import available_cpus
 from fastload.errors import FormatError, OptionError, OutputError
 from fastload.export.plan import MANIFEST, ExportLayout, plan_export
-from fastload.export.png import encode_png
-from fastload.export.sidecar import fields_bytes, sidecar_text
-from fastload.export.table import table_text
-from fastload.export.write import Job, Progress, sampled_files, unfinished, write_file, write_images
-from fastload.format import PackedFile
-from fastload.layout import writer_name
-from fastload.open_readers import close_readers
-from fastload.repack.choose import Choice, choose_rows
-from fastload.repack.listing import list_packed, regroup
-from fastload.repack.stored import KeptRows
+from fastload.export.table import fields_bytes, sidecar_text, table_text
+from fastload.export.write import Job, Progress, encode_png, sampled_files, unfinished, write_file, write_images
+from fastload.format.header import PackedFile
+from fastload.format.writer import writer_name
+from fastload.read.reader import close_readers
+from fastload.repack.choice import Choice, choose_rows
+from fastload.repack.packed_listing import list_packed, regroup
+from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import Listing, first_few
+from fastload.system.machine import available_cpus
 
 __all__ = ["ExportReport", "export_file"]
 
@@ -47,7 +46,7 @@ Format = Literal["png"]
 
 JOURNAL = ".fastload-export"
 _ENCODERS: dict[str, tuple[str, Callable[[NDArray[Any]], bytes]]] = {"png": (".png", encode_png)}
-"""Suffix and encoder of each format."""
+"""Format -> suffix and encoder."""
 _JPEG_SUFFIX = ".jpg"
 
 _SAMPLED = 8
@@ -56,16 +55,16 @@ _DISK_BLOCK = 4096
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was exported.
+    """The result of exporting.
 
     Attributes:
-        folder: the folder.
+        folder: the folder with the files.
         layout: "folder" or "csv".
-        num_images: images in it.
-        num_masks: masks in it.
+        num_images: number of images.
+        num_masks: number of masks.
         kept: images that an interrupted call had written.
         splits: name -> number of images.
-        notes: what folders and table alone do not say, or say otherwise; `fastload.json` beside them does.
+        notes: what folders and table alone do not say, or say differently; `fastload.json` says it.
         seconds: time this call took.
         images_per_s: images this call wrote over that time.
     """
@@ -91,23 +90,23 @@ def export_file(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write the images of a packed file as files that `fastload pack` reads back to the same rows.
+    """Writes the images of a packed file as files that `fastload pack` packs to the same rows.
 
     Args:
         file: a packed file, or another HDF5 file with a dataset `images`.
-        folder: folder to make; one that exists has to be empty, or hold an unfinished export of the same.
-        split: only this split.
-        layout: "folder": class folders, below folders of splits where there are several; "csv": the folder `images`,
-            `masks` where there are any, and the table `manifest.csv` with all the rest; "auto": folders where they say
-            everything.
-        format: of what is not stored as JPEG: "png", which loses nothing.
-        workers: threads that encode, by default one per CPU.
+        folder: folder to make; if it exists, it must be empty or hold an unfinished export of the same file.
+        split: export only this split.
+        layout: "folder": class folders, inside folders of splits if there are several; "csv": the folder `images`,
+            `mask_images` if there are masks, and the table `manifest.csv` with everything else; "auto": folders if they
+            say everything.
+        format: format of images not stored as JPEG: "png", which loses nothing.
+        workers: threads that encode, by default one for each CPU.
         progress: called with (stage, done, total).
 
     Raises:
         MissingFileError, FormatError: the file is not there, cannot be read, or holds no images.
         SourceError: rows of the file are damaged; it names them.
-        OptionError: an option has no meaning for this file.
+        OptionError: an option is not accepted for this file.
         OutputError: the folder holds other files, or cannot be written.
     """
     started = time.perf_counter()
@@ -120,11 +119,11 @@ def export_file(
     if split is not None:
         listing = regroup(listing, choose_rows(listing, Choice(splits=(split,)), header.path))
     suffix, encode = _ENCODERS[format]
-    jpegs = np.flatnonzero(listing.files.is_jpeg).tolist() if isinstance(listing.files, KeptRows) else []
+    jpegs = np.flatnonzero(listing.files.is_jpeg).tolist() if isinstance(listing.files, RaggedRows) else []
     plan = plan_export(listing, layout, suffix, dict.fromkeys(jpegs, _JPEG_SUFFIX))
     job = Job(listing, plan, Path(folder), encode, header.path)
-    about = _about(header, split, plan.layout, format)
-    _check_folder(job.folder, about)
+    identity = _identity_of(header, split, plan.layout, format)
+    _check_folder(job.folder, identity)
     notes = [*listing.notes, *plan.notes]
     if jpegs:
         notes.append(
@@ -133,9 +132,9 @@ def export_file(
         )
     try:
         _check_space(job)
-        with _locked(job.folder, about) as resumed:
+        with _locked(job.folder, identity) as resumed:
             kept = write_images(job, resumed, max(1, available_cpus() if workers is None else workers), progress)
-            notes += _write_words(job)
+            notes += _write_table(job)
             (job.folder / JOURNAL).unlink()
     finally:
         close_readers()
@@ -154,8 +153,8 @@ def export_file(
     )
 
 
-def _write_words(job: Job) -> list[str]:
-    """Write what the images do not say; notes on what the table leaves out."""
+def _write_table(job: Job) -> list[str]:
+    """Writes the table and the extra files; returns notes on what the table leaves out."""
     table, left_out = None, list[str]()
     if job.plan.layout == "csv":
         text, left_out = table_text(job.listing, job.plan)
@@ -175,14 +174,20 @@ def _check_pixels(header: PackedFile, listing: Listing) -> None:
         )
 
 
-def _about(header: PackedFile, split: str | None, layout: str, format: str) -> str:
-    """What must be the same for an export to be continued."""
-    about = {"release": writer_name(), "file": header.header_digest, "split": split, "layout": layout, "format": format}
-    return json.dumps(about, sort_keys=True)
+def _identity_of(header: PackedFile, split: str | None, layout: str, format: str) -> str:
+    """Returns what must be the same for an export to be continued, as JSON."""
+    identity = {
+        "release": writer_name(),
+        "file": header.header_digest,
+        "split": split,
+        "layout": layout,
+        "format": format,
+    }
+    return json.dumps(identity, sort_keys=True)
 
 
 def _check_space(job: Job) -> None:
-    """Refuse a disk that is too full, as far as a few images tell; what is there already counts as free."""
+    """Raises OutputError for a disk too full, estimated from a few images; files there already count as free space."""
     folder = job.folder if job.folder.is_dir() else job.folder.absolute().parent
     rows = np.unique(np.linspace(0, len(job.listing) - 1, _SAMPLED).astype(np.int64))
     blocks = sum(-(-len(data) // _DISK_BLOCK) for data in sampled_files(job, rows)) / len(rows)
@@ -199,8 +204,8 @@ def _check_space(job: Job) -> None:
         )
 
 
-def _check_folder(folder: Path, about: str) -> bool:
-    """Whether an interrupted call of the same export has left its work there; makes nothing.
+def _check_folder(folder: Path, identity: str) -> bool:
+    """Whether an interrupted call of the same export has left files there; creates nothing.
 
     Raises:
         OutputError: it holds something else, or cannot be made.
@@ -215,8 +220,8 @@ def _check_folder(folder: Path, about: str) -> bool:
         if there and found is None:
             raise OutputError(f"{folder}: is not empty. Give a new folder; nothing is ever written among other files.")
         if found == "" and there == {journal.name}:
-            return False  # another call is about to begin, or was killed there
-        if there and found != about:
+            return False  # Another call is about to begin, or was killed there.
+        if there and found != identity:
             raise OutputError(
                 f"{folder}: holds an unfinished export of another file, split or layout. Finish that one, or remove "
                 f"the folder."
@@ -230,8 +235,8 @@ def _check_folder(folder: Path, about: str) -> bool:
 
 
 @contextmanager
-def _locked(folder: Path, about: str) -> Iterator[bool]:
-    """The folder, made where it is absent, for this call alone; whether an interrupted call left its work there.
+def _locked(folder: Path, identity: str) -> Iterator[bool]:
+    """Creates the folder and locks it for this call; yields whether an interrupted call left files there.
 
     Raises:
         OutputError: another process exports into it, or it cannot be written.
@@ -250,17 +255,17 @@ def _locked(folder: Path, about: str) -> Iterator[bool]:
                 f"{folder}: another process is exporting into it. Wait for it, stop it, or give another folder."
             ) from exc
         except OSError:
-            pass  # a file system without locks
+            pass  # A file system without locks.
         if not journal.exists() or not os.path.samestat(os.fstat(fd), os.stat(journal)):
             raise OutputError(f"{folder}: another process has just finished an export there. Give a new folder.")
         new = os.fstat(fd).st_size == 0
         if new and {path.name for path in folder.iterdir()} != {JOURNAL}:
             journal.unlink()
             raise OutputError(f"{folder}: another process has just written there. Give a new folder.")
-        resumed = _check_folder(folder, about)
+        resumed = _check_folder(folder, identity)
         if not resumed:
             try:
-                os.pwrite(fd, about.encode(), 0)
+                os.pwrite(fd, identity.encode(), 0)
                 os.fsync(fd)
             except OSError as exc:
                 raise OutputError(f"{journal}: cannot be written ({exc.strerror}). Free some space.") from exc

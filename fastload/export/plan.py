@@ -1,24 +1,37 @@
-"""Which file each row becomes: by class folders, or all in one folder beside a table."""
+"""The plan of an export: the file of each row, in class folders or all in one folder with a table.
+
+Names are made from keys and class names, and are valid on Linux, macOS and Windows, inside the folder, and unique.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
+import xxhash
 
 from fastload.errors import OptionError
-from fastload.export.names import Names, class_folders, safe_name, safe_parts
-from fastload.sources.folder import ORDER, SPLITS
-from fastload.sources.listing import Column, Listing, first_few
+from fastload.format.column import Column
+from fastload.sources.exported import FIELDS, SIDECAR
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, first_few
+
+MAX_NAME_BYTES = 200
+"""Limit for one name with its suffix: file systems allow 255, and temporary names are longer."""
+MAX_DEPTH = 16
+
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"|?*\\/]')
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 ExportLayout = Literal["auto", "folder", "csv"]
 
 IMAGES, MASKS, MANIFEST = "images", "masks", "manifest.csv"
 TABLE_MASKS = "mask_images"
-"""Beside a table: `masks` beside `images` would be a layout of its own, which says less."""
+"""Folder of masks next to a table: `masks` would be recognised as another layout, which ignores the table."""
 
 _NONE: Mapping[int, str] = MappingProxyType({})
 
@@ -29,13 +42,13 @@ RENUMBERED = (
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The files to be.
+    """The files of an export.
 
     Attributes:
         layout: "folder" or "csv".
-        images: for each row its path, with `/`.
-        masks: likewise for its mask; empty without masks.
-        notes: what the files do not say, or say otherwise.
+        images: path of each row's image, with `/`.
+        masks: path of each row's mask; empty without masks.
+        notes: what the files do not say, or say differently.
     """
 
     layout: Literal["folder", "csv"]
@@ -45,10 +58,10 @@ class ExportPlan:
 
 
 def plan_export(listing: Listing, layout: ExportLayout, suffix: str, others: Mapping[int, str] = _NONE) -> ExportPlan:
-    """The paths of all rows.
+    """Returns the paths of all rows.
 
     Args:
-        suffix: of all images but `others`, and of all masks.
+        suffix: suffix of all images except `others`, and of all masks.
         others: row -> suffix of its image.
 
     Raises:
@@ -64,14 +77,8 @@ def plan_export(listing: Listing, layout: ExportLayout, suffix: str, others: Map
     return _by_folders(listing, suffix, others)
 
 
-def _classes(listing: Listing) -> Column | None:
-    """The labels, when each row has one class."""
-    column = listing.columns.get("labels")
-    return column if column is not None and column.values.ndim == 1 and column.values.dtype.kind in "iu" else None
-
-
 def _no_folders(listing: Listing) -> str:
-    """Why folders of classes would not say what the file does; "" when they can."""
+    """Returns why folders of classes cannot say what the file does; "" if they can."""
     labels = listing.columns.get("labels")
     if labels is not None and labels.values.ndim > 1:
         return "each row has several labels"
@@ -79,7 +86,7 @@ def _no_folders(listing: Listing) -> str:
         return "its labels are no class numbers"
     for split, name in enumerate(listing.split_names):
         here = listing.split == split
-        if len(listing.split_names) > 1 and name not in ORDER:
+        if len(listing.split_names) > 1 and name not in SPLIT_ORDER:
             return f"its split {name!r} would be taken for a class"
         if labels is not None and len(set((labels.values[here] < 0).tolist())) > 1:
             return f"some rows of the split {name!r} have no label, others have"
@@ -95,14 +102,6 @@ def _no_folders(listing: Listing) -> str:
 
 def _more_than_classes(listing: Listing) -> bool:
     return listing.masks is not None or bool(set(listing.columns) - {"labels"})
-
-
-def _class_names(labels: Column) -> tuple[str, ...]:
-    """Names of all classes; where there are none, numbers of equal length, so that sorting keeps their order."""
-    names = tuple(labels.attrs.get("names", ()))
-    most = int(labels.values.max(initial=0))
-    digits = len(str(max(most, len(names) - 1)))
-    return names + tuple(f"{number:0{digits}d}" for number in range(len(names), most + 1))
 
 
 def _by_folders(listing: Listing, suffix: str, others: Mapping[int, str]) -> ExportPlan:
@@ -130,9 +129,33 @@ def _by_folders(listing: Listing, suffix: str, others: Mapping[int, str]) -> Exp
     return ExportPlan("folder", tuple(images), tuple(masks), (*notes, *_mask_notes(listing)))
 
 
+def _with_table(listing: Listing, suffix: str, others: Mapping[int, str]) -> ExportPlan:
+    """Plans images in one folder, named after their keys, and masks of the same names in another."""
+    given = Names()
+    # Without the folders of the keys: such names as `img_align_celeba/` would be taken for that dataset.
+    images = [given.path([], safe_name("_".join(safe_parts(key))), suffix) for key in listing.keys]
+    masks = () if listing.masks is None else tuple(f"{TABLE_MASKS}/{path}" for path in images)
+    images = _resuffixed(images, suffix, others)
+    return ExportPlan("csv", tuple(f"{IMAGES}/{path}" for path in images), masks, _mask_notes(listing))
+
+
 def _resuffixed(paths: list[str], suffix: str, others: Mapping[int, str]) -> list[str]:
-    """The paths, some with another suffix. They were told apart before: a mask is named as its image but for that."""
+    """Returns the paths, some with another suffix; they were unique before, as a mask is named like its image."""
     return [path.removesuffix(suffix) + others[row] if row in others else path for row, path in enumerate(paths)]
+
+
+def _classes(listing: Listing) -> Column | None:
+    """Returns the labels, if each row has one class."""
+    column = listing.columns.get("labels")
+    return column if column is not None and column.values.ndim == 1 and column.values.dtype.kind in "iu" else None
+
+
+def _class_names(labels: Column) -> tuple[str, ...]:
+    """Returns the names of all classes; numbers of equal length without names, so that sorting keeps their order."""
+    names = tuple(labels.attrs.get("names", ()))
+    most = int(labels.values.max(initial=0))
+    digits = len(str(max(most, len(names) - 1)))
+    return names + tuple(f"{number:0{digits}d}" for number in range(len(names), most + 1))
 
 
 def _class_notes(labels: Column | None, names: tuple[str, ...], folders: list[str]) -> list[str]:
@@ -149,7 +172,7 @@ def _class_notes(labels: Column | None, names: tuple[str, ...], folders: list[st
 
 
 def _mask_notes(listing: Listing) -> tuple[str, ...]:
-    """What files of masks do not say."""
+    """Returns notes on what files of masks do not say."""
     masks = listing.masks
     if masks is None or (not masks.names and masks.ignore_index is None):
         return ()
@@ -160,11 +183,65 @@ def _mask_notes(listing: Listing) -> tuple[str, ...]:
     )
 
 
-def _with_table(listing: Listing, suffix: str, others: Mapping[int, str]) -> ExportPlan:
-    """Images in one folder, named as their keys are; masks in another, named alike."""
-    given = Names()
-    # Without the folders of the keys: such names as `img_align_celeba/` would be taken for that dataset.
-    images = [given.path([], safe_name("_".join(safe_parts(key))), suffix) for key in listing.keys]
-    masks = () if listing.masks is None else tuple(f"{TABLE_MASKS}/{path}" for path in images)
-    images = _resuffixed(images, suffix, others)
-    return ExportPlan("csv", tuple(f"{IMAGES}/{path}" for path in images), masks, _mask_notes(listing))
+class Names:
+    """Hands out unique paths, also for file systems that ignore upper and lower case."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = {_folded(name) for name in taken}
+        self._last: dict[str, int] = {}  # The highest number of each path: without it, equal names take quadratic time.
+
+    def path(self, folders: list[str], name: str, suffix: str) -> str:
+        """Returns `folders/name.suffix`; the name gets `_2`, `_3`, ... if the path is taken."""
+        # A folder whose name ends like a file's could meet a file of that name.
+        above = "/".join(f"{folder}_" if folder.lower().endswith(suffix) else folder for folder in folders)
+        start = f"{above}/" if above else ""
+        path = f"{start}{name}{suffix}"
+        plain = folded = _folded(path)
+        number = self._last.get(plain, 1)
+        while folded in self._taken:
+            number += 1
+            path = f"{start}{name}_{number}{suffix}"
+            folded = _folded(path)
+        self._last[plain] = number
+        self._taken.add(folded)
+        return path
+
+
+def class_folders(names: Iterable[str]) -> list[str]:
+    """Returns a unique folder name for each class, none of which export needs for itself."""
+    given = Names((SIDECAR, FIELDS))
+    return [given.path([], safe_name(name), "") for name in names]
+
+
+def safe_parts(key: str) -> list[str]:
+    """Returns the folders and the name without suffix for a key; folders deeper than MAX_DEPTH are joined."""
+    parts = [part for part in key.split("/") if part not in ("", ".", "..")]
+    parts = parts or ["_"]
+    if len(parts) > MAX_DEPTH:
+        parts = [*parts[: MAX_DEPTH - 1], "_".join(parts[MAX_DEPTH - 1 :])]
+    stem, dot, suffix = parts[-1].rpartition(".")
+    if stem and dot and re.fullmatch(r"[A-Za-z0-9]{1,5}", suffix):
+        parts[-1] = stem
+    return [safe_name(part) for part in parts]
+
+
+def safe_name(text: str) -> str:
+    """Returns a name of a file or folder that resembles the text and is valid on Linux, macOS and Windows.
+
+    `..`, separators, control characters, names of Windows devices, leading dots (hidden), trailing dots and spaces are
+    replaced or removed; a text that is too long is cut and ends in a hash of all of it.
+    """
+    name = _UNSAFE.sub("_", unicodedata.normalize("NFC", text)).strip(" ").rstrip(". ")
+    name = name.encode("utf-8", errors="replace").decode()
+    if name.startswith("."):
+        name = f"_{name[1:]}"
+    if not name or _RESERVED.fullmatch(name):
+        name = f"_{name}"
+    if len(name.encode()) > MAX_NAME_BYTES:
+        cut = name.encode()[: MAX_NAME_BYTES - 17].decode(errors="ignore").rstrip(". ")
+        name = f"{cut}-{xxhash.xxh3_64_hexdigest(text.encode(errors='backslashreplace'))}"
+    return name
+
+
+def _folded(path: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", path).casefold())

@@ -1,10 +1,11 @@
-"""The table beside exported images, as `fastload pack` reads it back.
+"""The table of exported images, as `fastload pack` reads it, and the files `fastload.json` and `fields.npz`.
 
-    file_name,split,mask,label,...      one row an image; one a box, with x,y,width,height, where images have several
+    file_name,split,mask,label,...      one row for each image, or for each box with x,y,width,height
 
 Classes are written by their names. Where `fastload pack` would read other classes from these ("10" is a number, "a|b"
-two tags, "nan" no label), numbers are written, and the names in a column beside them. A vector of 0 and 1 becomes a
-column an attribute; a few numbers a column each. Longer arrays (token ids) do not fit a table and are left out.
+two tags, "nan" no label), numbers are written, and the names in an extra column. A vector of 0 and 1 becomes a column
+for each attribute, a few numbers a column each. Longer arrays (token ids) do not fit a table and are left out;
+`fields.npz` has every column, and `fastload.json` what neither says. `sources/exported.py` reads both.
 """
 
 from __future__ import annotations
@@ -12,25 +13,37 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.export.plan import RENUMBERED, ExportPlan
-from fastload.sources.listing import Column, Listing, first_few
-from fastload.sources.table_columns import columns_of
-from fastload.sources.table_values import values_of
+from fastload.format.column import Column, Moves
+from fastload.format.writer import writer_name
+from fastload.images.fit import axis_letter
+from fastload.sources.box_forms import BOXES, POINTS
+from fastload.sources.exported import FORMAT, VERSION
+from fastload.sources.listing import Listing, first_few
+from fastload.sources.tables.columns import columns_of
+from fastload.sources.tables.values import values_of
 
 MOST_COLUMNS = 256
 _BOXES = ("boxes", "num_boxes", "box_labels")
+
+
+_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # Always the same, so that the same rows give the same bytes.
 
 _Cells = list[str]
 
 
 def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
-    """The table as CSV, and notes on what it leaves out."""
+    """Returns the table as CSV, and notes on what it leaves out."""
     columns: dict[str, _Cells] = {"file_name": list(plan.images)}
     notes: list[str] = []
     if listing.split_names != ("all",):
@@ -71,12 +84,12 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
 
 
 def _has_boxes(listing: Listing) -> bool:
-    """Whether a variable number of boxes, each with a class, is all that is said of an image's objects."""
+    """Whether images have a varying number of boxes with a class each, and no labels."""
     return all(name in listing.columns for name in _BOXES) and "labels" not in listing.columns
 
 
 def _cells_of(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str, _Cells]]:
-    """The columns of a table that one of the file becomes."""
+    """Yields the table columns (title, cells) for one column of the file."""
     names = tuple(column.attrs.get("names", ()))
     title = "label" if name == "labels" else name
     if column.values.ndim == 1:
@@ -88,7 +101,7 @@ def _cells_of(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str
 
 
 def _class_cells(title: str, column: Column, names: tuple[str, ...], notes: list[str]) -> Iterator[tuple[str, _Cells]]:
-    """Names of classes, an empty cell for none, or their numbers and these names; other values as they are."""
+    """Yields class names (an empty cell for none), or class numbers and then names; other values as they are."""
     values = column.values.tolist()
     if column.values.dtype.kind != "i" or not names or max(values, default=-1) >= len(names):
         yield title, [_text(value) for value in values]
@@ -109,7 +122,7 @@ def _class_cells(title: str, column: Column, names: tuple[str, ...], notes: list
 
 
 def _read_back(title: str, cells: _Cells) -> bool:
-    """Whether `fastload pack` reads these very classes from such cells."""
+    """Whether `fastload pack` would read exactly these classes from the cells."""
     if not cells:
         return True
     try:
@@ -133,7 +146,7 @@ def _text(value: Any) -> str:
 
 
 def _rows(columns: list[_Cells], listing: Listing, notes: list[str]) -> tuple[list[str], Iterator[_Cells]]:
-    """Titles of what a box has; and one row a box, or one with empty cells for an image without any."""
+    """Returns the titles of box columns; and a row for each box, or one with empty cells for an image without any."""
     boxes, labels = listing.columns["boxes"].values, listing.columns["box_labels"]
     numbers = listing.columns["num_boxes"].values
     there = np.arange(boxes.shape[1]) < numbers[:, None]
@@ -155,3 +168,67 @@ def _free(title: str, columns: dict[str, _Cells]) -> str:
     while title in columns:
         title += "_"
     return title
+
+
+def sidecar_text(listing: Listing, plan: ExportPlan, table: bytes | None) -> bytes:
+    """Returns the content of fastload.json.
+
+    Args:
+        table: content of manifest.csv, if there is one.
+    """
+    masks = listing.masks
+    of_masks = None
+    if masks is not None and plan.masks:
+        of_masks = {"names": list(masks.names), "ignore_index": masks.ignore_index, "attrs": masks.attrs}
+    present = [] if masks is None else masks.present.tolist()
+    paths = [path if there else "" for path, there in zip(plan.masks, present, strict=True)] or [""] * len(listing)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "writer": writer_name(),
+        "manifest": None if table is None else xxhash.xxh3_128_hexdigest(table),
+        "split_names": list(listing.split_names),
+        "masks": of_masks,
+        "columns": [
+            {
+                "name": name,
+                "dtype": column.values.dtype.str,
+                "shape": list(column.values.shape[1:]),
+                "attrs": column.attrs,
+                "moves": _moves(name, column),
+            }
+            for name, column in listing.columns.items()
+        ],
+        "rows": [list(row) for row in zip(listing.keys, plan.images, paths, strict=True)],
+    }
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def fields_bytes(listing: Listing) -> bytes:
+    """Returns the content of fields.npz: `split` and every column, for `np.load`."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for name, values in {"split": listing.split, **_values(listing)}.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy", _TIMESTAMP), "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, _bare(values), allow_pickle=False)
+    return out.getvalue()
+
+
+def _values(listing: Listing) -> dict[str, NDArray[Any]]:
+    return {name: column.values for name, column in listing.columns.items()}
+
+
+def _bare(values: NDArray[Any]) -> NDArray[Any]:
+    """Returns the values without the metadata that h5py adds to the dtype of texts."""
+    return np.ascontiguousarray(values).view(values.dtype.str)
+
+
+def _moves(name: str, column: Column) -> Moves:
+    """Returns how a column moves with its image: "points" or a form of boxes by its name and axes; "" otherwise."""
+    values = column.values
+    if "coordinates" in column.attrs or values.dtype.kind not in "iuf" or values.ndim < 2 or values.shape[-1] % 2:
+        return ""
+    if name.lower() in BOXES and values.shape[-1] == 4:
+        forms: dict[str, Moves] = {"xyxy": "xyxy", "xywh": "xywh"}
+        return forms.get("".join(map(axis_letter, column.attrs.get("names", ()))), "")
+    return "points" if name.lower() in POINTS else ""

@@ -1,30 +1,49 @@
-"""Packing: a dataset as it lies on disk becomes one HDF5 file of chunked uint8 pixels.
+"""Packing: a dataset as it lies on disk becomes one HDF5 file of chunked pixels or encoded images.
 
-`pack_images` surveys the source, lets worker processes decode and write chunks in place, and finishes the file.
-What is under way lies in `OUT.h5.part` and `OUT.h5.journal` (and masks in `OUT.h5.masks` where rows have no size
-beforehand: see `fastload.pack.ordered`); the same call continues it after a kill.
+`pack_images` takes a source (folder, archive, table, dataset object) and an output path. It lists the samples, reads
+every header (`survey`, `decisions`, `encoding`), lets worker processes decode and write (`pool`, `pack_worker`, `fill`,
+`encode`), and gives the finished file its metadata and its name (`finish`). It returns a `PackReport`.
+
+Read `engine` first: it packs rows of one size, whose offsets are known beforehand, and continues an interrupted pack
+from its journal (`begin`, `journal`, `compact`). Rows of varying length are packed by `fastload.pack.ordered`.
+Unfinished work lies in `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill.
+
+Imports `sources`, `images`, `format` and below; never `read`, the loader or torch.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from fastload.cpus import available_cpus
+import numpy as np
+
 from fastload.errors import OptionError, OutputError
-from fastload.layout import CHUNK_BYTES
-from fastload.pack.options import Bits, Fit, Mode, PackOptions, Progress
-from fastload.pack.report import PackReport
-from fastload.pack.resume import PackJob, exists, journal_path
-from fastload.pack.run import run_job
-from fastload.pack.store_plan import parse_store
-from fastload.pack.survey import Survey, limited, list_samples, survey_source
-from fastload.pack.workers import WorkerPool
-from fastload.sources.listing import Listing, OnError
-from fastload.sources.options import MasksWanted, SourceOptions
-from fastload.sources.tree import open_tree
+from fastload.format.writer import CHUNK_BYTES
+from fastload.pack.begin import free_bytes
+from fastload.pack.encoding import parse_encoding
+from fastload.pack.engine import run_job
+from fastload.pack.finish import PackReport
+from fastload.pack.pack_options import (
+    Bits,
+    Fit,
+    Mode,
+    PackJob,
+    PackOptions,
+    Progress,
+    check_choice,
+    journal_path,
+    output_exists,
+)
+from fastload.pack.pool import PackPool
+from fastload.pack.survey import Survey, survey_listing
+from fastload.sources.listing import Listing, MasksWanted, OnError, SourceOptions
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import Tree
+from fastload.system.machine import available_cpus
 
 __all__ = ["PackOptions", "PackReport", "Survey", "check_output", "pack_images", "pack_listing", "survey_source"]
 
@@ -55,38 +74,38 @@ def pack_images(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
-    """Pack a dataset of images into one HDF5 file.
+    """Packs a dataset of images into one HDF5 file.
 
-    Interrupted, the same call continues: chunks that an earlier call packed are checked and kept.
+    The same call continues an interrupted one: chunks that are packed already are checked and kept.
 
     Args:
-        source: folder, .zip, .tar, table or array file in a known layout (`fastload layouts` lists them); or any object
-            with a length whose items are (image or array, label), such as a torchvision dataset: PIL images, uint8 or
-            uint16 arrays (H, W[, C]), encoded bytes. Its items are asked for twice and must be the same then.
-        output: file to make; beside it lie `.part` and `.journal` until it is complete, and `.masks` and `.meta` where
-            masks are brought behind the images, and metadata or compressed chunks are made.
+        source: a folder, .zip, .tar, table or array file in a known layout (`fastload layouts` lists them); or any
+            object with a length whose items are (image or array, label), such as a torchvision dataset: PIL images,
+            uint8 or uint16 arrays (H, W[, C]), encoded bytes. Each item is read twice and must be the same both times.
+        output: the file to make. Until it is complete, `.part` and `.journal` files lie next to it, and for a time
+            `.masks` and `.meta`.
         layout: name of the layout; recognised by default.
-        masks: "auto": masks that lie there as files; "none"; "semantic" or "instance": those, drawn from polygons where
-            the layout has no files of them.
-        labels: the columns of a table that are labels; by default those with a usual name.
-        image_column: the column of a table that names or holds the images.
-        split_column: the column of a table that names the split.
+        masks: "auto": masks that are there as files; "none"; "semantic" or "instance": masks of this kind, drawn from
+            polygons if the layout has no files of them.
+        labels: columns of a table that hold labels; by default those with a usual name.
+        image_column: column of a table that names or holds the images.
+        split_column: column of a table that names the split.
         root: folder that a table's paths are relative to.
-        size: height and width that every image gets, one number for a square; by default each keeps its own.
-        fit: "crop": resize to cover, cut the middle; "pad": resize to fit inside, black around; "stretch".
-        mode: "rgb", "gray" or "rgba" converts on purpose; by default gray stays gray if all are gray, else RGB.
-        bits: 8 keeps the high byte of 16-bit images, 16 insists on them; by default 16 stay 16 if all have them.
-        store: "raw": pixels, the default; "jpeg" or "jpeg:QUALITY": encoded anew; "source": each file's own bytes where
-            it is a JPEG, without a second loss, unless `max_size` makes it smaller; "mixed:FRACTION": so many of the
-            rows as JPEG, the others as pixels.
-        max_size: pixels of an image's shorter side at most; larger ones are resized to it, without `size`. A JPEG
-            resized under store="source" is encoded anew, with quality 90.
-        codec: lossless compression of what is not JPEG: "none", "gzip[:LEVEL]", "zstd[:LEVEL]"; "auto": zstd for masks
-            that it makes half as large.
-        workers: processes that decode, by default one per CPU; 0 decodes in this process.
-        seed: of the order of rows.
+        size: height and width of every image, one number for a square; by default each image keeps its size.
+        fit: "crop": resize to cover, cut the middle out; "pad": resize to fit inside, black around; "stretch".
+        mode: "rgb", "gray" or "rgba" converts; by default gray if all images are gray, else RGB.
+        bits: 8 keeps the high byte of 16-bit images, 16 requires them; by default 16 if all images have them.
+        store: "raw": pixels, the default; "jpeg" or "jpeg:QUALITY": every image encoded as JPEG; "source": the bytes
+            of the file where it is a JPEG, without a second loss unless `max_size` makes it smaller; "mixed:FRACTION":
+            this fraction of the rows as JPEG, the others as pixels.
+        max_size: limit for an image's shorter side in pixels; larger images are resized to it. Not with `size`. A JPEG
+            resized under store="source" is encoded again, with quality 90.
+        codec: lossless compression of all but JPEG: "none", "gzip[:LEVEL]", "zstd[:LEVEL]"; "auto": zstd for masks if
+            it makes them half as large.
+        workers: processes that decode, by default one for each CPU; 0 decodes in this process.
+        seed: seed of the order of rows.
         shuffle: shuffle rows within each split; False keeps the order of the source.
-        chunk_bytes: size at which chunks aim.
+        chunk_bytes: the size that chunks should have.
         limit: pack only so many samples, spread evenly over the source.
         on_error: "fail" stops at an image that cannot be decoded, "skip" leaves it out and lists it.
         overwrite: replace an output that exists, and discard an unfinished pack of something else.
@@ -94,39 +113,41 @@ def pack_images(
 
     Raises:
         SourceError: the source cannot be packed as it is.
-        OptionError: an argument has no meaning.
+        OptionError: an argument is not accepted.
         OutputError: the output exists, or cannot be written.
         ResumeError: an unfinished pack of another source, option or release is in the way.
         PackError: a worker died, or another process packs to the same output.
     """
     if isinstance(labels, str):
         raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
-    said = SourceOptions(masks, tuple(labels), image_column, split_column, Path(root) if root is not None else None)
+    of_source = SourceOptions(
+        masks, tuple(labels), image_column, split_column, Path(root) if root is not None else None
+    )
     square = (size, size) if isinstance(size, int) else size
     options = PackOptions(
-        square, fit, mode, seed, shuffle, chunk_bytes, limit, said, bits,
-        parse_store(store) if store is not None else None, max_size, codec,
+        square, fit, mode, seed, shuffle, chunk_bytes, limit, of_source, bits,
+        parse_encoding(store) if store is not None else None, max_size, codec,
     )  # fmt: skip
     if not isinstance(source, (str, Path)):
         from fastload.sources.objects import list_objects
 
         return pack_listing(
-            limited(list_objects(source, on_error=on_error), options), output, options=options,
+            _limited(list_objects(source, on_error=on_error), options), output, options=options,
             source_name=type(source).__name__, workers=workers or 0, on_error=on_error, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
     started = time.perf_counter()
     output = _checked_output(output, overwrite, workers)
-    _check_apart(Path(source), output)
-    with WorkerPool(available_cpus() if workers is None else workers) as pool:
-        # Imported here: repacking, which has its listing, does without all the layouts.
-        from fastload.sources import LAYOUTS, detect_layout
+    _check_not_source(Path(source), output)
+    with PackPool(available_cpus() if workers is None else workers) as pool:
+        # Imported here, as repacking does not need all the layouts.
+        from fastload.sources.layouts import LAYOUTS, detect_layout
 
         tree = open_tree(source)
         name = layout or detect_layout(tree)[0]
         if name not in LAYOUTS or LAYOUTS[name].decodes:
             pool.start_early()
-        listing = list_samples(tree, name, options, on_error)
+        listing = _list_samples(tree, name, options, on_error)
         return run_job(PackJob(str(source), output, listing, options, on_error, overwrite, progress), pool, started)
 
 
@@ -141,19 +162,59 @@ def pack_listing(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
-    """Pack a listing that is at hand already; otherwise as `pack_images`.
+    """Packs a listing that is made already; otherwise as `pack_images`.
 
     Args:
-        source_name: what messages call the source.
+        source_name: name of the source in messages.
     """
     started = time.perf_counter()
     output = _checked_output(output, overwrite, workers)
-    with WorkerPool(available_cpus() if workers is None else workers) as pool:
+    with PackPool(available_cpus() if workers is None else workers) as pool:
         return run_job(PackJob(source_name, output, listing, options, on_error, overwrite, progress), pool, started)
 
 
+def survey_source(
+    source: str | Path,
+    output: str | Path | None = None,
+    *,
+    layout: str | None = None,
+    options: PackOptions | None = None,
+    workers: int = 0,
+    on_error: OnError = "fail",
+    progress: Progress | None = None,
+) -> Survey:
+    """Returns what packing this source would do, without writing anything (`fastload pack --dry-run`).
+
+    Raises:
+        SourceError, OptionError: as pack_images.
+    """
+    options = options or PackOptions()
+    with PackPool(workers) as pool:
+        pool.start_early()
+        listing = _list_samples(source, layout, options, on_error)
+        pool.use(listing)
+        survey = survey_listing(listing, options, pool, source=source, on_error=on_error, progress=progress)
+    return replace(survey, disk_free=free_bytes(Path(output))) if output is not None else survey
+
+
+def _list_samples(source: str | Path | Tree, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
+    """Returns the samples of a source, reduced to `limit` of them."""
+    from fastload.sources.layouts import list_source  # It imports all the layouts.
+
+    check_choice("on_error", on_error, get_args(OnError))
+    return _limited(list_source(source, layout, on_error, options.source), options)
+
+
+def _limited(listing: Listing, options: PackOptions) -> Listing:
+    """Returns `limit` samples of a listing, spread evenly."""
+    total = len(listing)
+    if options.limit is not None and options.limit < total:
+        return listing.take(np.arange(options.limit) * total // options.limit)
+    return listing
+
+
 def _checked_output(output: str | Path, overwrite: bool, workers: int | None) -> Path:
-    """The path to write to: what a link names, so that the link stays."""
+    """Returns the path to write to: the target of a symbolic link, so that the link stays."""
     if workers is not None and workers < 0:
         raise OptionError(f"workers={workers}: needs at least 0.")
     output = Path(output)
@@ -161,12 +222,12 @@ def _checked_output(output: str | Path, overwrite: bool, workers: int | None) ->
         output = output.resolve()
     check_output(output)
     if output.exists() and not overwrite and not journal_path(output).exists():
-        raise exists(output)
+        raise output_exists(output)
     return output
 
 
 def check_output(output: Path) -> None:
-    """Refuse an output that cannot be, before any work."""
+    """Raises OutputError for an output that cannot be written, before any work."""
     if output.is_dir():
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
     if output.exists() and not output.is_file():
@@ -177,8 +238,8 @@ def check_output(output: Path) -> None:
         raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first.")
 
 
-def _check_apart(source: Path, output: Path) -> None:
-    """Refuse an output that is the source, or lies in it."""
+def _check_not_source(source: Path, output: Path) -> None:
+    """Raises OutputError for an output that is the source, or lies in it."""
     if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
         raise OutputError(
             f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "

@@ -1,19 +1,21 @@
-"""The journal of a pack under way: what is being packed, and which rows are done.
+"""The journal of an unfinished pack: what is being packed, and which rows are done.
 
-It lies beside the output as `OUT.h5.journal` and is only ever appended to. A head (what is packed: release,
-decoder, options, the size and modification time of every source) is followed by records of 32 bytes, each with
-its own checksum, so that whatever a kill leaves behind is read up to the last whole record. A kill loses nothing. To
-disk it is brought before rows are moved, and with its head where the pack is large: what a power failure loses of the
-records, rows are decoded again for; a small pack that lost its head is begun again, with `--overwrite`.
+`OUT.h5.journal` is only ever appended to. A head (release, decoder, options, the survey, and the size and modification
+time of every source file) is followed by records of 32 bytes, each with its own checksum. After a kill it is read up to
+the last whole record, and nothing is lost. It is synced to disk before rows are moved, and after its head if the pack
+is large. Rows whose records a power failure loses are decoded again; a small pack whose head is lost starts over, with
+`--overwrite`.
 """
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
+import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +24,40 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import OutputError, PackError
-from fastload.pack.tasks import HEADERS
+from fastload.images.fit import Target
+from fastload.pack.fill import HEADERS
+from fastload.pack.pack_options import PackOptions
+from fastload.pack.survey import Survey, all_but, row_order, with_moved_coordinates
+from fastload.sources.listing import Listing
+from fastload.system.files import write_all
 
 MAGIC = b"fastload journal 1\n"
+TASK_LOG_MAGIC = b"fastload ordered1\n"
+"""First bytes of the ordered engine's journal (`pack.ordered.record_log`), which has the same name and lock."""
+
 RECORD = np.dtype([("row", "<i8"), ("kind", "<u4"), ("check", "<u4"), ("digest", "<u8"), ("extra", "<u8")])
 SOURCE = np.dtype([("key", "<u8"), ("size", "<i8"), ("mtime_ns", "<i8")])
 
 DONE, SKIPPED, TEXT, CLOSING, FINISHED, CHANGED, NOW = 1, 2, 3, 4, 5, 6, 7
-"""Kinds of record: a row written; a row left out; 16 bytes of the reason; every row decided, holes being closed; the
-file complete, about to get its final name; the source of a row changed before the row was packed, so that what was said
-of it is void: size and time of the source now, then its header, both records or neither."""
+"""Kinds of record. DONE: a row is written. SKIPPED: a row is left out, TEXT: 16 bytes of the reason. CLOSING: every row
+is decided, holes are being closed. FINISHED: the file is complete and about to get its final name. CHANGED: the source
+file of a row changed before the row was packed, so that earlier records about it are void; holds the size and time of
+the source now, NOW its header; one without the other does not count."""
 
 _LENGTHS = np.dtype("<u8")
 
 
 @dataclass
-class Claims:
-    """What a journal says was done; the packer checks it against the pixels before it believes it.
+class PackProgress:
+    """The rows that a journal says are done; the packer checks it against the pixels in the file.
 
     Attributes:
         state: uint8 (N,): 0 not done, DONE or SKIPPED.
         digest: uint64 (N,): pixel digest of each DONE row.
         reasons: row -> why it was skipped.
-        changed: row -> its source (SOURCE, its key 0) and header (HEADERS) where they are no longer those of the head.
+        changed: row -> its source (SOURCE, its key 0) and header (HEADERS) where they differ from those in the head.
         closing: every row is decided, and rows may already have been moved.
-        finished: header digest (its first 16 hex digits) of the complete file, "" before that.
+        finished: first 16 hex digits of the complete file's header digest, "" before that.
     """
 
     state: NDArray[np.uint8]
@@ -57,8 +68,8 @@ class Claims:
     finished: str = ""
 
     @classmethod
-    def none(cls, num_rows: int) -> Claims:
-        """Nothing done yet."""
+    def none(cls, num_rows: int) -> PackProgress:
+        """Returns the progress of a pack that has just begun."""
         return cls(np.zeros(num_rows, np.uint8), np.zeros(num_rows, np.uint64))
 
 
@@ -67,30 +78,30 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = open_locked(path)
+        self.fd = open_locked(path)
 
     @property
-    def fd(self) -> int:
-        """Its descriptor, for another kind of journal (`fastload.pack.ordered.log`) under the same name and lock."""
-        return self._fd
+    def is_task_log(self) -> bool:
+        """Whether the file is the ordered engine's journal."""
+        return os.pread(self.fd, len(TASK_LOG_MAGIC), 0) == TASK_LOG_MAGIC
 
     def close(self) -> None:
-        """Let the lock go; the file stays."""
-        os.close(self._fd)
+        """Releases the lock; the file stays."""
+        os.close(self.fd)
 
     def begin(self, head: Mapping[str, Any], sources: NDArray[np.void], *, sync: bool = False) -> None:
-        """Start over: the head and the source table, on disk when this returns if sync is set."""
+        """Starts over with the head and the source table, synced to disk if sync is set."""
         text = json.dumps(dict(head), sort_keys=True).encode()
         body = np.array([len(text), len(sources)], _LENGTHS).tobytes() + text + sources.tobytes()
-        os.ftruncate(self._fd, 0)
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        _write_all(self._fd, MAGIC + np.array([xxhash.xxh3_64_intdigest(body)], _LENGTHS).tobytes() + body)
+        os.ftruncate(self.fd, 0)
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        write_all(self.fd, MAGIC + np.array([xxhash.xxh3_64_intdigest(body)], _LENGTHS).tobytes() + body)
         if sync:
-            os.fsync(self._fd)
+            os.fsync(self.fd)
 
-    def read(self) -> tuple[dict[str, Any], NDArray[np.void], Claims] | None:
-        """Head, source table and claims; None when there is no whole head. Cuts a torn record off the end."""
-        data = memoryview(_read_all(self._fd))
+    def read(self) -> tuple[dict[str, Any], NDArray[np.void], PackProgress] | None:
+        """Returns head, source table and progress, None without a whole head; cuts an incomplete record off the end."""
+        data = memoryview(_read_all(self.fd))
         start = len(MAGIC) + 8
         if len(data) < start + 16 or data[: len(MAGIC)] != MAGIC:
             return None
@@ -102,19 +113,19 @@ class Journal:
         head = json.loads(bytes(data[start + 16 : start + 16 + text_bytes]))
         sources = np.frombuffer(data[start + 16 + text_bytes : stop], SOURCE)
         records = _whole_records(data[stop:])
-        os.ftruncate(self._fd, stop + records.nbytes)
-        os.lseek(self._fd, 0, os.SEEK_END)
-        return head, sources, _claims(records, int(head["num_rows"]))
+        os.ftruncate(self.fd, stop + records.nbytes)
+        os.lseek(self.fd, 0, os.SEEK_END)
+        return head, sources, _progress_of(records, int(head["num_rows"]))
 
     def rows(self, rows: NDArray[np.int64], digests: NDArray[np.uint64], reasons: Mapping[int, str]) -> None:
-        """Append one chunk's outcome: the digests of its rows, except those that were skipped for a reason."""
+        """Appends a chunk's result: the digests of its rows, and the reasons of those skipped."""
         done = ~np.isin(rows, list(reasons)) if reasons else np.ones(len(rows), np.bool_)
         records = np.zeros(int(done.sum()), RECORD)
         records["row"], records["kind"], records["digest"] = rows[done], DONE, digests[done]
         self._append([records, *(_reason_records(row, reason) for row, reason in reasons.items())])
 
     def changed(self, rows: NDArray[np.int64], sources: NDArray[np.void], headers: NDArray[np.void]) -> None:
-        """Append that the sources of rows not packed yet are others now: SOURCE (n,) and HEADERS (n,)."""
+        """Appends that source files of rows not packed yet changed: now SOURCE (n,) and HEADERS (n,)."""
         records = np.zeros((len(rows), 2), RECORD)
         records["row"] = rows[:, None]
         records["kind"] = CHANGED, NOW
@@ -126,38 +137,99 @@ class Journal:
         self._append([records.reshape(-1)])
 
     def closing(self) -> None:
-        """Append that every row is decided, on disk when this returns."""
+        """Appends that every row is decided; on disk when this returns."""
         record = np.zeros(1, RECORD)
         record["kind"] = CLOSING
         self._append([record])
-        os.fsync(self._fd)
+        os.fsync(self.fd)
 
     def finished(self, header_digest: str) -> None:
-        """Append that the file is complete and about to get its final name."""
+        """Appends that the file is complete and about to get its final name."""
         record = np.zeros(1, RECORD)
         record["kind"], record["digest"] = FINISHED, int(header_digest[:16], 16)
         self._append([record])
 
     def remove(self) -> None:
-        """Delete the file; the lock is held until `close`."""
+        """Deletes the file; the lock lasts until `close`."""
         self.path.unlink(missing_ok=True)
 
     def _append(self, parts: Iterable[NDArray[np.void]]) -> None:
         records = np.concatenate(list(parts))
         records["check"] = _checks(records)
-        _write_all(self._fd, records.tobytes())
+        write_all(self.fd, records.tobytes())
 
 
 def source_table(keys: Iterable[str], sizes: NDArray[np.int64], mtimes_ns: NDArray[np.int64]) -> NDArray[np.void]:
-    """The sources as the journal keeps them: XXH3-64 of the key, size in bytes, modification time."""
+    """Returns the table of source files, SOURCE (N,): XXH3-64 of the key, size in bytes, modification time."""
     table = np.zeros(len(sizes), SOURCE)
     table["key"] = np.fromiter(map(xxhash.xxh3_64_intdigest, map(str.encode, keys)), np.uint64, len(sizes))
     table["size"], table["mtime_ns"] = sizes, mtimes_ns
     return table
 
 
+def survey_to_json(survey: Survey) -> dict[str, Any]:
+    """Returns the part of a survey that is not in the listing as JSON values, so that headers are read only once."""
+    target = survey.target
+    left_out = all_but(len(survey.listing), survey.samples)
+    return {
+        "left_out": left_out.tolist(),
+        "target": target and [target.height, target.width, target.channels, target.dtype.str, target.fit],
+        "headers": "" if survey.headers is None else _headers_to_text(survey.headers),
+        "sizes": [[h, w, n] for (h, w), n in survey.sizes.items()],
+        "converted": survey.converted,
+        "skipped": [list(pair) for pair in survey.skipped],
+        **({"said": survey.more_notes} if survey.more_notes else {}),
+    }
+
+
+def survey_from_json(
+    values: Mapping[str, Any], listing: Listing, options: PackOptions, progress: PackProgress
+) -> Survey:
+    """Returns the survey of a journal, with the headers that changed since.
+
+    Args:
+        values: result of `survey_to_json`.
+        listing: the source as it is now.
+    """
+    target = headers = None
+    if values["target"]:
+        height, width, channels, dtype, fit = values["target"]
+        target = Target(height=height, width=width, channels=channels, dtype=np.dtype(dtype), fit=fit)
+    if values["headers"]:
+        headers = _headers_of_text(values["headers"], len(listing))
+    survey = Survey(
+        listing=listing,
+        samples=all_but(len(listing), values["left_out"]),
+        options=options,
+        target=target,
+        headers=headers,
+        sizes={(h, w): n for h, w, n in values["sizes"]},
+        converted=values["converted"],
+        skipped=tuple((key, reason) for key, reason in values["skipped"]),
+        more_notes=tuple(values.get("said", ())),
+    )
+    if headers is None or target is None:
+        return survey
+    rows = row_order(survey)
+    for row, (_, header) in progress.changed.items():
+        headers[rows[row]] = header
+    return replace(survey, listing=with_moved_coordinates(listing, headers, target))
+
+
+def _headers_to_text(headers: NDArray[np.void]) -> str:
+    """Returns the headers, or the one that all have in common, compressed."""
+    data, first = headers.tobytes(), headers[:1].tobytes()
+    return base64.b64encode(zlib.compress(first if data == first * len(headers) else data, 1)).decode()
+
+
+def _headers_of_text(text: str, count: int) -> NDArray[np.void]:
+    headers = np.empty(count, HEADERS)
+    headers[:] = np.frombuffer(zlib.decompress(base64.b64decode(text)), HEADERS)
+    return headers
+
+
 def open_locked(path: Path) -> int:
-    """A descriptor of the file, made where it is absent, with a lock that lasts until it is closed.
+    """Opens a file, made if it is absent, with a lock that lasts until it is closed; returns the descriptor.
 
     Raises:
         OutputError: the file cannot be opened.
@@ -198,8 +270,53 @@ def _reason_records(row: int, reason: str) -> NDArray[np.void]:
     return records
 
 
+def _whole_records(data: memoryview) -> NDArray[np.void]:
+    """Returns the records up to the first that is incomplete or damaged."""
+    records = np.frombuffer(data[: len(data) // RECORD.itemsize * RECORD.itemsize], RECORD)
+    bad = np.flatnonzero(_checks(records) != records["check"])
+    return records[: bad[0]] if len(bad) else records
+
+
+def _progress_of(records: NDArray[np.void], num_rows: int) -> PackProgress:
+    progress = PackProgress.none(num_rows)
+    records, progress.changed = _without_void(records, num_rows)
+    done = records[records["kind"] == DONE]
+    progress.state[done["row"]], progress.digest[done["row"]] = DONE, done["digest"]
+    for at in np.flatnonzero(records["kind"] == SKIPPED):
+        row, length = int(records[at]["row"]), int(records[at]["extra"])
+        text = records[at + 1 : at + 1 + -(-length // 16)]
+        if len(text) * 16 < length or np.any(text["kind"] != TEXT):
+            continue  # A kill cut the reason off: the row is decoded again.
+        words = np.stack([text["digest"], text["extra"]], axis=1)
+        progress.state[row] = SKIPPED
+        progress.reasons[row] = words.tobytes()[:length].decode(errors="replace")
+    progress.closing = bool(np.any(records["kind"] == CLOSING))
+    finished = records[records["kind"] == FINISHED]
+    progress.finished = f"{int(finished[-1]['digest']):016x}" if len(finished) else ""
+    return progress
+
+
+def _without_void(
+    records: NDArray[np.void], num_rows: int
+) -> tuple[NDArray[np.void], dict[int, tuple[NDArray[np.void], NDArray[np.void]]]]:
+    """Returns the records without those made void by a later change of their source, and `PackProgress.changed`."""
+    at = np.flatnonzero((records["kind"][:-1] == CHANGED) & (records["kind"][1:] == NOW))
+    if not len(at):
+        return records, {}
+    last = np.full(num_rows, -1)
+    last[records["row"][at]] = at
+    changed = {}
+    for row in np.flatnonzero(last >= 0).tolist():
+        source, words = np.zeros((), SOURCE), records[last[row] + 1]
+        source["size"], source["mtime_ns"] = records[last[row]]["digest"], records[last[row]]["extra"].astype("<i8")
+        header = np.frombuffer(np.array([words["digest"], words["extra"]], "<u8").tobytes(), HEADERS, count=1)[0]
+        changed[row] = source, header
+    void = (np.arange(len(records)) < last[records["row"]]) & np.isin(records["kind"], [DONE, SKIPPED, TEXT])
+    return records[~void], changed
+
+
 def _checks(records: NDArray[np.void]) -> NDArray[np.uint32]:
-    """XXH32 of each record with its checksum set to zero.
+    """Returns XXH32 of each record with its checksum set to zero.
 
     Written out in NumPy for records of 32 bytes (xxHash's specification): 60,000 calls took 20 times as long, and a
     third of the time of packing so many small images.
@@ -227,60 +344,9 @@ def _rotated(values: NDArray[np.uint32], by: int) -> NDArray[np.uint32]:
     return values << np.uint32(by) | values >> np.uint32(32 - by)
 
 
-def _whole_records(data: memoryview) -> NDArray[np.void]:
-    """The records up to the first that is torn or damaged."""
-    records = np.frombuffer(data[: len(data) // RECORD.itemsize * RECORD.itemsize], RECORD)
-    bad = np.flatnonzero(_checks(records) != records["check"])
-    return records[: bad[0]] if len(bad) else records
-
-
-def _claims(records: NDArray[np.void], num_rows: int) -> Claims:
-    claims = Claims.none(num_rows)
-    records, claims.changed = _without_void(records, num_rows)
-    done = records[records["kind"] == DONE]
-    claims.state[done["row"]], claims.digest[done["row"]] = DONE, done["digest"]
-    for at in np.flatnonzero(records["kind"] == SKIPPED):
-        row, length = int(records[at]["row"]), int(records[at]["extra"])
-        text = records[at + 1 : at + 1 + -(-length // 16)]
-        if len(text) * 16 < length or np.any(text["kind"] != TEXT):
-            continue  # The kill came inside the reason: the row is decoded again.
-        words = np.stack([text["digest"], text["extra"]], axis=1)
-        claims.state[row] = SKIPPED
-        claims.reasons[row] = words.tobytes()[:length].decode(errors="replace")
-    claims.closing = bool(np.any(records["kind"] == CLOSING))
-    finished = records[records["kind"] == FINISHED]
-    claims.finished = f"{int(finished[-1]['digest']):016x}" if len(finished) else ""
-    return claims
-
-
-def _without_void(
-    records: NDArray[np.void], num_rows: int
-) -> tuple[NDArray[np.void], dict[int, tuple[NDArray[np.void], NDArray[np.void]]]]:
-    """The records without those about a row that come before a change of its source, and `Claims.changed`."""
-    at = np.flatnonzero((records["kind"][:-1] == CHANGED) & (records["kind"][1:] == NOW))
-    if not len(at):
-        return records, {}
-    last = np.full(num_rows, -1)
-    last[records["row"][at]] = at
-    changed = {}
-    for row in np.flatnonzero(last >= 0).tolist():
-        source, words = np.zeros((), SOURCE), records[last[row] + 1]
-        source["size"], source["mtime_ns"] = records[last[row]]["digest"], records[last[row]]["extra"].astype("<i8")
-        header = np.frombuffer(np.array([words["digest"], words["extra"]], "<u8").tobytes(), HEADERS, count=1)[0]
-        changed[row] = source, header
-    void = (np.arange(len(records)) < last[records["row"]]) & np.isin(records["kind"], [DONE, SKIPPED, TEXT])
-    return records[~void], changed
-
-
 def _read_all(fd: int) -> bytes:
     os.lseek(fd, 0, os.SEEK_SET)
     parts = []
     while part := os.read(fd, 1 << 24):
         parts.append(part)
     return b"".join(parts)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

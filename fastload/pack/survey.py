@@ -1,62 +1,67 @@
-"""What will be packed: the listing, the headers of all images, and what each image becomes."""
+"""The survey before packing: every header read, what each image becomes, and what the file will hold.
+
+`survey_listing` reads the headers with the worker pool and asks `decisions` for the common format. Boxes and points are
+moved as resizing moves the pixels under them. `row_order` is the order of rows in the file.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.codecs import CODEC_CHUNK_BYTES, NONE
-from fastload.decode import Target
-from fastload.errors import OptionError, OutputError, SourceError
-from fastload.layout import PixelSpec, chunk_rows_for
-from fastload.pack.decided import (
-    codec_unused,
+from fastload.errors import OptionError, SourceError
+from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE
+from fastload.format.column import Column
+from fastload.format.ragged import ragged_offsets
+from fastload.format.writer import PixelSpec, chunk_rows_for
+from fastload.images.fit import Target, moved_coordinates
+from fastload.pack.decisions import (
+    choose_mask_codec,
+    conversions,
     decide,
-    kept_unseen,
-    plan_stores,
+    note_on_kept,
+    note_on_unused_codec,
+    plan_ragged,
+    row_lengths,
     shrunk,
-    stored_lengths,
-    stored_otherwise,
+    source_exceptions,
     too_large,
 )
-from fastload.pack.headers import read_headers
-from fastload.pack.moved import boxes_gone, move_columns
-from fastload.pack.one_kind import conversions
-from fastload.pack.options import PackOptions, Progress, check_choice
-from fastload.pack.store_plan import StorePlan, fitted_sizes
-from fastload.pack.trial import choose_mask_codec
-from fastload.pack.workers import WorkerPool
+from fastload.pack.encoding import RaggedPlan, fitted_sizes
+from fastload.pack.fill import HEADERS, array_header
+from fastload.pack.pack_options import PackOptions, Progress
+from fastload.pack.pack_worker import Worker
+from fastload.pack.pool import PackPool
 from fastload.plan import permute
-from fastload.sources.listing import Listing, OnError, first_few
-from fastload.sources.tree import Tree
-from fastload.store import place_rows
+from fastload.sources.listing import Arrays, Listing, OnError, first_few
+
+_HEADER_BLOCK = 512
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What packing would do, known before a pixel is decoded.
+    """The result of surveying a source: all that packing decides before it decodes a pixel.
 
     Attributes:
-        listing: every sample found, its places in the image moved as its pixels will be.
-        samples: int64, those to pack: all but the ones whose header cannot be read.
-        options: what shapes the bytes.
-        target: what each image becomes; None for a dataset without images, and where they keep sizes that differ.
-        sizes: (height, width) -> number of images, commonest first.
-        converted: how many images are changed in kind, by a description such as "gray -> RGB".
+        listing: every sample found; boxes and points are moved as the pixels will be.
+        samples: int64, the samples to pack: all whose header can be read.
+        options: the options that shape the bytes.
+        target: the size of all images; None for a dataset without images, and where images keep sizes that differ.
+        sizes: (height, width) in the source -> number of images, most frequent first.
+        converted: number of images changed in kind, by a description such as "gray -> RGB".
         skipped: (key, reason) of each sample left out so far.
         disk_free: bytes free where the output goes; -1 when no output was named.
-        headers: HEADERS (N,), what was found in each image's header, zero for those left out; None without images.
-        plan: how rows are stored; None where they are plain pixels of one size, or there are none.
-        said: what was chosen for the user, and why: more notes.
+        headers: HEADERS (N,) of all samples, zero for those left out; None without images.
+        plan: how rows are made; None without images and for uncompressed pixels of one size.
+        more_notes: what was chosen for the user, and why.
     """
 
     listing: Listing
@@ -68,12 +73,12 @@ class Survey:
     skipped: tuple[tuple[str, str], ...]
     disk_free: int = -1
     headers: NDArray[np.void] | None = None
-    plan: StorePlan | None = None
-    said: tuple[str, ...] = ()
+    plan: RaggedPlan | None = None
+    more_notes: tuple[str, ...] = ()
 
     @property
     def num_samples(self) -> int:
-        """Samples to pack."""
+        """Number of samples to pack."""
         return len(self.samples)
 
     @property
@@ -83,17 +88,17 @@ class Survey:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was recognised in the source, and what was absent or ignored."""
-        return (*self.listing.notes, *self.said)
+        """Notes on what was recognised in the source, what was absent or ignored, and what was chosen."""
+        return (*self.listing.notes, *self.more_notes)
 
     @property
     def chunk_rows(self) -> int:
-        """Images a chunk holds; 0 where they are no rows of pixels."""
+        """Images in a chunk; 0 where there are no rows of one size."""
         pixels = self.pixels(self.num_samples)
         return pixels["images"].chunk_rows if "images" in pixels else 0
 
     def pixels(self, num_rows: int) -> dict[str, PixelSpec]:
-        """The pixel datasets of a file of so many of these rows, without byte stores."""
+        """Returns the pixel datasets with rows of one size, for a file of so many rows."""
         if self.target is None:
             return {}
         target, plan = self.target, self.plan
@@ -119,68 +124,52 @@ class Survey:
 
     @property
     def must_keep_size(self) -> bool:
-        """Whether an image must be decoded from the size that its header told: masks and places are fitted to that."""
+        """Whether images must still have the size in their header when decoded: masks and boxes are fitted to it."""
         return self.target is not None and self.target.fit is not None and (
-            self.listing.masks is not None or _has_places(self.listing)
+            self.listing.masks is not None or _has_coordinates(self.listing)
         )  # fmt: skip
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes of rows and stores before any lossless codec that the options ask for.
+        """Bytes of all rows before any lossless codec that the options ask for.
 
-        Pixels, files kept as they are and rows of a packed file count as they will be stored, rows of one size with
-        their last chunk whole; JPEGs to be made are estimated.
+        Exact for pixels (the last chunk counts whole), for files kept as they are and for rows of a packed file;
+        JPEGs to be made are estimated.
         """
-        return sum(self.stores.values()) + sum(
+        return sum(self.ragged_bytes.values()) + sum(
             -(-self.num_samples // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
             for spec in self.pixels(self.num_samples).values()
         )
 
     @cached_property
-    def stores(self) -> dict[str, int]:
-        """Bytes of the byte stores, likewise."""
+    def ragged_bytes(self) -> dict[str, int]:
+        """Bytes of each pixel dataset with rows of varying length, likewise."""
         plan, headers = self.plan, self.headers
         if plan is None or headers is None:
             return {}
         forms = {"images": plan.images, "masks": plan.masks}
-        lengths = stored_lengths(plan, headers, self.listing)
+        lengths = row_lengths(plan, headers, self.listing)
         rows = row_order(self)
         return {
-            name: place_rows(each[rows], plan.chunk_bytes)[1]
+            name: ragged_offsets(each[rows], plan.chunk_bytes)[1]
             for name, each in lengths.items()
-            if forms[name] == "store"
+            if forms[name] == "ragged"
         }
-
-
-def list_samples(source: str | Path | Tree, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
-    """The samples of a source, reduced to `limit` of them spread evenly over the listing."""
-    from fastload.sources import list_source  # it brings all the layouts
-
-    check_choice("on_error", on_error, get_args(OnError))
-    return limited(list_source(source, layout, on_error, options.source), options)
-
-
-def limited(listing: Listing, options: PackOptions) -> Listing:
-    """The listing, reduced to `limit` of its samples spread evenly."""
-    total = len(listing)
-    if options.limit is not None and options.limit < total:
-        return listing.take(np.arange(options.limit) * total // options.limit)
-    return listing
 
 
 def survey_listing(
     listing: Listing,
     options: PackOptions,
-    pool: WorkerPool,
+    pool: PackPool,
     *,
     source: str | Path = "SRC",
     on_error: OnError = "fail",
     progress: Progress | None = None,
 ) -> Survey:
-    """Read every header, and decide what each image becomes.
+    """Reads every header and decides what each image becomes.
 
     Raises:
-        SourceError: images that cannot be read (unless on_error is "skip"), or of kinds that cannot share one dataset.
+        SourceError: images cannot be read (unless on_error is "skip"), or their kinds cannot share one dataset.
         OptionError: they cannot be stored as the options say.
     """
     if listing.files is None:
@@ -188,10 +177,8 @@ def survey_listing(
     headers, kinds, reasons = read_headers(listing, pool, progress)
     reasons |= too_large(headers, options, source)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
-    if reasons and on_error == "fail":
-        raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
     samples = all_but(len(listing), reasons)
-    if not len(samples):
+    if not len(samples) or (reasons and on_error == "fail"):
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
     frames, turned = kinds.pop("frames", 0), kinds.pop("turned", 0)
     decision = decide(headers[samples], options, source)
@@ -200,68 +187,38 @@ def survey_listing(
     if frames:
         converted["several frames -> the first"] = frames
     if turned:
-        kept = " (masks, boxes and points count as upright already)" if listing.masks or _has_places(listing) else ""
+        upright = listing.masks or _has_coordinates(listing)
+        kept = " (masks, boxes and points count as upright already)" if upright else ""
         converted[f"EXIF orientation -> upright{kept}"] = turned
     _check_masks(listing, source)
-    _check_known_places(listing, options, source)
-    plan = plan_stores(decision, options, masks=listing.masks is not None, source=source)
-    moved = move_to(listing, headers, target, plan.max_size)
-    if gone := boxes_gone(listing, moved, samples):
-        converted["boxes that the crop cuts away whole -> no area"] = gone
-    converted |= stored_otherwise(plan, samples, headers) | shrunk(options, headers[samples])
-    said = kept_unseen(plan, samples, headers) + codec_unused(plan, samples, headers)
-    if options.codec == "auto" and plan.option.kind != "keep":
+    _check_known_coordinates(listing, options, source)
+    plan = plan_ragged(decision, options, masks=listing.masks is not None, source=source)
+    moved = with_moved_coordinates(listing, headers, target, plan.max_size)
+    if lost := count_lost_boxes(listing, moved, samples):
+        converted["boxes that the crop cuts away whole -> no area"] = lost
+    converted |= source_exceptions(plan, samples, headers) | shrunk(options, headers[samples])
+    notes = note_on_kept(plan, samples, headers) + note_on_unused_codec(plan, samples, headers)
+    if options.codec == "auto" and plan.masks is not None and plan.option.kind != "keep":
         codec, why = choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=codec)
-        said += [why] if why else []
+        notes += [why] if why else []
     return Survey(
         moved, samples, options, target, decision.sizes, converted, tuple(skipped), headers=headers,
-        plan=plan if plan.special else None, said=tuple(said),
+        plan=plan if plan.special else None, more_notes=tuple(notes),
     )  # fmt: skip
-
-
-def move_to(listing: Listing, headers: NDArray[np.void], target: Target | None, max_size: int | None = None) -> Listing:
-    """The listing, its places in images moved as the images of these headers are."""
-    resized = max_size is not None if target is None else target.fit is not None
-    if not resized or not _has_places(listing):
-        return listing
-    sizes = np.stack([headers["height"], headers["width"]], 1)
-    return move_columns(listing, sizes, target or fitted_sizes(sizes.astype(np.int64), max_size))
-
-
-def _check_known_places(listing: Listing, options: PackOptions, source: str | Path) -> None:
-    """Refuse to resize under boxes of which it is not known how their numbers are to be read."""
-    unknown = [name for name, column in listing.columns.items() if column.attrs.get("coordinates") == "unknown"]
-    option = "--size" if options.size else "--max-size" if options.max_size else ""
-    if option and unknown:
-        raise SourceError(
-            f"{source}: `{option}` would leave {first_few(unknown)} behind: it is not known whether the numbers are "
-            f"corners, or a corner and a size. Pack without it, or bring the images to their size beforehand."
-        )
-
-
-def _has_places(listing: Listing) -> bool:
-    return any(column.moves for column in listing.columns.values())
-
-
-def all_but(total: int, left_out: Iterable[int]) -> NDArray[np.int64]:
-    """The numbers below total without those left out, ascending."""
-    keep = np.ones(total, np.bool_)
-    keep[np.fromiter(left_out, np.int64)] = False
-    return np.flatnonzero(keep).astype(np.int64)
 
 
 def _survey_without_images(listing: Listing, options: PackOptions, source: str | Path) -> Survey:
     codec = None if options.codec in ("auto", "none") else options.codec
-    said = {name: getattr(options, name.replace("-", "_")) for name in ("size", "max-size", "mode", "bits", "store")}
-    for name, value in {**said, "codec": codec}.items():
+    given = {name: getattr(options, name.replace("-", "_")) for name in ("size", "max-size", "mode", "bits", "store")}
+    for name, value in {**given, "codec": codec}.items():
         if value is not None:
             raise OptionError(f"{source}: holds no images, so `--{name}` has nothing to act on. Leave it out.")
     return Survey(listing, np.arange(len(listing)), options, None, {}, {}, listing.skipped)
 
 
 def _check_masks(listing: Listing, source: str | Path) -> None:
-    """Refuse samples without a mask where no value says so."""
+    """Raises SourceError if samples have no mask and no value is defined for those."""
     if (masks := listing.masks) is None or masks.ignore_index is not None or masks.present.all():
         return
     lacking = [listing.keys[i] for i in np.flatnonzero(~masks.present).tolist()]
@@ -271,32 +228,116 @@ def _check_masks(listing: Listing, source: str | Path) -> None:
     )
 
 
-def survey_source(
-    source: str | Path,
-    output: str | Path | None = None,
-    *,
-    layout: str | None = None,
-    options: PackOptions | None = None,
-    workers: int = 0,
-    on_error: OnError = "fail",
-    progress: Progress | None = None,
-) -> Survey:
-    """What packing this source would do, without writing anything (`fastload pack --dry-run`).
+def _check_known_coordinates(listing: Listing, options: PackOptions, source: str | Path) -> None:
+    """Raises SourceError if images are to be resized and the meaning of their boxes' numbers is not known."""
+    unknown = [name for name, column in listing.columns.items() if column.attrs.get("coordinates") == "unknown"]
+    option = "--size" if options.size else "--max-size" if options.max_size else ""
+    if option and unknown:
+        raise SourceError(
+            f"{source}: `{option}` would leave {first_few(unknown)} behind: it is not known whether the numbers are "
+            f"corners, or a corner and a size. Pack without it, or bring the images to their size beforehand."
+        )
 
-    Raises:
-        SourceError, OptionError: as pack_images.
+
+def read_headers(
+    listing: Listing, pool: PackPool, progress: Progress | None, samples: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
+    """Returns the headers HEADERS (N,), the number of images of each kind, and {sample: why it cannot be read}.
+
+    Args:
+        samples: int64, the samples whose headers are read; those of others stay zero. By default all.
     """
-    options = options or PackOptions()
-    with WorkerPool(workers) as pool:
-        pool.start_early()
-        listing = list_samples(source, layout, options, on_error)
-        pool.use(listing)
-        survey = survey_listing(listing, options, pool, source=source, on_error=on_error, progress=progress)
-    return replace(survey, disk_free=free_bytes(Path(output))) if output is not None else survey
+    samples = np.arange(len(listing)) if samples is None else samples
+    total = len(samples)
+    if isinstance(listing.files, Arrays) and (listing.masks is None or isinstance(listing.masks.files, Arrays)):
+        return _headers_of_arrays(listing, listing.files)
+    headers = np.zeros(len(listing), HEADERS)
+    kinds: Counter[str] = Counter()
+    reasons: dict[int, str] = {}
+    done = 0
+    for block in pool.run(Worker.probe, _blocks(samples)):
+        headers[block.samples] = block.headers
+        kinds.update(block.kinds)
+        reasons.update(block.reasons)
+        done += len(block.samples)
+        if progress:
+            progress("reading headers", done, total)
+    return headers, kinds, reasons
+
+
+def _headers_of_arrays(listing: Listing, images: Arrays) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
+    header = array_header(images)
+    masks = listing.masks and listing.masks.files
+    if isinstance(masks, Arrays) and masks.shape != images.shape[:2]:
+        raise SourceError(
+            f"its masks are arrays of {masks.shape}, its images of {images.shape}: height and width must be the same."
+        )
+    headers = np.zeros(len(listing), HEADERS)
+    headers[:] = (header.height, header.width, header.channels, header.bits, 0)
+    return headers, Counter({header.kind: len(listing)}), {}
+
+
+def _blocks(samples: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(samples), _HEADER_BLOCK):
+        yield samples[start : start + _HEADER_BLOCK]
+
+
+def with_moved_coordinates(
+    listing: Listing, headers: NDArray[np.void], target: Target | None, max_size: int | None = None
+) -> Listing:
+    """Returns the listing with boxes and points as float32 pixels of the packed images.
+
+    Args:
+        headers: HEADERS (N,) of all samples; boxes and points of those that are zero become 0.
+        target: what each image becomes; None where sizes differ.
+        max_size: limit of an image's shorter side then.
+    """
+    resized = max_size is not None if target is None else target.fit is not None
+    if not resized or not _has_coordinates(listing):
+        return listing
+    sizes = np.stack([headers["height"], headers["width"]], 1)
+    goal = target or fitted_sizes(sizes.astype(np.int64), max_size)
+    known = sizes.min(axis=1) > 0
+    columns = dict(listing.columns)
+    for name, column in columns.items():
+        if column.moves:
+            values = np.zeros(column.values.shape, np.float32)
+            becomes = goal if isinstance(goal, Target) else goal[known]
+            values[known] = moved_coordinates(column.values[known], column.moves, sizes[known], becomes)
+            columns[name] = Column(values, column.attrs, column.moves)
+    return replace(listing, columns=columns)
+
+
+def _has_coordinates(listing: Listing) -> bool:
+    return any(column.moves for column in listing.columns.values())
+
+
+def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]) -> int:
+    """Returns how many boxes of these samples had an area before they were moved, and have none now."""
+    lost = 0
+    for name, column in before.columns.items():
+        if column.moves in ("xywh", "xyxy") and after.columns[name] is not column:
+            was, now = (_areas(each.columns[name], samples) for each in (before, after))
+            lost += int(np.sum((was > 0) & (now <= 0)))
+    return lost
+
+
+def _areas(column: Column, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+    boxes = column.values[samples].astype(np.float64)
+    sides = boxes[..., 2:] - boxes[..., :2] if column.moves == "xyxy" else boxes[..., 2:]
+    area: NDArray[np.float64] = sides[..., 0] * sides[..., 1]
+    return area
+
+
+def all_but(total: int, left_out: Iterable[int]) -> NDArray[np.int64]:
+    """Returns the numbers below total without those left out, ascending."""
+    keep = np.ones(total, np.bool_)
+    keep[np.fromiter(left_out, np.int64)] = False
+    return np.flatnonzero(keep).astype(np.int64)
 
 
 def row_order(survey: Survey) -> NDArray[np.int64]:
-    """The sample that each row holds: splits one after another, shuffled within each; int64 (N,)."""
+    """Returns the sample of each row, int64 (N,): splits one after another, shuffled within each."""
     splits = survey.listing.split[survey.samples]
     order = []
     for split in np.unique(splits).tolist():
@@ -308,23 +349,12 @@ def row_order(survey: Survey) -> NDArray[np.int64]:
     return np.concatenate(order)
 
 
-def free_bytes(output: Path) -> int:
-    """Bytes free on the file system of an output.
-
-    Raises:
-        OutputError: its folder is missing.
-    """
-    try:
-        return shutil.disk_usage(output.absolute().parent).free
-    except OSError as exc:
-        raise OutputError(
-            f"{output}: its folder {output.absolute().parent} does not exist or cannot be read "
-            f"({os.strerror(exc.errno or 0)}). Make it first."
-        ) from exc
-
-
 def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> str:
-    """The message about images that cannot be read, the first few by name."""
+    """Returns the message about images that cannot be read, the first few by name.
+
+    Args:
+        bad: (key, reason) of each.
+    """
     shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
     more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
     return (

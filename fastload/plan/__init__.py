@@ -1,28 +1,25 @@
-"""Which rows each batch holds, decided before anything is read. NumPy only, O(1) memory in the number of rows.
+"""Decides which rows each batch of an epoch holds, on every rank, before anything is read.
 
-`options` names the shuffles and ends, `permutation` is the keyed bijection beneath them, `order` puts an epoch's rows
-in sequence, `shares` cuts the sequence among ranks, `epoch` cuts batches, `echo` says which steps use each of them,
-`state` saves where a run stands.
+Goes in: a range of rows, seed, epoch, ranks, batch size, options. Comes out: `EpochPlan`, whose `batches(rank)` yields
+row numbers lazily; states to go on from. All of it is a pure function of its arguments, in O(1) memory in the number of
+rows.
+
+Read first: `epoch` (`EpochPlan`), then what it is made of: `shuffle` (the options), `order` (an epoch's rows in
+sequence, by the keyed bijection of `permutation`), `shares` (the sequence cut among ranks). Then `echo_schedule` (which
+steps use each batch), `state` and `cursor` (where a run stands), `randomness` (how far an order is from a random one).
+
+Imports `errors` and `system`; NumPy only, no torch.
 """
 
 from __future__ import annotations
 
-from .echo import (
-    Echo,
-    EchoHistory,
-    EchoSchedule,
-    MixedEcho,
-    Pace,
-    Use,
-    check_echo,
-    choose_factor,
-)
-from .epoch import EpochPlan, PlannedBatch, batch_seed
-from .fixed_shares import with_shares_of
-from .options import ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_ends, resolve_shuffle
-from .permutation import permute, unpermute
-from .shares import Segment, rank_share
-from .state import PlanState, check_state, state_from_dict, state_to_dict
+from fastload.plan.cursor import with_shares_of
+from fastload.plan.echo_schedule import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, Use, check_echo, choose_factor
+from fastload.plan.epoch import EpochPlan, PlannedBatch, batch_seed
+from fastload.plan.order import ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_ends, resolve_shuffle
+from fastload.plan.permutation import permute, unpermute
+from fastload.plan.shares import Segment, rank_share
+from fastload.plan.state import PlanState, check_state, state_from_dict, state_to_dict
 
 __all__ = [
     "ChunkWindow",

@@ -1,9 +1,9 @@
-"""Which rows each batch of an epoch holds, on every rank: a pure function of its options, in O(1) memory.
+"""Plans which rows each batch of an epoch holds, on every rank: a pure function of its options, in O(1) memory.
 
     rows --order--> sequence --segments done--> what is left --shares--> one rank's share --cut--> batches
 
 Nothing here depends on workers, threads, prefetch or free memory, and every rank can compute every other's batches,
-so ranks agree on the number of steps, on who reads what and on how many rows count, without talking.
+so ranks agree without communication on the number of steps, on who reads which rows and on how many rows count.
 """
 
 from __future__ import annotations
@@ -17,16 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, StateError
+from fastload.plan.order import (
+    ChunkWindow,
+    Ends,
+    ResolvedShuffle,
+    RowsAt,
+    Shuffle,
+    make_order,
+    resolve_ends,
+    resolve_shuffle,
+)
+from fastload.plan.permutation import MAX_POSITIONS, blockwise, derive_key
+from fastload.plan.shares import Positions, Segment, Tails, checked_segments, merged, rank_share
+from fastload.system.whole_numbers import is_whole
 
-from .options import ChunkWindow, Ends, ResolvedShuffle, Shuffle, is_whole, resolve_ends, resolve_shuffle
-from .order import RowsAt, make_order
-from .permutation import MAX_POSITIONS, blockwise, derive_key
-from .shares import Positions, Segment, Tails, checked_segments, merged, rank_share
-
-# Rows planned at a time: what Python costs a batch is then shared by the batches cut from one block, and 0.1 MB.
+# Rows planned at a time: the batches cut from one block share the cost of Python. 0.1 MB.
 _BLOCK_ROWS = 8192
 
-# Beside the uses of keys in `order`.
+# Number of this use of keys; `order` has the others.
 _USER_CODE = 4
 
 
@@ -36,8 +44,8 @@ class PlannedBatch(NamedTuple):
     Attributes:
         rows: int64, (B,), rows of the file, in the order of the batch. Always B of them.
         valid: bool, (B,), False for a repeat that only fills the batch and must not count (ends "exact").
-        global_valid: rows that count in this step over all ranks together.
-        step: the step's number within the epoch, from 0, finished segments included.
+        global_valid: rows that count in this step, over all ranks.
+        step: number of the step within the epoch, from 0, finished segments included.
     """
 
     rows: NDArray[np.int64]
@@ -51,16 +59,16 @@ class EpochPlan:
     """The batches of one epoch for all ranks.
 
     Rows are put in order (`shuffle`), cut into one contiguous share a rank (sizes differ by at most one), and each
-    share into batches. With chunk windows at most world_size - 1 chunks are read by two ranks. The order depends on
-    the world size, which rows are covered does not.
+    share into batches. With chunk windows at most world_size - 1 chunks are read by two ranks. The order depends
+    on the world size; which rows are covered does not.
 
-    Ends: "drop" leaves out what does not fill a batch on every rank; "pad" repeats rows of the share so that no
-    row is left out, and repeats count; "exact" does the same, but repeats have `valid` False. Repeats begin again
-    at the start of the share (of what is left of the epoch, when the share is empty).
+    Ends: "drop" leaves out rows that do not fill a batch on every rank; "pad" repeats rows of the share so that no row
+    is left out, and repeats count; "exact" does the same, but repeats have `valid` False. Repeats are taken from the
+    start of the share (if the share is empty, of what is left of the epoch).
 
-    Segments: parts of this epoch that are done, one for each change of world or batch size; see `shares`. What
-    each rank has not read, in rank order, is cut again among the ranks of this plan. A last segment with this
-    plan's own world and batch size is continued as if never interrupted.
+    Segments: finished parts of this epoch, one for each change of world or batch size; see `shares`. The rows that each
+    rank has not read, in rank order, are cut again among the ranks of this plan. A last segment with this plan's own
+    world and batch size is continued as if it had never been interrupted.
 
     >>> plan = EpochPlan(range(10), world_size=2, batch_size=2)
     >>> [batch.rows.tolist() for batch in plan.batches(rank=1)]
@@ -69,21 +77,21 @@ class EpochPlan:
     ([True, False], 2)
 
     Fixed shares: the rows are cut into one contiguous piece a rank, the same in every epoch, and each epoch's order
-    permutes within the pieces; for ranks that keep their rows in memory and could not keep all. The world and batch
+    permutes within the pieces; for ranks that cache their rows in memory, where not all fit. The world and batch
     size cannot change within such an epoch.
 
     Attributes:
         rows: rows of the file to plan, contiguous: a split, or all. At most 2**48.
-        chunk_rows: rows a chunk of the file holds (0: the file has none, then no chunk shuffle).
+        chunk_rows: rows of a chunk of the file; 0: the file has no chunks, so "chunk" is an error.
         seed: 0 to 2**64 - 1; the same seed and epoch give the same order on every machine.
         epoch: 0 to 2**64 - 1.
         world_size: number of ranks, 1 or more.
-        batch_size: rows a batch holds on each rank, 1 or more.
-        shuffle: "full", "chunk", ChunkWindow(w) or False. After construction "chunk" reads ChunkWindow(16).
-            True needs to know the file: see `resolve_shuffle`.
-        ends: "drop", "pad", "exact", or None for "drop" when shuffling, else "exact". Never None afterwards.
-        segments: (world_size, batch_size, steps) of the finished parts, first to last. Merged afterwards.
-        fixed_shares: whether each rank has the same rows in every epoch. Every rank then needs a row, unless ends is
+        batch_size: rows of a batch on each rank, 1 or more.
+        shuffle: "full", "chunk", ChunkWindow(w) or False. The attribute is resolved: ChunkWindow(16) for "chunk".
+            True depends on the file: call `resolve_shuffle` first.
+        ends: "drop", "pad", "exact", or None for "drop" when shuffling, else "exact". The attribute is never None.
+        segments: (world_size, batch_size, steps) of the finished parts, first to last. The attribute is merged.
+        fixed_shares: whether each rank has the same rows in every epoch. Then every rank needs a row, unless ends is
             "drop".
 
     Raises:
@@ -120,7 +128,7 @@ class EpochPlan:
             _check_fixed_shares(self)
         left = len(self.rows)
         for segment in self.segments:
-            # Whatever ends the segment ran with: "drop" has no more steps than the others.
+            # For any ends of the segment: "drop" has no more steps than the others.
             most = -(-left // segment.world_size)
             if (segment.steps - 1) * segment.batch_size >= most:
                 raise StateError(
@@ -131,7 +139,7 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
-        """Steps still to come in this epoch, the same on every rank; 0 if "drop" leaves no whole batch."""
+        """Steps to come in this epoch, the same on every rank; 0 if "drop" leaves no whole batch."""
         fewest, more = divmod(self._num_left, self.world_size)
         if self.ends == "drop":
             steps = fewest // self.batch_size
@@ -145,20 +153,20 @@ class EpochPlan:
         return sum(segment.steps for segment in self.segments)
 
     def batches(self, rank: int, start_step: int = 0) -> Iterator[PlannedBatch]:
-        """The batches of one rank from a step on, lazily; arrays are fresh and belong to the caller.
+        """Returns an iterator over the batches of one rank; their arrays are new and belong to the caller.
 
         Args:
             rank: in [0, world_size).
-            start_step: steps to leave out of the num_steps to come.
+            start_step: steps to skip of the num_steps to come.
 
         Raises:
-            OptionError: rank or start_step is out of range (at once, not at the first batch).
+            OptionError: rank or start_step is out of range (raised at once, not at the first batch).
         """
         self._check_rank_and_step(rank, start_step, last_step=self.num_steps)
         return self._iterate(rank, start_step)
 
     def batch(self, rank: int, step: int) -> PlannedBatch:
-        """The one batch that `batches(rank)` gives as number `step`, computed alone.
+        """Returns the batch that `batches(rank)` yields as number `step`, computed alone.
 
         Args:
             rank: in [0, world_size).
@@ -173,7 +181,7 @@ class EpochPlan:
         return PlannedBatch(rows, valid, self._global_valid(step), self.steps_done + step)
 
     def rows_at(self, rank: int, positions: Positions) -> NDArray[np.int64]:
-        """Rows of the file at positions of what one rank still has to read: int64, (P,), a new array.
+        """Returns rows of the file at positions of the rest that one rank has to read: int64, (P,), a new array.
 
         Args:
             rank: in [0, world_size).
@@ -189,9 +197,9 @@ class EpochPlan:
         return self._planned(rank, positions)
 
     def segments_after(self, steps: int) -> tuple[Segment, ...]:
-        """The segments of a state saved when `steps` of this plan's steps are done, merged.
+        """Returns the segments of a state saved after `steps` of this plan's steps, merged.
 
-        A plan made with them, whatever its world and batch size, holds exactly what is then unread.
+        A plan made with them, of any world and batch size, holds exactly the rows that are unread then.
         """
         return merged((*self.segments, Segment(self.world_size, self.batch_size, steps)))
 
@@ -255,13 +263,13 @@ class EpochPlan:
 
     @cached_property
     def _skipped_steps(self) -> int:
-        """Steps of a last segment that this plan continues: same world, same batch, so the same shares."""
+        """Steps of the last segment if this plan continues it: same world and batch size, so the same shares."""
         last = self.segments[-1] if self.segments else None
         return last.steps if last and last[:2] == (self.world_size, self.batch_size) else 0
 
     @cached_property
     def _tails(self) -> tuple[Tails, ...]:
-        """The sequences that segments left, each cut from the one before."""
+        """The sequences that segments left unread, each cut from the one before."""
         finished = self.segments[:-1] if self._skipped_steps else self.segments
         tails: list[Tails] = []
         for segment in finished:
@@ -276,7 +284,7 @@ class EpochPlan:
     @cached_property
     def _rows_at(self) -> RowsAt:
         shuffle: ResolvedShuffle = resolve_shuffle(self.shuffle, file_shuffled=False)
-        # The ranks that read first decide the windows; whoever comes later takes over the order that they left.
+        # The ranks that began the epoch decide the windows; later ones take over their order.
         world_size = self.segments[0].world_size if self.segments else self.world_size
         return make_order(
             self.rows,
@@ -290,7 +298,7 @@ class EpochPlan:
 
 
 def batch_seed(seed: int, epoch: int, rank: int, step: int) -> int:
-    """What user code in Python draws its random numbers from, for one batch: 64 bits, whichever worker makes it."""
+    """Returns the seed of one batch for user code in Python: 64 bits, the same in any worker."""
     return derive_key(seed, epoch, _USER_CODE, rank, step)
 
 
@@ -301,7 +309,7 @@ def _check_fixed_shares(plan: EpochPlan) -> None:
             f"repeat (ends={plan.ends!r}). Use fewer ranks, or ends='drop'."
         )
     for segment in plan.segments:
-        # What is left of an epoch would be cut anew, and ranks be given rows that others keep.
+        # The rest of the epoch would be cut anew, so that ranks would need rows that others cache.
         if segment[:2] != (plan.world_size, plan.batch_size):
             raise StateError(
                 f"an epoch of fixed shares goes on only with the world and batch size that it began with: "

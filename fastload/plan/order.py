@@ -1,7 +1,7 @@
-"""The order of an epoch's rows before ranks cut batches from it: none, full, or chunk windows.
+"""The order of an epoch's rows, before ranks cut batches from it: that of the file, full shuffle, or chunk windows.
 
-Each order maps positions of the epoch's sequence, range(N), onto the planned rows of the file, one to one, as
-arithmetic on any positions alone. Positions need not be contiguous, and how they are sliced changes nothing.
+Each order maps positions of the epoch's sequence, range(N), one to one to the planned rows of the file. It is
+arithmetic on each position alone: positions may be any, in any number of calls, and N takes no memory.
 """
 
 from __future__ import annotations
@@ -9,19 +9,84 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import ChunkWindow, ResolvedShuffle
-from .permutation import BLOCK, blockwise, derive_key, permute, subkey, subkeys, unpermute_one
-from .shares import Positions, rank_share, share_bounds
+from fastload.errors import OptionError
+from fastload.plan.permutation import BLOCK, blockwise, derive_key, permute, subkey, subkeys, unpermute_one
+from fastload.plan.shares import Positions, rank_share, share_bounds
+from fastload.system.whole_numbers import is_whole
 
 RowsAt = Callable[[Positions], NDArray[np.int64]]
 
-# One number a use, so that no two permutations of an epoch share a key.
+# A number for each use of keys, so that no two permutations of an epoch share a key.
 _FULL, _CHUNKS, _WINDOWS = 1, 2, 3
-_PIECES = 5  # 4 is user code's, in `epoch`
+_PIECES = 5  # 4 is `epoch`'s: user code
+
+
+@dataclass(frozen=True)
+class ChunkWindow:
+    """A shuffle that reads whole chunks: permutes the chunks, then mixes rows inside windows of them.
+
+    Attributes:
+        chunks: chunks of a window, at least 1. More of them mix better, and read more of the file at once.
+    """
+
+    chunks: int = 16
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.chunks) or self.chunks < 1:
+            raise OptionError(
+                f"ChunkWindow(chunks={self.chunks!r}): a window holds a whole number of chunks, 1 or more"
+            )
+        object.__setattr__(self, "chunks", int(self.chunks))  # NumPy's integers do not go into JSON
+
+
+Shuffle = Literal["full", "chunk", "auto"] | ChunkWindow | bool
+ResolvedShuffle = Literal["full", False] | ChunkWindow
+Ends = Literal["drop", "pad", "exact"]
+
+_SHUFFLES = 'True (or "auto"), False, "full", "chunk" or ChunkWindow(chunks)'
+
+
+def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
+    """Returns the shuffle that a plan carries out, with all defaults resolved.
+
+    Args:
+        shuffle: True or "auto" mean chunk windows if the packer shuffled the file (neighbouring rows are a fair mix
+            then), else "full". "chunk" means `ChunkWindow(16)`.
+        file_shuffled: whether the packer shuffled the file's rows.
+
+    Raises:
+        OptionError: shuffle is none of the accepted values, which the message lists.
+    """
+    if isinstance(shuffle, ChunkWindow):
+        return shuffle
+    # `is`, since 1 == True and 0 == False, and a 0 meant as a window would silently switch shuffling off.
+    if shuffle is False:
+        return False
+    if shuffle is True or shuffle == "auto":
+        return ChunkWindow() if file_shuffled else "full"
+    if shuffle == "full":
+        return "full"
+    if shuffle == "chunk":
+        return ChunkWindow()
+    raise OptionError(f"shuffle={shuffle!r} is not known; choose {_SHUFFLES}")
+
+
+def resolve_ends(ends: Ends | None, shuffle: ResolvedShuffle) -> Ends:
+    """Returns what happens to shares that do not fill whole batches; None means "drop" when shuffling, else "exact".
+
+    Raises:
+        OptionError: ends is none of the accepted values, which the message lists.
+    """
+    if ends is None:
+        return "exact" if shuffle is False else "drop"
+    if ends not in ("drop", "pad", "exact"):
+        raise OptionError(f'ends={ends!r} is not known; choose "drop", "pad", "exact" or None')
+    return ends
 
 
 def make_order(
@@ -34,13 +99,15 @@ def make_order(
     world_size: int,
     fixed_shares: bool = False,
 ) -> RowsAt:
-    """The function from positions, int64 (P,) in [0, len(rows)), to rows of the file, int64 (P,).
+    """Returns the function from positions, int64 (P,) in [0, len(rows)), to rows of the file, int64 (P,).
 
     Args:
-        rows: the rows planned, step 1.
-        chunk_rows: rows a chunk of the file holds; chunk c holds rows c * chunk_rows and on. Only for ChunkWindow.
-        world_size: the ranks that first share the sequence; without fixed shares only windows depend on it, since none
-            crosses a share.
+        rows: rows planned, step 1.
+        chunk_rows: rows of a chunk of the file; chunk c begins at row c * chunk_rows. Only for ChunkWindow.
+        shuffle: resolved shuffle.
+        seed, epoch: keys of the permutations.
+        world_size: ranks that first share the sequence. Without fixed shares only windows depend on it, since no
+            window crosses a share.
         fixed_shares: whether each rank's share of the sequence is the same piece of the rows in every epoch.
     """
     if fixed_shares and world_size > 1:
@@ -54,25 +121,25 @@ def make_order(
 
 @dataclass(frozen=True)
 class FileOrder:
-    """The rows as they lie in the file."""
+    """The order of the file."""
 
     rows: range
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """Rows of the file at positions of the epoch's sequence."""
+        """Returns rows of the file at positions of the epoch's sequence."""
         return positions + self.rows.start
 
 
 @dataclass(frozen=True)
 class FullOrder:
-    """Any row anywhere."""
+    """Full shuffle: any row at any position."""
 
     rows: range
     seed: int
     epoch: int
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """Rows of the file at positions of the epoch's sequence."""
+        """Returns rows of the file at positions of the epoch's sequence."""
         key = derive_key(self.seed, self.epoch, _FULL)
         return blockwise(lambda part: permute(part, len(self.rows), key) + self.rows.start, positions)
 
@@ -87,19 +154,19 @@ class _Window:
 
 @dataclass(frozen=True)
 class ChunkOrder:
-    """Permuted chunks one after another, their rows mixed inside windows of whole chunks.
+    """Chunk windows: permuted chunks one after another, their rows mixed inside windows of whole chunks.
 
-    Every chunk holds chunk_rows rows but the first and the last, of which the split may own only some. In the
-    sequence each chunk is given chunk_rows *slots* all the same; the short ones leave their last slots empty. So
-    slots are plain arithmetic, and a position is its slot less the empty slots before it, of which there are at most
-    two runs. With chunks of 4 rows, rows 2..10 and the chunks in the order 1, 0, 2:
+    Every chunk has chunk_rows rows except the first and the last, of which the split may own only a part. In the
+    sequence every chunk gets chunk_rows *slots*; short chunks leave their last slots empty. So slots are plain
+    arithmetic, and a position is its slot less the empty slots before it, of which there are at most two runs. With
+    chunks of 4 rows, rows 2..10 and the chunks in the order 1, 0, 2:
 
         slot      0 1 2 3 | 4 5 . . | 8 9 10  .
         position  0 1 2 3 | 4 5     | 6 7  8
         row       4 5 6 7 | 2 3     | 8 9 10
 
-    Windows are counted from the first chunk of a rank's share and end with the share. A window mixes by a keyed
-    bijection over its own length, keyed by its first position.
+    Windows are counted from the first chunk of a rank's share and end with the share. A window is mixed by a keyed
+    bijection over its length, keyed by its first position.
     """
 
     rows: range
@@ -110,7 +177,7 @@ class ChunkOrder:
     world_size: int
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """Rows of the file at positions of the epoch's sequence."""
+        """Returns rows of the file at positions of the epoch's sequence."""
         if not positions.size:
             return positions.copy()
         slots = self._mixed_slots(positions)
@@ -145,7 +212,7 @@ class ChunkOrder:
 
     @cached_property
     def _short_chunks(self) -> tuple[tuple[int, int], ...]:
-        """(place in the sequence, empty slots) of each short chunk, at most two, in order of place."""
+        """(index in the sequence, empty slots) of each short chunk, at most two, in order of index."""
         last = self._num_chunks - 1
         if last == 0:
             missing = {0: self.chunk_rows - len(self.rows)}
@@ -154,30 +221,30 @@ class ChunkOrder:
         return tuple(sorted((unpermute_one(c, self._num_chunks, self._chunk_key), n) for c, n in missing.items() if n))
 
     def _slots(self, positions: Positions) -> Positions:
-        for place, missing in self._short_chunks:
-            full_until = (place + 1) * self.chunk_rows - missing
+        for index, missing in self._short_chunks:
+            full_until = (index + 1) * self.chunk_rows - missing
             positions = positions + (positions >= full_until) * missing
         return positions
 
-    def _begins(self, places: Positions) -> Positions:
-        """Position at which each chunk of the sequence begins; N for any place past the last chunk."""
-        places = np.minimum(places, self._num_chunks)
-        begins = places * self.chunk_rows
-        for place, missing in self._short_chunks:
-            begins = begins - (places > place) * missing
+    def _begins(self, indices: Positions) -> Positions:
+        """Returns the position at which each chunk of the sequence begins; N for indices past the last chunk."""
+        indices = np.minimum(indices, self._num_chunks)
+        begins = indices * self.chunk_rows
+        for index, missing in self._short_chunks:
+            begins = begins - (indices > index) * missing
         return begins
 
     def _windows(self, positions: Positions) -> tuple[Positions, Positions]:
-        """First position and length of the window that each position lies in."""
+        """Returns first position and length of the window that each position lies in."""
         share_first, share_stop = share_bounds(positions, len(self.rows), self.world_size)
-        place = self._slots(positions) // self.chunk_rows
-        share_place = self._slots(share_first) // self.chunk_rows
-        place = place - (place - share_place) % self._window_chunks
-        first = np.maximum(self._begins(place), share_first)
-        return first, np.minimum(self._begins(place + self._window_chunks), share_stop) - first
+        index = self._slots(positions) // self.chunk_rows
+        share_index = self._slots(share_first) // self.chunk_rows
+        index = index - (index - share_index) % self._window_chunks
+        first = np.maximum(self._begins(index), share_first)
+        return first, np.minimum(self._begins(index + self._window_chunks), share_stop) - first
 
     def _mixed_slots(self, positions: Positions) -> Positions:
-        """The slot that each position's row comes from."""
+        """Returns the slot that each position's row comes from."""
         slots = np.empty(positions.size, dtype=np.int64)
         window = _Window(0, 0)
         for begin in range(0, positions.size, BLOCK):
@@ -186,7 +253,7 @@ class ChunkOrder:
             if not window.first <= lowest < window.first + window.length:
                 first, length = self._windows(part[:1])
                 window = _Window(int(first[0]), int(length[0]))
-            # Windows of small rows are far longer than a block: one key for all, half the cost of a key each.
+            # Windows of small rows are far longer than a block: one key for all halves the cost.
             if window.first <= lowest and highest < window.first + window.length:
                 key = subkey(self._window_key, window.first)
                 mixed = permute(part - window.first, window.length, key) + window.first
@@ -199,32 +266,32 @@ class ChunkOrder:
         first, length = self._windows(positions)
         keys = subkeys(self._window_key, first)
         mixed = np.empty_like(positions)
-        # All windows of a share have one length, but its last, and those with a short chunk.
+        # All windows of a share have one length, except its last one and those with a short chunk.
         for n in set(length.tolist()):
             here = np.flatnonzero(length == n)
             mixed[here] = first[here] + permute(positions[here] - first[here], n, keys[here])
         return mixed
 
-    def _chunks(self, places: Positions) -> NDArray[np.int64]:
-        """Chunk of the file at each place of the sequence."""
+    def _chunks(self, indices: Positions) -> NDArray[np.int64]:
+        """Returns the chunk of the file at each index of the sequence of chunks."""
 
         def permuted(part: Positions) -> Positions:
             return permute(part, self._num_chunks, self._chunk_key) + self._first_chunk
 
-        lowest, highest = int(places.min()), int(places.max())
-        if highest - lowest >= places.size:
-            return blockwise(permuted, places)
+        lowest, highest = int(indices.min()), int(indices.max())
+        if highest - lowest >= indices.size:
+            return blockwise(permuted, indices)
         # Neighbouring positions share their chunks: permute each chunk once.
         table = blockwise(permuted, np.arange(lowest, highest + 1))
-        return blockwise(lambda part: table[part - lowest], places)
+        return blockwise(lambda part: table[part - lowest], indices)
 
 
 @dataclass(frozen=True)
 class PieceOrder:
-    """The rows cut into one contiguous piece a rank, each piece in an order of its own.
+    """Fixed shares: the rows cut into one contiguous piece a rank, each piece in an order of its own.
 
-    The pieces are the shares of the sequence themselves, so whoever cuts the sequence among the same ranks gives every
-    rank rows of its own piece, in every epoch. With rows 0..6 and 2 ranks, two epochs of full shuffle:
+    The pieces are the shares of the sequence, so cutting it among the same number of ranks gives every rank the rows of
+    its own piece, in every epoch. With rows 0..6 and 2 ranks, two epochs of full shuffle:
 
         position  0 1 2 3 | 4 5 6
         epoch 0   1 0 3 2 | 6 4 5
@@ -239,12 +306,12 @@ class PieceOrder:
     world_size: int
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """Rows of the file at positions of the epoch's sequence."""
+        """Returns rows of the file at positions of the epoch's sequence."""
         if not positions.size:
             return positions.copy()
         ends = np.array([positions.min(), positions.max()])
         first, last = share_bounds(ends, len(self.rows), self.world_size)[0].tolist()
-        if first == last:  # one rank's, as always when it plans its batches
+        if first == last:  # positions of one rank, as always when it plans its batches
             return self._order_of(first)(blockwise(lambda part: part - first, positions))
         rows = np.empty(positions.size, np.int64)
         firsts, _ = share_bounds(positions, len(self.rows), self.world_size)
@@ -254,14 +321,14 @@ class PieceOrder:
         return rows
 
     def _order_of(self, first: int) -> RowsAt:
-        """The order of the piece that begins at this position of the rows."""
+        """Returns the order of the piece that begins at this position."""
         if first not in self._orders:
             short, longer = divmod(len(self.rows), self.world_size)
             border = longer * (short + 1)
             rank = first // (short + 1) if first < border else longer + (first - border) // short
             share = rank_share(len(self.rows), rank=rank, world_size=self.world_size)
             piece = range(self.rows.start + share.start, self.rows.start + share.stop)
-            # Else pieces of one length would be permuted alike, and the ranks' batches be neighbours in pairs.
+            # A seed for each rank, since pieces of one length would else be permuted alike.
             seed = derive_key(self.seed, _PIECES, rank)
             self._orders[first] = make_order(
                 piece, self.chunk_rows, self.shuffle, seed=seed, epoch=self.epoch, world_size=1

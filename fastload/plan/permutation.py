@@ -2,7 +2,7 @@
 
 A Feistel network over two digits: a position p in range(n) is written as (p // b, p % b) with a * b >= n, then each
 round adds a keyed hash of one digit to the other, modulo that digit's base. Every round can be undone, so the whole
-is a bijection of range(a * b); a position that lands at or above n is sent through again until it falls below
+is a bijection of range(a * b); a result at or above n is sent through again until it falls below
 (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Bases are chosen so that a * b
 exceeds n by little or nothing, so this is rare. Only integer arithmetic of 64 bits is used: the order depends on
 no library's random generator, on no version of NumPy and on no machine.
@@ -21,15 +21,15 @@ from fastload.errors import OptionError
 
 MAX_POSITIONS = 2**48
 
-# NumPy gives up the GIL in a loop over more than 500 elements and takes it back after it. With pure Python running in
-# another thread each return may cost the 5 ms of the interpreter's switch interval, and a permutation is some 75 such
-# loops. Measured: slices of 500 cost 57 ns a position alone and 70 to 250 ns beside pure Python, slices of 1,000 40 ns
-# and 5,000 to 10,000 ns, slices of 16,384 14 ns and 100 to 3,000 ns.
+# NumPy releases the GIL in a loop over more than 500 elements. With pure Python running in another thread, getting it
+# back may cost the 5 ms of the interpreter's switch interval each time, and a permutation is some 75 such loops.
+# Measured: slices of 500 cost 57 ns a position alone and 70 to 250 ns with pure Python in another thread, slices of
+# 1,000 40 ns and 5,000 to 10,000 ns, slices of 16,384 14 ns and 100 to 3,000 ns.
 BLOCK = 500
 
-# Six rounds leave no bias that 400,000 keys could show from about 100 positions on. With fewer positions the digits
-# are so small that rounds repeat each other: at 9 positions pairs came out evenly from 12 rounds on. So the few
-# positions, which are also the cheap ones, get more.
+# From about 100 positions on, 400,000 keys showed no bias after six rounds. With fewer positions the digits are so
+# small that rounds repeat each other: at 9 positions, pairs were uniform from 12 rounds on. So small n, which are
+# cheap, get more rounds.
 _FEW_POSITIONS = 1024
 _ROUNDS_FEW = 16
 _ROUNDS = 6
@@ -42,12 +42,13 @@ Words = NDArray[np.uint64]
 
 
 def _word(value: int) -> Words:
-    # A 0-d array: half the cost of a NumPy scalar as an operand, and no promotion rule of any release touches it.
+    # A 0-d array: as an operand it costs half of a NumPy scalar, and the promotion rules of all releases keep it
+    # uint64.
     return np.array(value, dtype=np.uint64)
 
 
 def mix64(value: int) -> int:
-    """One 64-bit word from another, every bit depending on every bit: the finalizer of SplitMix64 (Steele, 2014)."""
+    """Returns a 64-bit word whose every bit depends on every bit of another: SplitMix64's finalizer (Steele, 2014)."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
@@ -55,7 +56,7 @@ def mix64(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """A 64-bit key from whole numbers, each taken modulo 2**64; their order matters."""
+    """Returns a 64-bit key made from whole numbers, each modulo 2**64; their order matters."""
     key = 0
     for part in parts:
         key = mix64(key + _GOLDEN + part)
@@ -63,7 +64,7 @@ def derive_key(*parts: int) -> int:
 
 
 def subkeys(key: int, index: NDArray[np.int64]) -> Words:
-    """`mix64(key + index)` of each index: uint64, same shape. One independent key per index."""
+    """Returns `mix64(key + index)` of each index, uint64 of the same shape: an independent key for each."""
     word = index.view(np.uint64) + _word(key & _MASK)
     word = (word ^ (word >> _word(30))) * _word(_MIX_1)
     word = (word ^ (word >> _word(27))) * _word(_MIX_2)
@@ -71,7 +72,7 @@ def subkeys(key: int, index: NDArray[np.int64]) -> Words:
 
 
 def subkey(key: int, index: int) -> int:
-    """The scalar that `subkeys` gives for one index."""
+    """Returns the key that `subkeys` gives for one index."""
     return mix64(key + index)
 
 
@@ -82,7 +83,7 @@ _HALF = _word(32)
 
 @lru_cache(maxsize=1024)
 def _bases(n: int) -> tuple[int, int]:
-    """Bases (a, b) of the two digits: a * b >= n with the least excess, b <= a <= about 4 b.
+    """Returns bases (a, b) of the two digits: a * b >= n with the least excess, b <= a <= about 4 b.
 
     The second base is at least 2 from n = 3 on: with b = 1 a round could only rotate.
     """
@@ -94,7 +95,7 @@ def _bases(n: int) -> tuple[int, int]:
 
 
 def _hashed(digit: Words, key: Words, round_number: int, base: Words, out: Words, spare: Words) -> None:
-    """Put into `out` a hash of each digit within [0, base), base <= 2**25."""
+    """Writes into `out` a hash of each digit, in [0, base), base <= 2**25."""
     np.bitwise_xor(digit, key, out)
     np.multiply(out, _ROUND_WORDS[round_number], out)
     np.right_shift(out, _HALF, spare)
@@ -106,7 +107,7 @@ def _hashed(digit: Words, key: Words, round_number: int, base: Words, out: Words
 
 
 def _network(words: Words, n: int, key: Words, *, backwards: bool) -> Words:
-    """One walk through the rounds, forwards or undoing them; takes and gives values in [0, a * b)."""
+    """Applies all rounds, or undoes them; takes and returns values in [0, a * b)."""
     a, b = (_word(base) for base in _bases(n))
     high = words // b
     low = words - high * b
@@ -146,10 +147,10 @@ def _walk(positions: NDArray[np.int64], n: int, key: int | Words, *, backwards: 
 
 
 def permute(positions: NDArray[np.int64], n: int, key: int | Words) -> NDArray[np.int64]:
-    """Where a keyed bijection of range(n) sends each position.
+    """Applies a keyed bijection of range(n) to positions.
 
-    Thread-safe, pure, and the same on every machine. Costs about 50 ns a position in slices of `BLOCK`
-    (see `blockwise`); a longer array is taken as it is, and NumPy gives up the GIL some 75 times on the way.
+    Thread-safe, pure, and the same on every machine. Costs about 50 ns a position in slices of `BLOCK` (see
+    `blockwise`); with a longer array NumPy releases the GIL some 75 times on the way.
 
     Args:
         positions: int64, (P,), each in [0, n); not checked, values outside have no meaning.
@@ -166,19 +167,19 @@ def permute(positions: NDArray[np.int64], n: int, key: int | Words) -> NDArray[n
 
 
 def unpermute(positions: NDArray[np.int64], n: int, key: int | Words) -> NDArray[np.int64]:
-    """The inverse of `permute`: `unpermute(permute(p, n, key), n, key)` is p. Same arguments, same errors."""
+    """Inverts `permute`: `unpermute(permute(p, n, key), n, key)` is p. Same arguments, same errors."""
     return _walk(positions, n, key, backwards=True)
 
 
 def unpermute_one(position: int, n: int, key: int) -> int:
-    """`unpermute` of one whole number."""
+    """Inverts `permute` for one whole number."""
     return int(unpermute(np.array([position], dtype=np.int64), n, key)[0])
 
 
 def blockwise(
     function: Callable[[NDArray[np.int64]], NDArray[np.int64]], values: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """`function(values)` computed in slices of `BLOCK`; the function treats each element by itself. int64, (P,)."""
+    """Returns `function(values)`, int64 (P,), in slices of `BLOCK`; the function must work element by element."""
     if values.size <= BLOCK:
         return function(values)
     out = np.empty(values.size, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How a sequence of positions is cut among ranks, and cut again when their number changes within an epoch.
+"""Cuts a sequence of positions among ranks, and cuts the rest again when their number changes within an epoch.
 
 A sequence is cut into contiguous shares whose sizes differ by at most one; the longer ones come first. When a
 segment (so many ranks, a batch size, so many steps) ends early, each rank leaves the tail of its share unread. The
@@ -18,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-
-from .options import is_whole
+from fastload.system.whole_numbers import is_whole
 
 Positions = NDArray[np.int64]
 
 
 class Segment(NamedTuple):
-    """A part of an epoch that was consumed by one number of ranks with one batch size."""
+    """A part of an epoch that was read with one number of ranks and one batch size."""
 
     world_size: int
     batch_size: int
@@ -33,7 +32,7 @@ class Segment(NamedTuple):
 
 
 def rank_share(num_rows: int, *, rank: int, world_size: int) -> range:
-    """Positions of the epoch's row sequence that one rank reads, in reading order.
+    """Returns the positions of the epoch's sequence that one rank reads, in reading order.
 
     The sequence is cut into world_size contiguous shares whose sizes differ by at most one, so ranks agree without
     talking. With 11 rows and 3 ranks: 0..3, 4..7, 8..10.
@@ -55,7 +54,7 @@ def rank_share(num_rows: int, *, rank: int, world_size: int) -> range:
 
 
 def share_bounds(positions: Positions, num_rows: int, world_size: int) -> tuple[Positions, Positions]:
-    """First and one past the last position of the share that each position lies in: two int64 (P,).
+    """Returns first and stop position of the share that each position lies in: two int64 (P,).
 
     Args:
         positions: int64, (P,), in [0, num_rows).
@@ -70,10 +69,10 @@ def share_bounds(positions: Positions, num_rows: int, world_size: int) -> tuple[
 
 
 def checked_segments(segments: object) -> tuple[Segment, ...]:
-    """Segments from tuples or lists of three whole numbers, as a state read from JSON holds them.
+    """Returns segments made from tuples or lists of three whole numbers, as a state read from JSON holds them.
 
     Raises:
-        OptionError: something else; the message shows what.
+        OptionError: `segments` is something else; the message shows it.
     """
     if not isinstance(segments, (tuple, list)):
         raise OptionError(f"segments={segments!r} must be a tuple of (world size, batch size, steps)")
@@ -87,7 +86,7 @@ def checked_segments(segments: object) -> tuple[Segment, ...]:
 
 
 def merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """The same segments without empty ones, neighbours of the same world and batch size as one."""
+    """Returns segments without empty ones, neighbours of the same world and batch size joined."""
     result: list[Segment] = []
     for segment in segments:
         if segment.steps == 0:
@@ -100,11 +99,11 @@ def merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
 
 @dataclass(frozen=True)
 class Tails:
-    """What a finished segment left unread of a sequence, itself a sequence in rank order.
+    """The positions of a sequence that a finished segment left unread; they are the next sequence, in rank order.
 
     Attributes:
         num_rows: positions of the sequence that the segment's ranks shared.
-        segment: who read how much of it.
+        segment: the finished segment.
     """
 
     num_rows: int
@@ -112,20 +111,20 @@ class Tails:
 
     @property
     def _done(self) -> tuple[int, int]:
-        """Positions consumed of a longer share and of a shorter one."""
+        """Positions read of a longer share and of a shorter one."""
         short = self.num_rows // self.segment.world_size
         consumed = self.segment.steps * self.segment.batch_size
         return min(short + 1, consumed), min(short, consumed)
 
     @property
     def num_left(self) -> int:
-        """Positions that no rank has consumed."""
+        """Positions that no rank has read."""
         longer = self.num_rows % self.segment.world_size
         done_longer, done_short = self._done
         return self.num_rows - longer * done_longer - (self.segment.world_size - longer) * done_short
 
     def origin(self, positions: Positions) -> Positions:
-        """Where each position of the tails lies in the sequence that was shared. int64, (P,).
+        """Returns where each position of the tails lies in the sequence that was shared, int64 (P,).
 
         Args:
             positions: int64, (P,), in [0, num_left).
@@ -134,7 +133,7 @@ class Tails:
         done_longer, done_short = self._done
         tail_longer, tail_short = short + 1 - done_longer, short - done_short
         border = longer * tail_longer
-        # A position moves past what its own rank and each rank before it consumed.
+        # A position moves behind what its own rank and each rank before it read.
         among_longer = (positions // max(tail_longer, 1) + 1) * done_longer
         among_short = longer * done_longer + ((positions - border) // max(tail_short, 1) + 1) * done_short
         return positions + np.where(positions < border, among_longer, among_short)

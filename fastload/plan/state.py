@@ -1,4 +1,4 @@
-"""Where in training a loader stands, as a plain dictionary that any checkpoint can hold."""
+"""Saved states: where a loader or sampler stands, as a plain dictionary that any checkpoint can hold."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastload.errors import OptionError, StateError
-
-from .echo import last_started_step
-from .options import ChunkWindow, Ends, ResolvedShuffle, is_whole, resolve_ends
-from .shares import Segment, checked_segments
+from fastload.plan.echo_schedule import last_started_step
+from fastload.plan.order import ChunkWindow, Ends, ResolvedShuffle, resolve_ends
+from fastload.plan.shares import Segment, checked_segments
+from fastload.system.whole_numbers import is_whole
 
 STATE_VERSION = 1
 _KEYS = frozenset(("version", "header_digest", "seed", "epoch", "shuffle", "ends", "echo", "echo_position", "segments"))
@@ -17,19 +17,19 @@ _KEYS = frozenset(("version", "header_digest", "seed", "epoch", "shuffle", "ends
 
 @dataclass(frozen=True, kw_only=True)
 class PlanState:
-    """What names the batch that comes next, and the data it comes from. The same on every rank.
+    """The data of a run, and the batch that comes next. The same on every rank.
 
     Attributes:
-        header_digest: identity of the packed file.
+        header_digest: identifies the packed file.
         seed, epoch: as in `EpochPlan`.
         shuffle: resolved, so that a later default cannot change the order.
         ends: as in `EpochPlan`, resolved.
         echo: times each batch is used, 1 or more.
-        echo_position: steps done with batches that will be used again, and are not in segments yet: of the
-            `EchoSchedule` of what segments leave. With distance 0 the echoes done of the batch in hand.
+        echo_position: steps done with batches that will be used again and so are not in `segments` yet: a step of the
+            `EchoSchedule` of the batches that segments leave. With distance 0, the uses so far of the current batch.
         echo_distance: as in `EchoSchedule`.
-        next_echo: `echo` of the next epoch; None where it is always the same, 0 while it is not chosen yet.
-        segments: what of the epoch is done: `EpochPlan.segments_after(steps)`.
+        next_echo: `echo` of the next epoch; None: always the same, 0: not chosen yet.
+        segments: finished parts of the epoch: `EpochPlan.segments_after(steps)`.
         fixed_shares: as in `EpochPlan`.
     """
 
@@ -47,17 +47,17 @@ class PlanState:
 
 
 def state_to_dict(state: PlanState) -> dict[str, Any]:
-    """The state as numbers, strings, lists and dictionaries only: JSON and `torch.save(weights_only)` take it.
+    """Returns the state as numbers, strings, lists and dictionaries, as JSON and `torch.save(weights_only)` need it.
 
     shuffle becomes "full", False or ["window", chunks], with fixed shares ["shares", that]; segments a list of
     [world_size, batch_size, steps]; echo a number, ["mixed", echo, echo_distance] or ["auto", echo, next_echo]. NumPy's
-    integers become Python's, as both refuse them.
+    integers become Python's.
     """
-    # No dictionary: torch.distributed.checkpoint takes those apart, and misses a key where another shuffle has none.
+    # A list: torch.distributed.checkpoint flattens dictionaries, and misses keys that another shuffle does not have.
     shuffle: Any = ["window", state.shuffle.chunks] if isinstance(state.shuffle, ChunkWindow) else state.shuffle
     if state.fixed_shares:
         shuffle = ["shares", shuffle]
-    # The keys are those of the first release, so that checkpoints of either release can be loaded into the other.
+    # The keys stay those of the first release, so that all releases can load one another's checkpoints.
     echo: Any = int(state.echo)
     if state.echo_distance:
         echo = ["mixed", echo, int(state.echo_distance)]
@@ -77,10 +77,10 @@ def state_to_dict(state: PlanState) -> dict[str, Any]:
 
 
 def state_from_dict(data: object) -> PlanState:
-    """The state that `state_to_dict` wrote.
+    """Returns the state that `state_to_dict` wrote.
 
     Raises:
-        StateError: not such a dictionary, of a newer version, a key missing, unknown or with a value that cannot be.
+        StateError: it is no such dictionary, of a newer version, or a key is missing, unknown or has a wrong value.
     """
     if not isinstance(data, dict) or "version" not in data:
         raise StateError(
@@ -127,12 +127,12 @@ def state_from_dict(data: object) -> PlanState:
 
 
 def check_state(state: PlanState, *, header_digest: str, seed: int, shuffle: ResolvedShuffle) -> None:
-    """Refuse a state of other data or of another order than a loader's own.
+    """Raises StateError if a state is of other data or another order than the loader's.
 
-    Ends, echo and the world may differ from the state's: they change neither the order nor what is unread.
+    Ends, echo and world size may differ: they change neither the order nor which rows are unread.
 
     Raises:
-        StateError: names everything that differs, the state's value and the loader's.
+        StateError: the message names everything that differs, with the state's value and the loader's.
     """
     differing = [
         f"{name} is {ours!r} here and {theirs!r} in the state"
@@ -165,7 +165,7 @@ def _shuffle_from(data: dict[str, Any]) -> ResolvedShuffle:
 
 
 def _echo_from(data: dict[str, Any]) -> tuple[int, int, int | None]:
-    """Factor, distance and the next epoch's factor."""
+    """Returns factor, distance and the next epoch's factor."""
     echo = data["echo"]
     kind, factor, other = echo if isinstance(echo, (list, tuple)) and len(echo) == 3 else ("given", echo, 0)
     whole = is_whole(factor) and is_whole(other) and 1 <= factor < 2**64 and 0 <= other < 2**64

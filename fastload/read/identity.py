@@ -1,4 +1,4 @@
-"""Whether a file is still the one whose header was read."""
+"""Checks that a file is still the one whose header was read."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import os
 from typing import NoReturn
 
 from fastload.errors import FileChangedError, MissingFileError
-from fastload.format import FileIdentity, PackedFile
-
-from . import held
+from fastload.format.header import FileIdentity, PackedFile
+from fastload.system import syscalls
 
 
 def open_checked(file: PackedFile) -> int:
-    """A file descriptor, open for reading, of the very file whose header was read.
+    """Opens the file whose header was read, and returns its descriptor, for reading.
 
     Raises:
-        MissingFileError, FileChangedError: it is gone, or another one.
+        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
     """
     try:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -42,7 +41,7 @@ def check_path(file: PackedFile) -> None:
 
 def check_open(file: PackedFile, fd: int) -> None:
     """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since."""
-    now = held.identity_of(fd)
+    now = syscalls.identity_of(fd)
     then = file.identity
     if now != (then.device, then.inode, then.size, then.mtime_ns):
         _raise_changed(file, FileIdentity(*now))
@@ -51,7 +50,7 @@ def check_open(file: PackedFile, fd: int) -> None:
 def _raise_changed(file: PackedFile, now: FileIdentity) -> NoReturn:
     then = file.identity
     if (now.device, now.inode) != (then.device, then.inode):
-        what = "another file stands in its place"
+        what = "it was replaced by another file"
     elif now.size < then.size:
         what = f"it was truncated from {then.size:,} to {now.size:,} bytes"
     else:

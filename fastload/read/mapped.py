@@ -1,4 +1,4 @@
-"""Rows copied from a mapping of the file: one copy, and the GIL given up once a batch, for the pixels."""
+"""Copies rows from a mapping of the file: one copy, and for pixels the GIL released once a batch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.format import PackedFile
+from fastload.format.header import PackedFile
 
 KEEPS_GIL = 500
-"""Elements up to which NumPy keeps the GIL while it loops over an array; see `held` for what giving it up costs."""
+"""Elements up to which NumPy loops over an array without releasing the GIL, whose cost `system.syscalls` describes."""
 
-# Rows so short are copied by indexing, in slices that keep the GIL: labels, attributes, boxes.
+# Rows up to this length (labels, attributes, boxes) are copied by indexing, in slices that keep the GIL.
 _SHORT_ROW_BYTES = 256
 
 
@@ -23,8 +23,8 @@ class MappedRows:
     """Gathers rows of linear fields from one shared, read-only mapping. Any thread may call it, also after a fork.
 
     Args:
-        fd: of the file, open for reading; the mapping outlives it.
-        file: its header; the file is at least as long as the header promises.
+        fd: descriptor of the file, open for reading; the mapping outlives it.
+        file: its header.
         fields: names of fields with an offset.
     """
 
@@ -39,25 +39,25 @@ class MappedRows:
             self._rows[name] = flat.reshape(file.num_rows, field.row_bytes)
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
-        """See `Rows.gather`."""
+        """Copies rows, checked to be in range, into C-contiguous arrays of their fields' dtype, (B, ...) each."""
         for name, out in outs.items():
             source, target = self._rows[name], as_bytes(out)
             if 0 < source.shape[1] <= _SHORT_ROW_BYTES:
                 _take_short(source, rows, target)
                 continue
-            # clip, with rows checked before: "raise" makes take copy through a buffer, a third of the speed.
+            # "clip", since rows were checked before: "raise" copies through a buffer, at a third of the speed.
             np.take(source, rows, axis=0, out=target, mode="clip")
 
     def rows(self, name: str) -> NDArray[np.uint8]:
-        """All rows of a field where they lie, uint8 (N, row_bytes), read-only; valid until `close`."""
+        """Returns all rows of a field as mapped, uint8 (N, row_bytes), read-only; valid until `close`."""
         return self._rows[name]
 
     def flat(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
-        """A stretch of the file where it lies, uint8 (num_bytes,), read-only; valid until `close`."""
+        """Returns a range of the file as mapped, uint8 (num_bytes,), read-only; valid until `close`."""
         return np.frombuffer(self._map, np.uint8, num_bytes, offset)
 
     def close(self) -> None:
-        """Lets the mapping go; it is unmapped when the last array over it is gone."""
+        """Releases the mapping; it is unmapped when the last array over it is gone."""
         self._rows.clear()
         self._map = None  # type: ignore[assignment]  # closing it would raise while a view lives
 
@@ -65,13 +65,13 @@ class MappedRows:
 def _take_short(source: NDArray[np.uint8], rows: NDArray[np.int64], target: NDArray[np.uint8]) -> None:
     """`target[:] = source[rows]` for arrays (N, bytes), each row one opaque element."""
     element = np.dtype((np.void, source.shape[1]))
-    elements, places = source.view(element).reshape(-1), target.view(element).reshape(-1)
+    elements, out = source.view(element).reshape(-1), target.view(element).reshape(-1)
     for first in range(0, len(rows), KEEPS_GIL):
         part = slice(first, first + KEEPS_GIL)
-        places[part] = elements[rows[part]]
+        out[part] = elements[rows[part]]
 
 
 def as_bytes(out: NDArray[Any]) -> NDArray[np.uint8]:
-    """The memory of a C-contiguous array (B, ...) as uint8 (B, row_bytes)."""
+    """Returns the memory of a C-contiguous array (B, ...) as uint8 (B, row_bytes)."""
     assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
     return out.reshape(-1).view(np.uint8).reshape(len(out), math.prod(out.shape[1:]) * out.itemsize)

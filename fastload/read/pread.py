@@ -1,8 +1,8 @@
-"""Rows read by system calls, without a mapping, so that a file truncated meanwhile is an error and not a dead process.
+"""Reads rows by system calls, without a mapping, so that truncating the file is an error and does not kill the process.
 
-One `io_submit` reads all rows of a batch and so leaves the GIL once; one `preadv` a row leaves it once a row, and each
-time waits up to 5 ms for a main thread that runs Python (measured, rows of 116 kB: 33,000 images/s against 320; with an
-idle main thread both reach 105,000). Where the kernel has no `io_submit`, `preadv` is what is left.
+One `io_submit` reads all rows of a batch and so releases the GIL once; one `preadv` a row releases it once a row, and
+each time waits up to 5 ms for a main thread that runs Python (measured, rows of 116 kB: 33,000 images/s against 320;
+with an idle main thread both reach 105,000). `preadv` is used where the kernel has no `io_submit`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError
-from fastload.format import PackedFile
-from fastload.long_reads import read_into
-
-from .mapped import as_bytes
+from fastload.format.header import PackedFile
+from fastload.read.mapped import as_bytes
+from fastload.system.files import read_into
 
 # include/uapi/linux/aio_abi.h, little-endian. IOCB_CMD_PREAD is 0.
 _IOCB = np.dtype(
@@ -55,13 +54,13 @@ _MAX_REQUEST_BYTES = 1 << 20
 
 
 class PreadRows:
-    """Gathers rows of linear fields with `io_submit`, or `preadv` where there is none. Any thread may call it.
+    """Gathers rows of linear fields with `io_submit`, or `preadv` without it. Any thread may call it.
 
     Args:
-        fd: of the file, open for reading as long as this lives.
+        fd: descriptor of the file, open for reading as long as this lives.
         file: its header.
         fields: names of fields with an offset.
-        use_aio: False reads with `preadv` from the start.
+        use_aio: False always reads with `preadv`.
     """
 
     def __init__(self, fd: int, file: PackedFile, fields: Sequence[str], *, use_aio: bool = True) -> None:
@@ -74,7 +73,7 @@ class PreadRows:
         self._idle: queue.SimpleQueue[_AioContext] = queue.SimpleQueue()
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
-        """See `Rows.gather`; FileChangedError when the file ends before a row does."""
+        """Copies rows, checked to be in range, into arrays (B, ...). FileChangedError: the file is too short."""
         for name, out in outs.items():
             field = self._file.fields[name]
             assert field.offset is not None, f"{name} is not linear"
@@ -83,13 +82,13 @@ class PreadRows:
             self._read(name, field.offset, rows, as_bytes(out))
 
     def close(self) -> None:
-        """Gives the kernel its contexts back; the descriptor is the caller's."""
+        """Frees the kernel's contexts; the descriptor stays open."""
         while not self._idle.empty():
             self._idle.get().close()
 
     def _read(self, name: str, base: int, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
         row_bytes = out.shape[1]
-        # A run is a stretch of the batch whose rows follow one another in the file: one request, one piece of memory.
+        # A run: rows of the batch that follow one another in the file, too. One request reads them all.
         fits = max(1, _MAX_REQUEST_BYTES // row_bytes)
         starts = np.flatnonzero(np.concatenate(([True], np.diff(rows) != 1)))
         if fits > 1 and len(starts) < len(rows):
@@ -105,7 +104,7 @@ class PreadRows:
         """Reads ranges of the file, one after another into `out`, uint8 (bytes of all of them,).
 
         Args:
-            name: of the field that they belong to, for messages.
+            name: the field they belong to, for messages.
             offsets: int64 (R,), first bytes.
             lengths: int64 (R,).
 
@@ -166,7 +165,7 @@ class _AioContext:
     def read(
         self, fd: int, offsets: NDArray[np.int64], addresses: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Reads every (offset, length) into its address; bytes read of each, 0 where the kernel gave an error."""
+        """Reads every (offset, length) into its address; returns the bytes read of each, 0 after an error."""
         requests = np.zeros(len(offsets), dtype=_IOCB)
         requests["data"] = np.arange(len(offsets))
         requests["fd"] = fd
@@ -180,7 +179,7 @@ class _AioContext:
             count = min(_QUEUE, len(offsets) - first)
             submitted = self._call(self._submit, self._context.value, count, pointers[first:].ctypes.data)
             if submitted <= 0:
-                return done  # the caller reads what is missing, and meets the error itself
+                return done  # the caller reads the rest, and gets the error itself
             self._collect(submitted, done)
             first += submitted
         return done
@@ -191,7 +190,7 @@ class _AioContext:
             self._call(self._destroy, context.value)
 
     def _collect(self, count: int, done: NDArray[np.int64]) -> None:
-        """Waits for all requests of a submission: their memory is not ours to leave before."""
+        """Waits for all requests of a submission: the kernel writes into their memory until then."""
         while count > 0:
             got = self._call(self._getevents, self._context.value, count, count, self._events.ctypes.data, 0)
             if got < 0:
@@ -213,6 +212,6 @@ class _AioContext:
 
 
 def _cuts(starts: NDArray[np.int64], num_rows: int, fits: int) -> list[NDArray[np.int64]]:
-    """Where runs longer than `fits` rows are cut."""
+    """Returns the starts of further runs where runs longer than `fits` rows are cut."""
     stops = np.append(starts[1:], num_rows)
     return [np.arange(a, b, fits) for a, b in zip(starts, stops, strict=True) if b - a > fits]

@@ -1,10 +1,10 @@
-"""Tells the kernel which rows come next, from a thread of its own, so that a cold file is read before it is needed.
+"""Announces rows that come next to the kernel, from a thread of its own, so that a cold file is read in advance.
 
-A fault on a page that is not in memory stops a worker for as long as the disk takes, one row after another. Announced
-rows are all requested at once: on one NVMe-backed disk a cold batch of 256 images took 15 ms against 257 ms.
+A page fault on a cold file stops a worker for as long as the disk takes, one row after another. Announced rows are
+requested all at once: on one NVMe-backed disk a cold batch of 256 images took 15 ms against 257 ms.
 
-One `process_madvise` announces up to 1,024 ranges and so leaves the GIL once; `posix_fadvise`, the way out where the
-kernel refuses that, leaves it once a range.
+One `process_madvise` announces up to 1,024 ranges and so releases the GIL once; `posix_fadvise`, used if the kernel
+refuses that, releases it once a range.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError
-from fastload.format import Field
+from fastload.format.header import Field
+from fastload.read.extents import LinearExtents, RaggedExtents, RowExtents
+from fastload.system import syscalls
 
-from . import held
-from .announced import Announced, LinearRows, RowsInStore
-
-# One call is cut short at the device's read-ahead window, 128 KiB unless someone changed it.
+# The kernel cuts one call to the device's read-ahead window, by default 128 KiB.
 _SLICE_BYTES = 128 * 2**10
 _MAX_RANGES = 1024  # UIO_MAXIOV
 _PAGE = mmap.PAGESIZE
 _MADV_WILLNEED = 3
 _SYS_PROCESS_MADVISE = 440  # the same number on every architecture
 
-# Fields that small are announced whole, once: asking about their rows costs more than they do.
+# Fields up to this size are announced whole, once: that costs less than computing the ranges of rows.
 _SMALL_FIELD_BYTES = 16 * 2**20
 
-# Rows looked at in a batch; batches without a miss before they are looked at less often, and how often then. Announcing
-# what is in memory is not free: 4 us a row of 116 kB.
+# Rows probed in a batch; batches without a miss after which only every so many is probed. Announcing rows that are in
+# memory costs 4 us a row of 116 kB.
 _PROBES = 8
 _QUIET_BATCHES = 16
 _QUIET_EVERY = 8
@@ -50,24 +49,24 @@ _log = logging.getLogger("fastload")
 Item = TypeVar("Item")
 
 Advise = Callable[[NDArray[np.int64]], None]
-"""Takes ranges of the file, int64 (R, 2), (offset, length) each, none longer than 128 KiB."""
+"""Announces ranges of the file, int64 (R, 2), (offset, length) each, none longer than 128 KiB."""
 
 
 class ReadAhead:
     """Announces the rows of coming batches. Threads may share it; `announce` never waits.
 
-    It looks whether pages are in memory already (a few rows a batch), and stays silent while all of them are.
+    It probes a few rows of each batch, and announces nothing while all of them are in memory.
 
     Args:
-        fd: of the file, open for reading as long as this lives.
+        fd: descriptor of the file, open for reading as long as this lives.
         fields: linear fields to announce.
-        stores: fields in byte stores to announce; what stands beside them belongs to the fields.
-        rows: rows of the file that are read at all; nothing outside is announced, small fields apart.
-        chunk_rows: rows of the chunks, announced whole since a window reads all of a chunk soon; 0: row by row.
+        rows: rows of the file that are read at all; only small fields are announced beyond them.
+        ragged: extents of ragged fields to announce; the datasets of their index are among `fields`.
+        chunk_rows: rows of a chunk: whole chunks are announced, since a window soon reads all of them; 0: row by row.
         recent_chunks: chunks remembered as announced.
-        advise: what announces ranges; by default the kernel.
-        resident: whether the byte at an offset is in memory, None where the kernel does not say.
-        owns_fd: `close` closes the descriptor, too.
+        advise: announces ranges; by default to the kernel.
+        resident: returns whether the byte at an offset is in memory, None if the kernel does not say.
+        owns_fd: whether `close` closes the descriptor, too.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class ReadAhead:
         fields: Sequence[Field],
         rows: range,
         *,
-        stores: Sequence[RowsInStore] = (),
+        ragged: Sequence[RaggedExtents] = (),
         chunk_rows: int = 0,
         recent_chunks: int = 64,
         advise: Advise | None = None,
@@ -87,37 +86,37 @@ class ReadAhead:
         self._orders: queue.SimpleQueue[NDArray[np.int64] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         num_bytes = os.fstat(fd).st_size
-        linear = [LinearRows(field.offset, field.row_bytes) for field in fields if field.offset is not None]
-        self._stores = stores
-        announced: list[Announced] = [*stores, *linear]
-        self._small = [field for field in announced if field.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES]
-        self._large = [field for field in announced if field not in self._small]
+        linear = [LinearExtents(field.offset, field.row_bytes) for field in fields if field.offset is not None]
+        self._ragged = ragged
+        extents: list[RowExtents] = [*ragged, *linear]
+        self._small = [field for field in extents if field.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES]
+        self._large = [field for field in extents if field not in self._small]
         self._rows = rows
         self._chunk_rows = chunk_rows
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._max_recent = recent_chunks
         self._advise = advise or KernelAdvice(fd, num_bytes)
-        self._resident = resident or (lambda offset: held.is_resident(fd, offset))
+        self._resident = resident or (lambda offset: syscalls.is_resident(fd, offset))
         self._probed = 0
         self._quiet = 0
         self._hold = 0
-        # Last: whoever made the descriptor closes it where this failed.
+        # Last: if something above fails, the caller still closes the descriptor.
         self._owned_fd = fd if owns_fd else -1
 
     def announce(self, rows: NDArray[np.int64]) -> None:
-        """Rows of the file, int64 (B,), that will be read soon; in the order of reading over calls."""
+        """Announces rows of the file, int64 (B,), that will be read soon; calls come in the order of reading."""
         if self._closed or not self._wanted(rows):
             return
         if self._thread is None:
-            # Not before something is to be announced: for a file in memory there is no thread to wait for the GIL.
+            # Started only now: for a file in memory there is no thread that competes for the GIL.
             self._thread = threading.Thread(target=self._run, name="fastload-readahead", daemon=True)
             self._thread.start()
         self._orders.put(rows)
 
     def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Ends the thread, leaving out what it has not announced yet."""
+        """Ends the thread, dropping rows not announced yet."""
         if _is_finalizing():
-            return  # its thread stands still, so that there is nothing to wait for, and the kernel closes what is left
+            return  # daemon threads no longer run, so waiting would never end; the kernel closes the file
         self._closed = True
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -126,8 +125,8 @@ class ReadAhead:
             self._orders.put(None)
             if thread is not threading.current_thread():
                 thread.join()
-        for store in self._stores:
-            store.close()
+        for extents in self._ragged:
+            extents.close()
         fd, self._owned_fd = self._owned_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -145,7 +144,7 @@ class ReadAhead:
                 for field in self._large if len(first) else ():
                     self._advise(sliced(field.ranges(first, stop)))
         except (OSError, FileChangedError):
-            # Reading goes on without: a worker that meets a bad disk raises in the training loop.
+            # Reading goes on without it: a worker that meets a bad disk raises in the training loop.
             self._closed = True
             _log.warning("read-ahead stopped", exc_info=True)
 
@@ -158,18 +157,18 @@ class ReadAhead:
             return False
         field = self._large[0]
         probed = rows[:: max(1, len(rows) // _PROBES)]
-        # The last byte of a row: the page that the row before it has not brought in.
+        # Of the last byte: a row's first page may be in memory because of the row before.
         ends = map(field.last_byte, probed.tolist())
         if all(end is not None and self._resident(end) for end in ends):
             self._quiet += 1
             self._hold = max(0, self._hold - 1)
         else:
-            # Announcing goes on for a while: a file that is in memory in part shows few misses in eight rows.
+            # Goes on for a while: of a file partly in memory, eight rows show few misses.
             self._quiet, self._hold = 0, _QUIET_BATCHES
         return self._hold > 0
 
     def _row_ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First rows, and rows one past the last, of ranges that hold these rows and were not announced yet."""
+        """Returns first rows and stop rows of ranges that hold these rows and were not announced yet."""
         if self._chunk_rows:
             chunks = [chunk for chunk in np.unique(rows // self._chunk_rows).tolist() if self._is_new(chunk)]
             first = np.array(chunks, dtype=np.int64) * self._chunk_rows
@@ -193,7 +192,7 @@ class ReadAhead:
 
 
 def announced_ahead(items: Iterator[Item], announce: Callable[[Item], None], depth: int) -> Iterator[Item]:
-    """The same items, each announced when the one `depth` before it is asked for."""
+    """Yields the same items, each announced when the one `depth` before it is asked for."""
     coming: deque[Item] = deque()
     for item in items:
         announce(item)
@@ -204,7 +203,7 @@ def announced_ahead(items: Iterator[Item], announce: Callable[[Item], None], dep
 
 
 def sliced(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same ranges, int64 (R, 2), (offset, length), widened to whole pages and cut every 128 KiB."""
+    """Returns the ranges, int64 (R, 2), (offset, length), widened to whole pages and cut every 128 KiB."""
     begin = ranges[:, 0] // _PAGE * _PAGE
     end = -(-(ranges[:, 0] + ranges[:, 1]) // _PAGE) * _PAGE
     counts = -(-(end - begin) // _SLICE_BYTES)
@@ -215,16 +214,16 @@ def sliced(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class KernelAdvice:
-    """Asks the kernel to read ranges of a file into memory; waits for nothing but room in the disk's queue.
+    """Asks the kernel to read ranges of a file into memory; waits only for room in the disk's queue.
 
     Args:
-        fd: of the file.
-        num_bytes: its size.
+        fd: descriptor of the file.
+        num_bytes: size of the file.
     """
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self._fd = fd
-        # Only its addresses are used, never its memory, so truncation cannot hurt.
+        # Only its addresses are used, its memory is never touched, so truncation cannot hurt.
         self._map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self._address = np.frombuffer(self._map, np.uint8).ctypes.data
         self._end = -(-num_bytes // _PAGE) * _PAGE
@@ -262,5 +261,5 @@ class KernelAdvice:
 
 
 def has_read_ahead() -> bool:
-    """Whether this system can be told; macOS has no posix_fadvise."""
+    """Whether this system can read ahead on request; macOS has no posix_fadvise."""
     return sys.platform == "linux"

@@ -1,8 +1,11 @@
-"""New packed files from packed ones: other chunks, order, codec, fewer rows; or several files as one.
+"""New packed files from packed ones: other chunks, order, codec or fewer rows (`repack_file`), or several files as one.
 
-Rows are copied as they are, each checked against its digest on the way, by the packer itself: what is under way lies
-in `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill. Runs of rows are copied in pieces of
-512 KiB, which stay in a core's cache between reading, hashing and writing.
+Packed files (or other HDF5 files with images) go in, one packed file comes out. `packed_listing` lists the rows of a
+file as samples, `packed_rows` reads them, `choice` selects some, `merge` joins several listings. The packer
+(`fastload.pack`) then copies the rows as they are, each checked against its digest, and continues an interrupted call.
+Rows of one size with a codec are compressed by `compress` instead.
+
+Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never the loader or torch.
 """
 
 from __future__ import annotations
@@ -15,22 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from fastload.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
 from fastload.errors import OptionError, OutputError, SourceError
-from fastload.format import PackedFile, read_header
-from fastload.layout import CHUNK_BYTES, dump_options
-from fastload.open_readers import close_readers
+from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
+from fastload.format.header import PackedFile, read_header
+from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackOptions, PackReport, pack_listing
-from fastload.pack.options import Progress
-from fastload.pack.store_plan import StoreOption
-from fastload.repack.choose import Choice, choose_rows
+from fastload.pack.encoding import EncodingOption
+from fastload.pack.pack_options import Progress
+from fastload.read.checked import has_ragged
+from fastload.read.reader import close_readers
+from fastload.repack.choice import Choice, choose_rows
 from fastload.repack.compress import compress_listing
-from fastload.repack.listing import list_packed, pack_options, regroup
 from fastload.repack.merge import list_merged
-from fastload.repack.rows import RowByRow
-from fastload.repack.stored import KeptRows, undecodable
+from fastload.repack.packed_listing import list_packed, pack_options, regroup
+from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
 from fastload.sources.listing import Listing, OnError
-from fastload.stored_samples import has_stores
 
 __all__ = ["Choice", "merge_files", "repack_file"]
 
@@ -51,51 +53,51 @@ def repack_file(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
-    """Write some or all rows of a packed file as a new one.
+    """Writes some or all rows of a packed file as a new one.
 
-    Classes and their names stay as they are, also where no row of one is left. A file that another tool wrote becomes
-    one whose rows lie back to back.
+    Classes and their names stay as they are, even if a class has no row left. Rows of another tool's file lie back to
+    back in the new one.
 
     Args:
         file: a packed file, or another HDF5 file with a dataset `images`.
-        output: file to make.
-        chunk_bytes: size at which chunks aim; by default that of the file where it was packed, 64 KiB with another
-            codec for rows of one size.
+        output: the file to make.
+        chunk_bytes: the size that chunks should have; by default as in the file, if it is a packed one, or 64 KiB with
+            another codec for rows of one size.
         shuffle: shuffle rows within each split; by default they keep their order.
-        seed: of that shuffle.
-        codec: "keep": what is compressed stays so, likewise; "none": it is decompressed; "gzip" or "zstd", with or
-            without a level, 0 to 9 ("gzip:4") or 1 to 19 ("zstd:3"). In a byte store "zstd" compresses rows that are
-            raw pixels. JPEGs stay as they are in any case.
+        seed: seed of that shuffle.
+        codec: "keep": compressed rows stay compressed; "none": they are decompressed; "gzip" or "zstd", with or
+            without a level, 0 to 9 ("gzip:4") or 1 to 19 ("zstd:3"). Of rows of varying length, "zstd" compresses those
+            that are pixels. JPEGs always stay as they are.
         choice: which rows; by default all.
-        workers: threads that compress, by default one per CPU; rows that are only copied are copied by this thread.
+        workers: threads that compress, by default one for each CPU; one thread copies.
         on_error: "fail" stops at a row that is not what was packed; "skip" leaves it out and lists it, also a JPEG
-            that was damaged before it was packed, which "fail" copies unseen. Not with a codec for rows of one size:
-            with "keep", these are decompressed then.
+            that was damaged before it was packed, which "fail" copies without decoding. "skip" does not work with a
+            codec for rows of one size; with "keep", these are decompressed then.
         overwrite: replace an output that exists, and discard unfinished work on something else.
         progress: called with (stage, done, total).
 
     Raises:
         MissingFileError, FormatError: the file is not there, or cannot be read.
         SourceError: rows of the file are damaged; it names them.
-        OptionError: an option has no meaning for this file, or no row is left.
+        OptionError: an option is not accepted for this file, or no row is left.
         OutputError, ResumeError, PackError: as pack_images.
     """
-    how = _said_codec(codec)
+    wanted = _parse_codec(codec)
     choice = choice or Choice()
-    _check_apart([Path(file)], Path(output))
+    _check_not_input([Path(file)], Path(output))
     header, listing = list_packed(file)
     chosen = choose_rows(listing, choice, header.path)
     in_order = bool(np.all(np.diff(chosen) > 0))
-    told = pack_options(header)
-    kept, notes = (NONE, ()) if how is not None else _compressed_with([header], on_error)
+    packed_with = pack_options(header)
+    kept, notes = (NONE, ()) if wanted is not None else _compressed_with([header], on_error)
     listing = replace(listing, notes=(*listing.notes, *notes))
     if chunk_bytes is None:
-        chunk_bytes = int(told.get("chunk_bytes", CHUNK_BYTES))
+        chunk_bytes = int(packed_with.get("chunk_bytes", CHUNK_BYTES))
         if kept != NONE:
             chunk_bytes = header.fields["images"].chunk_rows * header.fields["images"].row_bytes
-        elif how not in (None, NONE) and not has_stores(header):
+        elif wanted not in (None, NONE) and not has_ragged(header):
             chunk_bytes = CODEC_CHUNK_BYTES
-    of_masks = _codec_of([header]) if how is None else "none"
+    of_masks = _codec_of([header]) if wanted is None else "none"
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=of_masks)
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
@@ -103,7 +105,7 @@ def repack_file(
     if not shuffle and not in_order:
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
-    return _write(part, output, told, options, header.path, how, kept, workers, on_error, overwrite, progress)
+    return _write(part, output, packed_with, options, header.path, wanted, kept, workers, on_error, overwrite, progress)
 
 
 def merge_files(
@@ -119,7 +121,7 @@ def merge_files(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
-    """Write the rows of several packed files as one.
+    """Writes the rows of several packed files as one.
 
     Splits are joined by name: train holds the first file's rows, then the second's, and so on. Class numbers become
     those of the union of the names where these differ. The file does not count as shuffled unless `shuffle` is given:
@@ -133,56 +135,58 @@ def merge_files(
         SourceError: two files differ in a way that one file cannot hold; or rows are damaged.
         OptionError, MissingFileError, FormatError, OutputError, ResumeError, PackError: as `repack_file`.
     """
-    how = _said_codec(codec)
-    _check_apart(list(map(Path, files)), Path(output))
+    wanted = _parse_codec(codec)
+    _check_not_input(list(map(Path, files)), Path(output))
     listing = list_merged(files)
     headers = [read_header(file) for file in files]
-    kept, notes = (NONE, ()) if how is not None else _compressed_with(headers, on_error)
+    kept, notes = (NONE, ()) if wanted is not None else _compressed_with(headers, on_error)
     listing = replace(listing, notes=(*listing.notes, *notes))
-    of_masks = _codec_of(headers) if how is None else "none"
+    of_masks = _codec_of(headers) if wanted is None else "none"
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=of_masks)
-    told: dict[str, Any] = json.loads(listing.attrs["pack_options"])
+    packed_with: dict[str, Any] = json.loads(listing.attrs["pack_options"])
     names = ", ".join(Path(file).name for file in files)
-    return _write(listing, output, told, options, names, how, kept, workers, on_error, overwrite, progress)
+    return _write(listing, output, packed_with, options, names, wanted, kept, workers, on_error, overwrite, progress)
 
 
 def _write(
     listing: Listing,
     output: str | Path,
-    told: dict[str, Any],
+    packed_with: dict[str, Any],
     options: PackOptions,
     where: str | Path,
-    how: Codec | None,
+    wanted: Codec | None,
     kept: Codec,
     workers: int | None,
     on_error: OnError,
     overwrite: bool,
     progress: Progress | None,
 ) -> PackReport:
-    """The listing's rows as a file that keeps what is still true of its origin.
+    """Writes a listing's rows as a file, with the options of the source file that still hold.
 
     Args:
-        how: the codec that was asked for; None to keep what is there.
-        kept: what images of one size are compressed with then.
+        packed_with: options that the source was packed with.
+        where: name of the source in messages.
+        wanted: the codec asked for; None to keep the present one.
+        kept: the present codec of images of one size.
     """
-    codec = kept if how is None else how
-    if isinstance(listing.files, KeptRows):
-        options = replace(options, codec=str(told.get("codec", "auto")) if how is None else str(how))
-        listing = _as_asked(listing, listing.files, how, workers, on_error, progress)
+    codec = kept if wanted is None else wanted
+    if isinstance(listing.files, RaggedRows):
+        options = replace(options, codec=str(packed_with.get("codec", "auto")) if wanted is None else str(wanted))
+        listing = _ragged_listing(listing, listing.files, wanted, workers, on_error, progress)
     attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
-    said = {**replace(options, codec="auto").to_dict(), **told, **changed}
-    if how is not None or codec != NONE:
-        said["codec"] = str(codec)
+    now = {**replace(options, codec="auto").to_dict(), **packed_with, **changed}
+    if wanted is not None or codec != NONE:
+        now["codec"] = str(codec)
     elif options.codec == "none":
-        said.pop("codec", None)
-    attrs["pack_options"] = dump_options(said)
+        now.pop("codec", None)
+    attrs["pack_options"] = dump_options(now)
     listing = replace(listing, attrs=attrs)
     workers = 0 if codec == NONE else workers
-    if isinstance(listing.files, KeptRows):
-        options, codec = replace(options, store=StoreOption("keep")), NONE
+    if isinstance(listing.files, RaggedRows):
+        options, codec = replace(options, store=EncodingOption("keep")), NONE
     if on_error == "skip" and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
@@ -202,13 +206,13 @@ def _write(
         close_readers()
 
 
-def _said_codec(text: str) -> Codec | None:
-    """The codec that an option names; None for "keep"."""
+def _parse_codec(text: str) -> Codec | None:
+    """Returns the codec named by an option; None for "keep"."""
     return None if text == "keep" else parse_codec(text, besides=("keep",))
 
 
 def _compressed_with(files: Sequence[PackedFile], on_error: OnError) -> tuple[Codec, tuple[str, ...]]:
-    """What images of one size in files of ours are all compressed with, and what is to be said where they lose that."""
+    """Returns the codec that images of one size have in all these packed files, and notes if they lose it."""
     found = {_images_codec(file) for file in files}
     if found == {NONE}:
         return NONE, ()
@@ -222,28 +226,28 @@ def _compressed_with(files: Sequence[PackedFile], on_error: OnError) -> tuple[Co
 
 
 def _images_codec(file: PackedFile) -> Codec:
-    """What images of one size in a file of ours are compressed with; of its level only what the file says is known."""
+    """Returns the codec of images of one size in a packed file; its level only if the file's options have it."""
     images = file.fields.get("images")
-    if images is None or images.store is not None or file.version is None:
+    if images is None or images.ragged is not None or file.version is None:
         return NONE
     name = next((name for name in images.filters if name in _CODEC_OF_FILTER), None)
     if name is None:
         return NONE
-    told = str(pack_options(file).get("codec", ""))
+    option = str(pack_options(file).get("codec", ""))
     codec = _CODEC_OF_FILTER[name]
-    return parse_codec(told if told.partition(":")[0] == codec else codec)
+    return parse_codec(option if option.partition(":")[0] == codec else codec)
 
 
-def _as_asked(
+def _ragged_listing(
     listing: Listing,
-    rows: KeptRows,
-    how: Codec | None,
+    rows: RaggedRows,
+    wanted: Codec | None,
     workers: int | None,
     on_error: OnError,
     progress: Progress | None,
 ) -> Listing:
-    """A listing of stored rows, without JPEGs that cannot be decoded, and decompressed, where that is wanted."""
-    listing = replace(listing, files=replace(rows, plain=how == NONE))
+    """Returns a listing of ragged rows, decompressed and without JPEGs that cannot be decoded if that is asked for."""
+    listing = replace(listing, files=replace(rows, plain=wanted == NONE))
     if on_error == "fail":
         return listing
     bad = undecodable(rows, workers, progress)
@@ -255,7 +259,7 @@ def _as_asked(
 
 
 def _codec_of(files: Sequence[PackedFile]) -> str:
-    """The codec for packing rows of one size that keeps masks compressed where packing alone chose so."""
+    """Returns the codec for packing rows of one size: "auto" if it was chosen for the masks when they were packed."""
 
     def chosen(file: PackedFile) -> bool:
         images, masks = file.fields.get("images"), file.fields.get("masks")
@@ -265,8 +269,8 @@ def _codec_of(files: Sequence[PackedFile]) -> str:
     return "auto" if all(map(chosen, files)) else "none"
 
 
-def _check_apart(files: Sequence[Path], output: Path) -> None:
-    """Refuse an output that is one of the inputs, before any work."""
+def _check_not_input(files: Sequence[Path], output: Path) -> None:
+    """Raises OutputError for an output that is one of the inputs, before any work."""
     for file in files:
         if output.exists() and file.exists() and output.samefile(file):
             raise OutputError(f"{output}: is the file to be read. Choose another name.")

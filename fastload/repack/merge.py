@@ -13,20 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
-from fastload.format import PackedFile
-from fastload.repack.listing import list_packed, pack_options, regroup
-from fastload.repack.stored import KeptRows, joined_rows
-from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, Pictures, first_few
-from fastload.sources.rows import JoinedRows
+from fastload.format.column import Column
+from fastload.format.header import PackedFile
+from fastload.repack.packed_listing import list_packed, pack_options, regroup
+from fastload.repack.packed_rows import RaggedRows
+from fastload.sources.arrays.raw_rows import JoinedRows
+from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, first_few
 
 _IDS = "category_ids"
-"""Attribute: the number that a COCO file gives to each class."""
+"""The attribute with the number that a COCO file gives to each class."""
 
 _Part = tuple[PackedFile, Listing]
 
 
 def list_merged(paths: Sequence[str | Path]) -> Listing:
-    """The rows of all files: of each split those of the first file, then those of the second, and so on.
+    """Returns the rows of all files: of each split those of the first file, then those of the second, and so on.
 
     Raises:
         MissingFileError, FormatError: a file is not there, or cannot be read.
@@ -85,23 +86,23 @@ def _only(values: set[str], otherwise: str) -> str:
 
 
 def _check_same_fields(first: _Part, other: _Part) -> None:
-    """Refuse what cannot be rows of one file."""
+    """Raises SourceError if the fields of two files cannot be rows of one."""
     kinds = [_kinds(part) for part in (first, other)]
     differ = [name for name in dict.fromkeys([*kinds[0], *kinds[1]]) if kinds[0].get(name) != kinds[1].get(name)]
     if differ:
-        said = "; ".join(
+        differences = "; ".join(
             f"`{name}`: {kinds[0].get(name, 'absent')} in {first[0].path}, {kinds[1].get(name, 'absent')} in "
             f"{other[0].path}"
             for name in differ
         )
         raise SourceError(
-            f"Files that differ cannot be merged: {said}. Pack both from their images with the same options, such as "
-            f"--size, --mode and --store."
+            f"Files that differ cannot be merged: {differences}. Pack both from their images with the same "
+            f"options, such as --size, --mode and --store."
         )
 
 
 def _kinds(part: _Part) -> dict[str, str]:
-    """The fields of a file, each as `dtype (shape of a row)`."""
+    """Returns {field: "dtype (shape of a row)"} of a file."""
     _, listing = part
     kinds = {name: f"{c.values.dtype.name} {c.values.shape[1:]}" for name, c in listing.columns.items()}
     for name in _of_boxes(listing):
@@ -115,14 +116,14 @@ def _kinds(part: _Part) -> dict[str, str]:
 
 
 def _kind(rows: Files | Pictures | Arrays) -> str:
-    if isinstance(rows, KeptRows):
+    if isinstance(rows, RaggedRows):
         return rows.kind
     assert isinstance(rows, Arrays), "rows of an HDF5 file"
     return f"{rows.dtype} {rows.shape}"
 
 
 def _of_boxes(listing: Listing) -> list[str]:
-    """The columns (N, M, ...) that hold something of up to M boxes an image."""
+    """Returns the columns (N, M, ...) with values of up to M boxes for each image."""
     return [
         name
         for name, column in listing.columns.items()
@@ -131,13 +132,13 @@ def _of_boxes(listing: Listing) -> list[str]:
 
 
 def _with_equal_boxes(parts: Sequence[_Part], notes: list[str]) -> list[_Part]:
-    """The files, with room for as many boxes an image as the one with the most has."""
+    """Returns the files with box columns padded to the size of the largest."""
     joined = [(file, dict(listing.columns)) for file, listing in parts]
     for name in _of_boxes(parts[0][1]):
         rooms = [columns[name].values.shape[1] for _, columns in joined]
         if len(set(rooms)) > 1 and name == "boxes":
-            said = ", ".join(f"{room} in {file.path.name}" for room, (file, _) in zip(rooms, joined, strict=True))
-            notes.append(f"Images have room for up to {max(rooms)} boxes ({said}); what is behind the last is filled.")
+            sizes = ", ".join(f"{room} in {file.path.name}" for room, (file, _) in zip(rooms, joined, strict=True))
+            notes.append(f"Images have room for up to {max(rooms)} boxes ({sizes}); what is behind the last is filled.")
         for room, (_, columns) in zip(rooms, joined, strict=True):
             values = columns[name].values
             more = np.full((len(values), max(rooms) - room, *values.shape[2:]), -1 if name == "box_labels" else 0)
@@ -146,7 +147,7 @@ def _with_equal_boxes(parts: Sequence[_Part], notes: list[str]) -> list[_Part]:
 
 
 def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column:
-    """A column of all files, class numbers brought to the union of their names."""
+    """Returns a column of all files, with class numbers for the union of their names."""
     columns = [listing.columns[name] for _, listing in parts]
     for (file, _), column in zip(parts, columns, strict=True):
         for key in ({*column.attrs, *columns[0].attrs}) - {"names", _IDS}:
@@ -163,7 +164,7 @@ def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column
     union = tuple(dict.fromkeys(label for group in names for label in group))
     values = []
     for column, group in zip(columns, names, strict=True):
-        # The last place serves -1, which says that there is no class.
+        # The last item is for -1, which means that there is no class.
         table = np.array([*(union.index(label) for label in group), -1], column.values.dtype)
         values.append(table[column.values])
     counts = ", ".join(f"{len(group)} in {file.path.name}" for group, (file, _) in zip(names, parts, strict=True))
@@ -174,7 +175,7 @@ def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column
 def _with_ids(
     name: str, columns: Sequence[Column], names: Sequence[tuple[str, ...]], union: tuple[str, ...], notes: list[str]
 ) -> dict[str, Any]:
-    """The attributes of the first column, its `category_ids` those of the union, or left out where files contradict."""
+    """Returns the first column's attributes with the `category_ids` of the union, or without if files contradict."""
     every = [tuple(column.attrs.get(_IDS, ())) for column in columns]
     attrs = {key: value for key, value in columns[0].attrs.items() if key != _IDS}
     if not any(every):
@@ -194,7 +195,7 @@ def _with_ids(
 def _check_mappable(
     name: str, parts: Sequence[_Part], columns: Sequence[Column], names: Sequence[tuple[str, ...]]
 ) -> None:
-    """Refuse names that differ where the values are not class numbers, or where a file has none."""
+    """Raises SourceError if names differ and the values are not class numbers, or a file has no names."""
     bare = [str(file.path) for (file, _), group in zip(parts, names, strict=True) if not group]
     if bare:
         raise SourceError(
@@ -217,7 +218,7 @@ def _concatenate(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _keys(parts: Sequence[_Part], notes: list[str]) -> tuple[str, ...]:
-    """Keys of all rows; where two files share one, each file's begin with its own name."""
+    """Returns the keys of all rows; if two files share one, all keys begin with their file's name."""
     keys = [key for _, listing in parts for key in listing.keys]
     twice = len(keys) - len(set(keys))
     if not twice:
@@ -233,10 +234,12 @@ def _keys(parts: Sequence[_Part], notes: list[str]) -> tuple[str, ...]:
     return tuple(f"{stem}/{key}" for stem, (_, listing) in zip(stems, parts, strict=True) for key in listing.keys)
 
 
-def _joined(files: Sequence[Files | Pictures | Arrays | None], parts: Sequence[_Part]) -> JoinedRows | KeptRows | None:
-    kept = [rows for rows in files if isinstance(rows, KeptRows)]
+def _joined(
+    files: Sequence[Files | Pictures | Arrays | None], parts: Sequence[_Part]
+) -> JoinedRows | RaggedRows | None:
+    kept = [rows for rows in files if isinstance(rows, RaggedRows)]
     if kept:
-        return joined_rows(kept)
+        return RaggedRows.joined(kept)
     arrays = [(rows, len(listing)) for rows, (_, listing) in zip(files, parts, strict=True) if isinstance(rows, Arrays)]
     return JoinedRows.of(arrays) if arrays else None
 
@@ -272,7 +275,7 @@ _JOIN: dict[str, Callable[[set[str]], str]] = {
 
 
 def _attrs(parts: Sequence[_Part]) -> dict[str, Any]:
-    """Root attributes: what is equal stays; rows of several files behind one another are not shuffled."""
+    """Returns the root attributes: equal ones stay; rows of several files one after another are not shuffled."""
     attrs: dict[str, Any] = {name: join({str(part[1].attrs[name]) for part in parts}) for name, join in _JOIN.items()}
     options = [pack_options(file) for file, _ in parts]
     same = {name: value for name, value in options[0].items() if all(o.get(name) == value for o in options)}

@@ -1,16 +1,23 @@
-"""Where images come from: one module a layout, each a function from a path to a Listing, chosen from a plain dict.
+"""Datasets as they lie on disk: recognises the layout of a folder, archive, table or array file, and lists its samples.
 
-To add a layout: one new file here with `list_NAME` and `NAME_evidence`, its mirrored test, one entry in LAYOUTS, which
-stands in `layouts`. That module is imported when something of it is asked for: it brings all the others, a tenth of a
-second that `fastload info` does without.
+In goes a path, with SourceOptions for what the files themselves do not say. Out comes a Listing: for each sample its
+key, split and columns, and an object that reads its image (and mask) from any process. Nothing is decoded or unpacked.
+
+Read first: `listing` (what a source returns), `tree` and `open_tree` (the files of a folder or archive), `folder` (the
+plainest layout), `assemble` (what the layouts share), `layouts` (all of them, and how one is recognised). Formats that
+need several modules have a package of their own: archives, tables, arrow, arrays, coco, imagenet, webdataset.
+
+To add a layout: one new module here with `list_NAME` and `NAME_evidence`, its mirrored test, one entry in
+`layouts.LAYOUTS`. `layouts` is imported on first use, as it imports all layouts: a tenth of a second that
+`fastload info` does without. This package imports only errors, format, images and system, and never torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastload.sources.listing import Arrays, Column, Files, Listing, Masks, OnError, Pictures
-from fastload.sources.options import SourceOptions
+from fastload.format.column import Column
+from fastload.sources.listing import Arrays, Files, Listing, Masks, OnError, Pictures, SourceOptions
 
 if TYPE_CHECKING:
     from fastload.sources.layouts import LAYOUTS, Layout, Source, detect_layout, list_source

@@ -5,8 +5,8 @@
     objectInfo150.txt, sceneCategories.txt                       names of the classes, the scene of each image
     release_test/testing/ADE_test_00000001.jpg                   images without masks
 
-Masks are packed as they lie there, never shifted. `annotations_detectron2` (0..149, 255 = ignore) is read only where
-`annotations` is absent; which of the two numberings it is, the values in the masks tell.
+Masks are packed as they are, never shifted. `annotations_detectron2` (0..149, 255 = ignore) is read only if
+`annotations` is absent. The values in the masks show which of the two numberings they have.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from pathlib import Path
 import numpy as np
 
 from fastload.errors import OptionError, SourceError
-from fastload.sources.folder import SPLITS
-from fastload.sources.listing import Column, Listing, OnError, first_few
-from fastload.sources.options import SourceOptions
-from fastload.sources.paired import (
+from fastload.format.column import Column
+from fastload.sources.assemble import (
     Contradictions,
     assemble,
     children,
     masks_at,
+    recognised_note,
     split_path,
     stem_of,
     text_lines,
-    told_by,
-    values_seen,
+    values_in_masks,
 )
-from fastload.sources.tree import Tree, key_of, open_tree
+from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import Tree, key_of
 
 OBJECTS, SCENES = "objectInfo150.txt", "sceneCategories.txt"
 NUM_CLASSES = 150
 
 CALLED_CORRUPTED = tuple(f"ADE_train_{n:08}" for n in (3020, 1701, 13508, 8455))
-"""Training images that MosaicML Streaming's converter leaves out as corrupted."""
+"""Training images that the converter of MosaicML Streaming leaves out as corrupted."""
 
 _IMAGE = re.compile(r"(?:^|/)ADE_(train|val|test)_\d{8}\.jpe?g$", re.IGNORECASE)
 _ANNOTATIONS = ("annotations/", "annotations_detectron2/")
 
 
 def ade20k_evidence(tree: Tree) -> list[str]:
-    """The names in a tree by which SceneParsing is told: an image of its own kind of name, and its two text files."""
+    """Returns the first image of a tree that is named as SceneParsing's are, and its two text files."""
     image = next((name for name in tree.names if "ADE_" in name and _IMAGE.search(name)), None)
     texts = [name for name in tree.names if name.endswith((OBJECTS, SCENES))]
     return [key_of(name) for name in ([image] if image else []) + texts]
@@ -54,23 +54,23 @@ def ade20k_evidence(tree: Tree) -> list[str]:
 def list_ade20k(
     source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
 ) -> Listing:
-    """The listing of SceneParsing's images, split by split, in the order of their names.
+    """Returns the listing of SceneParsing's images, split by split, in the order of their names.
 
-    Masks: 0 = other, which is `ignore_index`, and 1..150, named by objectInfo150.txt (a name is its whole cell, all
-    synonyms); or 0..149 with `ignore_index` 255 where the masks are detectron2's. Column `labels`: int64 (N,), index
-    into the sorted names of the scenes, -1 where sceneCategories.txt does not say it; absent without that file.
+    Masks: 0 = other, which is `ignore_index`, and 1..150, named by objectInfo150.txt (a name is the whole cell with all
+    synonyms); or 0..149 with `ignore_index` 255 if the masks are detectron2's. Column `labels`: int64 (N,), index into
+    the sorted names of the scenes, -1 for images that sceneCategories.txt does not list; absent without that file.
 
     Raises:
-        OptionError: instance masks are asked for, which SceneParsing has not.
-        SourceError: no images; an image of a split with masks lacks its own, a mask or a scene lacks its image (unless
-            skipped); masks with values that are neither numbering.
+        OptionError: instance masks are asked for, which SceneParsing does not have.
+        SourceError: there are no images; in a split with masks, an image without its mask; a mask or a scene without
+            its image (unless skipped); masks hold values of neither numbering.
     """
     options = options or SourceOptions()
     if options.masks == "instance":
         raise OptionError("ADE20K SceneParsing has no instance masks. Accepted here: masks auto, semantic or none.")
     tree = open_tree(source)
     found = Contradictions(tree, on_error)
-    notes = [told_by("ade20k", ade20k_evidence(tree))]
+    notes = [recognised_note("ade20k", ade20k_evidence(tree))]
     root, images = _find_images(tree)
     masks: dict[str, int] = {}
     numbering = ""
@@ -92,13 +92,13 @@ def list_ade20k(
     scenes = _read_scenes(tree, root, notes)
     kinds = {stem.rpartition("_")[0] for stem in images}  # ADE_train, ADE_val
     for stem in scenes:
-        # The file speaks of train and val; whoever has only one of them packs that one.
+        # The file lists train and val; a dataset may have only one of them.
         if stem.rpartition("_")[0] in kinds and stem not in images and stem not in found.unreadable:
-            found.add(key_of(stem), f"stands in {SCENES}, but has no image")
-    skipped = found.settle()
+            found.add(key_of(stem), f"is listed in {SCENES}, but has no image")
+    skipped = found.as_skipped()
     listed = [stem for stem in CALLED_CORRUPTED if stem in images]
     if listed:
-        notes.append(f"Kept, though MosaicML Streaming's converter calls them corrupted: {', '.join(listed)}.")
+        notes.append(f"Kept, though the converter of MosaicML Streaming calls them corrupted: {', '.join(listed)}.")
     columns = {}
     if scenes:
         names = tuple(sorted(set(scenes.values())))
@@ -131,7 +131,7 @@ def list_ade20k(
 
 
 def _find_images(tree: Tree) -> tuple[str, dict[str, tuple[int, str]]]:
-    """The folder that holds everything, ending in `/` or empty, and stem -> position and split of each image."""
+    """Returns the dataset's top folder (ending in `/`, or ""), and stem -> (position, split) of each image."""
     found: dict[str, tuple[int, str]] = {}
     roots = set()
     for i in tree.images().tolist():
@@ -163,7 +163,7 @@ def _find_images(tree: Tree) -> tuple[str, dict[str, tuple[int, str]]]:
 
 
 def _find_masks(tree: Tree, root: str, notes: list[str], required: bool) -> tuple[dict[str, int], str]:
-    """Stem -> position of the masks, and how they are numbered: "original" or "shifted"."""
+    """Returns stem -> position of the masks, and their numbering: "original" or "shifted"."""
     there: dict[str, dict[str, int]] = {}
     for folder in _ANNOTATIONS:
         for name in SPLITS:
@@ -171,22 +171,22 @@ def _find_masks(tree: Tree, root: str, notes: list[str], required: bool) -> tupl
     used = next((folder for folder in _ANNOTATIONS if there[folder]), "")
     if not used:
         if required:
-            raise SourceError(f"{tree.given}: there is no mask in {root}annotations. Unpack them beside the images.")
+            raise SourceError(f"{tree.given}: there is no mask in {root}annotations. Unpack them next to images/.")
         notes.append("There are no masks: no folder annotations.")
         return {}, ""
     if used == _ANNOTATIONS[0] and there[_ANNOTATIONS[1]]:
         notes.append("Read the masks in annotations, not those in annotations_detectron2.")
     masks = there[used]
-    seen = values_seen(tree, list(masks.values()))
+    seen = values_in_masks(tree.files, list(masks.values()))
     where = f"{tree.given}: {key_of(root)}{used}"
     _refuse_values(where, seen.tolist())
     if not len(seen):
         return masks, "shifted" if used == _ANNOTATIONS[1] else "original"
-    # 255 does not occur in the original; the shifted ones have it wherever nothing is labelled.
+    # The original masks never hold 255; shifted ones hold it where nothing is labelled.
     shifted = seen[-1] == 255 or (used == _ANNOTATIONS[1] and seen[-1] < NUM_CLASSES)
     span = f"{seen[0]}..{seen[seen < 255][-1] if (seen < 255).any() else 255}{', 255' if seen[-1] == 255 else ''}"
-    told = "0..149 with 255 = ignore, shifted as for detectron2" if shifted else "0 = other and ignored, 1..150"
-    notes.append(f"Masks in {used[:-1]}: {told}, told by their values ({span} in a sample of them); kept as they are.")
+    shown = "0..149 with 255 = ignore, shifted as for detectron2" if shifted else "0 = other and ignored, 1..150"
+    notes.append(f"Masks in {used[:-1]}: {shown}, by their values ({span} in a sample of them); kept as they are.")
     return masks, "shifted" if shifted else "original"
 
 
@@ -206,14 +206,14 @@ def _refuse_values(where: str, seen: Sequence[int]) -> None:
 
 
 def _only(tree: Tree, root: str, base: str) -> int | None:
-    """Position of a text file: in the root, else wherever it lies alone."""
+    """Returns the position of a text file: the one in the top folder, else the first found elsewhere; None for none."""
     positions = [i for i, name in enumerate(tree.names) if split_path(name)[1] == base]
     inside = [i for i in positions if tree.names[i] == root + base]
     return next(iter(inside or positions), None)
 
 
 def _class_names(tree: Tree, root: str, notes: list[str]) -> tuple[str, ...]:
-    """The names of classes 1..150, or none."""
+    """Returns the names of classes 1..150; () without their file."""
     position = _only(tree, root, OBJECTS)
     if position is None:
         notes.append(f"There is no {OBJECTS}: the classes have no names.")
@@ -239,7 +239,7 @@ def _class_names(tree: Tree, root: str, notes: list[str]) -> tuple[str, ...]:
 
 
 def _read_scenes(tree: Tree, root: str, notes: list[str]) -> dict[str, str]:
-    """Stem of an image -> its scene."""
+    """Returns stem of each listed image -> its scene; empty without the file."""
     position = _only(tree, root, SCENES)
     if position is None:
         notes.append(f"There is no {SCENES}: no labels.")
@@ -250,7 +250,7 @@ def _read_scenes(tree: Tree, root: str, notes: list[str]) -> dict[str, str]:
         stem, _, scene = line.partition(" ")
         stem = stem.removesuffix(".jpg")
         if not scene.strip():
-            raise SourceError(f"{where}, line {number}: {line!r}, expected an image and its scene. Mend the line.")
+            raise SourceError(f"{where}, line {number}: {line!r}, expected an image and its scene. Fix the line.")
         if scenes.setdefault(stem, key_of(scene.strip())) != key_of(scene.strip()):
             raise SourceError(f"{where}, line {number}: {key_of(stem)} has a second scene. Remove the wrong line.")
     return scenes

@@ -1,10 +1,10 @@
-"""CamVid, as the SegNet tutorial lays it out: driving frames in a folder, their masks in a sibling folder.
+"""CamVid as in the SegNet tutorial: driving frames in a folder, their masks in a sibling folder.
 
     train/0001TP_006690.png, trainannot/0001TP_006690.png       also val, valannot, test, testannot
     train.txt                                                    rows `/SegNet/CamVid/train/x.png .../trainannot/x.png`
 
-Masks are 8-bit, 0..10 are classes and 11 is void. The lists may be absent; where one is there, it must agree with the
-folders, whatever stands before the last folder in its paths.
+Masks are 8-bit: 0..10 are classes, 11 is void. The lists may be absent. A list that is there must agree with the
+folders; only the last folder and the name in its paths count.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import re
 from pathlib import Path
 
 from fastload.errors import OptionError, SourceError
-from fastload.sources.folder import SPLITS
-from fastload.sources.listing import Listing, OnError, first_few
-from fastload.sources.options import SourceOptions
-from fastload.sources.paired import (
+from fastload.sources.assemble import (
     Contradictions,
     assemble,
     children,
     masks_at,
+    recognised_note,
     split_path,
     stem_of,
     text_lines,
-    told_by,
 )
-from fastload.sources.tree import Tree, is_image, key_of, open_tree
+from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import Tree, is_image, key_of
 
 CLASSES = tuple("Sky Building Pole Road Pavement Tree SignSymbol Fence Car Pedestrian Bicyclist Void".split())
 VOID = 11
@@ -35,7 +34,7 @@ _FRAME = re.compile(r"(?:^|/)(\w+)annot/(?:0001TP|0006R0|0016E5|Seq05VD)_\w+\.pn
 
 
 def camvid_evidence(tree: Tree) -> list[str]:
-    """Folders of masks (`trainannot/`) in a tree that hold frames of CamVid's own names."""
+    """Returns the folders of masks (`trainannot/`) of a tree that hold files named as CamVid's frames."""
     found = dict.fromkeys(split_path(name)[0] for name in tree.names if "annot/" in name and _FRAME.search(name))
     return [key_of(folder) for folder in found]
 
@@ -43,21 +42,21 @@ def camvid_evidence(tree: Tree) -> list[str]:
 def list_camvid(
     source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
 ) -> Listing:
-    """The listing of CamVid's frames, split by split, in the order of their names.
+    """Returns the listing of CamVid's frames, split by split, in the order of their names.
 
-    Masks: 0..10, and 11 = void, which is `ignore_index`. There are no other columns.
+    Masks: 0..10 are classes, 11 is void and `ignore_index`. There are no columns.
 
     Raises:
-        OptionError: instance masks are asked for, which CamVid has not.
-        SourceError: there are no pairs of folders; a frame without its mask, a mask without its frame, a row without
-            its files, a file without a row (unless skipped).
+        OptionError: instance masks are asked for, which CamVid does not have.
+        SourceError: there are no pairs of folders; a frame without mask, a mask without frame, a line of a list
+            without its files, a frame without a line (unless skipped).
     """
     options = options or SourceOptions()
     if options.masks == "instance":
         raise OptionError("CamVid has no instance masks. Accepted here: masks auto, semantic or none.")
     tree = open_tree(source)
     found = Contradictions(tree, on_error)
-    notes = [told_by("camvid", camvid_evidence(tree))]
+    notes = [recognised_note("camvid", camvid_evidence(tree))]
     images: list[int] = []
     masks: list[int] = []
     splits: list[str] = []
@@ -70,7 +69,7 @@ def list_camvid(
             if stem not in annotated:
                 found.add(key, "has no mask")
             elif listed is not None and stem not in listed:
-                found.add(key, f"does not stand in {key_of(folder[:-1])}.txt")
+                found.add(key, f"is not listed in {key_of(folder[:-1])}.txt")
             else:
                 images.append(position)
                 masks.append(annotated[stem])
@@ -80,7 +79,7 @@ def list_camvid(
                 found.add(key_of(tree.names[position]), "is a mask without its image")
         for stem, key in (listed or {}).items():
             if stem not in frames and stem not in found.unreadable:
-                found.add(key, f"stands in {key_of(folder[:-1])}.txt, but has no file")
+                found.add(key, f"is listed in {key_of(folder[:-1])}.txt, but has no file")
     used = tuple(folder for name in pairs for folder in (name, f"{name[:-1]}annot/"))
     others = [key_of(tree.names[i]) for i in tree.images().tolist() if split_path(tree.names[i])[0] not in used]
     if others:
@@ -94,14 +93,14 @@ def list_camvid(
         splits=splits,
         columns={},
         notes=notes if wanted else notes[:-1],
-        skipped=found.settle(),
+        skipped=found.as_skipped(),
         masks=masks_at(tree, masks, names=CLASSES, ignore_index=VOID) if wanted else None,
         mask_positions=masks if wanted else None,
     )
 
 
 def _folder_pairs(tree: Tree) -> dict[str, str]:
-    """Folder of frames, ending in `/` -> its split, for those with a sibling of masks."""
+    """Returns folder of frames (ending in `/`) -> its split, for the folders with a sibling of masks."""
     folders = {split_path(tree.names[i])[0] for i in tree.images().tolist()}
     pairs: dict[str, str] = {}
     for folder in sorted(folders):
@@ -116,14 +115,14 @@ def _folder_pairs(tree: Tree) -> dict[str, str]:
             pairs[folder] = split
     if not pairs:
         raise SourceError(
-            f"{tree.given}: there is no folder of frames with its masks beside it (train/ and trainannot/). "
+            f"{tree.given}: there is no folder of frames with a sibling of masks (train/ and trainannot/). "
             "Give the folder or archive that holds both."
         )
     return pairs
 
 
 def _read_list(tree: Tree, folder: str, notes: list[str]) -> dict[str, str] | None:
-    """Stem -> key of the frames that a split's list names; None without a list."""
+    """Returns stem -> key of the frames that a split's list names; None if there is no list."""
     name = f"{folder[:-1]}.txt"
     if name not in tree.names:
         return None
@@ -133,13 +132,13 @@ def _read_list(tree: Tree, folder: str, notes: list[str]) -> dict[str, str] | No
         parts = line.split()
         if not all(is_image(part) for part in parts) or len(parts) > 2:
             raise SourceError(
-                f"{where}, line {number}: {line!r}, expected an image and its mask. Mend the line, or remove the list."
+                f"{where}, line {number}: {line!r}, expected an image and its mask. Fix the line, or remove the list."
             )
         stem = stem_of(parts[0])
         if len(parts) == 2 and stem_of(parts[1]) != stem:
             raise SourceError(
                 f"{where}, line {number}: {key_of(parts[0])} is listed with the mask of another frame, "
-                f"{key_of(parts[1])}. Mend the line, or remove the list to pair by name."
+                f"{key_of(parts[1])}. Fix the line, or remove the list to pair by name."
             )
         if stem in listed:
             raise SourceError(f"{where}, line {number}: {key_of(parts[0])} is listed twice. Remove one of the lines.")

@@ -1,10 +1,10 @@
-"""CelebA, as its site, torchvision and Kaggle lay it out: aligned faces and up to six text files about them.
+"""CelebA as on its site, in torchvision and on Kaggle: aligned faces and up to six text files about them.
 
     Anno/*.txt, Eval/*.txt, Img/img_align_celeba.zip or Img/img_align_celeba/     the official folders
     celeba/*.txt, celeba/img_align_celeba/                                        torchvision
     *.csv, img_align_celeba/img_align_celeba/                                     Kaggle, without identities
 
-Files are found by their names at any depth, so mixtures of these work, and any text file may be missing.
+Files are found by their names at any depth, so mixtures of these work. Any text file may be missing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.folder import find_images, leave_out_broken
-from fastload.sources.listing import Column, Listing, Moves, OnError, first_few, require_unique
-from fastload.sources.options import SourceOptions
-from fastload.sources.text_table import TextTable, parse_table, row_of_images
-from fastload.sources.tree import Tree, is_image, key_of, open_tree
+from fastload.format.column import Column, Moves
+from fastload.sources.assemble import leave_out_broken, recognised_note
+from fastload.sources.folder import find_images
+from fastload.sources.listing import Listing, OnError, SourceOptions, first_few, require_unique
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tables.celeba_text import TextTable, parse_table, row_of_images
+from fastload.sources.tree import Tree, is_image, key_of
 
 ATTRIBUTES = "list_attr_celeba"
 IDENTITY = "identity_celeba"
@@ -30,7 +32,7 @@ BBOX = "list_bbox_celeba"
 ALIGNED_LANDMARKS = "list_landmarks_align_celeba"
 LANDMARKS = "list_landmarks_celeba"
 
-TELLING = (ATTRIBUTES, PARTITION, IDENTITY)
+KNOWN_TEXTS = (ATTRIBUTES, PARTITION, IDENTITY)
 IMAGE_FOLDERS = ("img_align_celeba", "img_align_celeba_png")
 SPLIT_NAMES = ("train", "val", "test")
 
@@ -41,6 +43,8 @@ LANDMARK_NAMES = tuple(
 
 
 class _Faces(NamedTuple):
+    """The aligned images: their tree, their positions in it, and the folder or archive they lie in."""
+
     tree: Tree
     rows: NDArray[np.int64]
     where: str
@@ -48,7 +52,7 @@ class _Faces(NamedTuple):
 
 @dataclass(frozen=True)
 class _Use:
-    """One text file: what is said when it is absent, how many integers a row has (None: as many as the first row)."""
+    """One text file: the note if it is absent, and the integers in a row (None: as many as in the first row)."""
 
     stem: str
     absent: str
@@ -65,30 +69,30 @@ _USES = (
 
 
 def celeba_evidence(tree: Tree) -> list[str]:
-    """The names in a tree, three folders deep at most, by which CelebA is told; empty for anything else."""
+    """Returns the files and folders of a tree, three folders deep at most, that are named as CelebA's."""
     names = [name for name in tree.names if name.count("/") <= 3 and not is_image(name)]
-    telling = [name for name in names if _stem(name) in TELLING and name.lower().endswith((".txt", ".csv"))]
+    found = [name for name in names if _stem(name) in KNOWN_TEXTS and name.lower().endswith((".txt", ".csv"))]
     archives = [name for name in names if _base(name).startswith(tuple(f"{stem}." for stem in IMAGE_FOLDERS))]
     folders = [f"{name}/" for name in tree.folders if name.count("/") <= 3 and _base(name) in IMAGE_FOLDERS]
     itself = [tree.path.name] if tree.path.name.lower().split(".")[0] in IMAGE_FOLDERS else []
-    return [key_of(name) for name in telling + archives + folders + itself]
+    return [key_of(name) for name in found + archives + folders + itself]
 
 
 def list_celeba(
     source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
 ) -> Listing:
-    """The listing of CelebA's images in the order of their names.
+    """Returns the listing of CelebA's images in the order of their names.
 
-    Columns, as far as their files are there: `labels` uint8 (N, 40), 0 and 1 for the file's -1 and 1; `identity`
-    int64 (N,), from 1; `bbox` int32 (N, 4), in pixels of the original images; `landmarks` int32 (N, 10), in pixels
-    of the aligned images, or of the original ones where only their file is there (attribute `coordinates`).
+    Columns, each if its file is there: `labels` uint8 (N, 40), 0 and 1 for -1 and 1 in the file; `identity` int64
+    (N,), from 1; `bbox` int32 (N, 4), in pixels of the original images; `landmarks` int32 (N, 10), in pixels of the
+    aligned images, or of the original ones if only their file is there (attribute `coordinates`).
 
     Raises:
-        SourceError: an image without a row or a row without an image (unless skipped), a value that is none.
+        SourceError: an image has no row or a row no image (unless skipped); a value is not allowed.
     """
     tree = open_tree(source)
     evidence = celeba_evidence(tree)
-    notes = [f"Layout celeba, told by {first_few(evidence)}." if evidence else "Layout celeba, as asked for."]
+    notes = [recognised_note("celeba", evidence, 5)]
     faces = _find_faces(tree, notes)
     skipped = list(leave_out_broken(faces.tree, on_error))
     unreadable = {key for key, _ in skipped}
@@ -126,7 +130,7 @@ def list_celeba(
             split = np.searchsorted(present, table.values[rows, 0]).astype(np.uint8)
         else:
             name, values, attrs = _column(stem, table)
-            # Boxes are pixels of the original images, which are not those that are packed.
+            # Boxes are in pixels of the original images, while the aligned ones are packed.
             moves: Moves = "points" if attrs.get("coordinates") == "aligned" else ""
             columns[name] = Column(values[rows], attrs, moves)
 
@@ -159,7 +163,7 @@ def list_celeba(
 
 
 def _column(stem: str, table: TextTable) -> tuple[str, NDArray[Any], dict[str, Any]]:
-    """Name, values and attributes of the column that a table becomes, in the table's order."""
+    """Returns name, values and attributes of the column made of a text file, in the order of its rows."""
     if stem == IDENTITY:
         return "identity", table.values[:, 0].astype(np.int64), {}
     if stem == ATTRIBUTES:
@@ -178,7 +182,7 @@ def _column(stem: str, table: TextTable) -> tuple[str, NDArray[Any], dict[str, A
 
 
 def _find_texts(tree: Tree, notes: list[str]) -> dict[str, int]:
-    """Stem of a text file -> its position in the tree; the .txt before the .csv, the outermost before others."""
+    """Returns stem -> position of the text files; a .txt is preferred to a .csv, then the outermost."""
     stems = {use.stem for use in _USES} | {LANDMARKS}
     found: dict[str, list[int]] = {}
     for i, name in enumerate(tree.names):
@@ -197,7 +201,7 @@ def _find_texts(tree: Tree, notes: list[str]) -> dict[str, int]:
 
 
 def _find_faces(tree: Tree, notes: list[str]) -> _Faces:
-    """The aligned images: in their folder, else in their archive, else in the only folder that holds images."""
+    """Returns the aligned images: from their folder, else their archive, else the only folder with images."""
     by_folder: dict[str, list[int]] = {}
     for i in tree.images().tolist():
         by_folder.setdefault(tree.names[i].rpartition("/")[0], []).append(i)
@@ -218,9 +222,9 @@ def _find_faces(tree: Tree, notes: list[str]) -> _Faces:
         if packed:
             raise SourceError(
                 f"{tree.path}: the images are packed in {first_few(packed)}, which cannot be read one by one. "
-                "Unpack it beside the text files, or fetch img_align_celeba.zip."
+                "Unpack it next to the text files, or fetch img_align_celeba.zip."
             )
-        leave_out_broken(tree, "fail")  # a better reason than that there is none
+        leave_out_broken(tree, "fail")  # its reason is better than that there is no image
         find_images(tree)
     folder = folders[0]
     ignored = len(tree.images()) - len(by_folder[folder])

@@ -1,11 +1,11 @@
-"""CIFAR-10 and CIFAR-100, the version for Python and the binary version; images are read where they lie.
+"""CIFAR-10 and CIFAR-100, the Python and the binary version; images are read in place.
 
     cifar-10-batches-py/    data_batch_1 ... data_batch_5, test_batch, batches.meta          pickles
     cifar-100-python/       train, test, meta                                                pickles
     cifar-10-batches-bin/   data_batch_1.bin ... test_batch.bin, batches.meta.txt            1 + 3072 bytes an image
     cifar-100-binary/       train.bin, test.bin, fine_label_names.txt, coarse_label_names.txt  2 + 3072
 
-The pickles are read by `pickles`, which executes nothing.
+The pickles are read by `cifar_pickle`, which executes nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.listing import Arrays, Column, Listing, OnError, first_few, require_unique
-from fastload.sources.options import SourceOptions
-from fastload.sources.pickles import PickledArray, read_pickle
-from fastload.sources.rows import JoinedRows, MemoryRows, rows_in_tree
-from fastload.sources.tree import Tree, key_of, open_tree
+from fastload.format.column import Column
+from fastload.sources.arrays.raw_rows import JoinedRows, MemoryRows, rows_in_tree
+from fastload.sources.cifar_pickle import read_pickle
+from fastload.sources.listing import Arrays, Listing, OnError, SourceOptions, first_few, require_unique
+from fastload.sources.open_tree import open_tree
+from fastload.sources.pickled_arrays import PickledArray
+from fastload.sources.tree import Tree, key_of
 
 _SHAPE = (3, 32, 32)
 _PIXELS = 3072
@@ -31,16 +33,16 @@ _PIXELS = 3072
 
 @dataclass(frozen=True)
 class _Version:
-    """One way in which one of the two datasets is published.
+    """One published version of one of the two datasets.
 
     Attributes:
-        title: for messages.
-        train: names of the files with the training images.
-        test: name of the one with the test images.
-        labels: the columns of labels, in the order in which a binary record holds them: name, number of classes.
-        keys: what a pickle calls those.
-        names: column -> the file with the names of its classes, and what a pickle calls them there.
-        binary: records and not pickles.
+        title: name for messages.
+        train: names of the files with training images.
+        test: name of the file with test images.
+        labels: (name, number of classes) of each column of labels, in the order of a binary record.
+        keys: the key of each of these columns in a pickle.
+        names: column -> the file with the names of its classes, and their key in that pickle.
+        binary: whether the files hold binary records, not pickles.
     """
 
     title: str
@@ -68,7 +70,7 @@ _VERSIONS = (
 
 @dataclass(frozen=True)
 class _Batch:
-    """One file: its rows, their labels by column, and their names ("" where it has none)."""
+    """One file: its rows, their labels by column, and the images' names ("" for none)."""
 
     rows: Arrays
     labels: dict[str, NDArray[np.int64]]
@@ -76,21 +78,21 @@ class _Batch:
 
 
 def cifar_evidence(tree: Tree) -> list[str]:
-    """The files of images by whose names CIFAR is told; empty for anything else."""
+    """Returns the files of a tree that are CIFAR's batches by their names."""
     return [key_of(tree.names[i]) for _, _, files in _find(tree) for i in files.values()]
 
 
 def list_cifar(
     source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
 ) -> Listing:
-    """The listing of CIFAR-10 or CIFAR-100, batch after batch, splits `train` and `test`.
+    """Returns the listing of CIFAR-10 or CIFAR-100, batch after batch, splits `train` and `test`.
 
-    Columns: `labels` int64 (N,), for CIFAR-100 the fine ones, beside `coarse_labels` int64 (N,); `names` from the
+    Columns: `labels` int64 (N,); for CIFAR-100 the fine ones, and also `coarse_labels` int64 (N,); `names` from the
     files of names. Keys: file of the batch, then the image's own name, or its number in the binary version.
 
     Raises:
-        SourceError: a batch is absent (unless skipped), of a wrong length, with labels that are none, or a pickle
-            that asks for more than arrays and plain values.
+        SourceError: a batch is absent (unless skipped), has a wrong length or wrong labels, or is a pickle that asks
+            for more than arrays and plain values.
     """
     tree = open_tree(source)
     found = _find(tree)
@@ -104,7 +106,9 @@ def list_cifar(
         shown = " and ".join(named)
         raise SourceError(f"{tree.given} holds more than one dataset: {shown}. Give the folder of one of them.")
     version, folder, files = found[0]
-    notes = [f"Layout cifar: {version.title}, told by {first_few([key_of(tree.names[i]) for i in files.values()])}."]
+    notes = [
+        f"Layout cifar: {version.title}, recognised by {first_few([key_of(tree.names[i]) for i in files.values()])}."
+    ]
     skipped = _absent(tree, version, folder, files, on_error, notes)
 
     read = _read_binary if version.binary else _read_pickled
@@ -141,7 +145,7 @@ def list_cifar(
 
 
 def _find(tree: Tree) -> list[tuple[_Version, str, dict[str, int]]]:
-    """Each dataset in a tree: its version, folder with `/` at its end, and positions of its files in their order."""
+    """Returns each CIFAR dataset in a tree: version, folder (ending in `/`), and file name -> position, in order."""
     folders: dict[str, dict[str, int]] = {}
     for i, name in enumerate(tree.names):
         folder, _, base = name.rpartition("/")
@@ -150,13 +154,13 @@ def _find(tree: Tree) -> list[tuple[_Version, str, dict[str, int]]]:
     for folder, names in folders.items():
         for version in _VERSIONS:
             files = {name: names[name] for name in (*version.train, version.test) if name in names}
-            if files and _is(tree, version, files, names):
+            if files and _fits(tree, version, files, names):
                 found.append((version, folder, files))
     return found
 
 
-def _is(tree: Tree, version: _Version, files: dict[str, int], names: dict[str, int]) -> bool:
-    """Whether these files are what their names say; `train` and `test` may be anything."""
+def _fits(tree: Tree, version: _Version, files: dict[str, int], names: dict[str, int]) -> bool:
+    """Whether these files are what their names say, checked for CIFAR-100: `train` and `test` may be anything."""
     if len(version.labels) == 1:
         return True
     known = any(name in names for name, _ in version.names.values())
@@ -168,10 +172,10 @@ def _is(tree: Tree, version: _Version, files: dict[str, int], names: dict[str, i
 def _absent(
     tree: Tree, version: _Version, folder: str, files: dict[str, int], on_error: OnError, notes: list[str]
 ) -> tuple[tuple[str, str], ...]:
-    """(key, reason) of absent batches of a training set that is there in part.
+    """Returns (key, reason) of the absent batches of a training set of which others are there.
 
     Raises:
-        SourceError: there are some, and they may not be skipped.
+        SourceError: there are some and on_error is "fail".
     """
     absent = [f"{key_of(folder)}{name}" for name in version.train if name not in files]
     if absent and len(absent) < len(version.train) and on_error == "fail":
@@ -207,7 +211,7 @@ def _read_pickled(tree: Tree, i: int, version: _Version) -> _Batch:
         rows = rows_in_tree(
             tree, i, content, offset=data.offset, num_rows=count, shape=_SHAPE, dtype=np.uint8, axes="CHW"
         )
-    else:  # written as text: protocols 0 to 2 of Python 3
+    else:  # Python 3 writes arrays as text with protocols 0 to 2
         rows = MemoryRows.of(data.values().reshape(count, *_SHAPE), "CHW")
     return _Batch(rows, labels, _texts(names))
 
@@ -235,7 +239,7 @@ def _read_binary(tree: Tree, i: int, version: _Version) -> _Batch:
 
 
 def _checked(values: object, count: int, classes: int, what: str) -> NDArray[np.int64]:
-    """Labels as they stand in a batch, once there are enough of them and each is one."""
+    """Returns the labels of a batch, once their number and values are checked."""
     if isinstance(values, PickledArray) and values.dtype.kind in "iu":
         values = values.values().tolist()
     if not isinstance(values, list) or set(map(type, values)) - {int}:
@@ -273,14 +277,14 @@ def _class_names(
 
 
 def _named(value: object, where: str) -> dict[str, Any]:
-    """A pickled dict with its keys as text, whether Python 2 or 3 wrote them."""
+    """Returns a pickled dict with its keys as text, whether Python 2 or 3 wrote them."""
     if not isinstance(value, dict):
         raise SourceError(f"{where}: the pickle holds no dict. Fetch the download again.")
     return {key.decode("latin1") if isinstance(key, bytes) else str(key): item for key, item in value.items()}
 
 
 def _keys(file: str, names: list[str]) -> list[str]:
-    """Unique keys of the images of a file: their own names, with their number where a name is absent or repeated."""
+    """Returns unique keys for the images of a file: their names, with their number if a name is absent or repeated."""
     if len(set(names)) == len(names) and "" not in names:
         return list(map(f"{file}/".__add__, names))
     seen: set[str] = set()
@@ -294,7 +298,7 @@ def _keys(file: str, names: list[str]) -> list[str]:
 
 
 def _texts(names: Sequence[str | bytes]) -> list[str]:
-    """Names as text that UTF-8 can hold; those of Python 2 are bytes, and decoded all at once."""
+    """Returns names as text that UTF-8 can hold. Those of Python 2 are bytes, decoded all at once for speed."""
     if set(map(type, names)) == {bytes} and (joined := b"\n".join(names)).isascii():  # type: ignore[arg-type]  # all bytes
         texts = joined.decode().split("\n")
         if len(texts) == len(names):

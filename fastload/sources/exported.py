@@ -1,10 +1,10 @@
-"""What `fastload export` wrote, read back exactly: beside the files lie two that say what these cannot.
+"""Folders that `fastload export` wrote, read back exactly. Two files hold what image files cannot:
 
-    fastload.json     which file each row's image and mask is in, its key, names of splits, attributes of every column
+    fastload.json     key, image and mask file of each row, names of splits, attributes of every column
     fields.npz        `split` and every column, with dtype and shape
 
-They are believed as long as the files are still those: all listed are there, no image has come to them, and the table
-for people is as it was. Otherwise the user has changed something, and the folders or the table say what is meant.
+They are used only while they fit the folder: all listed files are there, no image was added, and the table for people
+(manifest.csv) is unchanged. Otherwise the user has edited the export, and it is read as any folder or table.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.listing import Column, Listing, Masks, Moves, OnError, first_few, require_unique
-from fastload.sources.options import SourceOptions
-from fastload.sources.tree import Tree, key_of, open_tree
+from fastload.format.column import Column, Moves
+from fastload.sources.listing import Listing, Masks, OnError, SourceOptions, first_few, require_unique
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import Tree, key_of
 
 SIDECAR, FIELDS, TABLE = "fastload.json", "fields.npz", "manifest.csv"
 FORMAT, VERSION = "fastload-export", 1
@@ -34,15 +35,17 @@ _HEAD_BYTES = 2**16  # of one array in an .npz, at most
 
 
 @dataclass(frozen=True)
-class _Said:
-    """fastload.json, and where it lies.
+class _Sidecar:
+    """The content of fastload.json.
 
     Attributes:
         where: its path, for messages.
-        folder: in front of all names of the tree, "" or ending in `/`.
+        folder: its folder in the tree, "" or ending in `/`.
         values: the JSON object.
-        keys, images, masks: of each row; paths relative to folder, "" for no mask.
-        places: name of a file in the tree -> its position.
+        keys: key of each row.
+        images: path of each row's image, relative to folder.
+        masks: path of each row's mask, relative to folder; "" for none.
+        positions: name -> position of the files of the tree.
     """
 
     where: str
@@ -51,21 +54,21 @@ class _Said:
     keys: list[str]
     images: list[str]
     masks: list[str]
-    places: dict[str, int]
+    positions: dict[str, int]
 
     def rows_in_tree(self, paths: list[str]) -> NDArray[np.int64]:
-        """Positions in the tree of some of these paths."""
-        return np.array([self.places[self.folder + path] for path in paths], np.int64)
+        """Returns the positions in the tree of paths relative to folder."""
+        return np.array([self.positions[self.folder + path] for path in paths], np.int64)
 
 
 def exported_evidence(tree: Tree) -> list[str]:
-    """`fastload.json`, where everything beside it is as it says; empty for anything else."""
+    """Returns the `fastload.json` of a tree if it fits the other files; else nothing."""
     name = _find(tree)
-    return [key_of(name)] if name and not why_passed_over(tree) else []
+    return [key_of(name)] if name and not why_ignored(tree) else []
 
 
-def why_passed_over(tree: Tree) -> str:
-    """Why the `fastload.json` of a tree is not believed; "" when there is none, or when it is."""
+def why_ignored(tree: Tree) -> str:
+    """Returns why the `fastload.json` of a tree is ignored; "" if it is used, or if there is none."""
     if not _find(tree):
         return ""
     try:
@@ -78,25 +81,25 @@ def why_passed_over(tree: Tree) -> str:
 def list_exported(
     source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
 ) -> Listing:
-    """The listing of an export: keys, splits, columns with dtype, shape and attributes, masks and what they mean.
+    """Returns the listing of an export: keys, splits, columns with dtype, shape and attributes, masks with classes.
 
     Raises:
-        SourceError: fastload.json or fields.npz is absent or damaged, or does not fit the files beside it.
+        SourceError: fastload.json or fields.npz is absent or damaged, or does not fit the other files.
     """
     tree = open_tree(source)
-    said = _read(tree)
-    columns, split = _fields(tree, said)
-    rows = said.rows_in_tree(said.images)
+    sidecar = _read(tree)
+    columns, split = _fields(tree, sidecar)
+    rows = sidecar.rows_in_tree(sidecar.images)
     masks = None
     if options is None or options.masks != "none":
-        masks = _masks(tree, said)
+        masks = _masks(tree, sidecar)
     return Listing(
         layout="exported",
-        keys=tuple(said.keys),
+        keys=tuple(sidecar.keys),
         split=split,
-        split_names=tuple(said.values["split_names"]),
+        split_names=tuple(sidecar.values["split_names"]),
         columns=columns,
-        notes=(f"Layout exported, told by {key_of(said.folder + SIDECAR)}.", *tree.notes),
+        notes=(f"Layout exported, recognised by {key_of(sidecar.folder + SIDECAR)}.", *tree.notes),
         sizes=tree.sizes[rows],
         mtimes_ns=tree.mtimes_ns[rows],
         files=tree.files.take(rows),
@@ -105,20 +108,20 @@ def list_exported(
 
 
 def _find(tree: Tree) -> str:
-    """The name of the one fastload.json, in the tree itself or in a folder of it, as in an archive of a folder."""
+    """Returns the name of the only fastload.json, at the top or one folder below (archives of a folder); else ""."""
     found = [name for name in tree.names if name.rpartition("/")[2] == SIDECAR and name.count("/") <= 1]
     return found[0] if len(found) == 1 else ""
 
 
-def _read(tree: Tree) -> _Said:
-    """fastload.json, checked against the names of the files beside it, and against the table."""
+def _read(tree: Tree) -> _Sidecar:
+    """Returns fastload.json, checked against the other files of the tree and the table."""
     name = _find(tree)
     if not name:
         raise SourceError(f"{tree.given}: no {SIDECAR}, which `fastload export` writes. Give the folder it wrote.")
     where = f"{tree.path}/{key_of(name)}"
-    places = {name: i for i, name in enumerate(tree.names)}
+    positions = {name: i for i, name in enumerate(tree.names)}
     try:
-        values = json.loads(tree.read_text(places[name]))
+        values = json.loads(tree.read_text(positions[name]))
     except (ValueError, RecursionError) as exc:
         raise _damaged(where, f"it is no JSON ({exc})") from exc
     if not isinstance(values, dict) or values.get("format") != FORMAT:
@@ -129,9 +132,9 @@ def _read(tree: Tree) -> _Said:
             f"wrote it ({values.get('writer')}), or remove {SIDECAR} to pack the images alone."
         )
     keys, images, masks = _rows(where, values)
-    said = _Said(where, name[: -len(SIDECAR)], values, keys, images, masks, places)
-    _check_files(tree, said)
-    return said
+    sidecar = _Sidecar(where, name[: -len(SIDECAR)], values, keys, images, masks, positions)
+    _check_files(tree, sidecar)
+    return sidecar
 
 
 def _damaged(where: str, why: str) -> SourceError:
@@ -156,44 +159,44 @@ def _rows(where: str, values: dict[str, Any]) -> tuple[list[str], list[str], lis
     return keys, images, masks
 
 
-def _check_files(tree: Tree, said: _Said) -> None:
-    listed = {said.folder + path for path in (*said.images, *filter(None, said.masks))}
-    absent = sorted(name for name in listed | {said.folder + FIELDS} if name not in said.places)
+def _check_files(tree: Tree, sidecar: _Sidecar) -> None:
+    listed = {sidecar.folder + path for path in (*sidecar.images, *filter(None, sidecar.masks))}
+    absent = sorted(name for name in listed | {sidecar.folder + FIELDS} if name not in sidecar.positions)
     if absent:
         raise _damaged(
-            said.where, f"files it lists are gone ({len(absent)}): {first_few(list(map(key_of, absent)), 3)}"
+            sidecar.where, f"files it lists are gone ({len(absent)}): {first_few(list(map(key_of, absent)), 3)}"
         )
     there = [tree.names[i] for i in tree.images().tolist()] + [name for name, _ in tree.broken]
     others = sorted(set(there) - listed)
     if others:
         shown = first_few(list(map(key_of, others)), 3)
-        raise _damaged(said.where, f"images were added that it does not list ({len(others)}): {shown}")
-    table = said.values.get("manifest")
+        raise _damaged(sidecar.where, f"images were added that it does not list ({len(others)}): {shown}")
+    table = sidecar.values.get("manifest")
     if table is not None:
-        at = said.places.get(said.folder + TABLE)
+        at = sidecar.positions.get(sidecar.folder + TABLE)
         if at is None or xxhash.xxh3_128_hexdigest(tree.read_text(at)) != table:
-            raise _damaged(said.where, f"{TABLE} was changed since it was written")
+            raise _damaged(sidecar.where, f"{TABLE} was changed since it was written")
 
 
-def _fields(tree: Tree, said: _Said) -> tuple[dict[str, Column], NDArray[np.uint8]]:
-    """The columns, and the split of each row."""
-    names = said.values.get("split_names")
+def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], NDArray[np.uint8]]:
+    """Returns the columns, and the split of each row."""
+    names = sidecar.values.get("split_names")
     if not _are_texts(names) or not 0 < len(names) == len(set(names)) <= 256:
-        raise _damaged(said.where, "its split_names are no list of different names")
+        raise _damaged(sidecar.where, "its split_names are no list of different names")
     columns: dict[str, Column] = {}
-    described = said.values.get("columns")
+    described = sidecar.values.get("columns")
     if not isinstance(described, list) or not all(isinstance(column, dict) for column in described):
-        raise _damaged(said.where, "it does not describe the columns")
-    where = f"{tree.path}/{key_of(said.folder + FIELDS)}"
+        raise _damaged(sidecar.where, "it does not describe the columns")
+    where = f"{tree.path}/{key_of(sidecar.folder + FIELDS)}"
     try:
-        with zipfile.ZipFile(io.BytesIO(tree.read_text(said.places[said.folder + FIELDS]))) as archive:
+        with zipfile.ZipFile(io.BytesIO(tree.read_text(sidecar.positions[sidecar.folder + FIELDS]))) as archive:
             for column in described:
                 name = column.get("name")
                 if not isinstance(name, str) or name in columns or name in _NO_COLUMNS or "/" in name:
-                    raise _damaged(said.where, f"{str(name)[:80]!r} is no name of a column, or occurs twice")
-                values = _array(archive, where, name, _kind(said, column))
-                columns[name] = Column(values, _attrs(said, column.get("attrs")), _moves(said, column, values))
-            split: NDArray[np.uint8] = _array(archive, where, "split", (np.dtype(np.uint8), (len(said.keys),)))
+                    raise _damaged(sidecar.where, f"{str(name)[:80]!r} is no name of a column, or occurs twice")
+                values = _array(archive, where, name, _kind(sidecar, column))
+                columns[name] = Column(values, _attrs(sidecar, column.get("attrs")), _moves(sidecar, column, values))
+            split: NDArray[np.uint8] = _array(archive, where, "split", (np.dtype(np.uint8), (len(sidecar.keys),)))
     except (zipfile.BadZipFile, KeyError, EOFError, ValueError, NotImplementedError, OSError) as exc:
         if isinstance(exc, SourceError):
             raise
@@ -201,26 +204,26 @@ def _fields(tree: Tree, said: _Said) -> tuple[dict[str, Column], NDArray[np.uint
             f"{where}: damaged, or not the one that {SIDECAR} describes ({exc}). Export again, or remove {SIDECAR}."
         ) from exc
     if int(split.max()) >= len(names):
-        raise _damaged(said.where, f"a row is of split {int(split.max())}, of {len(names)} that have names")
+        raise _damaged(sidecar.where, f"a row is of split {int(split.max())}, of {len(names)} that have names")
     return columns, split
 
 
-def _kind(said: _Said, column: dict[str, Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """dtype and shape (N, ...) that a column must have."""
+def _kind(sidecar: _Sidecar, column: dict[str, Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Returns the dtype and the shape (N, ...) that fastload.json states for a column."""
     shape = column.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise _damaged(said.where, f"the shape of `{column['name']}` is {str(shape)[:80]}")
+        raise _damaged(sidecar.where, f"the shape of `{column['name']}` is {str(shape)[:80]}")
     try:
         dtype = np.dtype(str(column.get("dtype")))
     except TypeError as exc:
-        raise _damaged(said.where, f"the dtype of `{column['name']}` is {str(column.get('dtype'))[:80]}") from exc
+        raise _damaged(sidecar.where, f"the dtype of `{column['name']}` is {str(column.get('dtype'))[:80]}") from exc
     if dtype.kind not in "biufS":
-        raise _damaged(said.where, f"`{column['name']}` is {dtype}, which a packed file never holds")
-    return dtype, (len(said.keys), *shape)
+        raise _damaged(sidecar.where, f"`{column['name']}` is {dtype}, which a packed file never holds")
+    return dtype, (len(sidecar.keys), *shape)
 
 
 def _array(archive: zipfile.ZipFile, where: str, name: str, kind: tuple[np.dtype[Any], tuple[int, ...]]) -> Any:
-    """One array of fields.npz, once its header is known to be what it must be; nothing is ever unpickled."""
+    """Returns one array of fields.npz, checked against dtype and shape; nothing is ever unpickled."""
     dtype, shape = kind
     info = archive.getinfo(f"{name}.npy")
     most = math.prod(shape) * dtype.itemsize + _HEAD_BYTES
@@ -238,49 +241,49 @@ def _array(archive: zipfile.ZipFile, where: str, name: str, kind: tuple[np.dtype
     return values
 
 
-def _moves(said: _Said, column: dict[str, Any], values: NDArray[Any]) -> Moves:
+def _moves(sidecar: _Sidecar, column: dict[str, Any], values: NDArray[Any]) -> Moves:
     moves: Moves = column.get("moves", "")
     last = values.shape[-1] if values.ndim > 1 else 1
     if moves not in get_args(Moves) or (moves and (values.dtype.kind not in "iuf" or last % 2)):
-        raise _damaged(said.where, f"`{column['name']}` cannot hold places such as {str(moves)[:80]!r}")
+        raise _damaged(sidecar.where, f"`{column['name']}` cannot hold coordinates such as {str(moves)[:80]!r}")
     if moves in ("xywh", "xyxy") and last != 4:
-        raise _damaged(said.where, f"`{column['name']}` cannot hold boxes, of {last} numbers")
+        raise _damaged(sidecar.where, f"`{column['name']}` cannot hold boxes, of {last} numbers")
     return moves
 
 
-def _masks(tree: Tree, said: _Said) -> Masks | None:
-    about = said.values.get("masks")
+def _masks(tree: Tree, sidecar: _Sidecar) -> Masks | None:
+    about = sidecar.values.get("masks")
     if about is None:
         return None
     if not isinstance(about, dict) or not _are_texts(about.get("names")):
-        raise _damaged(said.where, "what it says of masks cannot be read")
+        raise _damaged(sidecar.where, "its description of masks cannot be read")
     ignored = about.get("ignore_index")
     if ignored is not None and (type(ignored) is not int or not 0 <= ignored <= 255):
-        raise _damaged(said.where, f"ignore_index is {str(ignored)[:80]}, not 0 to 255")
-    present = np.array([bool(path) for path in said.masks])
+        raise _damaged(sidecar.where, f"ignore_index is {str(ignored)[:80]}, not 0 to 255")
+    present = np.array([bool(path) for path in sidecar.masks])
     if not present.any():
-        raise _damaged(said.where, "it speaks of masks and lists none")
-    # A row without a mask stands for any file; it is not asked for.
-    any_mask = next(filter(None, said.masks))
-    files = tree.files.take(said.rows_in_tree([path or any_mask for path in said.masks]))
-    return Masks(files, present, tuple(about["names"]), ignored, _attrs(said, about.get("attrs")))
+        raise _damaged(sidecar.where, "it describes masks and lists none")
+    # A row without a mask stands for any file: it is never read.
+    any_mask = next(filter(None, sidecar.masks))
+    files = tree.files.take(sidecar.rows_in_tree([path or any_mask for path in sidecar.masks]))
+    return Masks(files, present, tuple(about["names"]), ignored, _attrs(sidecar, about.get("attrs")))
 
 
 def _are_texts(values: Any) -> TypeGuard[list[str]]:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def _attrs(said: _Said, values: Any) -> dict[str, Any]:
-    """Attributes, lists as tuples."""
+def _attrs(sidecar: _Sidecar, values: Any) -> dict[str, Any]:
+    """Returns checked HDF5 attributes, with lists as tuples."""
     if not isinstance(values, dict):
-        raise _damaged(said.where, "it holds attributes that cannot be read")
+        raise _damaged(sidecar.where, "it holds attributes that cannot be read")
     for name, value in values.items():
         numbers = value if isinstance(value, list) else [value]
         if not name or not (isinstance(value, str) or _are_texts(value) or all(_is_number(each) for each in numbers)):
-            raise _damaged(said.where, f"the attribute {name[:80]!r} is neither texts nor numbers")
+            raise _damaged(sidecar.where, f"the attribute {name[:80]!r} is neither texts nor numbers")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _is_number(value: Any) -> bool:
-    """Whether HDF5 can hold it."""
+    """Whether a value is a number that an HDF5 attribute can hold."""
     return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)

@@ -1,11 +1,11 @@
-"""Folders of images: a folder a class, with or without train, val and test above them; or images alone.
+"""Folders of images: one folder for each class, with or without train, val and test above; or images alone.
 
     photos/cat/1.jpg                labels by folder, one split "all"
     photos/train/cat/1.jpg          labels and splits
-    photos/test/1.jpg               a split without labels: -1 where other splits have them
+    photos/test/1.jpg               a split without labels: -1, if other splits have them
     photos/1.jpg                    no labels at all
 
-The same inside a .zip or .tar, where a single folder around everything is looked through.
+The same in a .zip or .tar; a single folder that holds everything is skipped there.
 """
 
 from __future__ import annotations
@@ -17,48 +17,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.listing import Column, Listing, OnError, first_few, require_unique
-from fastload.sources.options import SourceOptions
-from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of, open_tree
+from fastload.format.column import Column
+from fastload.sources.assemble import leave_out_broken
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, OnError, SourceOptions, first_few, require_unique
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of
 
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
-}
-"""Names of folders, in any case, that are splits and not classes."""
+IMAGE_FOLDERS = frozenset("image images img imgs input inputs jpegimages".split())
+"""Names, in lower case, of a folder that holds all images while its siblings hold annotations."""
 
-ORDER = ("train", "val", "test")
-
-IMAGES = frozenset("image images img imgs input inputs jpegimages".split())
-"""What folders of all images are called, where others beside them hold their annotations."""
-
-ANNOTATIONS = frozenset(
+ANNOTATION_FOLDERS = frozenset(
     "mask masks label labels annotation annotations annot gt groundtruth ground_truth segmentation segmentations "
     "segmentationclass seg target targets".split()
 )
-"""What those others are called."""
+"""Names, in lower case, of such siblings."""
 
 
 def folder_evidence(tree: Tree) -> list[str]:
-    """The first images of a tree: it is a folder of images whatever else it is."""
+    """Returns the first images of a tree: any tree with images is a folder of images."""
     return [key_of(tree.names[i]) for i in tree.images()[:3].tolist()]
 
 
 def list_folder(
     source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
 ) -> Listing:
-    """The listing of images in class folders, split by split, class by class, in sorted order.
+    """Returns the listing of images in class folders, split by split, class by class, in sorted order.
 
-    Column `labels`: int64 (N,), index into the sorted names of the classes of all splits, -1 where a split has no
-    class folders; absent when no split has any.
+    Column `labels`: int64 (N,), index into the sorted names of the classes of all splits; -1 in a split without class
+    folders; no such column if no split has class folders.
 
     Raises:
-        SourceError: no image, an empty class, images beside class folders, splits beside other folders.
+        SourceError: there is no image; a class is empty; images lie next to class folders, or other folders with
+            images next to splits.
     """
     tree = open_tree(source)
     skipped = leave_out_broken(tree, on_error)
@@ -67,14 +57,14 @@ def list_folder(
     around = folder_around(names, tree.archive)
     inside = [name.removeprefix(around) for name in names]
     if around:
-        notes.append(f"Everything lies in {key_of(around)}, which was looked through.")
+        notes.append(f"Everything lies in {key_of(around)}, which is no class.")
     split_folders = _split_folders(inside, tree, around, notes)
     if not split_folders:
         split_names: tuple[str, ...] = ("all",)
         split = np.zeros(len(names), np.uint8)
         labels, classes = _labels([inside], [around], tree, notes, ("all",))
     else:
-        split_names = tuple(name for name in ORDER if name in split_folders)
+        split_names = tuple(name for name in SPLIT_ORDER if name in split_folders)
         index = {split_folders[name]: i for i, name in enumerate(split_names)}
         split = np.array([index[name.partition("/")[0]] for name in inside], np.uint8)
         groups: list[list[str]] = [[] for _ in split_names]
@@ -85,7 +75,7 @@ def list_folder(
         grouped, classes = _labels(groups, prefixes, tree, notes, split_names)
         labels = np.empty(len(names), np.int64)
         labels[np.argsort(split, kind="stable")] = grouped
-    order = np.lexsort((labels, split))  # stable: within a class the walk's order stays
+    order = np.lexsort((labels, split))  # stable: within a class, the order of the tree remains
     keys = [key_of(names[i]) for i in order.tolist()]
     require_unique(keys, str(tree.path))
     notes.insert(0, _summary(split_names, split_folders, classes))
@@ -105,7 +95,7 @@ def list_folder(
 
 
 def find_images(tree: Tree) -> tuple[NDArray[np.int64], list[str]]:
-    """Positions of the images in a tree, and the sentence about the files that are none.
+    """Returns the positions of the images in a tree, and a note about the other files, if there are any.
 
     Raises:
         SourceError: there is no image.
@@ -118,22 +108,6 @@ def find_images(tree: Tree) -> tuple[NDArray[np.int64], list[str]]:
         return rows, []
     names = [key_of(name) for name in tree.names if not is_image(name)]
     return rows, [f"Ignored, since they are no images by their suffix ({others}): {first_few(names)}."]
-
-
-def leave_out_broken(tree: Tree, on_error: OnError) -> tuple[tuple[str, str], ...]:
-    """(key, reason) of the images that cannot be read at all, when they may be skipped.
-
-    Raises:
-        SourceError: they may not.
-    """
-    broken = tuple((key_of(name), reason) for name, reason in tree.broken)
-    if broken and on_error == "fail":
-        shown = first_few([f"{key} {reason}" for key, reason in broken])
-        raise SourceError(
-            f"{tree.path}: images that cannot be read ({len(broken)}): {shown}. "
-            "Mend or remove them, or leave them out with `--on-error skip`."
-        )
-    return broken
 
 
 def _no_image(tree: Tree) -> str:
@@ -155,7 +129,7 @@ def _no_image(tree: Tree) -> str:
 
 
 def folder_around(names: list[str], archive: bool) -> str:
-    """The path, ending in `/`, of a folder that holds everything and is neither a split nor a class; else empty."""
+    """Returns the innermost folder (ending in `/`) that holds everything and is neither split nor class; "" if none."""
     around = ""
     while True:
         tops = {name[len(around) :].partition("/")[0] for name in names}
@@ -163,7 +137,7 @@ def folder_around(names: list[str], archive: bool) -> str:
         below = f"{around}{top}/"
         if len(tops) > 1 or top.lower() in SPLITS or not all(name.startswith(below) for name in names):
             return around
-        # An archive's outermost folder is its wrapping. Any other is one only if it holds folders and no images;
+        # The outermost folder of an archive only wraps it. Any other counts only if it holds folders and no images:
         # with images in it, it is a single class, as for torchvision.
         if not (archive and not around) and any("/" not in name[len(below) :] for name in names):
             return around
@@ -171,7 +145,7 @@ def folder_around(names: list[str], archive: bool) -> str:
 
 
 def _split_folders(inside: list[str], tree: Tree, around: str, notes: list[str]) -> dict[str, str]:
-    """Name of the split -> its folder below `around`; empty when there are no splits.
+    """Returns split -> its folder below `around`; empty if there are no splits.
 
     Raises:
         SourceError: two folders are the same split, or images lie outside the splits.
@@ -201,7 +175,7 @@ def _split_folders(inside: list[str], tree: Tree, around: str, notes: list[str])
         notes.append(f"Folders of splits without an image were ignored: {first_few(empty)}.")
     if found and direct:
         raise SourceError(
-            f"{where}: images lie beside the splits {first_few(sorted(found.values()))} ({len(direct)}): "
+            f"{where}: images lie next to the splits {first_few(sorted(found.values()))} ({len(direct)}): "
             f"{first_few(direct)}. Move each into a split, or away."
         )
     return found
@@ -210,14 +184,25 @@ def _split_folders(inside: list[str], tree: Tree, around: str, notes: list[str])
 def _labels(
     groups: list[list[str]], prefixes: list[str], tree: Tree, notes: list[str], split_names: tuple[str, ...]
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """Labels of the groups, one behind the other, and the class names; paths are relative to their group's prefix."""
+    """Returns the labels of all groups (splits), one behind the other, and the sorted class names.
+
+    Args:
+        groups: the images of each group, relative to its prefix.
+        prefixes: the folder of each group.
+        tree: what was given, for messages.
+        notes: notes are appended.
+        split_names: name of each group.
+
+    Raises:
+        SourceError: images lie next to class folders, or a class folder is empty.
+    """
     flat, present = [], []
     for names, prefix in zip(groups, prefixes, strict=True):
         direct = [name for name in names if "/" not in name]
         if direct and len(direct) < len(names):
             where = f"{tree.path}{f': {key_of(prefix)}' if prefix else ''}"
             raise SourceError(
-                f"{where}: images lie beside class folders ({len(direct)}): {first_few(list(map(key_of, direct)))}. "
+                f"{where}: images lie next to class folders ({len(direct)}): {first_few(list(map(key_of, direct)))}. "
                 "Move each into its class, or away: their class is not known."
             )
         flat.append(bool(direct))
@@ -225,9 +210,9 @@ def _labels(
     classes = sorted(set().union(*present))
     if not classes:
         return np.full(sum(map(len, groups)), -1, np.int64), []
-    beside = _refuse_empty_classes(classes, flat, prefixes, tree)
-    if beside and len(classes) == 1 and classes[0].lower() in IMAGES:
-        notes.append(f"{key_of(classes[0])} is taken for no class, as it lies beside {first_few(beside)}.")
+    annotation_folders = _refuse_empty_classes(classes, flat, prefixes, tree)
+    if annotation_folders and len(classes) == 1 and classes[0].lower() in IMAGE_FOLDERS:
+        notes.append(f"{key_of(classes[0])} is no class, as it lies next to {first_few(annotation_folders)}.")
         return np.full(sum(map(len, groups)), -1, np.int64), []
     index = {name: i for i, name in enumerate(classes)}
     for here, is_flat, split in zip(present, flat, split_names, strict=True):
@@ -245,25 +230,25 @@ def _labels(
 
 
 def _refuse_empty_classes(classes: list[str], flat: list[bool], prefixes: list[str], tree: Tree) -> list[str]:
-    """The folders without an image that lie beside those of the classes and are called like annotations.
+    """Returns the folders without images next to the class folders that are named like folders of annotations.
 
     Raises:
-        SourceError: there are others without an image.
+        SourceError: other folders next to the class folders have no images.
     """
     known = set(classes)
-    beside: list[str] = []
+    annotation_folders: list[str] = []
     for prefix, is_flat in zip(prefixes, flat, strict=True):
         below = [folder[len(prefix) :] for folder in tree.folders if folder.startswith(prefix)]
         empty = [key_of(folder) for folder in below if folder and "/" not in folder and folder not in known]
-        beside += [folder for folder in empty if folder.lower() in ANNOTATIONS]
-        empty = [folder for folder in empty if folder.lower() not in ANNOTATIONS]
+        annotation_folders += [folder for folder in empty if folder.lower() in ANNOTATION_FOLDERS]
+        empty = [folder for folder in empty if folder.lower() not in ANNOTATION_FOLDERS]
         if empty and not is_flat:
             where = f"{tree.path}{f': {key_of(prefix)}' if prefix else ''}"
             raise SourceError(
                 f"{where}: class folders without an image ({len(empty)}): {first_few(empty)}. "
                 "Remove them, or put their images back: a class that nothing belongs to cannot be learned."
             )
-    return sorted(set(beside))
+    return sorted(set(annotation_folders))
 
 
 def _summary(split_names: tuple[str, ...], split_folders: dict[str, str], classes: list[str]) -> str:

@@ -1,41 +1,46 @@
-"""The layouts that `fastload pack` knows, how the one at hand is told, and its listing."""
+"""The layouts that `fastload pack` knows: a table of them, which one a path has, the listing of its
+samples, and notes about annotations that are not read.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from fastload.errors import OptionError, SourceError
+from fastload.errors import ImageError, OptionError, SourceError
 from fastload.sources.ade20k import ade20k_evidence, list_ade20k
-from fastload.sources.arrays import arrays_evidence, list_arrays
+from fastload.sources.arrays.hdf5 import hdf5_evidence, list_hdf5
+from fastload.sources.arrays.npy import arrays_evidence, list_arrays
+from fastload.sources.arrow.parquet import list_parquet, parquet_evidence
+from fastload.sources.box_forms import with_box_forms
 from fastload.sources.camvid import camvid_evidence, list_camvid
 from fastload.sources.celeba import celeba_evidence, list_celeba
 from fastload.sources.cifar import cifar_evidence, list_cifar
-from fastload.sources.coco import coco_evidence, list_coco
-from fastload.sources.exported import exported_evidence, list_exported, why_passed_over
+from fastload.sources.coco.coco import coco_evidence, list_coco
+from fastload.sources.exported import exported_evidence, list_exported, why_ignored
 from fastload.sources.folder import folder_evidence, list_folder
-from fastload.sources.hdf5 import hdf5_evidence, list_hdf5
-from fastload.sources.imagenet import imagenet_evidence, list_imagenet
-from fastload.sources.listing import Listing, OnError, first_few
-from fastload.sources.manifest import list_manifest, manifest_evidence
+from fastload.sources.imagenet.imagenet import imagenet_evidence, list_imagenet
+from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
 from fastload.sources.mnist import list_mnist, mnist_evidence
-from fastload.sources.options import SourceOptions
-from fastload.sources.parquet import list_parquet, parquet_evidence
-from fastload.sources.places import with_places
-from fastload.sources.tree import Tree, open_tree
-from fastload.sources.unread import unread_annotations
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tables.columns import plain_name
+from fastload.sources.tables.image_tables import IMAGE_COLUMNS, is_table, manifest_evidence
+from fastload.sources.tables.manifest import list_manifest
+from fastload.sources.tables.read_table import read_rows
+from fastload.sources.tree import Tree, key_of
 from fastload.sources.voc import list_voc, voc_evidence
-from fastload.sources.webdataset import list_webdataset, webdataset_evidence
+from fastload.sources.webdataset.webdataset import list_webdataset, webdataset_evidence
 
 
 class Source(Protocol):
     """Lists one layout of dataset: a function in this package, one entry in LAYOUTS."""
 
     def __call__(self, source: str | Path | Tree, *, on_error: OnError, options: SourceOptions) -> Listing:
-        """The listing of the dataset at a path, or of its tree when that is at hand already.
+        """Returns the listing of the dataset at a path, or of its tree if that is open already.
 
         Raises:
             SourceError: the dataset cannot be packed as it is.
@@ -45,16 +50,17 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which people keep images.
+    """One way of keeping a dataset of images.
 
     Attributes:
-        source: makes the listing.
-        evidence: the names in a tree by which the layout is told; empty when it is not this one. Cheap: it reads the
-            heads of a few files at most.
-        kind: "dataset" is told before "format", and that before "folder".
-        line: what it is, for `fastload layouts`.
-        decodes: its images are files to be decoded, which is worth processes, and not arrays to be copied.
-        takes: the fields of SourceOptions that mean something to it. That no masks are wanted may be said to any.
+        source: lists a dataset of this layout.
+        evidence: returns the names in a tree that show this layout, none if it is another. Cheap: reads the first
+            bytes of a few files at most.
+        kind: "dataset" is looked for before "format", and that before "folder".
+        line: description for `fastload layouts`.
+        decodes: whether its images are files to be decoded, which pays for worker processes, and not arrays to be
+            copied.
+        takes: the fields of SourceOptions that it uses. masks="none" is accepted by all.
     """
 
     source: Source
@@ -150,16 +156,16 @@ _KINDS = ("dataset", "format", "folder")
 
 
 def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
-    """The layout of the dataset at path, a key of LAYOUTS, and the evidence for it.
+    """Returns the layout of the dataset at path, a key of LAYOUTS, and the names that show it.
 
-    Datasets known by name are looked for first, then formats, and a folder of images is what remains.
+    Datasets known by name are looked for first, then formats; what remains is a folder of images.
 
     Raises:
         MissingFileError: there is nothing at path.
-        SourceError: it is nothing that can be read, or two layouts fit equally well.
+        SourceError: path cannot be read, or two layouts of one kind fit.
     """
     tree = open_tree(path)
-    # Its classes may be called as folders of other datasets are; those do not know more.
+    # First of all: the classes of an export may be named like the folders of other layouts.
     if evidence := exported_evidence(tree):
         return "exported", evidence
     for kind in _KINDS:
@@ -182,33 +188,33 @@ def list_source(
     on_error: OnError = "fail",
     options: SourceOptions | None = None,
 ) -> Listing:
-    """The listing of the dataset at path.
+    """Returns the listing of the dataset at path.
 
     Args:
         path: folder, .zip or uncompressed .tar; a table or array file; or a tree.
-        layout: a key of LAYOUTS; None: told by `detect_layout`.
-        on_error: whether samples that the dataset itself contradicts (an annotated image without a file, a dangling
-            link) stop the listing, or are left out and named in `Listing.skipped`.
-        options: what the user says about it.
+        layout: a key of LAYOUTS; None: found by `detect_layout`.
+        on_error: whether contradictory samples (an annotated image without a file, a dangling link) are an error, or
+            are left out and named in `Listing.skipped`.
+        options: what the user says about the dataset.
 
     Raises:
-        OptionError: there is no such layout, or an option means nothing to it.
+        OptionError: there is no such layout, or it does not use one of the options.
         MissingFileError: there is nothing at path.
         SourceError: the dataset cannot be packed as it is.
     """
     if layout is not None and layout not in LAYOUTS:
-        raise OptionError(f"There is no layout {layout!r}. Choose one of {', '.join(LAYOUTS)}, or leave it to be told.")
+        raise OptionError(f"There is no layout {layout!r}. Choose one of {', '.join(LAYOUTS)}, or leave it out.")
     tree = open_tree(path)
     name = layout or detect_layout(tree)[0]
     if options is not None:
         _refuse_unused(options, name, str(tree.given))
     listing = LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
-    if name != "exported" and (why := why_passed_over(tree)):
+    if name != "exported" and (why := why_ignored(tree)):
         listing = replace(listing, notes=(*listing.notes, f"What `fastload export` left was passed over: {why}"))
     if name in ("folder", "mask-folders"):
         listing = replace(listing, notes=(*listing.notes, *unread_annotations(tree)))
-    # Datasets known by name say what their boxes are; formats may only call them so.
-    return with_places(listing) if LAYOUTS[name].kind == "format" else listing
+    # Layouts of known datasets give the form of their boxes; formats may only name a column so.
+    return with_box_forms(listing) if LAYOUTS[name].kind == "format" else listing
 
 
 def _refuse_unused(options: SourceOptions, layout: str, where: str) -> None:
@@ -221,3 +227,83 @@ def _refuse_unused(options: SourceOptions, layout: str, where: str) -> None:
             f"{where}: `{flag}` means nothing to the layout {layout}; it is for {theirs}. Leave it out, or name "
             "another layout with `--layout`."
         )
+
+
+# Notes about annotations that a folder of images holds but its layout does not read, as users expect them packed.
+
+
+_YOLO = re.compile(rb"\s*\d+(\s+-?[\d.eE+-]+){4,}\s*(\n|$)")
+_HEAD = 2**14
+_MOST_TABLES = 4
+_BY_NAME = (
+    (re.compile(r"_annotations\.coco\.json"), "Roboflow's COCO export"),
+    (re.compile(r"captions_\w+\.json"), "COCO's captions"),
+    (re.compile(r"(person_keypoints|panoptic|instances|stuff|image_info)_\w+\.json"), "COCO's annotations"),
+    (re.compile(r"(image_class_labels|train_test_split|bounding_boxes)\.txt"), "CUB-200's tables"),
+    (re.compile(r".+_gt(Fine|Coarse)_\w+\.(json|png)"), "Cityscapes' annotations"),
+)
+_BY_HEAD = ((b'"shapes"', "LabelMe's annotations"), (b'"annotations"', "annotations as COCO's"))
+
+
+def unread_annotations(tree: Tree) -> list[str]:
+    """Returns a note for each kind of annotations in a tree of images that its layout does not read."""
+    found: dict[str, list[str]] = {}
+    texts: dict[str, list[int]] = {}
+    for i, name in enumerate(tree.names):
+        folder, _, base = name.rpartition("/")
+        # The last letter rules most names out quickly: there may be a million images.
+        if base[-1:] not in "tnlg":
+            continue
+        form = next((form for pattern, form in _BY_NAME if pattern.fullmatch(base)), "")
+        if not form and base.endswith((".txt", ".json", ".xml")):
+            seen = texts.setdefault(f"{folder}/{base[-5:]}", [])
+            seen.append(i)
+            form = _by_content(tree, i) if len(seen) <= 2 else ""
+        if form:
+            found.setdefault(form, []).append(key_of(name))
+    notes = [
+        f"NOT READ: {first_few(names, 2)} look{'s' if len(names) == 1 else ''} like {form}. The packed file has none "
+        "of it; convert it to COCO's layout, or to a table that names the images (see `fastload layouts`)."
+        for form, names in found.items()
+    ]
+    return notes + _unmatched_tables(tree)
+
+
+def _by_content(tree: Tree, i: int) -> str:
+    name = tree.names[i]
+    try:
+        head = tree.files.read_head(i, _HEAD)
+    except ImageError:
+        return ""
+    if name.endswith(".txt"):
+        return "YOLO's boxes" if _YOLO.match(head) else ""
+    if name.endswith(".xml"):
+        return "VOC's annotations" if b"<annotation" in head else ""
+    return next((form for sign, form in _BY_HEAD if sign in head), "")
+
+
+def _unmatched_tables(tree: Tree) -> list[str]:
+    """Returns a note for each table whose column of images names none that is there."""
+    notes = []
+    tables = [i for i, name in enumerate(tree.names) if is_table(name) and name.count("/") <= 1]
+    for i in tables[:_MOST_TABLES]:
+        name = key_of(tree.names[i])
+        try:
+            head = tree.files.read_head(i, _HEAD)
+            rows = read_rows(head, name, head=len(head) < int(tree.sizes[i]))
+        except (SourceError, ImageError):
+            continue
+        columns = rows.columns
+        names = rows.names or tuple(str(column[0]) for column in columns if column)
+        named = [(at, one) for at, one in enumerate(names) if plain_name(one) in IMAGE_COLUMNS]
+        if not named or len(names) < 2 or not rows.lines:
+            continue
+        at, column = named[0]
+        cell = next((str(cell) for cell in columns[at][0 if rows.names else 1 :] if cell), "")
+        images = [key_of(tree.names[k]) for k in tree.images()[:1].tolist()]
+        notes.append(
+            f"NOT READ: the table {name}. Its column {column!r} (e.g. {cell!r}) names none, or few, of the images, "
+            f"which are called like {first_few(images)}. If it holds their labels, write their names as the files have "
+            "them, and give the table itself."
+        )
+    return notes

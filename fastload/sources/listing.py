@@ -1,95 +1,82 @@
-"""What a source says of a dataset: one row a sample, with where its bytes are and what is known about it."""
+"""The listing of a dataset, which every source returns: one row for each sample, its fields, and a reader of its image.
+
+Files       the bytes of each sample's image file, to be decoded
+Pictures    the pixels of one sample at a time, of any size
+Arrays      the pixels of many samples at once, all of one shape
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import SourceError
+from fastload.errors import OptionError, SourceError
+from fastload.format.column import Column
 
 if TYPE_CHECKING:
-    from fastload.image_header import ImageHeader
+    from fastload.images.image_header import ImageHeader
 
 OnError = Literal["fail", "skip"]
-"""Whether a sample that the dataset itself contradicts (a row without its image) stops the listing or is left out."""
-
-
-Moves = Literal["", "points", "xywh", "xyxy"]
-"""What the numbers of a column are when they are pixels of the sample's image, which resizing moves: points x, y;
-boxes by a corner and a size; boxes by two corners. "": no such thing."""
-
-
-@dataclass(frozen=True, eq=False)
-class Column:
-    """One dataset of the packed file, apart from pixels.
-
-    Attributes:
-        values: (N, ...), a fixed-shape numeric array, or S for keys.
-        attrs: HDF5 attributes as plain Python values, e.g. {"names": ("cat", "dog")}.
-        moves: places in the image as it is upright and before any resizing, the last axis holding x, y (or x, y, x, y,
-            ...) or the 4 numbers of a box. The packer scales them with the image.
-    """
-
-    values: NDArray[Any]
-    attrs: dict[str, Any] = field(default_factory=dict)
-    moves: Moves = ""
+"""What happens at a sample that is contradictory, such as a row without its image: an error, or it is left out."""
 
 
 @runtime_checkable
 class Files(Protocol):
-    """The bytes of every sample's file. Picklable, usable from any thread and process; keeps nothing open."""
+    """Reads the file of each sample. Picklable, usable from any thread and process; keeps no file open."""
 
     def read(self, i: int) -> bytes:
-        """The whole file of sample i.
+        """Returns all bytes of the file of sample i.
 
         Raises:
-            ImageError: this one file cannot be read or is damaged (the reason only; the caller knows the key).
-            FileChangedError: the archive that holds it is no longer the one that was listed.
+            ImageError: this one file cannot be read or is damaged. The message is only the reason, the caller adds
+                the key.
+            FileChangedError: the archive that holds it has changed since it was listed.
         """
         ...
 
     def read_head(self, i: int, size: int) -> bytes:
-        """The first `size` bytes of the file of sample i, fewer when it is shorter; errors as `read`."""
+        """Returns the first `size` bytes of the file of sample i, fewer if it is shorter; raises as `read` does."""
         ...
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Files:
-        """The files of some samples, in the order of indices."""
+        """Returns the files of the samples at these indices, in their order."""
         ...
 
 
 @runtime_checkable
 class Pictures(Protocol):
-    """Pixels of every sample, one at a time and of any size. Picklable, as Files."""
+    """Reads the pixels of one sample at a time, each of any size. Picklable, as Files."""
 
     def header(self, i: int) -> ImageHeader:
-        """What `read(i)` holds, found without making it where that is possible.
+        """Returns size, channels and bits of what `read(i)` returns, without reading it where that is possible.
 
         Raises:
-            ImageError: it cannot be told; the reason only.
+            ImageError: they are unknown; the message is only the reason.
         """
         ...
 
     def read(self, i: int) -> NDArray[Any]:
-        """uint8 or uint16, (H, W) or (H, W, C) with 1, 3 or 4 channels.
+        """Returns the pixels of sample i: uint8 or uint16, (H, W) or (H, W, C) with 1, 3 or 4 channels.
 
         Raises:
-            ImageError: this one sample cannot be read; the reason only.
-            FileChangedError: what holds it is no longer what was listed.
+            ImageError: this one sample cannot be read; the message is only the reason.
+            FileChangedError: the file that holds it has changed since it was listed.
         """
         ...
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Pictures:
-        """Those of some samples, in the order of indices."""
+        """Returns the pictures of the samples at these indices, in their order."""
         ...
 
 
 @runtime_checkable
 class Arrays(Protocol):
-    """Pixels of all samples at hand as one array, read many rows at a time. Picklable, as Files.
+    """Reads the pixels of many samples at once, all of one shape. Picklable, as Files.
 
     Attributes:
         shape: (H, W, C) of every sample, C = 1, 3 or 4; (H, W) for masks.
@@ -103,30 +90,31 @@ class Arrays(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fill out, (len(indices), *shape) of dtype, with these samples.
+        """Fills `out`, (len(indices), *shape) of dtype, with the samples at these indices.
 
         Raises:
-            FileChangedError: what holds them is no longer what was listed.
-            SourceError: it cannot be read.
+            FileChangedError: the file that holds them has changed since it was listed.
+            SourceError: the file cannot be read.
         """
         ...
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Arrays:
-        """Those of some samples, in the order of indices."""
+        """Returns the samples at these indices, in their order."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """One mask a sample, class (or instance) indices that are never blended or converted.
+    """One mask for each sample, of class or instance indices, which are never blended or converted.
 
     Attributes:
-        files: what reads them by row: image files (gray or palette: the index), pictures (H, W) or arrays (H, W).
-        present: bool (N,): where it is False there is no mask, its row is filled with ignore_index, and `files` is not
-            asked.
-        names: of the classes, by index; empty when not known.
-        ignore_index: the value that says "no class here"; None when there is none, then all must be present.
-        attrs: other HDF5 attributes.
+        files: reads them by row: image files (gray, or palette, of which the index counts), pictures (H, W) or arrays
+            (H, W).
+        present: bool (N,). Where it is False the sample has no mask: `files` is not read, and the packed mask is
+            ignore_index throughout.
+        names: names of the classes, by index; empty if unknown.
+        ignore_index: the value that means "no class here"; None if there is none, then all masks must be present.
+        attrs: further HDF5 attributes.
     """
 
     files: Files | Pictures | Arrays
@@ -136,29 +124,29 @@ class Masks:
     attrs: dict[str, Any] = field(default_factory=dict)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Masks:
-        """Those of some samples."""
+        """Returns the masks of the samples at these indices, in their order."""
         return replace(self, files=self.files.take(indices), present=self.present[indices])
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """A dataset of N samples, as a table that pickles quickly.
+    """The N samples of a dataset, as a table that pickles quickly.
 
     Attributes:
-        layout: name of the source that made it, a key of LAYOUTS.
-        keys: unique names, the path relative to the source with `/`; undecodable bytes as `\\xNN`.
+        layout: the layout it was listed as, a key of LAYOUTS.
+        keys: unique name of each sample: its path relative to the source, with `/`; undecodable bytes as `\\xNN`.
         split: uint8 (N,), index into split_names. Rows need not be grouped by split.
-        split_names: `train`, `val`, `test` where there are any, `all` where the dataset has no splits.
-        columns: what is known of each sample: labels, identity, bbox, ...; each with N rows.
-        notes: what was recognised and from which evidence, what was absent or ignored: sentences for the user.
+        split_names: `train`, `val`, `test` as far as the dataset has them; `all` if it has no splits.
+        columns: the fields of each sample other than pixels: labels, identity, bbox, ...; each has N rows.
+        notes: sentences for the user: what was recognised and by which files, what was absent or ignored.
         sizes: int64 (N,), bytes of each sample's file.
-        mtimes_ns: int64 (N,), its time of modification; that of the archive for the members of an archive.
-        files: reads the samples' images, by row; None for a dataset without images, whose samples are its columns.
-        skipped: (key, reason) of what `on_error="skip"` left out.
-        masks: reads their masks; None when there are none.
-        attrs: root attributes of the packed file that it takes over instead of those that packing would write, such as
-            `decoder` of pixels that were decoded long ago.
-        digests: uint64 (N,), what the pixels of each row must hash to, where that is known beforehand; else None.
+        mtimes_ns: int64 (N,), time of modification of each file; for a member of an archive, that of the archive.
+        files: reads the images, by row; None for a dataset without images, whose samples are its columns.
+        skipped: (key, reason) of each sample that `on_error="skip"` left out.
+        masks: reads the masks; None if there are none.
+        attrs: root attributes to write to the packed file instead of packing's own, such as `decoder` for pixels that
+            were decoded earlier.
+        digests: uint64 (N,), the hash that the pixels of each row must have, if known beforehand; else None.
     """
 
     layout: str
@@ -176,11 +164,11 @@ class Listing:
     digests: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
-        """N."""
+        """Number of samples, N."""
         return len(self.keys)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Listing:
-        """The listing of some rows, in the order of indices (integers, each at most once)."""
+        """Returns the listing of the rows at these indices (each at most once), in their order."""
         indices = np.asarray(indices, dtype=np.int64)
         return replace(
             self,
@@ -195,28 +183,53 @@ class Listing:
         )
 
 
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+"""Folder name, in lower case -> the split it stands for. Such a folder is a split, not a class."""
+
+SPLIT_ORDER = ("train", "val", "test")
+
+
+def split_of_parts(parts: Iterable[str]) -> str:
+    """Returns the split that the first of these parts of a path names; "" if none does."""
+    return next((SPLITS[part.lower()] for part in parts if part.lower() in SPLITS), "")
+
+
+def in_split_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the different names of splits: train, val and test first, the others sorted behind them."""
+    found = set(names)
+    return (*(name for name in SPLIT_ORDER if name in found), *sorted(found - set(SPLIT_ORDER)))
+
+
 RESERVED = ("images", "masks", "labels", "targets", "split", "key", "digest", "digest_fields", "row", "valid")
-"""Names of fields that mean something in a packed file, or in a batch of it."""
+"""Names of fields that have a meaning in a packed file, or in a batch read from it."""
 
 
 def free_name(name: str, used: Collection[str] = ()) -> str:
-    """The name for a field of the packed file that means nothing yet, and that no other has: `row` becomes `row_`."""
+    """Returns a field's name for the packed file: `_` is appended while it is reserved or used, `row` -> `row_`."""
     while name in RESERVED or name in used:
         name += "_"
     return name
 
 
 def first_few(names: list[str], count: int = 5) -> str:
-    """The first names of a list for a message, and how many more there are."""
+    """Returns the first names of a list as text for a message, and how many more there are."""
     shown = ", ".join(names[:count])
     return f"{shown} and {len(names) - count} more" if len(names) > count else shown
 
 
 def require_unique(keys: list[str], where: str) -> None:
-    """Check that no key occurs twice.
+    """Refuses keys that occur more than once.
 
     Raises:
-        SourceError: some do; it names them.
+        SourceError: some do; the message names them.
     """
     if len(set(keys)) == len(keys):
         return
@@ -226,3 +239,39 @@ def require_unique(keys: list[str], where: str) -> None:
         f"{where}: {len(twice)} names occur more than once: {first_few(twice)}. "
         "Each sample is known by its name. Remove or rename the duplicates."
     )
+
+
+MasksWanted = Literal["auto", "none", "semantic", "instance"]
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options about a dataset that its files do not say. `Layout.takes` says which layout uses which of these.
+
+    Attributes:
+        masks: which masks to pack. "auto": those that are there as files, none that would have to be drawn.
+        labels: the columns of a table that are labels; (): found by their usual names.
+        image_column: the column of a table that names or holds the images; "": found by its usual names.
+        split_column: the column of a table that names the split; "": found by its usual names.
+        root: folder that paths in a table are relative to; None: the table's own, or one that is found.
+    """
+
+    masks: MasksWanted = "auto"
+    labels: tuple[str, ...] = ()
+    image_column: str = ""
+    split_column: str = ""
+    root: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.masks not in get_args(MasksWanted):
+            raise OptionError(f"masks={self.masks!r} is not known; accepted: {', '.join(get_args(MasksWanted))}.")
+
+    def given(self) -> dict[str, Any]:
+        """Returns the options that differ from their default, by name."""
+        return {name: value for name, value in vars(self).items() if value != vars(SourceOptions())[name]}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the options that differ from their default, as plain JSON values and without paths."""
+        given = self.given()
+        given.pop("root", None)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}

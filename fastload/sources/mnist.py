@@ -1,12 +1,12 @@
-"""MNIST and its family as idx files, gzipped or not: Fashion-MNIST, KMNIST, EMNIST, QMNIST and whatever is like them.
+"""MNIST and its relatives as idx files, gzipped or not: Fashion-MNIST, KMNIST, EMNIST, QMNIST and the like.
 
     train-images-idx3-ubyte[.gz]  train-labels-idx1-ubyte[.gz]  t10k-images-...  t10k-labels-...
-    train-images.idx3-ubyte                           a dot, as Kaggle has it
+    train-images.idx3-ubyte                           with a dot, as on Kaggle
     emnist-letters-train-images-idx3-ubyte            transposed images
     qmnist-train-labels-idx2-int                      eight numbers an image, the first its label
 
-MNIST, Fashion-MNIST and KMNIST have the same file names, so they are told by the md5 of a file. Unpacked files are
-read in place; gzipped ones are unpacked in memory.
+MNIST, Fashion-MNIST and KMNIST have the same file names, so they are recognised by the md5 of a file. Unpacked files
+are read in place; gzipped ones are unpacked to memory.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.memory import available_memory
-from fastload.sources.folder import ORDER, SPLITS
-from fastload.sources.listing import Arrays, Column, Listing, OnError, first_few
-from fastload.sources.options import SourceOptions
-from fastload.sources.rows import Axes, JoinedRows, MemoryRows, rows_in_tree
-from fastload.sources.tree import Tree, key_of, open_tree
+from fastload.format.column import Column
+from fastload.sources.arrays.raw_rows import Axes, JoinedRows, MemoryRows, rows_in_tree
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, Arrays, Listing, OnError, SourceOptions, first_few
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import Tree, key_of
+from fastload.system.machine import available_memory
 
 _NAME = re.compile(r"(?P<set>.*?)[-_.]?(?P<what>images|labels)[-.]idx[1-4][-.](ubyte|int)(?P<gz>\.gz)?", re.IGNORECASE)
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -40,7 +40,7 @@ _FASHION = tuple("T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|B
 _KUZUSHIJI = tuple("o ki su tsu na ha ma ya re wo".split())
 _QMNIST = ("hsf_series", "writer", "image_of_writer", "class_code", "image_of_nist", "duplicate", "reserved")
 
-# md5 of the labels: those of the images as published, gzipped, would take far longer and tell no more.
+# md5 of the files of labels. That of the images would take far longer and say no more.
 _MD5 = {
     "MNIST": "d53e105ee54ea40749a09fcbcd1e9432 ec29112dd5afa0611ce80d1b7f02629c "  # gzipped
     "a25bea736e30d166cdddb491f175f624 27ae3e4e09519cfbb04c629615203637",  # unpacked
@@ -54,7 +54,7 @@ _CLASSES = {"MNIST": _DIGITS, "Fashion-MNIST": _FASHION, "KMNIST": _KUZUSHIJI, "
 
 @dataclass(frozen=True)
 class _Set:
-    """The files of one split: positions in the tree, -1 where there is none."""
+    """The files of one split: positions in the tree, -1 for none."""
 
     name: str
     images: int
@@ -75,8 +75,8 @@ class _Idx:
 
 
 def mnist_evidence(tree: Tree) -> list[str]:
-    """The idx files of images or labels in a tree, by their names; empty for anything else."""
-    # Most trees are large and have no such name: the regular expression is spared them.
+    """Returns the files of a tree that are idx files of images or labels by their names."""
+    # Most trees are large and have no such name: this spares them the regular expression.
     names = (name for name in tree.names if "idx" in name or "IDX" in name)
     return [key_of(name) for name in names if _NAME.fullmatch(name.rpartition("/")[2])]
 
@@ -84,12 +84,13 @@ def mnist_evidence(tree: Tree) -> list[str]:
 def list_mnist(
     source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
 ) -> Listing:
-    """The listing of the images of idx files, (H, W, 1), in the order of the files; splits by their names.
+    """Returns the listing of the images of idx files, (H, W, 1), in the order of the files; splits by file names.
 
     Columns: `labels` int64 (N,), -1 for the images of a file without labels; for QMNIST also `qmnist` int32 (N, 7).
 
     Raises:
-        SourceError: a file is damaged, too long or too short, or labels and images differ in number.
+        SourceError: there are no images, or several datasets; a file is damaged, too long or too short; labels and
+            images differ in number.
     """
     tree = open_tree(source)
     notes: list[str] = []
@@ -128,7 +129,9 @@ def list_mnist(
     others = [key_of(name) for i, name in enumerate(tree.names) if i not in used]
     if others:
         notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
-    told = f"Layout mnist: {title}, told by {first_few([key_of(tree.names[i]) for i in sorted(used) if i >= 0])}."
+    recognised = (
+        f"Layout mnist: {title}, recognised by {first_few([key_of(tree.names[i]) for i in sorted(used) if i >= 0])}."
+    )
     height, width, _ = parts[0][0].shape
     return Listing(
         layout="mnist",
@@ -136,7 +139,7 @@ def list_mnist(
         split=np.concatenate(split),
         split_names=names,
         columns=columns,
-        notes=(told, *notes, *tree.notes),
+        notes=(recognised, *notes, *tree.notes),
         sizes=np.full(len(keys), height * width, np.int64),
         mtimes_ns=np.concatenate(mtimes),
         files=files,
@@ -144,14 +147,14 @@ def list_mnist(
 
 
 def _find(tree: Tree, notes: list[str]) -> tuple[str, list[_Set]]:
-    """The family's prefix, such as `emnist-letters`, and its sets in the order of splits.
+    """Returns the family's prefix, such as `emnist-letters`, and its sets in the order of splits.
 
     Raises:
-        SourceError: there is none with images, or more than one family.
+        SourceError: there are no images, or several families.
     """
     families: dict[tuple[str, str], dict[str, dict[str, int]]] = {}
     doubled = []
-    # Files that are unpacked before those that are not, whichever way they are sorted.
+    # Unpacked files first, so that they are preferred to gzipped ones of the same name.
     for i in sorted(range(len(tree.names)), key=lambda i: tree.names[i].lower().endswith(".gz")):
         folder, _, base = tree.names[i].rpartition("/")
         match = _NAME.fullmatch(base)
@@ -165,15 +168,15 @@ def _find(tree: Tree, notes: list[str]) -> tuple[str, list[_Set]]:
             found[match["what"].lower()] = i
     if doubled:
         notes.append(f"Read the unpacked files, not {first_few(doubled)}.")
-    with_images = {place: sets for place, sets in families.items() if any("images" in found for found in sets.values())}
+    with_images = {key: sets for key, sets in families.items() if any("images" in found for found in sets.values())}
     if not with_images:
         raise SourceError(
             f"{tree.given}: no idx file with images, such as train-images-idx3-ubyte or train-images-idx3-ubyte.gz. "
             "Labels alone are no dataset; fetch the images."
         )
     if len(with_images) > 1:
-        places = [key_of(f"{folder}/{family}".strip("/")) or "the folder itself" for folder, family in with_images]
-        shown = first_few(sorted(places))
+        datasets = [key_of(f"{folder}/{family}".strip("/")) or "the folder itself" for folder, family in with_images]
+        shown = first_few(sorted(datasets))
         raise SourceError(
             f"{tree.given} holds more than one dataset of idx files: {shown}. Give the folder of one of them, or move "
             "its files to a folder of their own."
@@ -186,8 +189,8 @@ def _find(tree: Tree, notes: list[str]) -> tuple[str, list[_Set]]:
         if "images" not in found:
             name = key_of(tree.names[found["labels"]])
             notes.append(f"Ignored {name}: the images that its labels belong to are not there.")
-    place = {name: at for at, name in enumerate(ORDER)}
-    return family, sorted(result, key=lambda found: (place.get(found.name, len(place)), found.name))
+    rank = {name: at for at, name in enumerate(SPLIT_ORDER)}
+    return family, sorted(result, key=lambda found: (rank.get(found.name, len(rank)), found.name))
 
 
 def _title(tree: Tree, family: str, sets: list[_Set], notes: list[str]) -> str:
@@ -211,7 +214,7 @@ def _title(tree: Tree, family: str, sets: list[_Set], notes: list[str]) -> str:
 
 
 def _images(tree: Tree, i: int, axes: Axes) -> tuple[Arrays, int]:
-    """The images of an idx file and their number."""
+    """Returns the reader of the images of an idx file, and their number."""
     name = key_of(tree.names[i])
     packed = tree.files.read_head(i, 2) == b"\x1f\x8b"
     content = _unpacked(tree, i) if packed or tree.archive else b""
@@ -233,7 +236,7 @@ def _images(tree: Tree, i: int, axes: Axes) -> tuple[Arrays, int]:
 
 
 def _labels(tree: Tree, i: int, count: int, images: str) -> NDArray[np.int64]:
-    """The numbers of each image, int64 (count, 1 or more), the first of them its label; -1 without a file."""
+    """Returns the numbers of each image, int64 (count, 1 or more); the first is its label. Without a file, -1."""
     if i < 0:
         return np.full((count, 1), -1, np.int64)
     where, content = f"{tree.path / key_of(tree.names[i])}", _unpacked(tree, i)
@@ -269,10 +272,12 @@ def _require_bytes(head: _Idx, found: int, where: str) -> None:
 
 
 def _unpacked(tree: Tree, i: int) -> bytes:
-    """The content of an idx file; a gzipped one is unpacked to at most the bytes that its header promises, and one.
+    """Returns the content of an idx file, unpacked if it is gzipped.
+
+    At most one byte more is unpacked than the header states, which is enough to see that a file is too long.
 
     Raises:
-        SourceError: it is damaged, or would need more memory than there is.
+        SourceError: the file is damaged, or needs more memory than there is.
     """
     where, content = f"{tree.path / key_of(tree.names[i])}", tree.read_text(i)
     if content[:2] != b"\x1f\x8b":
@@ -286,7 +291,7 @@ def _unpacked(tree: Tree, i: int) -> bytes:
                     f"{where}: unpacks to {head.num_bytes:,} bytes by its header, more than the memory there is. "
                     "Unpack it with gunzip: an unpacked file is read in place."
                 )
-            # A reader of many bytes reserves them before it knows whether there are any.
+            # In pieces: file.read(n) reserves n bytes before it knows whether the file has as many.
             pieces, left = [start], head.num_bytes + 1 - len(start)
             while left > 0 and (piece := file.read(min(left, 1 << 26))):
                 pieces.append(piece)
@@ -297,7 +302,7 @@ def _unpacked(tree: Tree, i: int) -> bytes:
 
 
 def _class_names(tree: Tree, family: str, title: str, largest: int) -> tuple[str, ...]:
-    """Names of the classes; of EMNIST's from its mapping file, lines of a label and the codes of its characters."""
+    """Returns the names of the classes; EMNIST's from its mapping file, lines of a label and character codes."""
     mapping = next((i for i, name in enumerate(tree.names) if name.endswith(f"{family}-mapping.txt")), -1)
     if not title.startswith("EMNIST") or mapping < 0:
         return _CLASSES.get(title, ())

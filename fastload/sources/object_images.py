@@ -1,4 +1,4 @@
-"""The image or the mask of a sample of a Python object as an array: from Pillow's images, arrays, tensors and bytes."""
+"""Turns the image or mask of a Python sample into an array: from Pillow images, arrays, tensors and file bytes."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from fastload.errors import ImageError
-from fastload.image_header import ImageHeader, check_size, pillow_silenced, probe_image
+from fastload.images.image_header import ImageHeader, check_size, pillow_silenced, probe_image
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
-def file_of(image: Any) -> bytes | None:
-    """The bytes of an image file; None for anything else."""
+def file_bytes(image: Any) -> bytes | None:
+    """Returns the bytes of an image that is given as a file's bytes; None for any other image."""
     if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # Hugging Face, undecoded
         image = image["bytes"]
     return bytes(image) if isinstance(image, (bytes, bytearray, memoryview)) else None
 
 
-def looked_at(image: Any) -> tuple[ImageHeader, int]:
-    """The header of an image, and XXH3-64 of its file's bytes or of its pixels."""
-    data = file_of(image)
+def examine(image: Any) -> tuple[ImageHeader, int]:
+    """Returns the header of an image, and its digest: XXH3-64 of its file's bytes, else of its pixels."""
+    data = file_bytes(image)
     if data is not None:
         return probe_image(lambda size: data[:size]), xxhash.xxh3_64_intdigest(data)
     pixels = pixels_of(image)
     height, width, channels = (*pixels.shape, 1)[:3]
     kind = _MODES[channels] if pixels.itemsize == 1 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
     header = ImageHeader(height, width, channels, 8 * pixels.itemsize, kind, 1)
-    return header, digest_of(image, pixels)
+    return header, image_digest(image, pixels)
 
 
-def digest_of(image: Any, pixels: NDArray[Any]) -> int:
-    """XXH3-64 of the bytes of an image's file, else of its pixels."""
-    data = file_of(image)
+def image_digest(image: Any, pixels: NDArray[Any]) -> int:
+    """Returns XXH3-64 of an image's file bytes, or, if it is not given as such, of its pixels."""
+    data = file_bytes(image)
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(pixels).data if data is None else data)
 
 
 def pixels_of(image: Any) -> NDArray[Any]:
-    """The pixels of any image accepted, uint8 or uint16 (H, W) or (H, W, C).
+    """Returns the pixels of an image of any accepted type, uint8 or uint16, (H, W) or (H, W, C).
 
     Raises:
-        ImageError: it is none.
+        ImageError: the image has no accepted type, dtype or shape, or cannot be decoded.
     """
-    data = file_of(image)
+    data = file_bytes(image)
     if data is not None:
         return _decoded(data)
     if isinstance(image, Image.Image):
@@ -63,10 +63,10 @@ def pixels_of(image: Any) -> NDArray[Any]:
 
 
 def mask_of(mask: Any) -> NDArray[np.uint8] | None:
-    """uint8 (H, W) of a mask; None for None.
+    """Returns a mask as uint8 (H, W); None for None.
 
     Raises:
-        ImageError: it is none.
+        ImageError: it does not hold one integer from 0 to 255 for each pixel.
     """
     if mask is None:
         return None
@@ -84,7 +84,8 @@ def mask_of(mask: Any) -> NDArray[np.uint8] | None:
 
 def _decoded(data: bytes) -> NDArray[Any]:
     # Imported here: a listing of arrays needs no decoder.
-    from fastload.decode import Target, decode_image
+    from fastload.images.decode import decode_image
+    from fastload.images.fit import Target
 
     header = probe_image(lambda size: data[:size])
     dtype = np.dtype(np.uint16 if header.bits == 16 else np.uint8)
@@ -106,21 +107,21 @@ def _of_pillow(image: Image.Image) -> NDArray[Any]:
         return np.array(upright.convert(_MODES[channels]))
     except ImageError:
         raise
-    except Exception as exc:  # a lazily opened file may be damaged in any way
+    except Exception as exc:  # Pillow opens files lazily, and raises anything if one is damaged
         raise ImageError(f"cannot be decoded: {exc}") from exc
 
 
 def _of_array(pixels: NDArray[Any], tensor: bool) -> NDArray[Any]:
     shape = pixels.shape
     if pixels.dtype.newbyteorder("=") not in (np.dtype(np.uint8), np.dtype(np.uint16)):
-        mend = "convert it with `(image * 255).round().astype('uint8')` where it lies in 0 to 1"
+        fix = "convert it with `(image * 255).round().astype('uint8')` where it lies in 0 to 1"
         if tensor:
-            mend = "leave ToTensor and Normalize out (PILToTensor keeps uint8): normalizing comes later, on the device"
-        raise ImageError(f"is {pixels.dtype} {shape}; expected uint8 or uint16: {mend}")
+            fix = "leave ToTensor and Normalize out (PILToTensor keeps uint8): normalizing comes later, on the device"
+        raise ImageError(f"is {pixels.dtype} {shape}; expected uint8 or uint16: {fix}")
     first, last = (len(shape) == 3 and shape[at] in _MODES for at in (0, -1))
     if len(shape) != 2 and not first and not last:
         raise ImageError(f"has the shape {shape}; expected (H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels")
-    if first and (tensor or not last):  # a tensor's channels come first, an array's last
+    if first and (tensor or not last):  # in doubt, a tensor's channels come first, an array's last
         pixels = pixels.transpose(1, 2, 0)
     check_size(*pixels.shape[:2])
     return np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("="))

@@ -1,8 +1,8 @@
-"""Any Python object with a length and samples by number, such as a torch Dataset: what `pack_images(source=...)` takes.
+"""Lists Python objects with a length and indexing, such as a torch Dataset, for `pack_images(source=...)`.
 
-A sample is an image; (image, label); or a dict with "image", perhaps "label" and "mask". An image is a Pillow image, an
-array or tensor of uint8 or uint16, (H, W), (H, W, C) or (C, H, W), or the bytes of an image file; a mask is an array,
-tensor or Pillow image, (H, W), of the numbers of classes. Where all images are bytes they count as files, which
+A sample is an image; (image, label); or a dict with "image", and perhaps "label" and "mask". An image is a Pillow
+image, an array or tensor of uint8 or uint16, (H, W), (H, W, C) or (C, H, W), or the bytes of an image file. A mask is
+an array, tensor or Pillow image of class indices, (H, W). If all images are bytes they count as files, which
 `store="source"` keeps as they are. torch is never imported.
 """
 
@@ -17,26 +17,27 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
-from fastload.image_header import ImageHeader
-from fastload.sources.listing import Column, Listing, Masks, OnError, first_few
-from fastload.sources.object_images import digest_of, file_of, looked_at, mask_of, pixels_of
+from fastload.format.column import Column
+from fastload.images.image_header import ImageHeader
+from fastload.sources.listing import Listing, Masks, OnError, first_few
+from fastload.sources.object_images import examine, file_bytes, image_digest, mask_of, pixels_of
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
 _LABEL_KEYS = ("label", "labels", "target", "y")
 _MASK_KEYS = ("mask", "masks", "segmentation", "segmentation_mask")
-_PLACES = frozenset("boxes bbox bboxes objects annotations keypoints landmarks points".split())
-_ASKED_TWICE = 5  # samples, evenly chosen
+_COORDINATE_KEYS = frozenset("boxes bbox bboxes objects annotations keypoints landmarks points".split())
+_READ_TWICE = 5  # samples, evenly chosen
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectPictures:
-    """The images of an object's samples, each asked for anew; what was found when they were listed is compared.
+    """Reads the images of an object by indexing it again; each must be the same as when it was listed.
 
     Attributes:
-        source: the object; picklable if its samples shall be read in other processes.
-        rows: int64 (N,), the numbers of the samples that are meant.
-        headers: of each, as listed.
-        digests: of each, XXH3-64 of the image as listed.
+        source: the object; picklable if its samples are to be read in other processes.
+        rows: int64 (N,), index of each sample in the object.
+        headers: size, channels and bits of each image as listed.
+        digests: XXH3-64 of each image as listed.
     """
 
     source: Any
@@ -45,11 +46,15 @@ class ObjectPictures:
     digests: tuple[int, ...]
 
     def header(self, i: int) -> ImageHeader:
-        """What was found when the sample was listed."""
+        """Returns size, channels and bits of image i as listed."""
         return self.headers[i]
 
     def read(self, i: int) -> NDArray[Any]:
-        """Its pixels; see Pictures."""
+        """Returns the pixels of image i.
+
+        Raises:
+            ImageError: they cannot be read, or are not the same as when they were listed.
+        """
         image = _sample(self.source, int(self.rows[i])).image
         pixels, listed = pixels_of(image), self.headers[i]
         found = (*pixels.shape, 1)[:3]
@@ -58,14 +63,14 @@ class ObjectPictures:
                 f"is {pixels.dtype} {pixels.shape} now and was {listed.height}x{listed.width} with {listed.channels} "
                 f"channels of {listed.bits} bits at first: it is made anew each time. Leave random transforms out"
             )
-        if digest_of(image, pixels) != self.digests[i]:
+        if image_digest(image, pixels) != self.digests[i]:
             raise ImageError(
                 "has other pixels now than at first: it is made anew each time. Leave random transforms out"
             )
         return pixels
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ObjectPictures:
-        """Those of some samples, in the order of indices."""
+        """Returns the samples at these indices, in their order."""
         at = indices.tolist()
         headers, digests = tuple([self.headers[i] for i in at]), tuple([self.digests[i] for i in at])
         return replace(self, rows=self.rows[indices], headers=headers, digests=digests)
@@ -73,10 +78,12 @@ class ObjectPictures:
 
 @dataclass(frozen=True, eq=False)
 class ObjectFiles:
-    """The images of an object whose samples all give the bytes of an image file, as `Files`.
+    """Reads the image files of an object whose samples all hold the bytes of one.
 
     Attributes:
-        source, rows, digests: as of ObjectPictures.
+        source: the object, as in ObjectPictures.
+        rows: int64 (N,), index of each sample in the object.
+        digests: XXH3-64 of each file as listed.
     """
 
     source: Any
@@ -84,8 +91,12 @@ class ObjectFiles:
     digests: tuple[int, ...]
 
     def read(self, i: int) -> bytes:
-        """The whole file of a sample; see Files."""
-        data = file_of(_sample(self.source, int(self.rows[i])).image)
+        """Returns all bytes of file i.
+
+        Raises:
+            ImageError: they cannot be read, or are not the same as when they were listed.
+        """
+        data = file_bytes(_sample(self.source, int(self.rows[i])).image)
         if data is None or xxhash.xxh3_64_intdigest(data) != self.digests[i]:
             raise ImageError(
                 "has other bytes now than at first: it is made anew each time. Leave random transforms out"
@@ -93,22 +104,22 @@ class ObjectFiles:
         return data
 
     def read_head(self, i: int, size: int) -> bytes:
-        """The first bytes of it."""
+        """Returns the first `size` bytes of file i."""
         return self.read(i)[:size]
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ObjectFiles:
-        """Those of some samples, in the order of indices."""
+        """Returns the samples at these indices, in their order."""
         return replace(self, rows=self.rows[indices], digests=tuple([self.digests[i] for i in indices.tolist()]))
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectMasks:
-    """The masks of an object's samples, each asked for anew.
+    """Reads the masks of an object by indexing it again.
 
     Attributes:
-        source: as of ObjectPictures.
-        rows: likewise.
-        sizes: height and width of each, as listed; (0, 0) where there is none.
+        source: the object, as in ObjectPictures.
+        rows: int64 (N,), index of each sample in the object.
+        sizes: height and width of each mask as listed; (0, 0) for none.
     """
 
     source: Any
@@ -116,23 +127,27 @@ class ObjectMasks:
     sizes: tuple[tuple[int, int], ...]
 
     def header(self, i: int) -> ImageHeader:
-        """What was found when the sample was listed."""
+        """Returns the size of mask i as listed; 1 channel of 8 bits."""
         return ImageHeader(*self.sizes[i], 1, 8, "L", 1)
 
     def read(self, i: int) -> NDArray[Any]:
-        """uint8 (H, W)."""
+        """Returns mask i, uint8 (H, W).
+
+        Raises:
+            ImageError: it cannot be read, or its size is not the same as when it was listed.
+        """
         mask = mask_of(_sample(self.source, int(self.rows[i])).mask)
         if mask is None or mask.shape != self.sizes[i]:
             raise ImageError("is of another size than at first: it is made anew each time. Leave random transforms out")
         return mask
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ObjectMasks:
-        """Those of some samples, in the order of indices."""
+        """Returns the samples at these indices, in their order."""
         return replace(self, rows=self.rows[indices], sizes=tuple([self.sizes[i] for i in indices.tolist()]))
 
 
 class _Sample(NamedTuple):
-    """What an object gives for a sample; None: it has none."""
+    """The parts of a sample; None for a part that it does not have."""
 
     image: Any
     label: Any
@@ -141,15 +156,15 @@ class _Sample(NamedTuple):
 
 
 def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
-    """The listing of an object's samples, in their order, keys their numbers; each is made once to look at it.
+    """Returns the listing of an object's samples, in their order; keys are their numbers. Each sample is read once.
 
     Column `labels`: int64 (N,), -1 for None; uint8 (N, A) for vectors of 0 and 1; texts become the index into their
-    sorted names. `names` from the object's `classes`, where there are. There is no time of modification: `mtimes_ns`
-    holds a digest of each image instead, so that an interrupted pack is not continued with other images.
+    sorted names. Its `names` come from the object's `classes`, if it has any. Instead of a time of modification,
+    `mtimes_ns` holds a digest of each image, so that an interrupted pack is not continued with other images.
 
     Raises:
-        SourceError: no length or no samples by number; a sample that fails (unless skipped); labels of several kinds;
-            samples that are others when they are asked for again.
+        SourceError: the object has no length or no indexing; a sample fails (unless skipped); labels are of several
+            kinds; samples differ when they are read again.
     """
     kind = type(source).__name__
     if (
@@ -158,8 +173,8 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         or not hasattr(source, "__len__")
     ):
         raise SourceError(
-            f"{kind}: has no length, or no samples by number, as a list or a torch Dataset has. Give one of these; of "
-            "an iterator `list(it)`, if it fits into memory; of files their folder."
+            f"{kind}: has no length or no indexing, as a list or a torch Dataset has. Give one of these; for an "
+            "iterator `list(it)`, if it fits into memory; for files their folder."
         )
     headers: list[ImageHeader] = []
     labels: list[Any] = []
@@ -176,18 +191,18 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     for row in range(total):
         try:
             sample = _sample(source, row)
-            (header, digest), plain, mask = looked_at(sample.image), _label(sample.label), mask_of(sample.mask)
+            (header, digest), plain, mask = examine(sample.image), _label(sample.label), mask_of(sample.mask)
         except ImageError as exc:
             if on_error == "fail":
                 raise SourceError(
-                    f"{kind}: sample {row} of {total} {exc}. Mend it, or leave such samples out with on_error='skip'."
+                    f"{kind}: sample {row} of {total} {exc}. Fix it, or leave such samples out with on_error='skip'."
                 ) from exc
             skipped.append((f"{row:0{width}d}", str(exc)))
             continue
         rows.append(row)
         headers.append(header)
         digests.append(digest)
-        lengths.append(len(file_of(sample.image) or b""))
+        lengths.append(len(file_bytes(sample.image) or b""))
         marks.append(digest)
         labels.append(plain)
         mask_sizes.append((0, 0) if mask is None else (mask.shape[0], mask.shape[1]))
@@ -212,7 +227,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         if given := sum(map(bool, lengths)):
             notes.append(f"Bytes of files ({given:,}) and pixels ({len(rows) - given:,}): all are taken as pixels.")
     _refuse_random(files, kind)
-    masks = _masks_of(source, files.rows, mask_sizes, in_masks, kind, notes)
+    masks = _list_masks(source, files.rows, mask_sizes, in_masks, kind, notes)
     return Listing(
         layout="objects",
         keys=tuple([f"{row:0{width}d}" for row in rows]),
@@ -229,21 +244,21 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
 
 
 def _refuse_random(files: ObjectFiles | ObjectPictures, kind: str) -> None:
-    """Refuse an object whose samples are others each time, by some of them."""
-    for i in np.unique(np.linspace(0, len(files.rows) - 1, _ASKED_TWICE).astype(int)).tolist():
+    """Refuses an object whose samples differ each time, judged by some that are read again."""
+    for i in np.unique(np.linspace(0, len(files.rows) - 1, _READ_TWICE).astype(int)).tolist():
         row = int(files.rows[i])
         try:
-            again = looked_at(_sample(files.source, row).image)[1]
+            again = examine(_sample(files.source, row).image)[1]
         except ImageError:
-            continue  # reading it for the file names it
+            continue  # packing reports it when it reads the sample
         if again != files.digests[i]:
             raise SourceError(
-                f"{kind}: sample {row} has other pixels when it is asked for again: it is made anew each time. Leave "
-                "random transforms out: they come later, in each epoch."
+                f"{kind}: sample {row} has other pixels when it is read again: it is made anew each time. Leave random "
+                "transforms out: they come later, in each epoch."
             )
 
 
-def _masks_of(
+def _list_masks(
     source: Any,
     rows: NDArray[np.int64],
     sizes: list[tuple[int, int]],
@@ -251,7 +266,7 @@ def _masks_of(
     kind: str,
     notes: list[str],
 ) -> Masks | None:
-    """The masks, where there are any; those that are absent become a value that no other holds."""
+    """Returns the masks, None if there are none; absent ones get a value that no other mask holds."""
     present = np.array([height > 0 for height, _ in sizes], np.bool_)
     if not present.any():
         return None
@@ -266,15 +281,15 @@ def _masks_of(
 
 
 def _sample(source: Any, row: int) -> _Sample:
-    """The parts of a sample.
+    """Returns the parts of a sample.
 
     Raises:
-        ImageError: the object raised, or gave something else.
+        ImageError: the object raised, or returned something that is no sample.
     """
     try:
         sample = source[row]
-    except Exception as exc:  # whatever a stranger's code raises is told with its sample
-        raise ImageError(f"cannot be had: {type(exc).__name__}: {exc}") from exc
+    except Exception as exc:  # the user's code may raise anything
+        raise ImageError(f"cannot be read: {type(exc).__name__}: {exc}") from exc
     if isinstance(sample, Mapping):
         image = next((sample[key] for key in _IMAGE_KEYS if key in sample), None)
         label = next((sample[key] for key in _LABEL_KEYS if key in sample), None)
@@ -283,7 +298,7 @@ def _sample(source: Any, row: int) -> _Sample:
         mask = next((key for key in _MASK_KEYS if key in sample), "")
         known = {key for keys in (_IMAGE_KEYS, _LABEL_KEYS) for key in keys} | {mask}
         others = [str(key) for key in sample if key not in known]
-        if lost := [key for key in others if key.lower() in _PLACES]:
+        if lost := [key for key in others if key.lower() in _COORDINATE_KEYS]:
             raise ImageError(
                 f"has {first_few(lost)}, which is not packed from objects. Leave it out, or write images and boxes as "
                 "COCO or a table has them"
@@ -299,10 +314,10 @@ def _sample(source: Any, row: int) -> _Sample:
 
 
 def _label(label: Any) -> int | str | tuple[int, ...] | None:
-    """A label as a plain value.
+    """Returns a label as an int, a str, a tuple of 0 and 1, or None.
 
     Raises:
-        ImageError: it is none.
+        ImageError: it is something else.
     """
     if hasattr(label, "detach"):
         label = label.detach().cpu().numpy()
@@ -336,8 +351,8 @@ def _column(source: Any, labels: list[Any], rows: list[int], kind: str) -> Colum
         return Column(np.array(labels, np.uint8), {"names": names} if names else {})
     if str in kinds:
         names = tuple(sorted({value for value in labels if value is not None}))
-        place = {name: at for at, name in enumerate(names)}
-        return Column(np.array([-1 if v is None else place[v] for v in labels], np.int64), {"names": names})
+        index = {name: at for at, name in enumerate(names)}
+        return Column(np.array([-1 if v is None else index[v] for v in labels], np.int64), {"names": names})
     try:
         values = np.array([-1 if value is None else value for value in labels], np.int64)
     except OverflowError as exc:
@@ -350,7 +365,7 @@ def _kind(label: Any) -> object:
 
 
 def _classes(source: Any) -> tuple[str, ...]:
-    """Names of classes, as torchvision's datasets, subsets of them, and Hugging Face's have them."""
+    """Returns the names of classes that datasets of torchvision (also a Subset) and Hugging Face have; () for none."""
     for owner in (source, getattr(source, "dataset", None)):
         names = getattr(owner, "classes", None)
         features = getattr(owner, "features", None)

@@ -1,4 +1,4 @@
-"""What a pickle may mention: NumPy's arrays and types, imitated from what it says of them; nothing is looked up."""
+"""NumPy's arrays and dtypes as a pickle describes them. The names that a pickle mentions are never looked up."""
 
 from __future__ import annotations
 
@@ -15,31 +15,35 @@ _RECONSTRUCT = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._r
 _SCALAR = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 _FROM_BUFFER = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
 KNOWN = {*_BYTES, *_RECONSTRUCT, *_SCALAR, *_FROM_BUFFER, "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
-"""Names that a pickle may mention. What they do is imitated: they are not looked up either."""
+"""Names that a pickle may mention. `imitate` does what they would do; they are not looked up either."""
 
 _TYPE = re.compile(r"[<>|=]?([biuf][1248]|[SU][0-9]{1,6})")
 
 
 class RefusedError(Exception):
-    """What the pickle asks for, as the rest of a sentence."""
+    """Raised for what a pickle must not contain; the message continues "the pickle ..."."""
 
 
 @dataclass(frozen=True)
 class PickledName:
-    """A name that a pickle mentioned, one of KNOWN."""
+    """A name that a pickle mentions, one of KNOWN."""
 
     name: str
 
 
 @dataclass
 class PickledType:
-    """A NumPy dtype in the making."""
+    """A NumPy dtype as far as the pickle has described it."""
 
     code: str
     order: str = "="
 
     def dtype(self) -> np.dtype[Any]:
-        """It, if its elements are numbers or texts of fixed length."""
+        """Returns the dtype.
+
+        Raises:
+            RefusedError: its elements are neither numbers nor texts of fixed length.
+        """
         if not _TYPE.fullmatch(self.code):
             what = "Python objects, which would be unpickled" if "O" in self.code else f"type {self.code[:20]!r}"
             raise RefusedError(f"holds an array of {what}")
@@ -48,7 +52,7 @@ class PickledType:
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes that lie in the pickle as they are."""
+    """A slice of the pickle's bytes, and where it begins."""
 
     data: memoryview
     offset: int
@@ -59,10 +63,10 @@ class PickledArray:
     """A NumPy array in a pickle.
 
     Attributes:
-        shape: its shape.
-        dtype: its type, with the byte order of the file.
+        shape: shape of the array.
+        dtype: its dtype, with the byte order of the file.
         data: its bytes.
-        offset: byte of the pickle at which these lie; -1 when they are written in another way there.
+        offset: byte of the pickle at which `data` lies; -1 if the pickle holds it in another form.
         fortran: whether the first axis varies fastest.
     """
 
@@ -73,11 +77,15 @@ class PickledArray:
     fortran: bool = False
 
     def values(self) -> NDArray[Any]:
-        """The array, read-only, over the bytes of the pickle."""
+        """Returns the array, read-only, over the bytes of the pickle."""
         return np.frombuffer(self.data, self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
 
     def fill(self, shape: object, kind: object, data: object, fortran: object) -> None:
-        """Take over what a pickle says the array is."""
+        """Sets what the array is, once that is checked.
+
+        Raises:
+            RefusedError: shape, dtype and bytes do not fit together, or are not allowed.
+        """
         data, offset = (data.data, data.offset) if isinstance(data, Blob) else (data, -1)
         if isinstance(shape, int):
             shape = (shape,)
@@ -93,13 +101,17 @@ class PickledArray:
 
 
 def printable(value: bytes | str) -> str:
-    """A short text in ASCII."""
+    """Returns a text for messages, short and in ASCII."""
     text = value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
     return text[:100].encode("ascii", "backslashreplace").decode()
 
 
 def imitate(name: str, args: tuple[Any, ...]) -> Any:
-    """What calling one of the known names gives."""
+    """Returns what calling one of the KNOWN names with these arguments would return.
+
+    Raises:
+        RefusedError: NumPy does not write such a call.
+    """
     if name in _RECONSTRUCT and args[:1] == (PickledName("numpy.ndarray"),):
         return PickledArray()
     if name == "numpy.dtype" and args and isinstance(args[0], (str, bytes)):

@@ -6,60 +6,74 @@
     ImageSets/Main/{train,val,test}.txt           all images; Main/cat_train.txt: rows `id -1|0|1`
     Annotations/2007_000032.xml                   boxes
 
-By default the images with masks are listed, where there are any; with masks="none" all images, and their classes.
+By default the images with masks are listed, if there are any; with masks="none" all images, with their classes.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.sources.folder import ORDER
-from fastload.sources.listing import Column, Listing, Masks, OnError, first_few
-from fastload.sources.options import SourceOptions
-from fastload.sources.paired import Contradictions, assemble, children, masks_at, split_path, text_lines, told_by
-from fastload.sources.tree import Tree, key_of, open_tree
-from fastload.sources.voc_objects import Objects, box_columns, parse_annotation
+from fastload.format.column import Column
+from fastload.sources.assemble import (
+    Contradictions,
+    assemble,
+    children,
+    masks_at,
+    recognised_note,
+    split_path,
+    text_lines,
+)
+from fastload.sources.box_forms import SIZED
+from fastload.sources.listing import SPLIT_ORDER, Listing, Masks, OnError, SourceOptions, first_few
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import Tree, key_of
 
 CLASSES = tuple(
     "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
     "sofa train tvmonitor".split()
 )
+
 VOID = 255
 
 _PARTS = ("JPEGImages", "Annotations", "ImageSets", "SegmentationClass", "SegmentationClassAug", "SegmentationObject")
+
 _LISTS = ("train", "val", "test", "trainval")
 
 
 def voc_evidence(tree: Tree) -> list[str]:
-    """The folders by which VOC is told, at least two of its own names side by side."""
+    """Returns the folders of a tree that are VOC's, if at least two of them lie side by side."""
     return [key_of(folder) for parts in _years(tree).values() for folder in parts]
 
 
 def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None) -> Listing:
-    """The listing of VOC's images, split by split, in the order of their names.
+    """Returns the listing of VOC's images, split by split, in the order of their names.
 
-    Masks ("auto" and "semantic": classes 0 = background, 1..20; "instance": the objects, numbered from 1 as in the
-    annotation; 255 = border in both, which is `ignore_index`) for the images that ImageSets/Segmentation lists.
-    With "none", or without a folder of masks, the images that ImageSets/Main lists, with `labels` uint8 (N, 20), 1
-    where a class is in the image, and `difficult` uint8 (N, 20), 1 where it is only as difficult objects (0 in Main's
-    files; their label is 0): a loss or score should pass over those.
+    With masks, the images that ImageSets/Segmentation lists:
+      "auto", "semantic": 0 = background, 1..20 = classes.
+      "instance": the objects, numbered from 1 as in the annotation.
+      In both, 255 is the border, which is `ignore_index`.
+    With masks="none", or without a folder of masks, the images that ImageSets/Main lists, with `labels` uint8 (N, 20),
+    1 for the classes in the image, and `difficult` uint8 (N, 20), 1 for the classes of which there are only difficult
+    objects (their label is 0): a loss or score should pass over those.
 
-    Columns where Annotations are there: `boxes` float32 (N, M, 4) as x, y, width, height from 0 (VOC counts pixels
-    from 1 and includes the last: x = xmin - 1, width = xmax - xmin + 1), `box_labels` int64 (N, M), `box_difficult`
-    uint8 (N, M), `num_boxes` int64 (N,).
+    Columns, if there are Annotations: `boxes` float32 (N, M, 4) as x, y, width, height from 0 (VOC counts pixels from 1
+    and includes the last: x = xmin - 1, width = xmax - xmin + 1), `box_labels` int64 (N, M), `box_difficult` uint8
+    (N, M), `num_boxes` int64 (N,).
 
     Raises:
-        SourceError: several years; no images or no lists; an image of a list without its file, its mask or its
-            annotation, or with a damaged one (unless skipped); a list that contradicts itself.
+        SourceError: there are several years, no images or no lists; a listed image has no file, mask or annotation, or
+            a damaged one (unless skipped); a list contradicts itself.
     """
     options = options or SourceOptions()
     tree = open_tree(source)
     found = Contradictions(tree, on_error)
     evidence = voc_evidence(tree)
-    notes = [told_by("voc", evidence)]
+    notes = [recognised_note("voc", evidence)]
     root = _one_year(tree)
     images = children(tree, f"{root}JPEGImages/")
     if not images:
@@ -100,20 +114,20 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
         splits=[split_of[stem] for stem in stems],
         columns=columns,
         notes=notes,
-        skipped=found.settle(),
+        skipped=found.as_skipped(),
         masks=packed,
         mask_positions=mask_positions if masks else None,
     )
 
 
 def _years(tree: Tree) -> dict[str, list[str]]:
-    """Folder, ending in `/` or empty -> those of VOC's own folders in it, where there are two or more."""
+    """Returns folder (ending in `/`, or "") -> VOC's own folders in it, if there are two or more."""
     found: dict[str, list[str]] = {}
     for folder in tree.folders:
         above, base = split_path(folder)
         if base in _PARTS:
             found.setdefault(above, []).append(f"{folder}/")
-    # ImageNet has folders Annotations and ImageSets too, but none of these.
+    # ImageNet has folders Annotations and ImageSets too, but none of the following.
     own = {f"{part}/" for part in _PARTS if part not in ("Annotations", "ImageSets")} | {"ImageSets/Main/"}
     folders = {f"{folder}/" for folder in tree.folders}
     return {
@@ -142,7 +156,7 @@ def _one_year(tree: Tree) -> str:
 
 
 def _find_masks(tree: Tree, root: str, options: SourceOptions, notes: list[str]) -> tuple[dict[str, int], str]:
-    """Stem -> position of the masks to pack, and the folder that they lie in; nothing when none are wanted."""
+    """Returns stem -> position of the masks to pack, and the folder they lie in; {} and "" if there are none."""
     if options.masks == "none":
         return {}, ""
     wanted = ("SegmentationObject",) if options.masks == "instance" else ("SegmentationClass", "SegmentationClassAug")
@@ -168,10 +182,10 @@ def _find_masks(tree: Tree, root: str, options: SourceOptions, notes: list[str])
 def _read_lists(
     tree: Tree, root: str, images: dict[str, int], masks: dict[str, int], kind: str, notes: list[str]
 ) -> dict[str, str]:
-    """Stem -> split of the images to list."""
+    """Returns stem -> split of the images to list, by the lists in ImageSets."""
     folder = f"{root}ImageSets/{'Segmentation' if masks else 'Main'}/"
     texts = children(tree, folder, ".txt")
-    used = {split: texts[split] for split in ORDER if split in texts}
+    used = {split: texts[split] for split in SPLIT_ORDER if split in texts}
     if kind == "SegmentationClassAug":
         augmented = next((name for name in ("train_aug", "trainaug") if name in texts), "")
         if augmented:
@@ -194,7 +208,7 @@ def _read_lists(
             raise SourceError(f"{where} is empty. Fetch it again, or remove it to pack without that split.")
         for number, stem in lines:
             if len(stem.split()) != 1:
-                raise SourceError(f"{where}, line {number}: {stem!r}, expected the name of one image. Mend the line.")
+                raise SourceError(f"{where}, line {number}: {stem!r}, expected the name of one image. Fix the line.")
             if stem in split_of:
                 raise SourceError(
                     f"{where}, line {number}: {key_of(stem)} is listed a second time (first in {split_of[stem]}.txt). "
@@ -214,7 +228,7 @@ def _read_objects(
     found: Contradictions,
     notes: list[str],
 ) -> tuple[list[Objects] | None, list[str]]:
-    """The annotated objects of each image, None where there are no annotations; and the images that remain."""
+    """Returns the objects of each image (None if there are no annotations at all), and the stems that remain."""
     annotations = children(tree, f"{root}Annotations/", ".xml")
     annotated = {split_of[stem] for stem in stems if stem in annotations}
     if not annotated:
@@ -249,7 +263,7 @@ def _columns(
     with_masks: bool,
     notes: list[str],
 ) -> tuple[tuple[str, ...], dict[str, Column]]:
-    """The names of the classes, and the columns."""
+    """Returns the names of the classes, and the columns."""
     rows = {} if with_masks else _read_main(tree, root, split_of)
     names = {name for each in objects or [] for name in each.names} | set(rows)
     classes = CLASSES if names <= set(CLASSES) else tuple(sorted(names))
@@ -281,7 +295,7 @@ def _columns(
 
 
 def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[str, dict[str, int]]:
-    """Class -> stem of an image -> -1, 0 or 1, by ImageSets/Main/<class>_<split>.txt."""
+    """Returns class -> stem -> -1 (absent), 0 (difficult) or 1 (present), by ImageSets/Main/<class>_<split>.txt."""
     rows: dict[str, dict[str, int]] = {}
     splits = set(split_of.values())
     for stem, position in children(tree, f"{root}ImageSets/Main/", ".txt").items():
@@ -293,8 +307,74 @@ def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[str, dic
         for number, line in text_lines(tree, position):
             image, *value = line.split()
             if len(value) != 1 or value[0] not in ("-1", "0", "1"):
-                raise SourceError(f"{where}, line {number}: {line!r}, expected an image and -1, 0 or 1. Mend the line.")
+                raise SourceError(f"{where}, line {number}: {line!r}, expected an image and -1, 0 or 1. Fix the line.")
             if split_of.get(image) != split:
                 raise SourceError(f"{where}, line {number}: {key_of(image)} is not in {split}.txt. Remove the line.")
             marked[image] = int(value[0])
     return rows
+
+
+class Objects(NamedTuple):
+    """The objects of one annotation, in its order."""
+
+    names: tuple[str, ...]
+    difficult: tuple[bool, ...]
+    boxes: tuple[tuple[float, float, float, float], ...]
+    """x, y, width, height from 0: the whole image is 0, 0, W, H."""
+
+
+def parse_annotation(data: bytes) -> Objects:
+    """Returns the objects of one .xml file, without their parts (heads, hands, ...).
+
+    Raises:
+        ValueError: it is not well formed, declares entities, or has an object without a name or with a wrong box. The
+            message continues "an annotation that ...".
+    """
+    # Imported here: no other layout needs an XML parser.
+    from xml.etree import ElementTree
+
+    # A document type can declare entities, which expand without limit or name other files; VOC has none. Encodings
+    # that would hide it here contain zero bytes.
+    if b"<!DOCTYPE" in data or b"\0" in data:
+        raise ValueError("declares a document type or is not in UTF-8: it is not read")
+    try:
+        root = ElementTree.fromstring(data)
+    except (ElementTree.ParseError, LookupError, ValueError) as exc:
+        raise ValueError(f"is not well formed: {exc}") from exc
+    names, difficult, boxes = [], [], []
+    for item in root.iter("object"):
+        name = (item.findtext("name") or "").strip()
+        if not name:
+            raise ValueError("has an object without a name")
+        names.append(name)
+        difficult.append((item.findtext("difficult") or "0").strip() not in ("0", "false", "False"))
+        try:
+            corners = [float(item.findtext(f"bndbox/{part}") or "") for part in ("xmin", "ymin", "xmax", "ymax")]
+        except ValueError:
+            raise ValueError(f"has an object ({name}) without a box of four numbers") from None
+        left, top, right, bottom = corners
+        if not all(map(math.isfinite, corners)) or right < left or bottom < top:
+            raise ValueError(f"has an object ({name}) with the box {left:g}, {top:g}, {right:g}, {bottom:g}")
+        boxes.append((left - 1, top - 1, right - left + 1, bottom - top + 1))
+    return Objects(tuple(names), tuple(difficult), tuple(boxes))
+
+
+def box_columns(objects: list[Objects], classes: tuple[str, ...]) -> dict[str, Column]:
+    """Returns boxes, box_labels, box_difficult and num_boxes, padded to the most boxes of any image (at least 1)."""
+    counts = np.array([len(each.names) for each in objects], np.int64)
+    most = max(1, int(counts.max(initial=0)))
+    boxes = np.zeros((len(objects), most, 4), np.float32)
+    labels = np.full((len(objects), most), -1, np.int64)
+    difficult = np.zeros((len(objects), most), np.uint8)
+    index = {name: i for i, name in enumerate(classes)}
+    for row, each in enumerate(objects):
+        if each.names:
+            boxes[row, : len(each.names)] = each.boxes
+            labels[row, : len(each.names)] = [index[name] for name in each.names]
+            difficult[row, : len(each.names)] = each.difficult
+    return {
+        "boxes": Column(boxes, {"names": SIZED}, "xywh"),
+        "box_labels": Column(labels, {"names": classes}),
+        "box_difficult": Column(difficult),
+        "num_boxes": Column(counts),
+    }

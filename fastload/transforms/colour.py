@@ -1,7 +1,7 @@
-"""Colour: brightness, contrast, saturation and hue, each sample by its own factors and in its own order.
+"""Transforms of colour: brightness, contrast, saturation and hue, by each sample's own factors and in its own order.
 
-What is drawn becomes `ColourSteps`, a table of operations and factors; `apply_colour` carries it out with plain torch
-on any device and is the reference for whatever fuses colour with other work. The formulas are torchvision's (v2, uint8
+The draws become `ColourSteps`, a table of operations and factors; `apply_colour` carries it out with plain torch on any
+device and is the reference for kernels that fuse colour with other work. The formulas are torchvision's (v2, uint8
 tensors): brightness, contrast and saturation blend the image with black, its mean gray level and its gray image,
 
     clamp(factor * x + (1 - factor) * other, 0, largest), truncated to a whole number,
@@ -23,10 +23,9 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.transforms.arguments import is_number, probability
-from fastload.transforms.buffers import OutputPool
 from fastload.transforms.draws import Draws
-from fastload.transforms.spec import ImageSpec, as_bits
+from fastload.transforms.engine.buffers import OutputPool, as_bits, empty_images
+from fastload.transforms.spec import ImageSpec, is_number, probability
 
 IDENTITY, BRIGHTNESS, CONTRAST, SATURATION, HUE = range(5)
 
@@ -38,11 +37,12 @@ BLOCK_VALUES = 1 << 18
 
 @dataclass(frozen=True)
 class ColourSteps:
-    """Colour operations of B samples, K each, in the order they are applied.
+    """Colour operations of B samples, K for each, in the order they are applied.
 
     Attributes:
         ops: int32 (B, K): IDENTITY, BRIGHTNESS, CONTRAST, SATURATION or HUE.
-        factors: float32 (B, K): from 0 (black, gray) over 1 (as it is) on; for HUE parts of a turn, -0.5 to 0.5.
+        factors: float32 (B, K): 0 gives black or gray, 1 leaves the image as it is; for HUE parts of a full turn,
+            -0.5 to 0.5.
     """
 
     ops: NDArray[np.int32]
@@ -50,17 +50,19 @@ class ColourSteps:
 
 
 class ColorJitter:
-    """Changes brightness, contrast, saturation and hue of each image by factors and in an order drawn for it.
+    """Changes brightness, contrast, saturation and hue of each image, by factors and in an order drawn for it.
 
-    Images of one channel have neither saturation nor hue: only brightness and contrast change.
+    Takes images (B, C, H, W), uint8 or uint16, of one or three channels, and keeps size and dtype. Of images of one
+    channel only brightness and contrast change.
 
     Args:
-        brightness, contrast, saturation: a number v: factors from max(0, 1 - v) to 1 + v; or (min, max) of them.
-        hue: a number v: from -v to v, parts of a full turn, v at most 0.5; or (min, max) within [-0.5, 0.5].
+        brightness, contrast, saturation: a number v for factors from max(0, 1 - v) to 1 + v, or (min, max) of them. A
+            factor of 1 changes nothing.
+        hue: a number v up to 0.5 for parts of a full turn from -v to v, or (min, max) within [-0.5, 0.5].
 
     Raises:
-        OptionError: a range that is negative, reversed or out of bounds. Whether images are uint8 or uint16 of one or
-            three channels shows when the loader is made, or at `apply`.
+        OptionError: a range that is negative, reversed or out of bounds. Images that do not fit are refused when the
+            loader is made, or at `apply`.
     """
 
     geometric = False
@@ -90,33 +92,36 @@ class ColorJitter:
         return spec
 
     def steps(self, draws: Draws) -> ColourSteps:
-        """What is drawn for each sample: as many steps as have a range that is not just "as it is"."""
+        """Returns the steps drawn for each sample: one for each option whose range is not just "as it is"."""
         ranges = {BRIGHTNESS: self.brightness, CONTRAST: self.contrast, SATURATION: self.saturation, HUE: self.hue}
         varying = {op: ends for op, ends in ranges.items() if set(ends) != {0.0 if op == HUE else 1.0}}
         if not varying:
             return ColourSteps(np.zeros((len(draws), 0), np.int32), np.zeros((len(draws), 0), np.float32))
-        # Each operation has its own streams, so that adding another changes neither its factor nor its place.
+        # Each operation has its own streams, so that adding another changes neither its factor nor its position.
         factors = [low + (high - low) * draws.stream(op).uniform() for op, (low, high) in varying.items()]
-        places = [draws.stream(len(ranges) + op).uniform() for op in varying]
-        order = np.argsort(np.stack(places, axis=1), axis=1, kind="stable")
+        ranks = [draws.stream(len(ranges) + op).uniform() for op in varying]
+        order = np.argsort(np.stack(ranks, axis=1), axis=1, kind="stable")
         ops = np.array(list(varying), dtype=np.int32)[order]
         drawn = np.stack(factors, axis=1).astype(np.float32)
         return ColourSteps(ops, np.take_along_axis(drawn, order, axis=1))
 
     def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Images (B, C, H, W) of the same dtype; channels_last memory, never the input's."""
+        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
         self.output(ImageSpec.of(images))
         return apply_colour(images, self.steps(draws), self._pool)
 
 
 class Grayscale:
-    """Gray images, floor(0.2989 R + 0.587 G + 0.114 B), of one channel or of three equal ones.
+    """Turns images gray, floor(0.2989 R + 0.587 G + 0.114 B), with one channel or three equal ones.
+
+    Takes images (B, C, H, W), uint8 or uint16, of one or three channels, and keeps size and dtype.
 
     Args:
         num_output_channels: 1 or 3.
 
     Raises:
-        OptionError: another number of channels.
+        OptionError: another number of channels. Images that do not fit are refused when the loader is made, or at
+            `apply`.
     """
 
     geometric = False
@@ -138,11 +143,11 @@ class Grayscale:
         return spec._replace(channels=self.num_output_channels)
 
     def steps(self, draws: Draws) -> ColourSteps:
-        """Saturation 0 for each sample: the same as `apply` where three channels become three."""
+        """Returns steps of saturation 0 for each sample: they do what `apply` does with three output channels."""
         return _desaturate(np.ones(len(draws), dtype=np.bool_))
 
     def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Gray images (B, 1 or 3, H, W) of the same dtype; channels_last memory, never the input's."""
+        """Returns gray images (B, 1 or 3, H, W) of the same dtype in new channels_last memory."""
         spec = self.output(ImageSpec.of(images))
         output = empty_images(images, spec.channels, self._pool)
         if images.shape[1] == 1:
@@ -153,13 +158,15 @@ class Grayscale:
 
 
 class RandomGrayscale:
-    """Makes each image gray with probability p; its three channels are equal then.
+    """Turns each image gray with probability p; its three channels are then equal.
+
+    Takes images (B, C, H, W), uint8 or uint16, of one or three channels, and keeps size and dtype.
 
     Args:
         p: probability, 0 to 1.
 
     Raises:
-        OptionError: p is not within [0, 1].
+        OptionError: p is not within [0, 1]. Images that do not fit are refused when the loader is made, or at `apply`.
     """
 
     geometric = False
@@ -177,23 +184,23 @@ class RandomGrayscale:
         return spec
 
     def steps(self, draws: Draws) -> ColourSteps:
-        """Saturation 0 for the samples drawn, nothing for the others."""
+        """Returns steps of saturation 0 for the samples drawn, none for the others."""
         return _desaturate(draws.uniform() < self.p)
 
     def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Images (B, C, H, W) of the same dtype; channels_last memory, never the input's."""
+        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
         self.output(ImageSpec.of(images))
         return apply_colour(images, self.steps(draws), self._pool)
 
 
 def apply_colour(images: torch.Tensor, steps: ColourSteps, pool: OutputPool | None = None) -> torch.Tensor:
-    """Images after their steps; channels_last memory, from the pool if there is one and the images are on the CPU.
+    """Returns images after their steps, (B, C, H, W) of the same dtype in new channels_last memory.
 
     Args:
         images: uint8 or uint16 (B, C, H, W) of one or three channels, on any device; not written to. With one channel,
             saturation and hue change nothing.
-        steps: for the same B samples.
-        pool: whose memory the result may use.
+        steps: of the same B samples.
+        pool: whose memory the result may use on the CPU.
 
     Raises:
         OptionError: another dtype or number of channels.
@@ -218,7 +225,7 @@ def apply_colour(images: torch.Tensor, steps: ColourSteps, pool: OutputPool | No
 
 
 def check_colour_spec(name: str, spec: ImageSpec) -> None:
-    """Raises OptionError unless such images have colour or gray levels to change."""
+    """Raises OptionError unless such images are uint8 or uint16 of one or three channels."""
     if spec.dtype not in _LARGEST:
         raise OptionError(
             f"{name}: images are {spec.dtype}, and colour is changed in uint8 or uint16 levels. "
@@ -231,17 +238,8 @@ def check_colour_spec(name: str, spec: ImageSpec) -> None:
         )
 
 
-def empty_images(images: torch.Tensor, channels: int, pool: OutputPool | None) -> torch.Tensor:
-    """Uninitialised channels_last memory for a batch like `images`, with that many channels."""
-    batch, _, height, width = images.shape
-    if pool is not None and images.device.type == "cpu":
-        return pool.empty((batch, height, width, channels), images.dtype).permute(0, 3, 1, 2)
-    empty = torch.empty((batch, height, width, channels), dtype=images.dtype, device=images.device)
-    return empty.permute(0, 3, 1, 2)
-
-
 def row_blocks(rows: NDArray[np.int64], images: torch.Tensor) -> list[NDArray[np.int64]]:
-    """The given samples of a batch in blocks that are worked on at once: all on a device, few on the CPU."""
+    """Returns some samples of a batch in blocks that are worked on at once: all on a device, few on the CPU."""
     if len(rows) == 0 or images[0].numel() == 0:
         return []
     count = len(rows) if images.device.type != "cpu" else max(1, BLOCK_VALUES // images[0].numel())
@@ -249,13 +247,13 @@ def row_blocks(rows: NDArray[np.int64], images: torch.Tensor) -> list[NDArray[np
 
 
 def sample_blocks(images: torch.Tensor) -> list[slice]:
-    """The same for all samples, as slices."""
+    """Returns all samples of a batch in such blocks, as slices."""
     blocks = row_blocks(np.arange(len(images)), images)
     return [slice(int(rows[0]), int(rows[-1]) + 1) for rows in blocks]
 
 
 def _coloured(images: torch.Tensor, ops: NDArray[np.int32], factors: torch.Tensor) -> torch.Tensor:
-    """Whole numbers, float32 (B, H, W, C), of images (B, C, H, W) after the steps `ops` (B, K), `factors` (B, K)."""
+    """Returns whole numbers, float32 (B, H, W, C), of images (B, C, H, W) after steps `ops` and `factors`, (B, K)."""
     pixels, dtype = _pixels(images), images.dtype
     # Each step runs once per operation, on the samples whose turn it is: known on the host, so nothing waits.
     order = np.argsort(ops, axis=0, kind="stable")
@@ -276,7 +274,7 @@ def _coloured(images: torch.Tensor, ops: NDArray[np.int32], factors: torch.Tenso
 
 
 def _adjusted(pixels: torch.Tensor, op: int, factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """One operation on pixels (B, H, W, C), which it may overwrite, by factors (B,)."""
+    """Returns pixels (B, H, W, C), which it may overwrite, after one operation by factors (B,)."""
     if op == HUE:
         return _turned(pixels, factors[:, None, None], dtype)
     factors = factors[:, None, None, None]
@@ -284,14 +282,14 @@ def _adjusted(pixels: torch.Tensor, op: int, factors: torch.Tensor, dtype: torch
         return pixels.mul_(factors).clamp_(max=_LARGEST[dtype]).floor_()
     other = _gray(pixels)
     if op == CONTRAST:
-        # A sum of whole numbers, exact in float64: a float32 mean depends on how many samples are beside it.
+        # A sum of whole numbers, exact in float64: a float32 mean depends on the number of samples in the batch.
         other = other.mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float64).to(torch.float32)
     # Not other + factor * (x - other): with a factor of 1 that may end just below x, and be truncated to x - 1.
     return pixels.mul_(factors).add_(other * (1 - factors)).clamp_(0, _LARGEST[dtype]).floor_()
 
 
 def _gray(pixels: torch.Tensor) -> torch.Tensor:
-    """Gray levels (B, H, W, 1) of pixels (B, H, W, C)."""
+    """Returns gray levels (B, H, W, 1) of pixels (B, H, W, C)."""
     if pixels.shape[3] == 1:
         return pixels
     gray = pixels[..., 0:1] * 0.2989
@@ -299,13 +297,13 @@ def _gray(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _turned(pixels: torch.Tensor, turns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Pixels (B, H, W, 3) with their hue turned by parts of a full turn (B, 1, 1), value and saturation kept."""
+    """Returns pixels (B, H, W, 3), their hue turned by parts of a full turn (B, 1, 1), value and saturation kept."""
     # Planes: reading every third value is slow. A clone, since that of a single pixel would be `pixels` itself.
     red, green, blue = pixels.permute(3, 0, 1, 2).clone(memory_format=torch.contiguous_format)
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
     # Levels are whole, so 1 keeps gray pixels from a division by zero and changes no other, and a channel's distance
-    # from the greatest tells, as exactly 1 or 0, whether it is that: lerp chooses in a quarter of the time of where.
+    # from the greatest says, as exactly 1 or 0, whether it is that: lerp chooses in a quarter of the time of where.
     per_level = chroma.clamp(min=1).reciprocal_()
     is_red, is_green = ((channel - value).add_(1).clamp_(min=0) for channel in (red, green))
     # Hue in sixths of a turn, from red.
@@ -314,9 +312,9 @@ def _turned(pixels: torch.Tensor, turns: torch.Tensor, dtype: torch.dtype) -> to
     hue.add_(6 * turns)
     # A channel is full within one sixth of its own hue, empty beyond two (Smith, "Color gamut transform pairs", 1978).
     for channel, offset in enumerate((5, 3, 1)):
-        place = hue + offset
-        place.sub_((place / 6).floor_(), alpha=6)
-        missing = torch.minimum(place, 4 - place).clamp_(0, 1)
+        distance = hue + offset
+        distance.sub_((distance / 6).floor_(), alpha=6)
+        missing = torch.minimum(distance, 4 - distance).clamp_(0, 1)
         pixels[..., channel] = value - missing.mul_(chroma)
     if dtype == torch.uint8:
         return pixels.mul_(255.999 / 255).clamp_(0, 255).floor_()
@@ -324,7 +322,7 @@ def _turned(pixels: torch.Tensor, turns: torch.Tensor, dtype: torch.dtype) -> to
 
 
 def _pixels(images: torch.Tensor) -> torch.Tensor:
-    """A float32 copy (B, H, W, C) of images (B, C, H, W), in memory order."""
+    """Returns a float32 copy (B, H, W, C) of images (B, C, H, W), in memory order."""
     return images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
 
 

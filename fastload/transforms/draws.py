@@ -1,8 +1,8 @@
-"""Random numbers for a batch's samples: the same for a sample wherever, and beside whatever, it is processed.
+"""Random numbers for the samples of a batch: the same for a sample wherever, and in whatever batch, it is processed.
 
 A number is a hash of (seed, epoch, row, echo, stream...), so nothing is carried from one batch to the next: neither
-batch composition, nor worker count, world size or device changes how a sample is augmented. Drawn with NumPy on the
-host for every device (integers are bit-equal everywhere); what a device needs travels as a tensor of B numbers.
+batch composition, nor worker count, world size or device changes how a sample is augmented. NumPy draws them on the
+host for every device (integers are bit-equal everywhere); a device gets them as a tensor of B numbers.
 
 The hash is SplitMix64's finalizer, applied once per part: Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014, with the constants of Stafford's variant 13. It is not meant for cryptography.
@@ -21,16 +21,16 @@ _BATCH = 0x5DEECE66D1CE4E5B  # a stream that no transform's index reaches
 
 
 class Draws:
-    """Random numbers for B samples, as a pure function of what it was made from.
+    """Draws random numbers for B samples, as a pure function of its arguments.
 
-    It has no position: asking twice for the same thing gives the same numbers, which is how masks follow images. A
-    second, independent number comes from another stream: `draws.stream(0)`, `draws.stream(1)`.
+    It has no state: the same method returns the same numbers each time, which is how masks follow images. A second,
+    independent number comes from another stream: `draws.stream(0)`, `draws.stream(1)`.
 
     Args:
         seed: any integer (taken modulo 2**64).
-        epoch: the epoch, from 0.
+        epoch: number of the epoch, from 0.
         rows: int64 (B,), each sample's row in its file.
-        echo: which echo of the batch this is, from 0.
+        echo: number of the batch's use, from 0.
     """
 
     __slots__ = ("_keys",)
@@ -43,7 +43,7 @@ class Draws:
 
     @classmethod
     def of_batch(cls, seed: int, epoch: int, step: int, rank: int, echo: int = 0) -> Draws:
-        """Numbers for one batch as a whole, as if it were one sample: what mixes samples draws from these."""
+        """Returns draws for one batch as a whole, as if it were one sample: for transforms that mix samples."""
         of_step = cls(seed, epoch, np.array([step]), echo)
         return of_step.stream(_BATCH).stream(rank)
 
@@ -51,7 +51,7 @@ class Draws:
         return len(self._keys)
 
     def stream(self, index: int) -> Draws:
-        """Further numbers for the same samples, independent of these and of every other stream, nested ones included.
+        """Returns draws for the same samples that are independent of these, and of all other and nested streams.
 
         Args:
             index: 0 to 2**64 - 1.
@@ -61,16 +61,16 @@ class Draws:
         return derived
 
     def of_sample(self, place: int) -> Draws:
-        """The numbers of one of the samples, 0 to B - 1: what `Draws` of its row alone draws."""
+        """Returns the draws of the sample at one place of the batch, 0 to B - 1: as `Draws` of its row alone."""
         one = object.__new__(Draws)
         one._keys = self._keys[place : place + 1]
         return one
 
     def integers(self, low: int | NDArray[np.int64], high: int | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Integers with low <= x < high, int64 (B,); both bounds may differ by sample.
+        """Returns integers with low <= x < high, int64 (B,); both bounds may differ by sample.
 
         Multiply-shift (Lemire, 2019) on 64 random bits: each value's probability is within 2**-32 of even, relatively.
-        A range is at most 2**32 - 1 wide, and not empty: the caller has checked that.
+        A range is at most 2**32 - 1 wide, and not empty: the caller ensures it.
         """
         span = np.asarray(high, dtype=np.int64) - np.asarray(low, dtype=np.int64)
         assert span.size == 0 or (span.min() > 0 and span.max() < 1 << 32), "an empty or too wide range of integers"
@@ -81,7 +81,7 @@ class Draws:
         return product.astype(np.int64) + low
 
     def uniform(self) -> NDArray[np.float64]:
-        """Numbers with 0 <= x < 1, float64 (B,): multiples of 2**-53, all equally likely."""
+        """Returns numbers with 0 <= x < 1, float64 (B,): multiples of 2**-53, all equally likely."""
         return (self._bits() >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def _bits(self) -> NDArray[np.uint64]:

@@ -1,7 +1,7 @@
-"""Rectangles erased from images: RandomErasing (Zhong et al., AAAI 2020) and Cutout (DeVries and Taylor, 2017).
+"""Transforms that erase rectangles: RandomErasing (Zhong et al., AAAI 2020) and Cutout (DeVries and Taylor, 2017).
 
-Both draw one rectangle a sample, `rectangles(spec, draws)`, and `erase` fills them; masks, boxes and points stay as
-they are, as in torchvision. Random pixels are a hash of (sample, place in the image), so equal on every device.
+Both draw one rectangle per sample, `rectangles(spec, draws)`, and `erase` fills them; masks, boxes and points stay as
+they are, as in torchvision. Random pixels are a hash of (sample, position in the image), so equal on every device.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.transforms.arguments import as_values, check_values, is_number, is_whole, probability
-from fastload.transforms.buffers import OutputPool
+from fastload.system.whole_numbers import is_whole
 from fastload.transforms.draws import Draws
-from fastload.transforms.spec import ImageSpec, as_bits
+from fastload.transforms.engine.buffers import OutputPool, as_bits
+from fastload.transforms.spec import ImageSpec, as_values, check_values, is_number, probability
 
 _ATTEMPTS = 10  # torchvision's: an image on which none of them fits stays as it is
 
 
 class RandomErasing:
-    """Erases a rectangle of drawn area, aspect ratio and place from each image, with probability p.
+    """Erases a rectangle of random area, aspect ratio and position from each image, with probability p.
 
-    Stands before Normalize: values are in the images' own units, and 0 is black. As in torchvision ten rectangles are
-    tried; one that is not smaller than the image in both directions does not count.
+    Takes images (B, C, H, W), uint8 or uint16, and keeps size and dtype; it stands before Normalize. Masks, boxes and
+    points stay as they are. As in torchvision ten rectangles are tried, and only those smaller than the image in both
+    directions count.
 
     Args:
         p: probability, 0 to 1.
-        scale: least and greatest area, as parts of the image's.
-        ratio: least and greatest height / width.
-        value: what erased pixels hold: one number, one a channel, or "random": each value at random, evenly from 0 to
-            the largest of its dtype (torchvision: from a normal distribution, meant for normalized images).
+        scale: (smallest, largest) area, as parts of the image's, 0 to 1.
+        ratio: (smallest, largest) height / width, above 0.
+        value: of erased pixels, in the images' own units (0 is black): one number, one per channel, or "random" for
+            values drawn evenly from 0 to the largest of the dtype (torchvision: from a normal distribution, meant for
+            normalized images).
 
     Raises:
-        OptionError: p, scale or ratio out of bounds or reversed, another value. Whether the images can hold the value
-            shows when the loader is made, or at `apply`.
+        OptionError: p, scale or ratio out of bounds or reversed, or another value. Images that do not fit are refused
+            when the loader is made, or at `apply`.
     """
 
     geometric = False
@@ -58,7 +60,7 @@ class RandomErasing:
         if self.ratio[0] <= 0:
             raise OptionError(f"RandomErasing(ratio={ratio!r}): a ratio is height / width, so it is above 0.")
         if isinstance(value, str) and value != "random":
-            raise OptionError(f"RandomErasing(value={value!r}): give a number, one a channel, or 'random'.")
+            raise OptionError(f"RandomErasing(value={value!r}): give a number, one per channel, or 'random'.")
         self.value = None if isinstance(value, str) else as_values("RandomErasing(value", value)
         self._pool = OutputPool()
 
@@ -73,7 +75,7 @@ class RandomErasing:
         return spec
 
     def rectangles(self, spec: ImageSpec, draws: Draws) -> NDArray[np.int64]:
-        """Top, left, height and width of each sample's rectangle, int64 (B, 4); height 0: nothing is erased."""
+        """Returns top, left, height and width of each sample's rectangle, int64 (B, 4); height 0: nothing is erased."""
         attempts = draws.stream(1)
         heights, widths = np.zeros(len(draws), np.int64), np.zeros(len(draws), np.int64)
         fits = np.zeros(len(draws), np.bool_)
@@ -92,7 +94,7 @@ class RandomErasing:
         return np.stack([tops, lefts, heights, widths], axis=1) * erased[:, None]
 
     def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Images (B, C, H, W) of the same integer dtype; channels_last memory, never the input's."""
+        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
         spec = self.output(ImageSpec.of(images))
         keys = random_keys(draws) if self.value is None else None
         return erase(images, self.rectangles(spec, draws), self.value or (0.0,), self._pool, keys)
@@ -101,14 +103,17 @@ class RandomErasing:
 class Cutout:
     """Erases a square from each image, its centre anywhere in the image, so that borders may cut some of it off.
 
+    Takes images (B, C, H, W), uint8 or uint16, and keeps size and dtype; it stands before Normalize. Masks, boxes and
+    points stay as they are.
+
     Args:
-        size: side of the square, pixels.
+        size: side of the square in pixels.
         p: probability, 0 to 1.
-        fill: what erased pixels hold, in the images' own units: one number, or one a channel.
+        fill: value of erased pixels in the images' own units (0 is black): one number, or one per channel.
 
     Raises:
-        OptionError: a size that is not a positive whole number, p out of bounds. Whether the images can hold the fill
-            and are larger than the square shows when the loader is made, or at `apply`.
+        OptionError: a size that is not a positive whole number, or p out of bounds. Images that are smaller than the
+            square, or do not fit otherwise, are refused when the loader is made, or at `apply`.
     """
 
     geometric = False
@@ -136,7 +141,7 @@ class Cutout:
         return spec
 
     def rectangles(self, spec: ImageSpec, draws: Draws) -> NDArray[np.int64]:
-        """Top, left, height and width of each sample's rectangle, int64 (B, 4); height 0: nothing is erased."""
+        """Returns top, left, height and width of each sample's rectangle, int64 (B, 4); height 0: nothing is erased."""
         erased = draws.stream(0).uniform() < self.p
         starts, sides = [], []  # each side at least 1: the centre is a pixel of the image
         for stream, length in ((1, spec.height), (2, spec.width)):
@@ -147,7 +152,7 @@ class Cutout:
         return np.stack([*starts, *sides], axis=1) * erased[:, None]
 
     def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Images (B, C, H, W) of the same integer dtype; channels_last memory, never the input's."""
+        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
         spec = self.output(ImageSpec.of(images))
         return erase(images, self.rectangles(spec, draws), self.fill, self._pool)
 
@@ -159,9 +164,14 @@ def erase(
     pool: OutputPool,
     keys: NDArray[np.int32] | None = None,
 ) -> torch.Tensor:
-    """Images (B, C, H, W) with rectangles, int64 (B, 4), filled; channels_last memory, never the input's.
+    """Returns images with rectangles filled, (B, C, H, W) of the same dtype in new channels_last memory.
 
-    `values`: one, or one a channel. `keys`, int32 (B, 2): random pixels instead, see `random_pixels`.
+    Args:
+        images: (B, C, H, W), uint8 or uint16.
+        rectangles: int64 (B, 4): top, left, height, width; height 0: none.
+        values: of filled pixels: one, or one per channel.
+        pool: whose memory the result uses on the CPU.
+        keys: int32 (B, 2): random pixels instead of values; see `random_pixels`.
     """
     if images.device.type != "cpu":
         return _erase_at_once(images, rectangles, values, keys)
@@ -169,14 +179,14 @@ def erase(
     output = pool.empty((batch, height, width, channels), images.dtype)
     output.copy_(images.permute(0, 2, 3, 1))
     target, fill = as_bits(output).numpy(), as_bits(_fill(values, images)).numpy()
-    places = None if keys is None else _places(height, width, channels, images.device)
+    indices = None if keys is None else _value_indices(height, width, channels, images.device)
     for sample in np.flatnonzero(rectangles[:, 2]).tolist():
         top, left, high, wide = rectangles[sample].tolist()
         window = target[sample, top : top + high, left : left + wide]
-        if keys is None or places is None:
+        if keys is None or indices is None:
             window[...] = fill
         else:
-            shown = places[top : top + high, left : left + wide]
+            shown = indices[top : top + high, left : left + wide]
             window[...] = random_pixels(torch.from_numpy(keys[sample]), shown, images.dtype).numpy()
     return output.permute(0, 3, 1, 2)
 
@@ -197,31 +207,31 @@ def _erase_at_once(
         fill = as_bits(_fill(values, images)).to(device, non_blocking=True)
     else:
         words = torch.from_numpy(keys).to(device, non_blocking=True).view(batch, 1, 1, 1, 2)
-        fill = random_pixels(words, _places(height, width, channels, device), images.dtype)
+        fill = random_pixels(words, _value_indices(height, width, channels, device), images.dtype)
     pixels = as_bits(images).permute(0, 2, 3, 1)
     return torch.where(inside, fill, pixels).contiguous().view(images.dtype).permute(0, 3, 1, 2)
 
 
 def random_keys(draws: Draws) -> NDArray[np.int32]:
-    """Two random 32-bit words a sample, int32 (B, 2), that its random pixels are made of."""
+    """Returns two random 32-bit words per sample, int32 (B, 2), that its random pixels are made of."""
     words = draws.stream(4)
     halves = [words.stream(i).integers(0, (1 << 32) - 1).astype(np.uint32) for i in range(2)]
     return np.stack(halves, axis=1).view(np.int32)
 
 
-def random_pixels(keys: torch.Tensor, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Random values, in the bits of `dtype` (see `as_bits`), evenly from 0 to its largest.
+def random_pixels(keys: torch.Tensor, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns random values, in the bits of `dtype` (see `as_bits`), evenly from 0 to its largest.
 
-    The upper bits of mix(mix(place ^ key 0) ^ key 1), where mix is the 32-bit finalizer "lowbias32" (Wellons,
-    "Prospecting for hash functions", 2018) and place = (row * W + column) * C + channel: whatever shape is asked for,
-    a place in a sample has one value.
+    They are the upper bits of mix(mix(index ^ key 0) ^ key 1), where mix is the 32-bit finalizer "lowbias32" (Wellons,
+    "Prospecting for hash functions", 2018) and index = (row * W + column) * C + channel: whatever shape is asked for,
+    a value of a sample is the same.
 
     Args:
-        keys: int32 (..., 2), broadcast against `places` without its last dimension.
-        places: int32 (...).
+        keys: int32 (..., 2), broadcast against `indices` without its last dimension.
+        indices: int32 (...).
         dtype: torch.uint8 or torch.uint16.
     """
-    words = _mix(_mix(places ^ keys[..., 0]) ^ keys[..., 1])
+    words = _mix(_mix(indices ^ keys[..., 0]) ^ keys[..., 1])
     bits = 8 * dtype.itemsize
     return ((words >> (32 - bits)) & ((1 << bits) - 1)).to(torch.uint8 if bits == 8 else torch.int16)
 
@@ -233,7 +243,7 @@ def _mix(words: torch.Tensor) -> torch.Tensor:
     return words ^ ((words >> 16) & 0xFFFF)
 
 
-def _places(height: int, width: int, channels: int, device: torch.device) -> torch.Tensor:
+def _value_indices(height: int, width: int, channels: int, device: torch.device) -> torch.Tensor:
     return torch.arange(height * width * channels, dtype=torch.int32, device=device).view(height, width, channels)
 
 

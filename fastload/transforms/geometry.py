@@ -1,25 +1,42 @@
-"""Transforms that move pixels without mixing them: flips and crops, drawn per sample.
+"""Transforms that move pixels: flips, crops and resizes, drawn for each sample.
 
-Parameters are torchvision's (v2). Each takes any dtype.
+Names and parameters are torchvision's (v2). Masks, points and boxes move with the images. Flips and crops move values
+as they are, of any dtype. Resizing is antialiased bilinear interpolation, as Pillow's and torchvision's (v2), rounded
+to nearest; masks are resized by nearest neighbour.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.transforms.arguments import as_plain, as_values, check_values, is_whole, probability, window_size
+from fastload.system.whole_numbers import is_whole
 from fastload.transforms.draws import Draws
-from fastload.transforms.placed import PlacedTransform
-from fastload.transforms.placement import PaddingMode, Placement, Whole, turned, windows
-from fastload.transforms.spec import ImageSpec
+from fastload.transforms.engine.place import PlacedTransform
+from fastload.transforms.engine.placement import PaddingMode, Placement, Whole, flips, resized, windows
+from fastload.transforms.spec import (
+    ImageSpec,
+    as_plain,
+    as_values,
+    check_values,
+    ordered_pair,
+    probability,
+    window_size,
+)
+
+_ATTEMPTS = 10  # torchvision's
 
 
 class RandomHorizontalFlip(PlacedTransform):
-    """Mirrors each image left to right with probability p.
+    """Mirrors each image left to right with probability p, with its masks, points and boxes.
+
+    Takes images (B, C, H, W) of any dtype, and keeps size and dtype.
 
     Args:
         p: probability, 0 to 1.
@@ -39,11 +56,13 @@ class RandomHorizontalFlip(PlacedTransform):
         return spec
 
     def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        return turned((spec.height, spec.width), mirrored=draws.uniform() < self.p)
+        return flips((spec.height, spec.width), mirrored=draws.uniform() < self.p)
 
 
 class RandomVerticalFlip(PlacedTransform):
-    """Turns each image upside down with probability p.
+    """Flips each image upside down with probability p, with its masks, points and boxes.
+
+    Takes images (B, C, H, W) of any dtype, and keeps size and dtype.
 
     Args:
         p: probability, 0 to 1.
@@ -63,24 +82,27 @@ class RandomVerticalFlip(PlacedTransform):
         return spec
 
     def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        return turned((spec.height, spec.width), flipped=draws.uniform() < self.p)
+        return flips((spec.height, spec.width), flipped=draws.uniform() < self.p)
 
 
 class RandomCrop(PlacedTransform):
-    """Cuts a window of a fixed size at a random place of each image, after padding if asked for.
+    """Cuts a window of a fixed size at a random position out of each image, after padding it if asked for.
+
+    Takes images (B, C, H, W) of any dtype, and returns (B, C, height, width) of the same dtype. Masks are cut alike,
+    points and boxes shifted.
 
     Args:
-        size: of the window, (height, width); one number: a square.
+        size: of the window in pixels, (height, width); one number for a square.
         padding: pixels added before cropping: one number for all sides, (left and right, top and bottom), or
             (left, top, right, bottom).
-        pad_if_needed: pad an image that is smaller than the window, on both sides by what is missing.
-        fill: value of constant padding, for every channel or one a channel, in the images' own units (0..255).
-        padding_mode: "constant", "edge" (repeat the last pixel), "reflect" (mirror without repeating it) or
-            "symmetric" (mirror and repeat it).
+        pad_if_needed: whether an image that is smaller than the window is padded, on both sides by what is missing.
+        fill: value of constant padding in the images' own units (0 to 255 for uint8): one number, or one per channel.
+        padding_mode: "constant", "edge" (repeats the last pixel), "reflect" (mirrors without repeating it) or
+            "symmetric" (mirrors and repeats it).
 
     Raises:
-        OptionError: a size, padding or mode that has no meaning. Whether images are large enough shows when the
-            loader is made, or at `apply`.
+        OptionError: a size, padding or mode that has no meaning. Images that are too small, or cannot hold the fill,
+            are refused when the loader is made, or at `apply`.
     """
 
     def __init__(
@@ -140,7 +162,7 @@ class RandomCrop(PlacedTransform):
         return windows(tops, lefts, self.size, padding=padding, fill=self.fill)
 
     def corners(self, heights: int | Whole, widths: int | Whole, draws: Draws) -> tuple[Whole, Whole]:
-        """First row and column of each sample's window, int64 (B,), in images (padded ones with their padding)."""
+        """Returns first row and column of each sample's window, int64 (B,), in images with their padding."""
         tops = draws.stream(0).integers(0, heights - self.size[0] + 1)
         lefts = draws.stream(1).integers(0, widths - self.size[1] + 1)
         return tops, lefts
@@ -148,7 +170,7 @@ class RandomCrop(PlacedTransform):
     def _padding(self, height: int, width: int) -> tuple[int, int, int, int]:
         left, top, right, bottom = self.padding
         if self.pad_if_needed:
-            # As torchvision does it: both sides by all that is missing, so every place in between can be drawn.
+            # As torchvision does it: both sides by all that is missing, so every position in between can be drawn.
             missing_high = max(0, self.size[0] - (height + top + bottom))
             missing_wide = max(0, self.size[1] - (width + left + right))
             return left + missing_wide, top + missing_high, right + missing_wide, bottom + missing_high
@@ -158,12 +180,15 @@ class RandomCrop(PlacedTransform):
 class CenterCrop(PlacedTransform):
     """Cuts a window of a fixed size out of the middle of each image.
 
+    Takes images (B, C, H, W) of any dtype, and returns (B, C, height, width) of the same dtype. Masks are cut alike,
+    points and boxes shifted. Smaller images are not padded.
+
     Args:
-        size: of the window, (height, width); one number: a square.
+        size: of the window in pixels, (height, width); one number for a square.
 
     Raises:
-        OptionError: a size that has no meaning. Whether images are large enough shows when the loader is made, or at
-            `apply`; smaller images are not padded.
+        OptionError: a size that has no meaning. Images that are too small are refused when the loader is made, or at
+            `apply`.
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:
@@ -187,10 +212,146 @@ class CenterCrop(PlacedTransform):
         return windows(tops, lefts, self.size)
 
     def corners(self, heights: Whole, widths: Whole) -> tuple[Whole, Whole]:
-        """First row and column of each sample's window, int64 (B,), in images of these sizes."""
+        """Returns first row and column of each sample's window, int64 (B,), in images of these sizes."""
         # Rounded and not //: torchvision's choice for an odd remainder (half to even).
         tops, lefts = np.rint((heights - self.size[0]) / 2), np.rint((widths - self.size[1]) / 2)
         return tops.astype(np.int64), lefts.astype(np.int64)
+
+
+class Resize(PlacedTransform):
+    """Resizes each image.
+
+    Takes images (B, C, H, W), uint8 or uint16, and returns (B, C, height, width) of the same dtype. Masks are resized
+    by nearest neighbour, points and boxes scaled.
+
+    Args:
+        size: (height, width) in pixels, or one number for the shorter side; the other then keeps the proportions.
+        max_size: most pixels of the longer side; only with one number for size.
+
+    Raises:
+        OptionError: a size that has no meaning. Images of other dtypes are refused when the loader is made, or at
+            `apply`.
+    """
+
+    resizes = True
+
+    def __init__(self, size: int | Sequence[int], max_size: int | None = None) -> None:
+        super().__init__()
+        window_size("Resize", size)
+        size = as_plain(size)
+        self.size = (int(size),) if not isinstance(size, Sequence) else tuple(int(side) for side in size)
+        if max_size is not None and (not is_whole(max_size) or len(self.size) != 1 or max_size <= self.size[0]):
+            raise OptionError(
+                f"Resize(size={size!r}, max_size={max_size!r}): max_size is a whole number above size, and size then "
+                f"one number, that of the shorter side."
+            )
+        self.max_size = max_size
+
+    def __repr__(self) -> str:
+        return f"Resize(size={self.size}, max_size={self.max_size})"
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        _check_dtype("Resize", spec)
+        height, width = self._target(spec)
+        return spec._replace(height=height, width=width)
+
+    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
+        zeros = np.zeros(len(draws), np.int64)
+        return resized(zeros, zeros, zeros + spec.height, zeros + spec.width, self._target(spec))
+
+    def targets(self, heights: Whole, widths: Whole) -> tuple[Whole, Whole]:
+        """Returns heights and widths, int64 (B,), to which images of these sizes are resized."""
+        if len(self.size) == 2:
+            return np.full(len(heights), self.size[0]), np.full(len(heights), self.size[1])
+        short, long = np.minimum(heights, widths), np.maximum(heights, widths)
+        new_short, new_long = np.full(len(heights), self.size[0]), (self.size[0] * long / short).astype(np.int64)
+        if self.max_size is not None:
+            over = new_long > self.max_size
+            new_short = np.where(over, (self.max_size * new_short / new_long).astype(np.int64), new_short)
+            new_long = np.where(over, self.max_size, new_long)
+        new_short = np.maximum(1, new_short)
+        upright = heights <= widths
+        return np.where(upright, new_short, new_long), np.where(upright, new_long, new_short)
+
+    def _target(self, spec: ImageSpec) -> tuple[int, int]:
+        heights, widths = self.targets(np.array([spec.height]), np.array([spec.width]))
+        return int(heights[0]), int(widths[0])
+
+
+class RandomResizedCrop(PlacedTransform):
+    """Cuts a part of random area, proportions and position out of each image, and resizes it to one size.
+
+    Takes images (B, C, H, W), uint8 or uint16, and returns (B, C, height, width) of the same dtype. Masks are resized
+    by nearest neighbour, points and boxes shifted and scaled.
+
+    The area is drawn evenly from `scale`, the logarithm of width / height evenly from `ratio`; where ten such parts
+    did not fit into the image, the largest central part with proportions in `ratio` is taken. As torchvision's, and
+    introduced by Szegedy et al., "Going deeper with convolutions", 2015.
+
+    Args:
+        size: of the output in pixels, (height, width); one number for a square.
+        scale: (smallest, largest) part of the image's area, above 0 to 1.
+        ratio: (smallest, largest) width / height, above 0.
+
+    Raises:
+        OptionError: a size that has no meaning, or bounds that are reversed or not positive. Images of other dtypes
+            are refused when the loader is made, or at `apply`.
+    """
+
+    resizes = True
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+    ) -> None:
+        super().__init__()
+        self.size = window_size("RandomResizedCrop", size)
+        self.scale = ordered_pair("RandomResizedCrop", "scale", scale, least=0, most=1)
+        self.ratio = ordered_pair("RandomResizedCrop", "ratio", ratio, least=0)
+
+    def __repr__(self) -> str:
+        return f"RandomResizedCrop(size={self.size}, scale={self.scale}, ratio={self.ratio})"
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        _check_dtype("RandomResizedCrop", spec)
+        return spec._replace(height=self.size[0], width=self.size[1])
+
+    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
+        zeros = np.zeros(len(draws), np.int64)
+        return resized(*self.windows(zeros + spec.height, zeros + spec.width, draws), self.size)
+
+    def windows(self, image_heights: Whole, image_widths: Whole, draws: Draws) -> tuple[Whole, Whole, Whole, Whole]:
+        """Returns first row and column, height and width of each sample's part, int64 (B,), by its image's size."""
+        heights, widths = self._fallback(image_heights, image_widths)
+        found = np.zeros(len(draws), np.bool_)
+        log_ratios = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for attempt in range(_ATTEMPTS):
+            area = image_heights * image_widths * _between(*self.scale, draws.stream(2 * attempt).uniform())
+            log_ratio = _between(*log_ratios, draws.stream(2 * attempt + 1).uniform())
+            # IEEE 754 does not promise the same logarithms and square roots on every machine: NumPy's differ by one
+            # unit in the last place between processors, which only counts at a rounding tie.
+            ratio = np.exp(log_ratio)
+            width = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+            height = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+            fits = (width > 0) & (width <= image_widths) & (height > 0) & (height <= image_heights) & ~found
+            heights, widths = np.where(fits, height, heights), np.where(fits, width, widths)
+            found |= fits
+            if found.all():
+                break
+        tops = draws.stream(2 * _ATTEMPTS).integers(0, image_heights - heights + 1)
+        lefts = draws.stream(2 * _ATTEMPTS + 1).integers(0, image_widths - widths + 1)
+        tops = np.where(found, tops, (image_heights - heights) // 2)
+        lefts = np.where(found, lefts, (image_widths - widths) // 2)
+        return tops, lefts, heights, widths
+
+    def _fallback(self, image_heights: Whole, image_widths: Whole) -> tuple[Whole, Whole]:
+        """Returns heights and widths of the central part, int64 (B,)."""
+        ratios = image_widths / image_heights
+        heights = np.where(ratios < self.ratio[0], np.rint(image_widths / self.ratio[0]), image_heights)
+        widths = np.where(ratios > self.ratio[1], np.rint(image_heights * self.ratio[1]), image_widths)
+        return np.maximum(1, heights.astype(np.int64)), np.maximum(1, widths.astype(np.int64))
 
 
 def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
@@ -203,3 +364,17 @@ def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
         )
     left, top, right, bottom = (int(side) for side in sides * (4 // len(sides)))
     return left, top, right, bottom
+
+
+def _between(low: float, high: float, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    return low + (high - low) * uniform
+
+
+def _check_dtype(name: str, spec: ImageSpec) -> None:
+    if spec.dtype not in (torch.uint8, torch.uint16):
+        raise OptionError(
+            f"{name}: images are {spec.dtype}, and it resizes uint8 and uint16 as they lie in the file. "
+            f"Put it before what makes them {spec.dtype}."
+        )
+    if min(spec.height, spec.width) < 1:
+        raise OptionError(f"{name}: images of {spec.height}x{spec.width} have no pixels to resize.")

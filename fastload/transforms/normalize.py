@@ -1,7 +1,7 @@
-"""Normalization, the last transform: integers become floats here and not earlier, a quarter of the bytes until then.
+"""Normalization, the last transform: images stay integers, a quarter of the bytes, until here.
 
-On the CPU one pass over memory into a reused output: a block of values is converted, scaled and shifted while it stays
-in the cache. 26,000 images/s (218x178x3, float32, one thread) against 700 to 2,100 for
+On the CPU it is one pass over memory into a reused output: a block of values is converted, scaled and shifted while it
+stays in the cache. 26,000 images/s (218x178x3, float32, one thread) against 700 to 2,100 for
 `(images.float() / 255 - mean) / std` on two. The blocks are so small that torch works on them in the calling thread.
 Larger ones on two threads reach 47,000 while the machine is idle, but each of their operations ends when the slower
 thread does: with a core taken, as the loader's own readers take it, that gave 2,000 (this way: 14,000).
@@ -16,27 +16,29 @@ import numpy as np
 import torch
 
 from fastload.errors import OptionError
-from fastload.transforms.buffers import OutputPool
 from fastload.transforms.draws import Draws
-from fastload.transforms.spec import SERIAL_VALUES, ImageSpec, row_values
+from fastload.transforms.engine.buffers import OutputPool
+from fastload.transforms.engine.cpu_program import SERIAL_VALUES, row_values
+from fastload.transforms.spec import ImageSpec
 
 _LARGEST = {torch.uint8: 255, torch.uint16: 65535}
 _OUTPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Normalize:
-    """(image / 255 - mean) / std per channel, as floats; / 65535 for uint16 images.
+    """Turns images into floats, (image / 255 - mean) / std per channel; / 65535 for uint16 images.
 
-    As torchvision's `ToTensor` and `Normalize` together. float32 results are within 4 * 2**-24 * (1 + |mean|) / std of
-    the exact value; float16 and bfloat16 are that, rounded to nearest.
+    Takes images (B, C, H, W), uint8 or uint16, as they lie in the file: it does what torchvision's `ToTensor` and
+    `Normalize` do together. Only MixUp and CutMix may stand after it. float32 results are within
+    `4 * 2**-24 * (1 + |mean|) / std` of the exact value; float16 and bfloat16 are those, rounded to nearest.
 
     Args:
-        mean, std: one value a channel, of images scaled to 0..1.
+        mean, std: one value per channel, of images scaled to 0..1.
         dtype: of the result: torch.float32, torch.float16 or torch.bfloat16.
 
     Raises:
         OptionError: lengths that differ, a std that is not positive, values that are not finite or that the dtype
-            cannot hold, another dtype.
+            cannot hold, or another dtype. Images that do not fit are refused when the loader is made, or at `apply`.
     """
 
     geometric = False
@@ -46,7 +48,7 @@ class Normalize:
         self.mean, self.std = _channel_values("mean", mean), _channel_values("std", std)
         if len(self.mean) != len(self.std):
             raise OptionError(
-                f"Normalize: mean has {len(self.mean)} values and std {len(self.std)}. Give one of each a channel."
+                f"Normalize: mean has {len(self.mean)} values and std {len(self.std)}. Give one of each per channel."
             )
         if min(self.std) <= 0:
             raise OptionError(
@@ -77,12 +79,12 @@ class Normalize:
         if spec.channels != len(self.mean):
             raise OptionError(
                 f"Normalize: mean and std have {len(self.mean)} values, the images {spec.channels} channels. "
-                f"Give one of each a channel."
+                f"Give one of each per channel."
             )
         return spec._replace(dtype=self.dtype)
 
     def apply(self, images: torch.Tensor, draws: Draws | None = None) -> torch.Tensor:
-        """Floats (B, C, H, W) in channels_last memory, never the input's; draws nothing."""
+        """Returns floats (B, C, H, W) in new channels_last memory; needs no draws."""
         self.output(ImageSpec.of(images))
         scale, shift = (
             constants.to(images.device, non_blocking=True) for constants in self.scale_and_shift(images.dtype)
@@ -92,7 +94,7 @@ class Normalize:
         return self._normalize_in_blocks(images, scale, shift)
 
     def scale_and_shift(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Constants for value * scale + shift, float32 (C,) each, of images of a dtype."""
+        """Returns constants for value * scale + shift, float32 (C,) each, for images of a dtype."""
         # In float64 first: each constant is then rounded once.
         std = torch.tensor(self.std, dtype=torch.float64, device="cpu")
         scale = (1 / (std * _LARGEST[dtype])).to(torch.float32)
@@ -125,7 +127,7 @@ class Normalize:
 def normalize_at_once(
     images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Scaled and shifted images by whole-batch operations, for devices whose memory is fast; channels_last memory."""
+    """Returns images scaled and shifted by whole-batch operations, for devices with fast memory; channels_last."""
     values = images.to(torch.float32, memory_format=torch.channels_last)
     return values.mul_(scale[:, None, None]).add_(shift[:, None, None]).to(dtype)
 
@@ -134,7 +136,7 @@ def _channel_values(name: str, values: Sequence[float]) -> tuple[float, ...]:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as exc:
-        raise OptionError(f"Normalize({name}={values!r}): give one number a channel.") from exc
+        raise OptionError(f"Normalize({name}={values!r}): give one number per channel.") from exc
     if array.ndim != 1 or array.size == 0 or not all(math.isfinite(value) for value in array.tolist()):
-        raise OptionError(f"Normalize({name}={values!r}): give one finite number a channel, as a list.")
+        raise OptionError(f"Normalize({name}={values!r}): give one finite number per channel, as a list.")
     return tuple(array.tolist())

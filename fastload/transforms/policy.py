@@ -4,6 +4,13 @@ Operations, strengths and formulas are torchvision's (v2, uint8 tensors, nearest
 once for all it is given, here every sample draws for itself. Which samples do what is known on the host, so each
 operation runs once a round, on its group, and nothing waits for the device. All but the three blends with gray levels
 (`colour.py`) and sharpness are computed in whole numbers, the same on every device; these may differ by one level.
+
+Moves (shear, translation, rotation) are matrices (2, 3) that map a position (x, y) of the output to the position in the
+input it shows, as torchvision and Pillow have it: positions are continuous, the image covers [0, W] x [0, H], pixel
+(row, column) has its centre at (column + 0.5, row + 0.5), and a pixel of the output takes the value of the input's
+pixel that its position falls into. Positions are computed in 64-bit integers, in units of 2**-32 pixels: bit-equal on
+every device, where floats would differ on the borders between pixels, and within 2**-32 * (W + H) pixels of the float64
+result.
 """
 
 from __future__ import annotations
@@ -17,20 +24,19 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.transforms import affine
-from fastload.transforms.arguments import as_values, check_values, is_whole
-from fastload.transforms.buffers import OutputPool
+from fastload.system.whole_numbers import is_whole
 from fastload.transforms.colour import (
     BRIGHTNESS,
     CONTRAST,
     SATURATION,
     ColourSteps,
     apply_colour,
-    empty_images,
     row_blocks,
+    sample_blocks,
 )
 from fastload.transforms.draws import Draws
-from fastload.transforms.spec import ImageSpec, as_bits
+from fastload.transforms.engine.buffers import OutputPool, as_bits, empty_images
+from fastload.transforms.spec import ImageSpec, as_values, check_values
 
 OPERATIONS = (
     "Identity",
@@ -50,18 +56,23 @@ OPERATIONS = (
 )
 _CODES = {name: code for code, name in enumerate(OPERATIONS)}
 _MOVES = tuple(_CODES[name] for name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"))
-# What can be done at once: all moves, all blends with gray levels, and each of the rest. Identity needs nothing.
+# Operations that run together: all moves, all blends with gray levels, and each of the others. Identity needs nothing.
 _BLENDS = {_CODES["Brightness"]: BRIGHTNESS, _CODES["Color"]: SATURATION, _CODES["Contrast"]: CONTRAST}
 _GROUPS = (_MOVES, tuple(_BLENDS), *((code,) for code in range(_CODES["Sharpness"], len(OPERATIONS))))
+
+Matrices = NDArray[np.float64]
+"""Moves, (B, 2, 3)."""
+
+_UNIT_BITS = 32
 
 
 @dataclass(frozen=True)
 class DrawnOperations:
-    """What B samples do, in num_ops rounds.
+    """The operations drawn for B samples, in num_ops rounds.
 
     Attributes:
-        codes: int64 (B, num_ops), positions in OPERATIONS.
-        signs: int64 (B, num_ops), 1 or -1: which way those go that have two, such as rotations.
+        codes: int64 (B, num_ops), indices into OPERATIONS.
+        signs: int64 (B, num_ops), 1 or -1: the direction of operations that have two, such as rotations.
     """
 
     codes: NDArray[np.int64]
@@ -69,19 +80,20 @@ class DrawnOperations:
 
 
 class RandAugment:
-    """Does num_ops operations to each image, drawn for it with replacement, the first one first.
+    """Applies num_ops operations to each image, drawn for it with replacement out of fourteen, all at one strength.
 
-    Masks, points and boxes follow those that move pixels: shears, translations and rotations.
+    Takes uint8 images of one or three channels. Masks, points and boxes follow the operations that move pixels:
+    shears, translations and rotations.
 
     Args:
-        num_ops: operations an image, 0 or more.
-        magnitude: strength of each, from 0 to num_magnitude_bins - 1.
+        num_ops: operations per image, 0 or more.
+        magnitude: strength of each operation, 0 to num_magnitude_bins - 1.
         num_magnitude_bins: steps that the range of strengths is divided into, 2 or more.
-        fill: what goes where no image was, in the images' own units: one number, or one a channel.
+        fill: value of pixels that a move leaves empty, 0 to 255: one number, or one per channel.
 
     Raises:
-        OptionError: numbers that are not whole or out of bounds. Whether images are uint8 of one or three channels and
-            can hold the fill shows when the loader is made, or at `apply`.
+        OptionError: a number is not whole or out of bounds. Images that do not fit are refused when the loader is made,
+            or at `apply`.
     """
 
     geometric = True
@@ -123,7 +135,7 @@ class RandAugment:
         return spec
 
     def draw_operations(self, draws: Draws) -> DrawnOperations:
-        """What is drawn for each sample; `strengths` says how far each operation goes."""
+        """Returns the operations drawn for each sample; `strengths` says how far each one goes."""
         codes = np.zeros((len(draws), self.num_ops), dtype=np.int64)
         signs = np.ones((len(draws), self.num_ops), dtype=np.int64)
         for i in range(self.num_ops):
@@ -132,10 +144,11 @@ class RandAugment:
         return DrawnOperations(codes, signs)
 
     def strengths(self, height: int, width: int) -> dict[str, float]:
-        """How far each operation goes on images of that size, for the sign 1; those absent have one strength only.
+        """Returns how far each operation goes on images of that size, for the sign 1, by its name.
 
         Shears: slope. Translations: whole pixels. Rotate: degrees. Brightness to Sharpness: the factor less 1.
-        Posterize: bits kept. Solarize: the level from which on levels are inverted.
+        Posterize: bits kept. Solarize: the level from which on levels are inverted. Operations that have one strength
+        only are left out.
         """
         part = self.magnitude / (self.num_magnitude_bins - 1)
         strengths = dict.fromkeys(("ShearX", "ShearY"), 0.3 * part)
@@ -147,7 +160,7 @@ class RandAugment:
         return strengths | {"Posterize": float(round(8 - 4 * part)), "Solarize": 255 * (1 - part)}
 
     def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Images (B, C, H, W), uint8; channels_last memory, never the input's."""
+        """Returns the transformed images, uint8 (B, C, H, W) in new channels_last memory."""
         self.output(ImageSpec.of(images))
         drawn = self.draw_operations(draws)
         output = empty_images(images, images.shape[1], self._pool).copy_(images)
@@ -159,48 +172,48 @@ class RandAugment:
         return output
 
     def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
-        """Masks (B, H, W), moved as `apply` moves the images; `fill` where no image was."""
+        """Returns masks (B, H, W) moved as `apply` moves the images, with `fill` where no image was."""
         drawn, images = self.draw_operations(draws), masks[:, None]
         output = empty_images(images, 1, self._mask_pool).copy_(images)
         value = torch.tensor([fill], device="cpu").to(masks.dtype)
         for i in range(self.num_ops):
             matrices = self._moves(drawn.codes[:, i], drawn.signs[:, i], *masks.shape[1:])
             for rows in row_blocks(np.flatnonzero(np.isin(drawn.codes[:, i], _MOVES)), images):
-                _replace(output, rows, affine.sample_nearest(_picked(output, rows), matrices[rows], value))
+                _replace(output, rows, sample_nearest(_picked(output, rows), matrices[rows], value))
         return output[:, 0]
 
     def move_points(self, points: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
-        """Points float32 (B, P, 2) as (x, y) in images of `spec`, where `apply` moves them; some end outside."""
-        return affine.move_points(points, self._all_matrices(spec, draws))
+        """Returns points float32 (B, P, 2), (x, y) in images of `spec`, where `apply` moves them; some end outside."""
+        return move_points(points, self._all_matrices(spec, draws))
 
     def move_boxes(self, boxes: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
-        """The smallest boxes (B, 4) or (B, M, 4) around the moved corners of boxes (x1, y1, x2, y2), not clamped."""
-        return affine.move_boxes(boxes, self._all_matrices(spec, draws))
+        """Returns the smallest boxes (B, 4) or (B, M, 4) around the moved corners of x1, y1, x2, y2; not clamped."""
+        return move_boxes(boxes, self._all_matrices(spec, draws))
 
-    def _all_matrices(self, spec: ImageSpec, draws: Draws) -> affine.Matrices:
-        drawn, matrices = self.draw_operations(draws), affine.identity(len(draws))
+    def _all_matrices(self, spec: ImageSpec, draws: Draws) -> Matrices:
+        drawn, matrices = self.draw_operations(draws), identity(len(draws))
         for i in range(self.num_ops):
             later = self._moves(drawn.codes[:, i], drawn.signs[:, i], spec.height, spec.width)
-            matrices = affine.followed(matrices, later)
+            matrices = followed(matrices, later)
         return matrices
 
-    def _moves(self, codes: NDArray[np.int64], signs: NDArray[np.int64], height: int, width: int) -> affine.Matrices:
-        """Matrices (B, 2, 3) of one round, that of the identity for samples that do not move."""
+    def _moves(self, codes: NDArray[np.int64], signs: NDArray[np.int64], height: int, width: int) -> Matrices:
+        """Returns the matrices (B, 2, 3) of one round, the identity for samples that do not move."""
         strengths = self.strengths(height, width)
         shear_x, shear_y, x, y, degrees = (
             np.where(codes == code, signs * strengths[OPERATIONS[code]], 0.0) for code in _MOVES
         )
         # At most one of the three is not the identity, exactly, so their order does not matter.
-        moves = affine.followed(affine.sheared(shear_x, shear_y), affine.translated(x, y))
-        return affine.followed(moves, affine.rotated(degrees, height, width))
+        moves = followed(sheared(shear_x, shear_y), translated(x, y))
+        return followed(moves, rotated(degrees, height, width))
 
     def _operated(self, images: torch.Tensor, codes: NDArray[np.int64], signs: NDArray[np.int64]) -> torch.Tensor:
-        """Images (B, C, H, W) after one round; `codes`, (B,), are of one of `_GROUPS`."""
+        """Returns images (B, C, H, W) after one round; their `codes`, (B,), are all of one group of `_GROUPS`."""
         height, width = images.shape[2:]
         strengths, code = self.strengths(height, width), int(codes[0])
         if code in _MOVES:
             fill = torch.tensor(self.fill, dtype=torch.float64, device="cpu").to(images.dtype).expand(images.shape[1])
-            return affine.sample_nearest(images, self._moves(codes, signs, height, width), fill)
+            return sample_nearest(images, self._moves(codes, signs, height, width), fill)
         if code in _BLENDS:
             ops = np.array([_BLENDS[code] for code in codes.tolist()], dtype=np.int32)
             factors = (1 + signs * strengths["Color"]).astype(np.float32)
@@ -217,18 +230,19 @@ class RandAugment:
 
 
 def _picked(images: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
-    """A channels_last copy of some images of a batch in such memory."""
+    """Returns a channels_last copy of some images of a batch."""
     index = torch.from_numpy(rows).to(images.device, non_blocking=True)
     return as_bits(images).permute(0, 2, 3, 1).index_select(0, index).view(images.dtype).permute(0, 3, 1, 2)
 
 
 def _replace(images: torch.Tensor, rows: NDArray[np.int64], values: torch.Tensor) -> None:
+    """Writes values over some images of a batch."""
     index = torch.from_numpy(rows).to(images.device, non_blocking=True)
     as_bits(images).permute(0, 2, 3, 1).index_copy_(0, index, as_bits(values).permute(0, 2, 3, 1))
 
 
 def _sharpened(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Blends with the image smoothed by (1 1 1; 1 5 1; 1 1 1) / 13, rounded; border pixels stay as they are."""
+    """Returns images blended with a copy smoothed by (1 1 1; 1 5 1; 1 1 1) / 13; border pixels stay as they are."""
     if min(images.shape[2:]) < 3:
         return images
     levels = images.to(torch.float32)
@@ -241,7 +255,7 @@ def _sharpened(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def _autocontrasted(images: torch.Tensor) -> torch.Tensor:
-    """Levels stretched so that each channel's least becomes 0 and its greatest 255; rounded down."""
+    """Returns images stretched so that each channel's least level becomes 0 and its greatest 255; rounded down."""
     least, greatest = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
     span = (greatest - least).to(torch.int32).clamp_(min=1)
     stretched = (images - least).to(torch.int32).mul_(255).div_(span, rounding_mode="floor")
@@ -249,17 +263,122 @@ def _autocontrasted(images: torch.Tensor) -> torch.Tensor:
 
 
 def _equalized(images: torch.Tensor) -> torch.Tensor:
-    """Levels mapped so that each channel's are spread evenly, by Pillow's rule (`ImageOps.equalize`)."""
+    """Returns images with each channel's levels spread evenly, by Pillow's rule (`ImageOps.equalize`)."""
     (batch, channels, height, width), device = images.shape, images.device
     first = torch.arange(0, batch * channels * 256, 256, device=device).view(batch, channels, 1, 1)
-    places = (images + first).permute(0, 2, 3, 1)  # in memory order
+    bins = (images + first).permute(0, 2, 3, 1)  # in memory order
     ones = torch.ones((), dtype=torch.int64, device=device)
     counts = torch.zeros(batch * channels * 256, dtype=torch.int64, device=device)
-    counts.scatter_add_(0, places.reshape(-1), ones.expand(places.numel()))
+    counts.scatter_add_(0, bins.reshape(-1), ones.expand(bins.numel()))
     counts = counts.view(batch, channels, 256)
     of_greatest = counts.gather(2, images.amax(dim=(2, 3))[..., None].to(torch.int64))
     step = (height * width - of_greatest).div_(255, rounding_mode="floor")
     below = counts.cumsum(2) - counts
     tables = (below + step // 2).div_(step.clamp(min=1), rounding_mode="floor").clamp_(max=255)
     tables = torch.where(step == 0, torch.arange(256, device=device), tables).to(torch.uint8)
-    return tables.view(-1)[places].permute(0, 3, 1, 2)
+    return tables.view(-1)[bins].permute(0, 3, 1, 2)
+
+
+def identity(batch: int) -> Matrices:
+    """Returns matrices (B, 2, 3) that move nothing."""
+    return np.tile(np.eye(2, 3), (batch, 1, 1))
+
+
+def sheared(along_x: NDArray[np.float64], along_y: NDArray[np.float64]) -> Matrices:
+    """Returns shears about the upper left corner: the output at (x, y) shows (x + along_x * y, y + along_y * x).
+
+    Both are slopes (B,); of each sample one is 0.
+    """
+    matrices = identity(len(along_x))
+    matrices[:, 0, 1], matrices[:, 1, 0] = along_x, along_y
+    return matrices
+
+
+def translated(along_x: NDArray[np.float64], along_y: NDArray[np.float64]) -> Matrices:
+    """Returns translations to the right and down, in pixels, (B,) each."""
+    matrices = identity(len(along_x))
+    matrices[:, 0, 2], matrices[:, 1, 2] = -along_x, -along_y
+    return matrices
+
+
+def rotated(degrees: NDArray[np.float64], height: int, width: int) -> Matrices:
+    """Returns counter-clockwise rotations about the image's centre, by degrees (B,)."""
+    angles = np.radians(degrees)
+    cosine, sine, x, y = np.cos(angles), np.sin(angles), width / 2, height / 2
+    first = np.stack([cosine, -sine, x - cosine * x + sine * y], axis=1)
+    second = np.stack([sine, cosine, y - sine * x - cosine * y], axis=1)
+    return np.stack([first, second], axis=1)
+
+
+def followed(matrices: Matrices, later: Matrices) -> Matrices:
+    """Returns the move `matrices`, then the move `later`, as one."""
+    # Matrices map output to input, so the later move is applied first.
+    moved = matrices[:, :, :2] @ later
+    moved[:, :, 2] += matrices[:, :, 2]
+    return moved
+
+
+def sample_nearest(
+    images: torch.Tensor, matrices: Matrices, fill: torch.Tensor, pool: OutputPool | None = None
+) -> torch.Tensor:
+    """Returns the moved images, (B, C, H, W) of the same dtype in new channels_last memory.
+
+    Args:
+        images: (B, C, H, W), of any dtype.
+        matrices: of the moves.
+        fill: (C,), of the images' dtype, on the CPU: value of pixels whose position lies outside the input.
+        pool: whose memory the result may use.
+    """
+    output = empty_images(images, images.shape[1], pool)
+    moves = _in_units(matrices).to(images.device, non_blocking=True)
+    value = as_bits(fill.contiguous()).to(images.device, non_blocking=True)
+    source, target = as_bits(images).permute(0, 2, 3, 1), as_bits(output).permute(0, 2, 3, 1)
+    for part in sample_blocks(images):
+        target[part] = _sampled(source[part], moves[part], value)
+    return output
+
+
+def _in_units(matrices: Matrices) -> torch.Tensor:
+    """Returns int64 (B, 2, 3): the centre of pixel (r, c) lies at m0 * c + m1 * r + m2, in units of 2**-32 pixels."""
+    from_indices = matrices.copy()
+    from_indices[:, :, 2] += (matrices[:, :, 0] + matrices[:, :, 1]) / 2
+    return torch.from_numpy(np.rint(from_indices * 2.0**_UNIT_BITS).astype(np.int64))
+
+
+def _sampled(pixels: torch.Tensor, moves: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
+    """Returns pixels (B, H, W, C) moved by `_in_units`' matrices."""
+    (batch, height, width, channels), device = pixels.shape, pixels.device
+    rows = torch.arange(height, device=device)[:, None]
+    columns = torch.arange(width, device=device)
+    positions = []
+    for axis in range(2):
+        by_column, by_row, start = (moves[:, axis, i, None, None] for i in range(3))
+        positions.append((by_column * columns + (by_row * rows + start)) >> _UNIT_BITS)
+    x, y = positions
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    first = torch.arange(batch, device=device)[:, None, None] * (height * width)
+    index = (y.clamp_(0, height - 1) * width).add_(x.clamp_(0, width - 1)).add_(first)
+    picked = pixels.reshape(-1, channels).index_select(0, index.view(-1)).view(pixels.shape)
+    return torch.where(inside[..., None], picked, fill)
+
+
+def move_points(points: torch.Tensor, matrices: Matrices) -> torch.Tensor:
+    """Returns points (B, P, 2), (x, y), where the moved images show them, of the same dtype; computed in float64.
+
+    As torchvision has it: a point is a position as a box's corner is, so none is shifted by half a pixel.
+    """
+    inverse = np.linalg.inv(matrices[:, :, :2])
+    forward = torch.from_numpy(inverse).to(points.device, non_blocking=True)
+    origin = torch.from_numpy(matrices[:, None, :, 2].copy()).to(points.device, non_blocking=True)
+    x, y = (points.to(torch.float64) - origin).unbind(2)
+    # Written out, not matmul: whose rounding may depend on the number of samples.
+    moved = [forward[:, i, 0, None] * x + forward[:, i, 1, None] * y for i in range(2)]
+    return torch.stack(moved, dim=2).to(points.dtype)
+
+
+def move_boxes(boxes: torch.Tensor, matrices: Matrices) -> torch.Tensor:
+    """Returns the smallest boxes (B, 4) or (B, M, 4) around the moved corners of x1, y1, x2, y2; not clamped."""
+    left, top, right, bottom = boxes.unbind(-1)
+    corners = torch.stack([left, top, right, top, right, bottom, left, bottom], dim=-1)
+    moved = move_points(corners.view(len(boxes), boxes.shape[1:].numel(), 2), matrices).view(*boxes.shape[:-1], 4, 2)
+    return torch.cat([moved.amin(dim=-2), moved.amax(dim=-2)], dim=-1)

@@ -1,4 +1,4 @@
-"""What a transform is: the protocols of this package, and the description of a batch they check themselves against.
+"""The protocols of transforms, the description of a batch they are checked against, and checks of their options.
 
 A transform maps an image batch (B, C, H, W) to a batch and takes its random numbers as an argument:
 
@@ -8,21 +8,25 @@ A transform maps an image batch (B, C, H, W) to a batch and takes its random num
         def apply(self, images, draws):
             return 255 - images
 
-Its result is a new tensor: the batch it is given may be used again by the next echo.
+It returns a new tensor: the next echo may use the batch it is given again.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from fastload.errors import OptionError
+from fastload.system.whole_numbers import is_whole
 from fastload.transforms.draws import Draws
 
 
 class ImageSpec(NamedTuple):
-    """Shape and dtype of one image in a batch."""
+    """The shape and dtype of one image in a batch."""
 
     channels: int
     height: int
@@ -31,10 +35,10 @@ class ImageSpec(NamedTuple):
 
     @classmethod
     def of(cls, images: torch.Tensor) -> ImageSpec:
-        """The spec of a batch (B, C, H, W).
+        """Returns the spec of a batch (B, C, H, W).
 
         Raises:
-            OptionError: not four dimensions.
+            OptionError: the tensor has not four dimensions.
         """
         if images.ndim != 4:
             raise OptionError(
@@ -46,13 +50,13 @@ class ImageSpec(NamedTuple):
 
 @runtime_checkable
 class Transform(Protocol):
-    """What the pipeline hands random numbers to; `geometric` says whether pixels move."""
+    """A transform of image batches; `geometric` says whether it moves pixels."""
 
     @property
     def geometric(self) -> bool: ...
 
     def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """The transformed batch, (B, C, H', W'), on the device of `images`, which stays as it was."""
+        """Returns the transformed batch, (B, C, H', W'), on the device of `images`; does not write to them."""
         ...
 
 
@@ -61,22 +65,22 @@ class GeometricTransform(Transform, Protocol):
     """A transform that moves pixels, and moves masks alike when given the same draws."""
 
     def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
-        """Masks (B, H, W) moved as `apply` moves images; values are never mixed. `fill` goes where no image was."""
+        """Returns masks (B, H, W) moved as `apply` moves images, values never mixed, `fill` where no image was."""
         ...
 
 
 @runtime_checkable
 class MovesCoordinates(Protocol):
-    """A geometric transform that also moves places in the image; `spec` is that of the images before."""
+    """A geometric transform that also moves points and boxes; `spec` is that of the images it is given."""
 
     def move_points(self, points: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
-        """Pixel positions, float32 (B, P, 2) as (x, y), in the transformed image."""
+        """Returns points, float32 (B, P, 2) as (x, y) in pixels, as they lie in the transformed image."""
         ...
 
     def move_boxes(self, boxes: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
-        """Boxes, float32 (B, 4) as x1, y1, x2, y2, in the transformed image; not clamped to it.
+        """Returns boxes, float32 (B, 4) as x1, y1, x2, y2, as they lie in the transformed image; not clamped to it.
 
-        (B, M, 4) for a field of several boxes an image.
+        (B, M, 4) for a field of several boxes per image.
         """
         ...
 
@@ -93,41 +97,101 @@ class BatchTransform(Protocol):
         ...
 
     def apply_batch(self, fields: dict[str, torch.Tensor], draws: Draws) -> dict[str, torch.Tensor]:
-        """The fields, mixed; none is written to. `draws` is of the batch: one number a stream."""
+        """Returns the fields, mixed, and writes to none; `draws` are for the whole batch: one number per stream."""
         ...
 
 
 @runtime_checkable
 class CheckedTransform(Protocol):
-    """A transform that can tell its output from its input without running, so that mistakes show at construction."""
+    """A transform that knows its output's spec without running, so that mistakes show when a loader is made."""
 
     def output(self, spec: ImageSpec) -> ImageSpec:
-        """The spec of the output images. Raises OptionError when such images cannot be transformed."""
+        """Returns the spec of the output images. Raises OptionError when such images cannot be transformed."""
         ...
 
 
-# torch runs an operation on fewer values than this in the calling thread (at::internal::GRAIN_SIZE is 32768). Work is
-# cut so small where a team of threads would lose: see `normalize.py`.
-SERIAL_VALUES = (1 << 15) - 1
+def probability(name: str, p: object) -> float:
+    """Returns p as a float.
 
-# Below this many bytes a sample, a call per sample costs more than copying some pixels twice.
-SMALL_SAMPLE_BYTES = 1 << 14
-
-# A row of constants as long as this keeps vector loops busy and stays in L1.
-_ROW_VALUES = 1 << 12
-
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers of the same size, for code that only moves values.
-
-    torch lacks uint16 in flip and index_copy (2.13), and NumPy lacks bfloat16: both move as int16.
+    Raises:
+        OptionError: it is not a number from 0 to 1.
     """
-    return tensor.view(_SAME_SIZE[tensor.dtype.itemsize])
+    if not is_number(p) or not 0 <= p <= 1:  # type: ignore[operator]  # is_number has just said that it compares
+        raise OptionError(f"{name}(p={p!r}): p is a probability, so give a number from 0 to 1.")
+    return float(p)  # type: ignore[arg-type]
 
 
-def row_values(channels: int, height: int, width: int) -> int:
-    """Values in one row of a 2-D view of an image, for arithmetic: whole image rows, as many as fit and divide H."""
-    fitting = (n for n in range(min(height, _ROW_VALUES // (width * channels)), 1, -1) if height % n == 0)
-    return width * channels * next(fitting, 1)
+def window_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
+    """Returns (height, width) of a size that is given as such, or as one number for a square.
+
+    Raises:
+        OptionError: the size is not one or two positive whole numbers.
+    """
+    size = as_plain(size)
+    sides = tuple(size) if isinstance(size, Sequence) else (size,)
+    if len(sides) == 1:
+        sides *= 2
+    if len(sides) != 2 or not all(is_whole(side) and side > 0 for side in sides):
+        raise OptionError(
+            f"{name}(size={size!r}): a size is a positive whole number of pixels, or (height, width) of them."
+        )
+    return int(sides[0]), int(sides[1])
+
+
+def ordered_pair(name: str, option: str, values: Any, *, least: float, most: float = math.inf) -> tuple[float, float]:
+    """Returns two numbers as floats.
+
+    Raises:
+        OptionError: the values are not two numbers above `least`, at most `most`, the smaller first.
+    """
+    bounds = f"from {least:g} to {most:g}" if math.isfinite(most) else f"above {least:g}"
+    values = as_plain(values)
+    pair = isinstance(values, Sequence) and len(values) == 2 and all(is_number(value) for value in values)
+    if not pair or not all(math.isfinite(value) for value in values):
+        raise OptionError(f"{name}({option}={values!r}): give (smallest, largest), two numbers {bounds}.")
+    low, high = (float(value) for value in values)
+    if not low <= high:
+        raise OptionError(f"{name}({option}={values!r}): the larger number comes first. Write {option}={(high, low)}.")
+    if not least < low or not high <= most:
+        raise OptionError(f"{name}({option}={values!r}): both are numbers {bounds}, {least:g} not included.")
+    return low, high
+
+
+def as_values(where: str, values: Any) -> tuple[float, ...]:
+    """Returns one number, or one per channel, as floats.
+
+    Raises:
+        OptionError: the values are anything else; the message begins with `where`.
+    """
+    values = as_plain(values)
+    numbers = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
+    if not numbers or not all(is_number(number) and math.isfinite(number) for number in numbers):
+        raise OptionError(f"{where}={values!r}): give one number, or one per channel.")
+    return tuple(float(number) for number in numbers)
+
+
+def check_values(where: str, values: tuple[float, ...], spec: ImageSpec) -> None:
+    """Raises OptionError, its message beginning with `where`, unless pixels of such images can hold the values."""
+    if len(values) not in (1, spec.channels):
+        raise OptionError(
+            f"{where}={values}): {len(values)} values for images of {spec.channels} channels. "
+            f"Give one value, or one per channel."
+        )
+    if spec.dtype.is_floating_point:
+        return
+    limits = torch.iinfo(spec.dtype)
+    if any(not limits.min <= value <= limits.max or value != int(value) for value in values):
+        raise OptionError(
+            f"{where}={values}): the images are {spec.dtype}, so it is a whole number from {limits.min} to "
+            f"{limits.max}. Give it in the images' units, for example 255 * mean."
+        )
+
+
+def as_plain(values: Any) -> Any:
+    """Returns NumPy's and torch's arrays as numbers and lists, anything else as it is."""
+    return values.tolist() if isinstance(values, (np.ndarray, np.generic, torch.Tensor)) else values
+
+
+def is_number(value: object) -> bool:
+    """Whether the value is a number; True and False are not."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)

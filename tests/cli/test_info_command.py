@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -8,8 +9,10 @@ import numpy as np
 from typer.testing import CliRunner
 
 from fastload.cli import app
-from fastload.layout import write_packed
-from fastload.sources.listing import Column
+from fastload.format.column import Column
+from sample_files import write_packed
+
+PACKED = {"classes": ("class_0", "class_1"), "splits": {"train": 15, "val": 5}, "chunk_rows": 6}
 
 
 def run(*args: object) -> str:
@@ -18,14 +21,8 @@ def run(*args: object) -> str:
     return result.stdout
 
 
-def packed(tmp_path: Path, num_classes: int = 2) -> Path:
-    labels = Column(np.arange(20) % num_classes, {"names": tuple(f"class_{i}" for i in range(num_classes))})
-    images = np.zeros((20, 16, 12, 3), np.uint8)
-    return write_packed(tmp_path / "file.h5", images, {"labels": labels}, splits={"train": 15, "val": 5}, chunk_rows=6)
-
-
-def test_the_facts_of_a_packed_file_are_shown(tmp_path: Path) -> None:
-    text = run(packed(tmp_path))
+def test_the_facts_of_a_packed_file_are_shown(packed: Path) -> None:
+    text = run(packed)
     for fact in (
         "samples    20",
         "train 15, val 5",
@@ -38,15 +35,15 @@ def test_the_facts_of_a_packed_file_are_shown(tmp_path: Path) -> None:
         assert " ".join(fact.split()) in " ".join(text.split()), fact
 
 
-def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
-    value = json.loads(run(packed(tmp_path), "--json"))
+def test_json_is_one_object_and_nothing_else(packed: Path) -> None:
+    value = json.loads(run(packed, "--json"))
     assert value["num_samples"] == 20
     assert {"fields", "splits", "classes", "layout", "file_bytes", "pixel_bytes", "header_digest"} <= set(value)
     assert value["splits"] == {"train": [0, 15], "val": [15, 20]}
 
 
-def test_twenty_thousand_classes_do_not_flood_the_terminal(tmp_path: Path) -> None:
-    path = packed(tmp_path, 20_000)
+def test_twenty_thousand_classes_do_not_flood_the_terminal(packed_file: Callable[..., Path]) -> None:
+    path = packed_file(classes=tuple(f"class_{i}" for i in range(20_000)))
     text = run(path)
     assert len(text) < 3000
     assert "20,000: class_0 1, class_1 1" in text and "and 19,988 more" in text
@@ -83,10 +80,9 @@ def test_shuffle_quality_is_a_line_a_shuffle_with_a_star_where_it_is_worse_than_
     assert "shuffle quality" not in run(path)
 
 
-def test_shuffle_quality_stands_in_the_json_with_its_notes(tmp_path: Path) -> None:
-    path = packed(tmp_path)
-    assert "shuffle_quality" not in json.loads(run(path, "--json"))
-    value = json.loads(run(path, "--json", "--shuffle-quality"))["shuffle_quality"]
+def test_shuffle_quality_stands_in_the_json_with_its_notes(packed: Path) -> None:
+    assert "shuffle_quality" not in json.loads(run(packed, "--json"))
+    value = json.loads(run(packed, "--json", "--shuffle-quality"))["shuffle_quality"]
     assert value["split"] == "train" and value["num_rows"] == 15 and value["batch_size"] == 3
     assert [order["shuffle"] for order in value["orders"]][:2] == ["full", "ChunkWindow(64)"]
 

@@ -16,15 +16,15 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-import fastload.pack.options as options
-import fastload.sources.options as source_options
+import fastload.pack.pack_options as options
+import fastload.sources.listing as source_options
 from fastload.cli import app
 from fastload.cli.pack import pack, parse_bytes, parse_size, print_packed
-from fastload.format import read_header
+from fastload.format.header import read_header
 from fastload.pack import PackReport
-from fastload.pack.summary import pixel_bytes
+from fastload.pack.finish import pixel_bytes
 from fastload.sources.listing import OnError
-from fastload.stored_file import write_stored
+from sample_files import write_ragged
 
 ImageFolder = Callable[..., Path]
 
@@ -101,7 +101,7 @@ def test_the_summary_tells_encodings_and_what_they_save(tmp_path: Path, capsys: 
     file = io.BytesIO()
     Image.new("RGB", (300, 200)).save(file, "JPEG")
     rows = [rng.integers(0, 256, (5, 7, 3), dtype=np.uint8), *[(file.getvalue(), (200, 300, 3), 1)] * 3]
-    path = write_stored(
+    path = write_ragged(
         tmp_path / "a.h5", rows, masks=[np.zeros((5, 7), np.uint8)] + [np.zeros((200, 300), np.uint8)] * 3
     )
     assert pixel_bytes(path) == 5 * 7 * 4 + 3 * 200 * 300 * 4
@@ -112,7 +112,7 @@ def test_the_summary_tells_encodings_and_what_they_save(tmp_path: Path, capsys: 
     print_packed(report)
     text = " ".join(capsys.readouterr().out.split())
     assert "packed 4 images of H x W x 3 (sizes vary) uint8 into" in text
-    assert "store source: 3 jpeg, 1 raw" in text and "5.0% of the 703.3 KiB that the pixels take raw" in text
+    assert "store source: 3 jpeg, 1 raw" in text and "5.0% of the 703.3 KiB that raw pixels take" in text
 
 
 def test_an_output_that_exists_is_kept_unless_overwrite(image_folder: ImageFolder, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_packing_never_imports_torch(image_folder: ImageFolder, tmp_path: Path) 
         "    assert 'torch' not in sys.modules"
     )
     command = [sys.executable, "-c", script, "pack", str(image_folder()), str(tmp_path / "a.h5"), "--workers", "1"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
 
 
@@ -194,10 +194,10 @@ def test_ctrl_c_says_that_the_same_command_continues(image_folder: ImageFolder, 
     while process.poll() is None and not (tmp_path / "a.h5.part").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == 130, error
     assert error.splitlines() == ["error: interrupted; the same command continues where it stopped."]
     assert not (tmp_path / "a.h5").exists()
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     assert "packed 2,000 images" in result.stdout

@@ -7,7 +7,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fastload.cli import app
-from fastload.layout import write_packed
+from sample_files import write_packed
 
 
 def test_the_sheet_is_drawn_beside_the_file_and_not_over_another(tmp_path: Path) -> None:

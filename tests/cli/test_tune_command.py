@@ -7,20 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 
 from fastload.cli import app
-from fastload.layout import write_packed
 
-
-@pytest.fixture
-def packed(tmp_path: Path) -> Path:
-    images = np.random.default_rng(0).integers(0, 256, (200, 16, 12, 3), dtype=np.uint8)
-    return write_packed(tmp_path / "file.h5", images)
+PACKED = {"rows": 200}
 
 
 def run(*args: object, code: int = 0) -> str:
@@ -68,6 +62,6 @@ def test_ctrl_c_shows_what_is_known(packed: Path) -> None:
         assert "trials" in process.stderr.readline()  # the search begins
         time.sleep(1.5)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "interrupted" in err and ("chosen: " in out or "nothing was measured" in out)

@@ -6,42 +6,35 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 from fastload.cli import app
-from fastload.layout import write_packed
 from fastload.pack import pack_images
+from sample_files import write_packed
 
 
-@pytest.fixture
-def packed(tmp_path: Path) -> Path:
-    images = np.random.default_rng(0).integers(0, 256, (20, 16, 12, 3), dtype=np.uint8)
-    return write_packed(tmp_path / "file.h5", images)
-
-
-def test_an_undamaged_file_is_one_line_and_exit_code_0(packed: Path) -> None:
-    result = CliRunner().invoke(app, ["verify", str(packed)])
+def test_an_undamaged_file_is_one_line_and_exit_code_0(packed_copy: Path) -> None:
+    result = CliRunner().invoke(app, ["verify", str(packed_copy)])
     assert result.exit_code == 0
     assert result.stdout.startswith("file.h5: 20 rows, every digest matches")
     assert result.stderr == ""
 
 
-def test_damaged_rows_are_named_with_their_keys_and_exit_code_1(packed: Path) -> None:
-    with h5py.File(packed, "r+") as file:
+def test_damaged_rows_are_named_with_their_keys_and_exit_code_1(packed_copy: Path) -> None:
+    with h5py.File(packed_copy, "r+") as file:
         file["images"][7, 0, 0, 0] ^= 1
         file["images"][11] = 0
-    result = CliRunner().invoke(app, ["verify", str(packed)])
+    result = CliRunner().invoke(app, ["verify", str(packed_copy)])
     assert result.exit_code == 1
     assert "row 7 (00000007): its pixels are not those that were packed" in result.stdout
     assert "row 11 (00000011)" in result.stdout
     assert "2 of 20 rows damaged" in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_json_tells_all(packed: Path) -> None:
-    with h5py.File(packed, "r+") as file:
+def test_json_tells_all(packed_copy: Path) -> None:
+    with h5py.File(packed_copy, "r+") as file:
         file["images"][7, 0, 0, 0] ^= 1
-    result = CliRunner().invoke(app, ["verify", str(packed), "--json"])
+    result = CliRunner().invoke(app, ["verify", str(packed_copy), "--json"])
     assert result.exit_code == 1
     value = json.loads(result.stdout)
     assert value["ok"] is False
@@ -58,10 +51,10 @@ def test_a_long_list_of_damage_is_counted(tmp_path: Path) -> None:
     assert "130 of 150 rows damaged" in result.stderr
 
 
-def test_a_damaged_header_is_said(packed: Path) -> None:
-    with h5py.File(packed, "r+") as file:
+def test_a_damaged_header_is_said(packed_copy: Path) -> None:
+    with h5py.File(packed_copy, "r+") as file:
         file.attrs["seed"] = 5
-    result = CliRunner().invoke(app, ["verify", str(packed)])
+    result = CliRunner().invoke(app, ["verify", str(packed_copy)])
     assert result.exit_code == 1
     assert "its header is damaged" in result.stderr
 

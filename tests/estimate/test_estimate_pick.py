@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from fastload.estimate.pick import StoreEstimate, pick_store
+from fastload.estimate.encodings import EncodingEstimate, pick_encoding
 
 GB = 2**30
 
 
-def stores(disk_per_s: float | None) -> list[StoreEstimate]:
+def stores(disk_per_s: float | None) -> list[EncodingEstimate]:
     """100,000 images of 200 kB: raw 20 GB, JPEG 2 GB, and half of each, over a disk of so many raw images a second."""
 
     def at(size: float) -> float | None:
         return None if disk_per_s is None else disk_per_s * 20 / size
 
-    def one(name: str, size: float, warm: float, *, loses: bool) -> StoreEstimate:
+    def one(name: str, size: float, warm: float, *, loses: bool) -> EncodingEstimate:
         over_disk = at(size)
-        return StoreEstimate(
+        return EncodingEstimate(
             name, int(size * GB), warm, None if over_disk is None else min(warm, over_disk), {"raw": 1}, loses
         )
 
@@ -44,13 +44,13 @@ def stores(disk_per_s: float | None) -> list[StoreEstimate]:
     ],
 )
 def test_what_is_read_fastest_is_picked(memory: int, disk_per_s: float | None, pick: str) -> None:
-    name, reason = pick_store(stores(disk_per_s), sampled=64, free_memory=memory * GB, room=None)
+    name, reason = pick_encoding(stores(disk_per_s), sampled=64, free_memory=memory * GB, room=None)
     assert name == pick and reason.startswith(f"{pick}: ") and reason.endswith(".")
     assert re.search(rf"\b{memory}\.0 GiB of free memory", reason)
 
 
 def test_the_reason_has_the_rates_of_the_best_two() -> None:
-    _, reason = pick_store(stores(200), sampled=64, free_memory=GB, room=None)
+    _, reason = pick_encoding(stores(200), sampled=64, free_memory=GB, room=None)
     assert "its 2.0 GiB do not fit" in reason and "over this disk come 2,000 images/s" in reason
     assert "(jpeg:90 1,600 over this disk)" in reason
 
@@ -58,35 +58,35 @@ def test_the_reason_has_the_rates_of_the_best_two() -> None:
 def test_of_equal_rates_the_one_that_loses_nothing_is_picked() -> None:
     raw, made, own, _ = stores(150)
     assert made.disk_per_s is not None and own.disk_per_s is not None
-    assert pick_store([raw, own, made], sampled=64, free_memory=GB, room=None)[0] == "source"
-    name, reason = pick_store([raw, made], sampled=64, free_memory=GB, room=None)
+    assert pick_encoding([raw, own, made], sampled=64, free_memory=GB, room=None)[0] == "source"
+    name, reason = pick_encoding([raw, made], sampled=64, free_memory=GB, room=None)
     assert name == "jpeg:90" and "loses a little" in reason
 
 
 def test_what_the_disk_has_no_room_for_is_not_picked() -> None:
-    name, reason = pick_store(stores(5000), sampled=64, free_memory=64 * GB, room=12 * GB)
+    name, reason = pick_encoding(stores(5000), sampled=64, free_memory=64 * GB, room=12 * GB)
     assert name == "mixed:0.5"
     assert reason.endswith("No room on the disk, where 12.0 GiB are free, for raw (20.0 GiB).")
-    assert pick_store(stores(5000), sampled=64, free_memory=64 * GB, room=GB)[0] == "source"
+    assert pick_encoding(stores(5000), sampled=64, free_memory=64 * GB, room=GB)[0] == "source"
 
 
 def test_what_loses_something_has_to_be_clearly_faster() -> None:
     raw, made, *_ = stores(1500)
     assert made.disk_per_s is not None and 1.3 * 1500 < made.disk_per_s < 1.5 * 1500
-    assert pick_store([raw, made], sampled=64, free_memory=GB, room=None)[0] == "raw"
+    assert pick_encoding([raw, made], sampled=64, free_memory=GB, room=None)[0] == "raw"
 
 
 def test_few_samples_say_nothing_of_rates() -> None:
     """Raw is slower here by chance alone."""
     raw, *others = stores(100)
     found = [replace(raw, warm_per_s=1000), *others]
-    name, reason = pick_store(found, sampled=1, free_memory=64 * GB, room=None)
+    name, reason = pick_encoding(found, sampled=1, free_memory=64 * GB, room=None)
     assert name == "raw" and reason.endswith("rates of 1 image are too uncertain to compare.")
-    assert pick_store(found, sampled=64, free_memory=64 * GB, room=None)[0] == "mixed:0.5"
-    assert pick_store(found, sampled=1, free_memory=3 * GB, room=None)[0] == "source"
+    assert pick_encoding(found, sampled=64, free_memory=64 * GB, room=None)[0] == "mixed:0.5"
+    assert pick_encoding(found, sampled=1, free_memory=3 * GB, room=None)[0] == "source"
 
 
 def test_from_memory_the_simplest_of_about_equal_ones_is_picked() -> None:
     raw, *others = stores(100)
     found = [replace(raw, warm_per_s=3600), *others]
-    assert pick_store(found, sampled=64, free_memory=64 * GB, room=None)[0] == "raw"
+    assert pick_encoding(found, sampled=64, free_memory=64 * GB, room=None)[0] == "raw"

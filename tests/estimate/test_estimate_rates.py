@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import io
+import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fastload.errors import ImageError
-from fastload.estimate.rates import PASSES, _timed, pixel_rate
-from fastload.store import JPEG, RAW, EncodedRow
+from fastload.estimate import rates
+from fastload.estimate.rates import PASSES, _timed, measure_disk, pixel_rate
+from fastload.format.ragged import JPEG, RAW, EncodedRow
 
 UINT8 = np.dtype(np.uint8)
 
@@ -54,3 +58,38 @@ def test_each_step_is_done_once_and_at_least_one_a_thread(seconds: float, steps:
 
     _timed(make, PASSES, 3, seconds)
     assert sorted(done[1:]) == list(range(steps))
+
+
+def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
+    found = measure_disk(tmp_path, 1, seconds=0.2)
+    assert list(tmp_path.iterdir()) == []
+    if found.bytes_per_s is None:
+        assert found.note.startswith("cannot be measured: ")
+    else:
+        assert found.note.startswith("measured with ")
+
+
+def test_the_rate_is_what_was_read_over_the_time_that_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(bytes(3 * 2**20))
+    ticks = iter([10.0, *[10.5] * 3, 12.0])  # begun, after each piece, at the end
+    monkeypatch.setattr(rates.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(rates, "_THREADS", 1)
+    with open(file, "rb") as opened:
+        found = rates._read(opened.fileno(), 3 * 2**20, 1.0)
+    assert found == (3 * 2**20 / 2, "measured with 3 MiB in random order, not in memory before")
+
+
+def test_a_folder_that_is_not_there_cannot_be_measured(tmp_path: Path) -> None:
+    found = measure_disk(tmp_path / "none", 1)
+    assert found == (None, "cannot be measured: No such file or directory")
+
+
+def test_files_that_are_memory_cannot_be_measured() -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or not os.access(memory, os.W_OK):
+        pytest.skip("no tmpfs at /dev/shm here")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        found = measure_disk(Path(folder), 1, seconds=0.2)
+        assert found.bytes_per_s is None and found.note.startswith("cannot be measured: ")
+        assert list(Path(folder).iterdir()) == []

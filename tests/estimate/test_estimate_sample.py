@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from fastload.errors import ImageError
 from fastload.estimate.sample import SAMPLES, spread, take_sample
-from fastload.pack.store_plan import StoreOption
-from fastload.store import RAW, EncodedRow
+from fastload.format.ragged import RAW, EncodedRow
+from fastload.pack.encoding import EncodingOption
 
-RAW_STORE, SOURCE = StoreOption("raw"), StoreOption("source")
+RAW_STORE, SOURCE = EncodingOption("raw"), EncodingOption("source")
 
 
-def encode(sample: int, option: StoreOption) -> EncodedRow:
+def encode(sample: int, option: EncodingOption) -> EncodedRow:
     if sample % 10 == 3:
         raise ImageError("is damaged")
     return EncodedRow(np.full((2, 2, 1), sample % 256, np.uint8).data, RAW, (2, 2, 1), 1, sample)
@@ -51,9 +51,9 @@ def test_when_the_time_is_out_each_thread_has_had_one() -> None:
 def test_threads_share_the_work_and_progress_ends_at_the_total() -> None:
     names, seen = set(), []
 
-    def slow(sample: int, option: StoreOption) -> EncodedRow:
+    def slow(sample: int, option: EncodingOption) -> EncodedRow:
         names.add(threading.current_thread().name)
-        both.wait(5)
+        both.wait(600)
         return encode(0, option)
 
     both = threading.Barrier(2)

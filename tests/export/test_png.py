@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
-from fastload.decode import Target, decode_image
-from fastload.export.png import encode_png
+from fastload.export.write import encode_png
+from fastload.images.decode import decode_image
+from fastload.images.fit import Target
 
 
 @given(st.data())

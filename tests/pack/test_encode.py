@@ -13,18 +13,19 @@ import xxhash
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastload.codecs import decompress_zstd
-from fastload.decode import decode_image
 from fastload.errors import ImageError, SourceError
-from fastload.fitting import Target
+from fastload.format.codecs import decompress_zstd
+from fastload.format.column import Column
+from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
+from fastload.images.decode import decode_image
+from fastload.images.fit import Target
 from fastload.pack import PackOptions, Survey, survey_source
 from fastload.pack.encode import RowEncoder
-from fastload.pack.store_plan import StoreOption, parse_store
+from fastload.pack.encoding import EncodingOption, parse_encoding
+from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
-from fastload.pack.workers import WorkerPool
-from fastload.sources.listing import Column, Listing, Masks
-from fastload.sources.rows import MemoryRows
-from fastload.store import JPEG, RAW, ZSTD, EncodedRow
+from fastload.sources.arrays.raw_rows import MemoryRows
+from fastload.sources.listing import Listing, Masks
 
 
 def unpacked(frame, size):
@@ -67,7 +68,7 @@ def encoded(survey: Survey) -> dict[str, EncodedRow]:
 
 
 def surveyed(source: Path, store: str = "raw", **options: object) -> Survey:
-    return survey_source(source, options=PackOptions(store=parse_store(store), **options))  # type: ignore[arg-type]
+    return survey_source(source, options=PackOptions(store=parse_encoding(store), **options))  # type: ignore[arg-type]
 
 
 def pixels_of(data: bytes, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
@@ -88,7 +89,7 @@ FILES = {
 
 def test_sizes_that_vary_make_a_store_of_the_decoders_pixels(tmp_path):
     survey = surveyed(folder(tmp_path, FILES))
-    assert survey.target is None and survey.plan.images == "store" and survey.plan.masks is None
+    assert survey.target is None and survey.plan.images == "ragged" and survey.plan.masks is None
     rows = encoded(survey)
     assert rows["turned.jpg"].shape == (60, 30, 3) and rows["gray.jpg"].shape == (40, 30, 3)
     for name, row in rows.items():
@@ -198,7 +199,7 @@ def with_masks(source: Path, **options: object) -> Survey:
     shapes = {"a.jpg": (20, 30), "b.jpg": (40, 24)}
     masks = MaskPictures([np.arange(h * w, dtype=np.uint32).reshape(h, w) % 7 for h, w in map(shapes.get, plain.keys)])
     listing = Listing(**{**vars(plain), "masks": Masks(masks, np.array([True, False]), (), 255)})
-    with WorkerPool(0) as pool:
+    with PackPool(0) as pool:
         pool.use(listing)
         return survey_listing(listing, PackOptions(**options), pool)  # type: ignore[arg-type]
 
@@ -208,7 +209,7 @@ class MaskPictures:
         self._masks = [mask.astype(np.uint8) for mask in masks]
 
     def header(self, i: int):
-        from fastload.image_header import ImageHeader
+        from fastload.images.image_header import ImageHeader
 
         return ImageHeader(*self._masks[i].shape, 1, 8, "L", 1)
 
@@ -223,12 +224,12 @@ class MaskPictures:
 def test_a_mask_is_hashed_behind_its_image_and_resized_with_it(tmp_path, store):
     files = {"a.jpg": jpeg(smooth(20, 30)), "b.jpg": jpeg(smooth(40, 24))}
     source = folder(tmp_path, files)
-    rows = encoded(with_masks(source, store=parse_store(store)))
+    rows = encoded(with_masks(source, store=parse_encoding(store)))
     assert bytes(rows["a.jpg"].mask) == (np.arange(600) % 7).astype(np.uint8).tobytes()
     assert bytes(rows["b.jpg"].mask) == b"\xff" * 960, "it has none"
     for row in rows.values():
         assert row.digest == xxhash.xxh3_64_intdigest(bytes(row.image) + bytes(row.mask))
-    smaller = encoded(with_masks(source, store=parse_store(store), max_size=10, codec="zstd"))
+    smaller = encoded(with_masks(source, store=parse_encoding(store), max_size=10, codec="zstd"))
     assert smaller["a.jpg"].shape == (10, 15, 3) and smaller["b.jpg"].shape == (17, 10, 3)
     mask = smaller["b.jpg"]
     assert mask.mask_encoding == ZSTD and unpacked(mask.mask, 170) == b"\xff" * 170
@@ -239,7 +240,7 @@ def test_boxes_shrink_with_images_of_several_sizes(tmp_path):
     plain = surveyed(source).listing
     boxes = Column(np.tile(np.array([[4, 8, 8, 8]], np.float32), (2, 1)), {}, "xywh")
     listing = Listing(**{**vars(plain), "columns": {"bbox": boxes}})
-    with WorkerPool(0) as pool:
+    with PackPool(0) as pool:
         pool.use(listing)
         moved = survey_listing(listing, PackOptions(max_size=10), pool).listing.columns["bbox"].values
         unknown = Listing(**{**vars(plain), "columns": {"bbox": Column(boxes.values, {"coordinates": "unknown"})}})
@@ -256,9 +257,9 @@ def test_rows_that_come_encoded_are_kept(tmp_path):
     plain = surveyed(folder(tmp_path, {"a.png": png(smooth(2, 2)), "b.png": png(smooth(2, 2))})).listing
     rows = np.zeros((2, 2, 2, 3), np.uint8)
     listing = Listing(**{**vars(plain), "files": Kept(rows, np.arange(2))})
-    with WorkerPool(0) as pool:
+    with PackPool(0) as pool:
         pool.use(listing)
-        survey = survey_listing(listing, PackOptions(store=StoreOption("keep")), pool)
-    assert survey.plan.images == "store" and survey.target is not None
+        survey = survey_listing(listing, PackOptions(store=EncodingOption("keep")), pool)
+    assert survey.plan.images == "ragged" and survey.target is not None
     found = encoded(survey)
     assert [row.digest for row in found.values()] == [77, 78] and found["b.png"].image == b"\1" * 12

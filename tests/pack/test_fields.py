@@ -17,12 +17,13 @@ from PIL import Image
 
 from fastload import pack_images
 from fastload.errors import OptionError, SourceError
-from fastload.format import read_header
+from fastload.format.column import Column
+from fastload.format.header import read_header
+from fastload.inspection.verify import verify_file
 from fastload.pack import PackOptions, pack_listing
-from fastload.sources.listing import Column, Listing, Masks
-from fastload.sources.rows import MemoryRows
-from fastload.sources.tree import open_tree
-from fastload.verify import verify_file
+from fastload.sources.arrays.raw_rows import MemoryRows
+from fastload.sources.listing import Listing, Masks
+from fastload.sources.open_tree import open_tree
 
 H, W = 40, 56
 
@@ -145,15 +146,15 @@ def test_a_kill_at_any_moment_leaves_images_and_masks_together(tmp_path: Path) -
     script.write_text(
         "import sys; sys.path[:0] = [sys.argv[1]]\n"
         "from pathlib import Path\nimport os, signal\n"
-        "import fastload.pack.settle as settle\n"
+        "import fastload.pack.compact as compact\n"
         "from test_fields import listed, pack\n"
-        "calls, real = 0, settle.write_at\n"
+        "calls, real = 0, compact.write_at\n"
         "def write_at(*args):\n"
         "    global calls\n"
         "    calls += 1\n"
         "    if calls > int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
         "    real(*args)\n"
-        "settle.write_at = write_at\n"
+        "compact.write_at = write_at\n"
         "root = Path(sys.argv[2])\n"
         "pack(listed(root), root.parent / 'a.h5', on_error='skip', workers=0, chunk_bytes=32_000)\n"
     )
@@ -245,7 +246,7 @@ def test_pack_images_names_the_mask_it_cannot_know(tmp_path: Path) -> None:
         pack_images(tmp_path, tmp_path / "a.h5", masks="both")  # type: ignore[arg-type]
 
 
-def test_what_turning_and_cropping_do_to_places_is_counted(tmp_path: Path) -> None:
+def test_lost_boxes_and_turned_images_are_counted(tmp_path: Path) -> None:
     root = drawn(tmp_path / "src", 3)
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastload.errors import PackError
+from fastload.pack.fill import HEADERS
 from fastload.pack.journal import DONE, RECORD, SKIPPED, SOURCE, Journal, _checks, source_table
-from fastload.pack.tasks import HEADERS
 
 
 def _begin(path: Path, num_rows: int) -> Journal:

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from fastload.errors import ImageError, SourceError
+from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
-from fastload.verify import verify_file
 
 RNG = np.random.default_rng(0)
 N = 40

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError, StateError
-from fastload.order_measures import mates_again
 from fastload.plan import ChunkWindow, EpochPlan, rank_share
 from fastload.plan.order import make_order
+from fastload.plan.randomness import batchmate_reuse
 
 SHUFFLES = st.one_of(st.sampled_from(["full", False]), st.builds(ChunkWindow, st.integers(1, 5)))
 
@@ -150,6 +150,6 @@ def test_batch_mates_meet_again_as_often_as_in_a_full_shuffle_of_the_piece():
         )  # fmt: skip
         position = np.empty(n, np.int64)
         position[then] = np.arange(then.size)
-        found.append(mates_again(position[now].reshape(-1, batch_size), batch_size))
+        found.append(batchmate_reuse(position[now].reshape(-1, batch_size), batch_size))
     # Full shuffle of all rows: 99 / 7999 = 0.0124; of a quarter of them 99 / 1999 = 0.0495, four times as often.
     assert np.mean(found) == pytest.approx(99 / 1999, rel=0.05)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastload.plan.options import ChunkWindow
-from fastload.plan.order import make_order
+from fastload.plan.order import ChunkWindow, make_order
 from fastload.plan.shares import rank_share
 
 # Numbers alone are quickly made: more examples than elsewhere.

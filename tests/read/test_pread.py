@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fastload.errors import FileChangedError
-from fastload.format import read_header
-from fastload.layout import write_packed
+from fastload.format.header import read_header
 from fastload.read.pread import PreadRows
+from sample_files import write_packed
 
 
 @pytest.fixture(params=[True, False], ids=["io_submit", "preadv"])
@@ -18,32 +18,32 @@ def rows_of(request, tmp_path):
     data = np.random.default_rng(1).integers(0, 256, (3000, 4, 4, 3), dtype=np.uint8)
     file = read_header(write_packed(tmp_path / "a.h5", data, chunk_rows=50))
     fd = os.open(file.path, os.O_RDONLY)
-    store = PreadRows(fd, file, ["images"], use_aio=request.param)
-    yield data, store, file.path
-    store.close()
+    reader = PreadRows(fd, file, ["images"], use_aio=request.param)
+    yield data, reader, file.path
+    reader.close()
     os.close(fd)
 
 
 def test_more_rows_than_a_kernel_queue_holds(rows_of):
-    data, store, _ = rows_of
+    data, reader, _ = rows_of
     rows = np.random.default_rng(0).integers(0, 3000, 2500)
     out = np.empty((len(rows), 4, 4, 3), np.uint8)
-    store.gather(rows, {"images": out})
+    reader.gather(rows, {"images": out})
     assert np.array_equal(out, data[rows])
 
 
 def test_a_run_longer_than_one_request_is_cut(rows_of):
-    data, store, _ = rows_of
+    data, reader, _ = rows_of
     rows = np.concatenate([np.arange(100, 2900), [7, 8, 9, 2999]])
     out = np.empty((len(rows), 4, 4, 3), np.uint8)
-    store.gather(rows, {"images": out})
+    reader.gather(rows, {"images": out})
     assert np.array_equal(out, data[rows])
 
 
 def test_a_file_that_ends_too_early_names_the_row(rows_of):
-    _, store, path = rows_of
+    _, reader, path = rows_of
     os.truncate(path, 4096 + 48 * 100 + 10)
     out = np.empty((2, 4, 4, 3), np.uint8)
-    store.gather(np.array([0, 99]), {"images": out})
+    reader.gather(np.array([0, 99]), {"images": out})
     with pytest.raises(FileChangedError, match="inside row 100 of images"):
-        store.gather(np.array([0, 100]), {"images": out})
+        reader.gather(np.array([0, 100]), {"images": out})

@@ -11,12 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from fastload.format import Field, read_header
-from fastload.read import RowReader
-from fastload.read.announced import RowsInStore
-from fastload.read.held import is_resident
+from fastload.format.header import Field, read_header
+from fastload.read.extents import RaggedExtents
 from fastload.read.readahead import KernelAdvice, ReadAhead, announced_ahead, sliced
-from fastload.stored_file import write_stored
+from fastload.read.reader import RowReader
+from fastload.system.syscalls import is_resident
+from sample_files import write_ragged
 
 PAGE = mmap.PAGESIZE
 ROW = 3 * PAGE
@@ -115,7 +115,7 @@ def test_close_leaves_no_thread_and_announces_no_more(fd):
     recorder = Recorder()
     ahead = announcer(fd, recorder)
     ahead.announce(np.array([1]))
-    assert recorder.called.wait(10)
+    assert recorder.called.wait(600)
     ahead.close()
     before = list(recorder.pages)
     ahead.announce(np.array([7]))
@@ -144,7 +144,7 @@ def test_the_kernel_reads_what_it_is_advised_to(tmp_path, vectored):
     advice = KernelAdvice(fd, 64 * PAGE)
     advice._vectored = advice._vectored and vectored
     advice(np.array([[40 * PAGE, 4 * PAGE]]))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not in_memory(advice._map)[40:44].all() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert in_memory(advice._map)[40:44].all()
@@ -170,31 +170,31 @@ def test_items_are_announced_a_fixed_depth_before_they_are_given():
     assert next(at_once) == 6 and said[-1] == 6
 
 
-def test_rows_of_a_store_are_announced_by_their_bytes(tmp_path):
+def test_rows_of_a_ragged_field_are_announced_by_their_bytes(tmp_path):
     images = [np.zeros((height, 1000, 3), np.uint8) for height in (1500, 2500, 2000)]
-    file = read_header(write_stored(tmp_path / "a.h5", images))
+    file = read_header(write_ragged(tmp_path / "a.h5", images))
     field, recorder = file.fields["images"], Recorder()
     with open(file.path, "rb") as opened:
-        stores = [RowsInStore(opened.fileno(), file, field)]
-        ahead = ReadAhead(opened.fileno(), [], range(3), stores=stores, advise=recorder, resident=lambda offset: False)
+        extents = [RaggedExtents(opened.fileno(), file, field)]
+        ahead = ReadAhead(opened.fileno(), [], range(3), ragged=extents, advise=recorder, resident=lambda offset: False)
         ahead.announce(np.array([2]))
         finish(ahead)
         ahead.close()
     reader = RowReader(file, ["images"])
-    index = reader.stored("images").index(np.array([2]))
-    begin = field.store.base + int(index.offset[0])
+    index = reader.ragged("images").index(np.array([2]))
+    begin = field.ragged.base + int(index.offset[0])
     assert recorder.pages == list(range(begin // PAGE, -(-(begin + images[2].nbytes) // PAGE)))
     reader.close()
 
 
-def test_a_store_whose_rows_are_in_memory_is_not_announced(tmp_path):
-    file = read_header(write_stored(tmp_path / "a.h5", [np.zeros((2000, 3000, 3), np.uint8)]))
+def test_a_ragged_field_whose_rows_are_in_memory_is_not_announced(tmp_path):
+    file = read_header(write_ragged(tmp_path / "a.h5", [np.zeros((2000, 3000, 3), np.uint8)]))
     recorder = Recorder()
     with open(file.path, "rb") as opened:
-        stores = [RowsInStore(opened.fileno(), file, file.fields["images"])]
-        if stores[0].last_byte(0) is None:
+        extents = [RaggedExtents(opened.fileno(), file, file.fields["images"])]
+        if extents[0].last_byte(0) is None:
             pytest.skip("this system does not say what is in memory")
-        ahead = ReadAhead(opened.fileno(), [], range(1), stores=stores, advise=recorder, resident=lambda offset: True)
+        ahead = ReadAhead(opened.fileno(), [], range(1), ragged=extents, advise=recorder, resident=lambda offset: True)
         ahead.announce(np.array([0]))
         assert ahead._thread is None and not recorder.pages
         ahead.close()

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fastload.errors import MissingFileError, OptionError, OutputError, SourceError
-from fastload.format import read_header
-from fastload.layout import create_file, write_packed
+from fastload.format.column import Column
+from fastload.format.header import read_header
+from fastload.format.writer import create_file
+from fastload.inspection.verify import verify_file
 from fastload.repack import merge_files
-from fastload.sources.listing import Column
-from fastload.verify import verify_file
+from sample_files import write_packed
 
 
 def make(path: Path, names=("ant", "bee"), *, splits=None, seed=0, shape=(4, 5, 3), extra=(), **options) -> Path:

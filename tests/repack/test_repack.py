@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
 from fastload.export import export_file
-from fastload.format import read_header
-from fastload.layout import create_file, write_packed
+from fastload.format.column import Column
+from fastload.format.header import read_header
+from fastload.format.writer import create_file
+from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
 from fastload.repack import Choice, merge_files, repack_file
-from fastload.sources.listing import Column
-from fastload.verify import verify_file
+from sample_files import write_packed
 
 
 def make(path: Path, num_rows: int = 60, *, seed: int = 0, masks: bool = True, **options) -> Path:
@@ -116,7 +117,7 @@ def test_what_is_compressed_stays_so_unless_it_is_said(tmp_path):
 def test_a_compressed_file_is_trained_from_shown_and_described(tmp_path):
     pytest.importorskip("torch")
     from fastload import FastLoader, PackedDataset, inspect_file
-    from fastload.preview import make_preview
+    from fastload.inspection.preview import make_preview
 
     source = make(tmp_path / "a.h5")
     repack_file(source, tmp_path / "z.h5", codec="zstd:6", chunk_bytes=1500)
@@ -126,7 +127,7 @@ def test_a_compressed_file_is_trained_from_shown_and_described(tmp_path):
         found.append(sorted(image.numpy().tobytes() for batch in loader for image in batch[0]))
     assert found[0] == found[1]
     info = inspect_file(tmp_path / "z.h5")
-    assert info.num_samples == 60 and info.findings[-1] == "To mend this: `fastload repack FILE OUT.h5 --codec none`."
+    assert info.num_samples == 60 and info.findings[-1] == "To fix this: `fastload repack FILE OUT.h5 --codec none`."
     make_preview(tmp_path / "z.h5", tmp_path / "p.png")
 
 
@@ -319,15 +320,15 @@ def _stopped(source: Path, output: Path, at: int, codec: str, chunk_bytes: int =
             raise _Stop
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(_Stop):
-        patch.setattr("fastload.pack.run._RUN_BYTES", 0)
+        patch.setattr("fastload.pack.engine._COPY_TASK_BYTES", 0)
         repack_file(source, output, chunk_bytes=chunk_bytes, codec=codec, workers=1, progress=progress)
 
 
 _SCRIPT = """
 import os, signal, sys
-import fastload.pack.run
+import fastload.pack.engine
 from fastload.repack import repack_file
-fastload.pack.run._RUN_BYTES = 0  # so that there are moments between the chunks
+fastload.pack.engine._COPY_TASK_BYTES = 0  # so that there are moments between the chunks
 source, output, kill_at, codec = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 seen = 0
 def progress(stage, done, total):
@@ -348,7 +349,7 @@ def test_killed_the_same_call_continues_and_gives_the_same_bytes(tmp_path, codec
         output = tmp_path / f"{kill_at}.h5"
         if kill_at == 6:  # once in earnest
             command = [sys.executable, "-c", _SCRIPT, str(source), str(output), str(kill_at), codec]
-            assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+            assert subprocess.run(command, timeout=600).returncode == -signal.SIGKILL
         else:
             _stopped(source, output, kill_at, codec)
         assert not output.exists() and output.with_name(output.name + ".part").exists()

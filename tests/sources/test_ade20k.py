@@ -69,11 +69,11 @@ def test_masks_keep_0_as_other_and_scenes_are_labels(ade: Path) -> None:
     assert labels.values.dtype == np.int64 and labels.values.tolist() == [0, 1, 0]
     assert labels.attrs["names"] == ("airport_terminal", "zoo")
     assert "corrupted: ADE_train_00003020." in all_notes(listing)
-    assert "0 = other and ignored, 1..150, told by their values (0..150" in all_notes(listing)
+    assert "0 = other and ignored, 1..150, by their values (0..150" in all_notes(listing)
 
 
 @pytest.mark.parametrize("folder", ["annotations_detectron2", "annotations"])
-def test_shifted_masks_are_told_by_their_values_and_not_shifted_back(ade: Path, folder: str) -> None:
+def test_shifted_masks_are_known_by_their_values_and_not_shifted_back(ade: Path, folder: str) -> None:
     shift(ade, "annotations_detectron2")
     if folder == "annotations":
         (ade / "annotations_detectron2").rename(ade / "annotations")
@@ -81,7 +81,7 @@ def test_shifted_masks_are_told_by_their_values_and_not_shifted_back(ade: Path, 
     assert listing.masks is not None and listing.masks.ignore_index == 255
     assert len(listing.masks.names) == 150 and listing.masks.names[0] == "wall"
     assert listing.masks.files.read(0) == (ade / folder / "training/ADE_train_00000001.png").read_bytes()
-    assert "255 = ignore, shifted as for detectron2, told by their values (0..149, 255" in all_notes(listing)
+    assert "255 = ignore, shifted as for detectron2, by their values (0..149, 255" in all_notes(listing)
 
 
 def test_a_folder_called_detectron2_with_original_values_is_original(ade: Path) -> None:
@@ -151,7 +151,11 @@ def test_only_val_may_be_there(ade: Path) -> None:
     ("gone", "key", "message"),
     [
         ("images/training/ADE_train_00000001.jpg", "annotations/training/ADE_train_00000001.png", "is a mask without"),
-        ("images/training/ADE_train_00000001.jpg", "ADE_train_00000001", "stands in sceneCategories.txt, but has no"),
+        (
+            "images/training/ADE_train_00000001.jpg",
+            "ADE_train_00000001",
+            "is listed in sceneCategories.txt, but has no",
+        ),
         ("annotations/training/ADE_train_00000001.png", "images/training/ADE_train_00000001.jpg", "has no mask"),
     ],
 )

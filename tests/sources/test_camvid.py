@@ -58,12 +58,14 @@ def test_half_a_pair_fails_or_is_skipped(camvid: Path, gone: str, key: str, mess
 
 def test_lists_and_folders_must_agree(camvid: Path) -> None:
     (camvid / "train.txt").write_text("train/0001TP_006690.png trainannot/0001TP_006690.png\n")
-    with pytest.raises(SourceError, match=r"train/0016E5_00390.png does not stand in train.txt"):
+    with pytest.raises(SourceError, match=r"train/0016E5_00390.png is not listed in train.txt"):
         list_source(camvid)
     (camvid / "train.txt").write_text("train/0001TP_006690.png\ntrain/0016E5_00390.png\ntrain/gone.png\n")
-    with pytest.raises(SourceError, match=r"train/gone.png stands in train.txt, but has no file"):
+    with pytest.raises(SourceError, match=r"train/gone.png is listed in train.txt, but has no file"):
         list_source(camvid)
-    assert list_source(camvid, on_error="skip").skipped == (("train/gone.png", "stands in train.txt, but has no file"),)
+    assert list_source(camvid, on_error="skip").skipped == (
+        ("train/gone.png", "is listed in train.txt, but has no file"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_a_bad_row_is_named(camvid: Path, text: str, message: str) -> None:
 
 
 def test_no_pairs_and_instances_are_errors(camvid: Path) -> None:
-    with pytest.raises(SourceError, match="no folder of frames with its masks beside it"):
+    with pytest.raises(SourceError, match="no folder of frames with a sibling of masks"):
         list_source(camvid / "train", "camvid")
     with pytest.raises(OptionError, match="CamVid has no instance masks"):
         list_source(camvid, options=SourceOptions(masks="instance"))

@@ -10,7 +10,7 @@ import pytest
 
 from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
-from fastload.sources.rows import MemoryRows, RawRows
+from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
 
 TEN = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 

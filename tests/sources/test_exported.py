@@ -13,11 +13,12 @@ from PIL import Image
 
 from fastload.errors import SourceError
 from fastload.export import export_file
-from fastload.format import header_digest, plain, read_header
-from fastload.layout import write_packed
+from fastload.format.digests import header_digest, plain
+from fastload.format.header import read_header
 from fastload.pack import pack_images
 from fastload.sources import Column, SourceOptions, detect_layout, list_source
 from fastload.sources.exported import FIELDS, SIDECAR, TABLE
+from sample_files import write_packed
 
 N = 12
 SIZED = ("x", "y", "width", "height")
@@ -210,12 +211,12 @@ def test_nothing_leads_out_of_the_folder(exported, path):
         ({"columns": [{"name": "boxes", "dtype": "<f4", "shape": [2, 4], "attrs": {"a": None}}]}, "neither texts nor"),
         (
             {"columns": [{"name": "num_boxes", "dtype": "<i8", "shape": [], "attrs": {}, "moves": "xywh"}]},
-            "places such",
+            "coordinates such",
         ),
         ({"columns": [{"name": "absent", "dtype": "<i8", "shape": [], "attrs": {}}]}, "damaged, or not the one"),
         ({"masks": {"names": [], "ignore_index": 300, "attrs": {}}}, "ignore_index is 300"),
-        ({"masks": {"names": [], "ignore_index": None, "attrs": {}}}, "speaks of masks and lists none"),
-        ({"masks": 3}, "says of masks"),
+        ({"masks": {"names": [], "ignore_index": None, "attrs": {}}}, "describes masks and lists none"),
+        ({"masks": 3}, "description of masks"),
     ],
 )
 def test_a_sidecar_that_contradicts_is_refused_by_name(exported, values, why):

@@ -89,7 +89,7 @@ def test_an_archive_lists_as_its_folder_does(tmp_path: Path, pack) -> None:
     assert labels(packed) == labels(plain) and packed.split.tolist() == plain.split.tolist()
     assert [packed.files.read(i) for i in range(5)] == [plain.files.read(i) for i in range(5)]
     assert packed.sizes.tolist() == plain.sizes.tolist()
-    assert "photos/, which was looked through" in all_notes(packed)
+    assert "photos/, which is no class" in all_notes(packed)
     for listing in (plain, packed):
         assert "readme.txt" in all_notes(listing) and ".DS_Store" in all_notes(listing)
 
@@ -128,10 +128,10 @@ def test_a_flat_split_beside_labelled_ones_has_labels_of_minus_one(tmp_path: Pat
         (("a.txt", "b.txt", "c.csv"), "looked for .jpg .jpeg .* found only 2 .txt, 1 .csv"),
         (("photos.tar", "x.txt"), "give the archive itself: .*photos.tar"),
         (("cat/1.jpg", "dog/", "cow/"), r"class folders without an image \(2\): cow, dog"),
-        (("cat/1.jpg", "cat/2.jpg", "3.jpg"), r"beside class folders \(1\): 3.jpg"),
-        (("train/cat/1.jpg", "train/2.jpg"), r"train/: images lie beside class folders \(1\): 2.jpg"),
+        (("cat/1.jpg", "cat/2.jpg", "3.jpg"), r"next to class folders \(1\): 3.jpg"),
+        (("train/cat/1.jpg", "train/2.jpg"), r"train/: images lie next to class folders \(1\): 2.jpg"),
         (("train/cat/1.jpg", "extra/2.jpg"), "train look like splits, but there are images in extra"),
-        (("train/cat/1.jpg", "2.jpg"), r"beside the splits train \(1\): 2.jpg"),
+        (("train/cat/1.jpg", "2.jpg"), r"next to the splits train \(1\): 2.jpg"),
         (("val/cat/1.jpg", "valid/cat/1.jpg"), "val and valid are both the split 'val'"),
     ],
 )

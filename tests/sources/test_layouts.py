@@ -1,4 +1,4 @@
-"""How a layout is told from what lies in a folder, and what is said where that is not enough."""
+"""How a layout is recognised by what lies in a folder, and what is said where that is not enough."""
 
 from __future__ import annotations
 

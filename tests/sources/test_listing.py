@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fastload.errors import SourceError
-from fastload.sources.listing import Column, Listing, first_few, require_unique
+from fastload.format.column import Column
+from fastload.sources.listing import Listing, first_few, require_unique
 from fastload.sources.tree import FolderFiles
 
 

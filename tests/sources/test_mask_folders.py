@@ -29,7 +29,7 @@ def make(root: Path, *names: str) -> Path:
         (["images/a.jpg", "images/s/b.jpg", "images_mask/a.png", "images_mask/s/b.png"], ["all", "all"]),
     ],
 )
-def test_pairs_are_told_in_each_way_of_keeping_them(tmp_path: Path, names: list[str], splits: list[str]) -> None:
+def test_pairs_are_found_in_each_way_of_keeping_them(tmp_path: Path, names: list[str], splits: list[str]) -> None:
     root = make(tmp_path, *names)
     assert detect_layout(root)[0] == "mask-folders"
     listing = list_source(root)
@@ -39,12 +39,12 @@ def test_pairs_are_told_in_each_way_of_keeping_them(tmp_path: Path, names: list[
     assert [listing.masks.files.read(i) for i in range(2)] == [(root / name).read_bytes() for name in names[2:]]
 
 
-def test_the_values_seen_are_said(tmp_path: Path) -> None:
+def test_the_values_seen_are_noted(tmp_path: Path) -> None:
     root = make(tmp_path, "images/a.png", "masks/a.png")
     Image.fromarray(np.array([[0, 7], [255, 7]], np.uint8)).save(root / "masks/a.png")
     assert "Values in a sample of the masks: 0, 7, 255." in " ".join(list_source(root).notes)
     assert list_source(root, options=SourceOptions(masks="none")).masks is None
-    with pytest.raises(OptionError, match="not known of which kind"):
+    with pytest.raises(OptionError, match="do not say of which kind"):
         list_source(root, options=SourceOptions(masks="instance"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
-from fastload.sources.rows import RawRows
+from fastload.sources.arrays.raw_rows import RawRows
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -64,12 +64,12 @@ def test_idx_files_of_any_spelling_are_read(tmp_path, packed, pattern, zipped):
     assert listing.keys[0] == f"{first}/00000"
 
 
-def test_mnist_is_told_by_its_md5_and_labels_without_images_are_noted(shared_data):
+def test_mnist_is_recognised_by_its_md5_and_labels_without_images_are_noted(shared_data):
     listing = list_source(shared_data / "mnist")
     assert listing.layout == "mnist" and listing.split_names == ("test",) and len(listing) == 10_000
     assert listing.columns["labels"].attrs["names"] == tuple("0123456789")
     assert listing.columns["labels"].values[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-    assert "MNIST, told by" in listing.notes[0] and "md5 of MNIST's" in listing.notes[1]
+    assert "MNIST, recognised by" in listing.notes[0] and "md5 of MNIST's" in listing.notes[1]
     assert any(note.startswith("Ignored train-labels-idx1-ubyte.gz: the images") for note in listing.notes)
     pixels = read(listing)
     assert pixels.shape == (10_000, 28, 28, 1) and pixels.any(axis=(1, 2, 3)).all()

@@ -10,11 +10,11 @@ from PIL import Image
 
 from fastload import pack_images
 from fastload.errors import ImageError, SourceError
-from fastload.format import read_header
+from fastload.format.header import read_header
+from fastload.read.checked import CheckedSamples
 from fastload.sources.listing import Files, Pictures
-from fastload.sources.object_images import looked_at, pixels_of
+from fastload.sources.object_images import examine, pixels_of
 from fastload.sources.objects import list_objects
-from fastload.stored_samples import StoredSamples
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 5, 3), dtype=np.uint8)
@@ -77,7 +77,7 @@ def test_images_of_every_kind_are_read(kind, way):
         way_of = way
     listing = list_objects([way_of(image)])
     assert isinstance(listing.files, Files if "PNG" in kind else Pictures) and listing.layout == "objects"
-    pixels, (header, _) = pixels_of(listing.files.read(0)), looked_at(listing.files.read(0))
+    pixels, (header, _) = pixels_of(listing.files.read(0)), examine(listing.files.read(0))
     assert np.array_equal(pixels.reshape(expected.shape), expected) and pixels.dtype.isnative
     assert (header.height, header.width, header.bits) == (*expected.shape[:2], 8 * pixels.itemsize)
     assert header.channels == (*pixels.shape, 1)[2]
@@ -88,13 +88,13 @@ def test_bytes_of_jpegs_are_kept_as_they_are(tmp_path):
     given = [(encoded(kind="JPEG", quality=60 + i), i) for i in range(6)] + [(encoded(), 6)]
     report = pack_images(given, tmp_path / "a.h5", store="source", shuffle=False, workers=0)
     assert report.encodings == {"raw": 1, "jpeg": 6}
-    samples = StoredSamples(read_header(tmp_path / "a.h5"))
-    assert [samples.stored("images", row).data for row in range(6)] == [data for data, _ in given[:6]]
+    samples = CheckedSamples(read_header(tmp_path / "a.h5"))
+    assert [samples.encoded_bytes("images", row).data for row in range(6)] == [data for data, _ in given[:6]]
     assert np.array_equal(samples.pixels("images", 6), PIXELS)
     samples.close()
 
 
-def test_bytes_beside_pixels_become_pixels_and_that_is_told(tmp_path):
+def test_bytes_among_pixels_become_pixels_and_that_is_noted(tmp_path):
     given = [encoded(kind="JPEG"), PIXELS, PIXELS]
     report = pack_images(given, tmp_path / "a.h5", store="source", workers=0)
     assert report.encodings == {"raw": 3}
@@ -196,14 +196,14 @@ def test_a_sample_that_is_none_is_named_or_skipped(case):
     assert len(listing) == 1 and listing.skipped[0][0] == "000001"
 
 
-def test_what_the_object_raises_is_told_with_its_sample():
+def test_what_the_object_raises_is_reported_with_its_sample():
     class Raises(Photos):
         def __getitem__(self, i):
             if i == 2:
                 raise IndexError("out of photos")
             return self.samples[i]
 
-    with pytest.raises(SourceError, match="Raises: sample 2 of 3 cannot be had: IndexError: out of photos"):
+    with pytest.raises(SourceError, match="Raises: sample 2 of 3 cannot be read: IndexError: out of photos"):
         list_objects(Raises([(PIXELS, 0)] * 3))
 
 
@@ -254,7 +254,7 @@ def test_masks_are_packed_and_other_parts_are_said_or_refused(tmp_path):
 
 @pytest.mark.parametrize("source", [iter([PIXELS]), {"a": PIXELS}, 7, "folder", None])
 def test_what_has_no_samples_by_number_is_refused(source):
-    with pytest.raises(SourceError, match="has no length, or no samples by number"):
+    with pytest.raises(SourceError, match="has no length or no indexing"):
         list_objects(source)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from fastload.errors import SourceError
 from fastload.sources import list_source
-from fastload.sources.tree import FolderFiles, key_of, open_tree
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import FolderFiles, key_of
 
 # As a user without rights: root may read everything.
 AS_NOBODY = """

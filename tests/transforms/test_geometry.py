@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
-from fastload.transforms import CenterCrop, Draws, ImageSpec, RandomCrop, RandomHorizontalFlip, place
-from fastload.transforms import windows as windows_of
-from fastload.transforms.buffers import OutputPool
+from fastload.transforms import CenterCrop, Draws, ImageSpec, RandomCrop, RandomHorizontalFlip
+from fastload.transforms.engine import place
+from fastload.transforms.engine import windows as windows_of
+from fastload.transforms.engine.buffers import OutputPool
 
 DTYPES = (np.uint8, np.uint16, np.float32)
 MODES = ("constant", "edge", "reflect", "symmetric")

@@ -55,7 +55,7 @@ def test_nothing_waits_for_the_compute_stream():
     transforms = [*MOVES[:2], Normalize([0.5] * 3, [0.5] * 3)]
     apply_transforms(transforms, fields, Draws(0, 0, np.arange(32)))
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # whatever waits raises
     try:
         apply_transforms(transforms, fields, Draws(0, 1, np.arange(32)))
     finally:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 from fastload.errors import OptionError
-from fastload.transforms import affine, colour
+from fastload.transforms import colour, policy
 from fastload.transforms.draws import Draws
 from fastload.transforms.policy import OPERATIONS, DrawnOperations, RandAugment
 from fastload.transforms.spec import ImageSpec
@@ -130,14 +130,14 @@ def test_moves_are_the_float64_matrices(name):
         "Rotate": [[cosine, -sine, 16.5 - cosine * 16.5 + sine * 10], [sine, cosine, 10 - sine * 16.5 - cosine * 10]],
     }[name]
     matrices = np.array([matrix, matrix], dtype=np.float64)
-    expected = affine.sample_nearest(images, matrices, torch.full((3,), FILL, dtype=torch.uint8))
+    expected = policy.sample_nearest(images, matrices, torch.full((3,), FILL, dtype=torch.uint8))
     assert torch.equal(transform.apply(images, draws_for(2)), expected)
     points = torch.tensor([[[3.0, 4.0], [30.0, 18.5]]]).expand(2, 2, 2)
     moved = transform.move_points(points, spec, draws_for(2))
-    assert torch.allclose(moved, affine.move_points(points, matrices), atol=1e-5)
+    assert torch.allclose(moved, policy.move_points(points, matrices), atol=1e-5)
     boxes = torch.tensor([[3.0, 4.0, 30.0, 18.5]]).expand(2, 4)
     moved_boxes = transform.move_boxes(boxes, spec, draws_for(2))
-    assert torch.allclose(moved_boxes, affine.move_boxes(boxes, matrices), atol=1e-5)
+    assert torch.allclose(moved_boxes, policy.move_boxes(boxes, matrices), atol=1e-5)
 
 
 def test_levels_are_stretched_exactly():

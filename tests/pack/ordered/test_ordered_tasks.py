@@ -10,29 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.pack.journal import SOURCE, Journal
-from fastload.pack.ordered.log import TaskLog, TaskRecord
-from fastload.pack.ordered.streams import ROW, Stream
-from fastload.pack.ordered.tasks import task_bounds
+from fastload.pack.ordered.ordered_tasks import task_bounds
+from fastload.pack.ordered.record_log import ROW, RowStream, TaskLog, TaskRecord
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=80), st.integers(1, 120))
-def test_tasks_hold_all_rows_once_and_few_bytes_each(held: list[int], task_bytes: int) -> None:
-    bounds = task_bounds(np.array(held), task_bytes)
-    assert bounds[0] == 0 and bounds[-1] == len(held)
-    assert len(bounds) - 1 >= min(16, len(held))
+def test_tasks_hold_all_rows_once_and_few_bytes_each(lengths: list[int], task_bytes: int) -> None:
+    bounds = task_bounds(np.array(lengths), task_bytes)
+    assert bounds[0] == 0 and bounds[-1] == len(lengths)
+    assert len(bounds) - 1 >= min(16, len(lengths))
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        assert stop - start == 1 or (stop > start and sum(held[start:stop]) <= task_bytes)
+        assert stop - start == 1 or (stop > start and sum(lengths[start:stop]) <= task_bytes)
 
 
-@given(st.lists(st.integers(0, 40), max_size=40), st.integers(1, 30), st.sampled_from(["rows", "store"]), st.data())
-def test_placing_rows_as_they_come_is_placing_them_at_once(lengths, chunk_bytes, form, data) -> None:
+@given(st.lists(st.integers(0, 40), max_size=40), st.integers(1, 30), st.sampled_from(["rows", "ragged"]), st.data())
+def test_offsets_of_rows_as_they_come_are_those_of_all_at_once(lengths, chunk_bytes, form, data) -> None:
     rows = np.zeros(len(lengths), ROW)
     rows["images"] = lengths
-    stream = Stream("images", "x", 4096, form, chunk_bytes)
+    stream = RowStream("images", "x", 4096, form, chunk_bytes)
     cut = data.draw(st.integers(0, len(lengths)))
-    first, middle = stream.place(rows[:cut], 0)
-    second, end = stream.place(rows[cut:], middle)
-    whole, whole_end = stream.place(rows, 0)
+    first, middle = stream.offsets(rows[:cut], 0)
+    second, end = stream.offsets(rows[cut:], middle)
+    whole, whole_end = stream.offsets(rows, 0)
     assert np.concatenate((first, second)).tolist() == whole.tolist() and end == whole_end
 
 

@@ -1,0 +1,55 @@
+"""Builds docs/ as a static site with Sphinx: `bash tools/docs.sh`. Warnings are errors there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parents[1]
+
+project = "fastload"
+author = "The fastload authors"
+copyright = "2026, the fastload authors"
+release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 4  # links such as packing.md#after-a-kill, as on GitHub
+default_role = "code"  # docstrings mark code with single backticks
+python_maximum_signature_line_length = 80  # longer ones: a parameter a line
+
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # a class's attributes as a list, not as entries of their own
+napoleon_attr_annotations = False  # their types stand in the signature
+
+nitpicky = True
+nitpick_ignore_regex = [
+    # Types of other projects: their inventories would have to be downloaded.
+    ("py:class", r"NDArray|(collections|numpy|os|pathlib|torch)\..+"),
+    # Types of results and arguments that are not public names.
+    ("py:class", r"fastload\.\w+\..+"),
+]
+
+html_theme = "furo"
+html_title = f"fastload {release}"
+html_theme_options = {"navigation_with_keys": True}
+html_static_path = ["static"]
+html_css_files = ["fastload.css"]
+html_copy_source = False
+
+_NDARRAY = re.compile(r"~?numpy\.ndarray\[\(?~?(?:typing\.)?(?:tuple|Any)[^\]]*\]?, ~?numpy\.dtype\[([^\]]+)\]\]")
+
+
+def shorten_arrays(app: Sphinx, what: str, name: str, obj: object, options: object, *texts: str | None) -> Any:
+    """Returns the signature and its result with `NDArray[...]` in place of what NumPy makes of it."""
+    return tuple(text and _NDARRAY.sub(r"NDArray[\1]", text) for text in texts)
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", shorten_arrays)

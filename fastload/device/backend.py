@@ -1,0 +1,188 @@
+"""The operations that the loader needs of a device: a protocol, and CUDA's implementation of it.
+
+A protocol, so that its users are tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.errors import OptionError
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of a device's memory: those that are free, and all."""
+
+    free: int
+    total: int
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A device with one side stream, events on it, pinned host memory, and room for rows."""
+
+    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Returns pinned host memory, uint8 (num_bytes,), page-aligned; freed with the array's last view."""
+        ...
+
+    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
+        """Pins host memory that is allocated already; returns a function that undoes it, None if it cannot."""
+        ...
+
+    def side_stream(self) -> AbstractContextManager[Any]:
+        """Returns a context within which work and memory belong to the side stream."""
+        ...
+
+    def copy(self, host: torch.Tensor) -> torch.Tensor:
+        """Returns a new device tensor to which the current stream copies `host`; same shape and memory order."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """Returns how much memory there is, and how much of it is free."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Returns a new uninitialised device tensor. Raises torch.cuda.OutOfMemoryError."""
+        ...
+
+    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
+        """Lets the current stream copy `host` to a device tensor of the same shape, dtype and memory order."""
+        ...
+
+    def drain(self) -> None:
+        """Waits on the host until the device has done all work, on every stream."""
+        ...
+
+    def record(self) -> Any:
+        """Returns an event that is finished when all work that the side stream was given so far is."""
+        ...
+
+    def finished(self, event: Any) -> bool:
+        """Whether the event is finished, without waiting."""
+        ...
+
+    def synchronize(self, event: Any) -> None:
+        """Waits on the host until the event is finished."""
+        ...
+
+    def hand_over(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
+        """Lets the caller's current stream wait for the event, and records that it uses the tensors."""
+        ...
+
+
+class CudaBackend:
+    """The `Backend` of one CUDA device.
+
+    Args:
+        device: a CUDA device; without an index, the current one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        index = _index(device)
+        self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
+    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
+        array: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
+        return array
+
+    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        address = memory.ctypes.data
+        # Registered for whichever device is current, and without the flag for that one only.
+        with torch.cuda.device(self.device):
+            if int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE)) == 0:
+                return lambda: runtime.cudaHostUnregister(address) and None
+            try:
+                # The failure stays the runtime's last error, and the next launch would raise it as its own: clear it.
+                torch.zeros(1, device=self.device)
+            except RuntimeError:
+                pass
+        return None
+
+    def side_stream(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._stream)
+
+    def copy(self, host: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(host, device=self.device).copy_(host, non_blocking=True)
+
+    def memory(self) -> DeviceMemory:
+        free, total = torch.cuda.mem_get_info(self.device)
+        # Memory that torch holds and does not use goes back to the driver when it runs out.
+        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return DeviceMemory(free + unused, total)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
+        destination.copy_(host, non_blocking=True)
+
+    def drain(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        event.record(self._stream)
+        return event
+
+    def finished(self, event: torch.cuda.Event) -> bool:
+        return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
+    def synchronize(self, event: torch.cuda.Event) -> None:
+        event.synchronize()
+
+    def hand_over(self, event: torch.cuda.Event, tensors: Iterable[torch.Tensor]) -> None:
+        compute = torch.cuda.current_stream(self.device)
+        compute.wait_event(event)
+        for tensor in tensors:
+            tensor.record_stream(compute)
+
+
+def open_backend(device: str | torch.device | Backend | None) -> Backend | None:
+    """Returns the backend of a device; None for the CPU (`None`, "cpu"), where batches need no copy.
+
+    A `Backend` is returned as it is, so that a test can give a loader one that behaves like a GPU.
+
+    Raises:
+        OptionError: the argument is no device, one that fastload does not feed, or a CUDA device that is absent.
+    """
+    if isinstance(device, Backend):
+        return device
+    try:
+        wanted = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as exc:
+        raise OptionError(
+            f"device={device!r}: torch knows no such device. Give None, 'cpu', 'cuda' or 'cuda:1'."
+        ) from exc
+    if wanted.type == "cpu":
+        return None
+    if wanted.type != "cuda":
+        raise OptionError(
+            f"device={str(wanted)!r}: batches go to the CPU or to CUDA in this release. Leave device out and move them "
+            f"in the loop: images.to({str(wanted)!r})."
+        )
+    if not torch.cuda.is_available():
+        raise OptionError(
+            f"device={str(wanted)!r}: torch finds no CUDA device (torch {torch.__version__}, built "
+            f"{'for CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'}). Install a CUDA build and "
+            f"check `nvidia-smi`, or leave device out to stay on the CPU."
+        )
+    if (_index(wanted) or 0) >= torch.cuda.device_count():
+        raise OptionError(
+            f"device={str(wanted)!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0. "
+            f"Choose a smaller index, or look at CUDA_VISIBLE_DEVICES."
+        )
+    return CudaBackend(wanted)
+
+
+def _index(device: torch.device) -> int | None:
+    return cast("int | None", device.index)  # torch annotates it as int, and "cuda" has none

@@ -1,0 +1,235 @@
+"""Brings batches from the ring to the device they are used on; the stage before the transforms.
+
+On the CPU a batch is the ring's memory itself. For CUDA each slot (pinned memory, uint8) is copied on a side stream:
+
+    side stream      [copy 1][copy 2]      [copy 3]
+    compute stream           [step 1          ][step 2          ]
+    slot                     ^ 1 free  ^ 2 free
+
+- The copy of batch n + 1 begins before batch n is handed over, if the ring has it ready, else at the next call.
+- The compute stream waits for the copy's event; the host waits for nothing while slots are free.
+- A pinned slot never leaves this stage. It goes back to the ring after its copy's event, queried at each hand-over.
+- Device tensors come from torch's caching allocator, on the side stream; `record_stream` tells it that the compute
+  stream reads them, so that memory a user lets go is not written to by the next copy while a kernel still reads it.
+
+CUDA is reached through a `Backend`, so that the rules above are tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+from numpy.typing import NDArray
+
+from fastload.device.backend import Backend
+from fastload.timing.probe import Probe
+from fastload.timing.ranges import span
+
+CHANNELS_FIRST = (0, 3, 1, 2)
+
+
+class HostBatch(Protocol):
+    """A filled slot of the ring."""
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """The fields by name, (B, ...) each; "images" is (B, H, W, C), in any memory order."""
+        ...
+
+    def release(self) -> None:
+        """Gives the slot back to be filled again; called once, for CUDA only, by the thread that takes the batches."""
+        ...
+
+
+@runtime_checkable
+class Readiness(Protocol):
+    """A source of batches that knows whether one is ready, so that a copy can begin early and wait for nothing."""
+
+    def ready(self) -> bool:
+        """Whether next() would return a batch at once, and neither end nor raise."""
+        ...
+
+
+Host = TypeVar("Host", bound=HostBatch)
+
+
+class CachedField(Protocol):
+    """A field of a batch whose rows are cached in memory and not gathered yet."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The device tensors that `gather` reads."""
+        ...
+
+    def gather(self) -> torch.Tensor:
+        """Returns the field as a new tensor, made by the caller's current stream."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceBatch(Generic[Host]):
+    """A batch on its device.
+
+    Attributes:
+        source: the ring's batch it was made from, with its plan and extra fields. On CUDA its arrays must not be read
+            any more: the slot may be filled again.
+        fields: tensors by name; "images" is (B, C, H, W) in channels_last memory.
+        cached: further fields by name, not gathered yet.
+        event: of its copy; None on the CPU.
+    """
+
+    source: Host
+    fields: dict[str, torch.Tensor]
+    cached: Mapping[str, CachedField] = dataclass_field(default_factory=dict)
+    event: Any = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The device tensors that the batch is read from."""
+        return [*self.fields.values(), *(tensor for rows in self.cached.values() for tensor in rows.tensors)]
+
+    def gathered(self) -> DeviceBatch[Host]:
+        """Returns the batch with its cached fields gathered by the caller's current stream.
+
+        Images are left to the transforms, which read them anyway.
+        """
+        if not self.cached:
+            return self
+        gathered = {name: field.gather() for name, field in self.cached.items() if name != "images"}
+        images = {name: field for name, field in self.cached.items() if name == "images"}
+        return DeviceBatch(self.source, self.fields | gathered, images, self.event)
+
+
+BeginCopy = Callable[[Host, Backend], DeviceBatch[Host]]
+"""Queues the work that makes a batch out of a filled slot on the side stream; called within `Backend.side_stream`."""
+
+
+def copy_fields(batch: Host, backend: Backend) -> DeviceBatch[Host]:
+    """Begins the copy of all arrays of a batch to the device; see `BeginCopy`."""
+    # As uint8 over the bus: floats are made on the device.
+    return DeviceBatch(batch, {name: _copy(name, array, backend) for name, array in batch.arrays.items()})
+
+
+def to_device(
+    batches: Iterable[Host],
+    backend: Backend | None = None,
+    *,
+    slots_in_copy: int = 2,
+    views: Mapping[str, torch.dtype] | None = None,
+    begin_copy: BeginCopy[Host] = copy_fields,
+    probe: Probe | None = None,
+) -> Iterator[DeviceBatch[Host]]:
+    """Returns an iterator over the batches on the device, in order; closing it gives back every slot it holds.
+
+    Args:
+        batches: filled slots; if they have `Readiness`, copies begin one batch early.
+        backend: of `open_backend`. None: the CPU, nothing is copied; the tensors are the arrays' memory.
+        slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least two more, so that it can fill
+            one and keep one ready meanwhile.
+        views: on the CPU, the torch dtype of fields that lie in their arrays as another dtype.
+        begin_copy: begins the copy of a slot; not called on the CPU.
+        probe: takes note of when a batch is there and when it is on the device; not on the CPU.
+    """
+    if backend is None:
+        # No generator: its frame would keep the last batch alive, and its slot busy, while the user works on it.
+        return map(functools.partial(_on_cpu, views or {}), batches)
+    return _copied(batches, backend, slots_in_copy, begin_copy, probe)
+
+
+def fields_on_cpu(
+    arrays: Mapping[str, NDArray[Any]], views: Mapping[str, torch.dtype] | None = None
+) -> dict[str, torch.Tensor]:
+    """Returns the arrays as tensors of the same memory, which they keep alive; "images" permuted to (B, C, H, W).
+
+    `views` gives the torch dtype of fields whose arrays hold another dtype of the same size.
+    """
+    # Permuted by NumPy: torch gives up the GIL in permute, and waits 0.5 ms on average to get it back while another
+    # thread runs pure Python.
+    fields = {
+        name: torch.from_numpy(array.transpose(CHANNELS_FIRST) if name == "images" else array)
+        for name, array in arrays.items()
+    }
+    for name, dtype in (views or {}).items():
+        fields[name] = fields[name].view(dtype)
+    return fields
+
+
+def _on_cpu(views: Mapping[str, torch.dtype], batch: Host) -> DeviceBatch[Host]:
+    return DeviceBatch(batch, fields_on_cpu(batch.arrays, views))
+
+
+def _copied(
+    batches: Iterable[Host],
+    backend: Backend,
+    slots_in_copy: int,
+    begin_copy: BeginCopy[Host],
+    probe: Probe | None,
+) -> Iterator[DeviceBatch[Host]]:
+    assert slots_in_copy >= 1, "a batch in copy holds a slot"
+    source = iter(batches)
+    copying: deque[tuple[Any, Host]] = deque()  # slots that the device may still read, oldest first
+    begun: deque[DeviceBatch[Host]] = deque()  # batches whose copy has begun, not handed over yet: two at most
+
+    def release_oldest() -> None:
+        copying.popleft()[1].release()
+
+    def begin_next() -> None:
+        batch = next(source, None)
+        if batch is None:
+            return
+        try:
+            with span("copy"), backend.side_stream():
+                device_batch = begin_copy(batch, backend)
+        finally:
+            # Also when memory ran out half way: what was begun still reads the slot.
+            event = backend.record()
+            copying.append((event, batch))
+        begun.append(replace(device_batch, event=event))
+
+    def hand_over() -> DeviceBatch[Host]:
+        batch = begun.popleft()
+        if probe is not None:
+            probe.note_ready()
+        backend.hand_over(batch.event, batch.tensors)
+        if probe is not None:
+            probe.note_copied()
+        return batch
+
+    try:
+        while True:
+            while copying and backend.finished(copying[0][0]):
+                release_oldest()
+            if not begun:
+                if len(copying) == slots_in_copy:  # out of slots: the only wait of the host in this loop
+                    backend.synchronize(copying[0][0])
+                    release_oldest()
+                begin_next()
+            if not begun:
+                return
+            if len(copying) < slots_in_copy and isinstance(batches, Readiness) and batches.ready():
+                begin_next()
+            if probe is not None:
+                probe.in_copy = len(begun) - 1
+            # No variable here holds the batch while the user works on it: its memory is free when they are done.
+            yield hand_over()
+    finally:
+        while copying:
+            backend.synchronize(copying[0][0])
+            release_oldest()
+
+
+def _copy(name: str, array: NDArray[Any], backend: Backend) -> torch.Tensor:
+    host = torch.from_numpy(array)
+    if name != "images":
+        return backend.copy(host.contiguous())
+    channels_first = host.permute(CHANNELS_FIRST)
+    if not host.is_contiguous() and channels_first.is_contiguous():
+        # A file that stores (C, H, W): copied as it lies, and permuted by the device.
+        return backend.copy(channels_first).contiguous(memory_format=torch.channels_last)
+    return backend.copy(host.contiguous()).permute(CHANNELS_FIRST)

@@ -1,0 +1,145 @@
+"""Ranks agree on small numbers by the process group's key-value store, without a collective.
+
+A collective issued by a loader could interleave with one of the training loop. Each rank reads the store on its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from fastload.distributed.ranks import Share, process_group
+from fastload.errors import OptionError, ShareError
+
+# Numbers the loaders that need an agreement in the order in which they are made, which is the same on every rank.
+_numbers = itertools.count()
+
+_FIRST_WAIT_S = 0.001
+_LONGEST_WAIT_S = 0.1
+
+
+class Agreement:
+    """Finds the largest of the numbers that the ranks give for a round.
+
+    Each rank counts rounds itself. A rank's number is deleted once that rank has read a later round of all ranks, since
+    nobody needs the earlier one then.
+
+    Args:
+        store: a store of `torch.distributed`, seen by all ranks.
+        share: this rank and the world size.
+        what: what is agreed on, for the error.
+        timeout_s: how long a rank is waited for; None: the store's own timeout, that of `init_process_group`.
+    """
+
+    def __init__(self, store: Any, share: Share, *, what: str, timeout_s: float | None = None) -> None:
+        self._store = store
+        self._share = share
+        self._what = what
+        self._timeout_s = timeout_s
+        self._published: list[int] = []
+
+    def publish(self, round_number: int, value: int) -> None:
+        """Publishes this rank's number for a round, once; never waits for another rank."""
+        self._store.set(_key(round_number, self._share.rank), str(value))
+        self._published.append(round_number)
+
+    def largest(self, round_number: int) -> int:
+        """Waits until every rank has given its number for the round, and returns the largest.
+
+        Raises:
+            ShareError: a rank gave none in time; the message says which.
+        """
+        values = [self._read(round_number, rank) for rank in range(self._share.world_size)]
+        # A rank that gave a number for this round has read all rounds before.
+        for earlier in [number for number in self._published if number < round_number]:
+            self._store.delete_key(_key(earlier, self._share.rank))
+            self._published.remove(earlier)
+        return max(values)
+
+    def _read(self, round_number: int, rank: int) -> int:
+        key, wait_s = _key(round_number, rank), _FIRST_WAIT_S
+        timeout_s = self._timeout_s
+        if timeout_s is None:
+            timeout: timedelta = self._store.timeout
+            timeout_s = timeout.total_seconds()
+        deadline = time.monotonic() + timeout_s
+        # Polled: TCPStore.wait() holds a lock meanwhile that NCCL's watchdog needs for the same store.
+        while not self._store.check([key]):
+            if time.monotonic() > deadline:
+                raise ShareError(
+                    f"rank {rank} of {self._share.world_size} did not say within {timeout_s:g} s {self._what}, number "
+                    f"{round_number} on rank {self._share.rank}. Every rank must make the same loaders in the same "
+                    f"order and run the same epochs of them; look at whether rank {rank} still lives, or give a fixed "
+                    f"number. The time is that of init_process_group(timeout=...)."
+                )
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        return int(self._store.get(key))
+
+
+def open_agreement(share: Share, *, option: str, what: str) -> Agreement | None:
+    """Returns the agreement of one loader; None for a single rank. All ranks must make their loaders in the same order.
+
+    Args:
+        share: rank and world size of the loader.
+        option: the option that needs it, for the error.
+        what: as in `Agreement`.
+
+    Raises:
+        OptionError: there are several ranks, and no process group of exactly these.
+    """
+    if share.world_size == 1:
+        return None
+    store = _default_store()
+    if store is None:
+        raise OptionError(
+            f"{option}: the loader is rank {share.rank} of {share.world_size}, and the ranks agree through the store "
+            f"of torch.distributed, which is not initialized. Call init_process_group before making the loader, or "
+            f"give a whole number."
+        )
+    group = process_group()
+    if group != share:
+        raise OptionError(
+            f"{option}: the loader is rank {share.rank} of {share.world_size}, the process group says (rank, world "
+            f"size) = {group and tuple(group)}, and the ranks agree through its store. Leave share out, or give a "
+            f"whole number."
+        )
+    return _next_agreement(store, share, what)
+
+
+def least_of_all_ranks(value: int, share: Share, *, what: str) -> int | None:
+    """Returns the least of the numbers that the ranks give; None if there is no process group of this share.
+
+    Each rank calls it when it makes the same loader; it returns when all have called it.
+
+    Raises:
+        ShareError: a rank did not give its number in time.
+    """
+    store = _default_store()
+    if store is None or process_group() != share:
+        return None
+    agreement = _next_agreement(store, share, what)
+    agreement.publish(0, -value)
+    return -agreement.largest(0)
+
+
+def _next_agreement(store: Any, share: Share, what: str) -> Agreement:
+    prefixed: Any = dist.PrefixStore(f"fastload/{next(_numbers)}", store)  # type: ignore[attr-defined]  # not in torch's export list
+    return Agreement(prefixed, share, what=what)
+
+
+def _default_store() -> Any | None:
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    # Private, but the only way as of torch 2.4; pytorch/pytorch#84468 asks for a public one.
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def _key(round_number: int, rank: int) -> str:
+    return f"{round_number}/{rank}"

@@ -1,0 +1,108 @@
+"""Rank and world size of this process, from torch.distributed or the environment. No torch import here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any, Literal, NamedTuple
+
+from fastload.errors import OptionError, ShareError
+
+
+class Share(NamedTuple):
+    """A rank and the world size."""
+
+    rank: int
+    world_size: int
+
+
+ShareOption = Literal["auto"] | tuple[int, int] | None
+
+
+def resolve_share(share: ShareOption) -> Share:
+    """Returns the rank and world size that a `share` option means at present.
+
+    Args:
+        share: "auto" uses torch.distributed if it is initialized, else the environment (RANK and WORLD_SIZE, with a
+            warning that shows both); (rank, world_size) is taken as given; None means all rows.
+
+    Raises:
+        OptionError: none of these.
+        ShareError: the environment has only one of RANK and WORLD_SIZE, or impossible values.
+    """
+    if share is None:
+        return Share(0, 1)
+    if share == "auto":
+        return process_group() or _environment() or Share(0, 1)
+    # Callers may pass anything: not all check types.
+    given: Any = share
+    if (
+        not isinstance(given, (tuple, list))
+        or len(given) != 2
+        or not all(isinstance(number, int) and not isinstance(number, bool) for number in given)
+        or not 0 <= given[0] < given[1]
+    ):
+        raise OptionError(
+            f'share={share!r}: give "auto", (rank, world_size) with rank in 0..world_size - 1, or None for all rows'
+        )
+    return Share(*given)
+
+
+def check_share(share: ShareOption, resolved: Share) -> None:
+    """Raises ShareError if a process group initialized since then disagrees with what "auto" resolved to."""
+    now = process_group() if share == "auto" else None
+    if now is not None and now != resolved:
+        raise ShareError(
+            f"this loader was made as rank {resolved.rank} of {resolved.world_size}, and torch.distributed, "
+            f"initialized since, says rank {now.rank} of {now.world_size}. Initialize the process group before making "
+            f"the loader, or give share=(rank, world_size)."
+        )
+
+
+def local_world_size() -> int:
+    """Returns the number of this job's processes on this machine: torchrun's LOCAL_WORLD_SIZE, else an upper bound.
+
+    Without that variable, as after `torch.multiprocessing.spawn`, the bound is the world size, and the number of GPUs
+    if the machine has any, since each rank uses one. 1 without a process group.
+    """
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if text.isdecimal():
+        return max(1, int(text))
+    group = process_group()
+    if group is None:
+        return 1
+    gpus: int = sys.modules["torch"].cuda.device_count()
+    return min(group.world_size, gpus) if gpus else group.world_size
+
+
+def process_group() -> Share | None:
+    """Returns rank and world size in the default process group; None without one."""
+    # A process group exists only if torch was imported.
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def _environment() -> Share | None:
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None and (world_size is None or world_size.strip() == "1"):
+        return None
+    try:
+        share = Share(int(rank or ""), int(world_size or ""))
+    except ValueError:
+        share = Share(-1, -1)
+    if not 0 <= share.rank < share.world_size:
+        raise ShareError(
+            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}, which name no rank. Set both, "
+            f"initialize torch.distributed first, give share=(rank, world_size), or share=None to read all rows."
+        )
+    if share.world_size > 1:
+        # The text is always the same, so that Python's default filter shows it once.
+        warnings.warn(
+            f"torch.distributed is not initialized; taking rank {share.rank} of {share.world_size} from RANK and "
+            f"WORLD_SIZE. Give share=None to read all rows here.",
+            stacklevel=4,
+        )
+    return share

@@ -1,0 +1,193 @@
+"""Estimates of a surveyed source and of a packed file: what each would be in every encoding."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.estimate.encodings import EncodingEstimates, KnownSizes, encodings_of, estimate_encodings
+from fastload.estimate.sample import Encoders, spread
+from fastload.format.codecs import NONE, has_zstd, parse_codec
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
+from fastload.format.ragged import RAW
+from fastload.pack.decisions import row_sizes
+from fastload.pack.encoding import EncodingOption, Form, RaggedPlan, jpegs_kept_and_made
+from fastload.pack.fill import HEADERS
+from fastload.pack.pack_options import Progress
+from fastload.pack.survey import Survey
+from fastload.read.reader import RowReader, close_readers
+from fastload.repack.packed_rows import mask_rows_of, rows_of
+from fastload.sources.listing import Arrays, Masks
+from fastload.system.machine import available_cpus
+
+_READ_SECONDS = 0.25
+
+
+def estimate_survey(
+    survey: Survey, folder: Path, *, threads: int | None = None, progress: Progress | None = None
+) -> EncodingEstimates | None:
+    """Returns what a surveyed source would be in each encoding; takes about 5 seconds.
+
+    Pixels count without gzip, which compresses chunks of several rows.
+
+    Args:
+        survey: the survey of the source.
+        folder: folder of the output; its disk is measured with a temporary file.
+        threads: number of threads that decode, by default one for each CPU.
+        progress: called with (stage, done, total).
+
+    Returns:
+        None for a dataset without images, and if no image of the sample can be decoded.
+    """
+    listing, headers = survey.listing, survey.headers
+    if listing.files is None or headers is None:
+        return None
+    plan = _row_by_row(survey.plan or _plain_plan(survey), masks=listing.masks is not None)
+    sizes = row_sizes(plan, headers)[survey.samples]
+    own, made = jpegs_kept_and_made(
+        replace(plan, option=EncodingOption("source")), survey.samples, headers[survey.samples]
+    )
+    return estimate_encodings(
+        Encoders(listing.files, listing.masks, headers, plan),
+        survey.samples,
+        int(sizes.prod(axis=1).sum()),
+        encodings_of(plan, source=survey.options.size is None and bool(np.any(own))),
+        plan.dtype,
+        folder,
+        remade=bool(np.any(made)),
+        compressed="" if plan.image_codec == NONE else plan.image_codec.name,
+        room=survey.disk_free if survey.disk_free >= 0 else None,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def _plain_plan(survey: Survey) -> RaggedPlan:
+    """Returns the plan of a survey whose images are packed as uncompressed pixels of one size."""
+    target = survey.target
+    assert target is not None, "a survey with images"
+    return RaggedPlan(target.channels, target.dtype, EncodingOption(), target, None, "rows", None)
+
+
+def _row_by_row(plan: RaggedPlan, *, masks: bool) -> RaggedPlan:
+    """Returns the plan with rows of varying length, each encoded by itself."""
+    images, of_masks = (NONE if codec.name == "gzip" else codec for codec in (plan.image_codec, plan.mask_codec))
+    return replace(plan, images="ragged", masks="ragged" if masks else None, image_codec=images, mask_codec=of_masks)
+
+
+def estimate_file(
+    path: str | Path, *, threads: int | None = None, progress: Progress | None = None
+) -> EncodingEstimates | None:
+    """Returns what a file has in its present encoding, and would have in each other; takes about 5 seconds.
+
+    Its present sizes are read, not estimated; masks stay as they are stored. The disk is measured with a temporary file
+    in the same folder; the file itself is not dropped from memory.
+
+    Args:
+        path: a packed file, or another HDF5 file that can be read as one.
+        threads: number of threads that decode, by default one for each CPU.
+        progress: called with (stage, done, total).
+
+    Returns:
+        None if the file holds no images.
+
+    Raises:
+        MissingFileError, FormatError: the file is not there, or cannot be read as a packed one.
+    """
+    file = read_header(path)
+    if "images" not in file.fields:
+        return None
+    images, masks = rows_of(file, "images"), None
+    if "masks" in file.fields:
+        masks = Masks(mask_rows_of(file), np.ones(file.num_rows, np.bool_))
+    if isinstance(images, Arrays):
+        shapes, kept = np.tile(np.array([*images.shape, 1][:3], np.int32), (file.num_rows, 1)), False
+    else:
+        shapes, kept = _ragged_shapes(file)
+    dtype = np.dtype(file.fields["images"].dtype.newbyteorder("="))
+    headers = np.zeros(file.num_rows, HEADERS)
+    headers["height"], headers["width"], headers["channels"] = shapes.T
+    headers["bits"] = 8 * dtype.itemsize
+    threads = threads or available_cpus()
+    known, small_masks = _known_sizes(file, threads)
+    codec = parse_codec("zstd") if small_masks and has_zstd() else NONE
+    form: Form | None = "ragged" if masks else None
+    plan = RaggedPlan(int(shapes[0, 2]), dtype, EncodingOption(), None, None, "ragged", form, mask_codec=codec)
+    others = encodings_of(plan, source=False)
+    try:
+        return estimate_encodings(
+            Encoders(images, masks, headers, plan),
+            np.arange(file.num_rows),
+            int(shapes[:, :2].astype(np.int64).prod(axis=1).sum()),
+            [EncodingOption("keep"), *others] if kept else others,
+            dtype,
+            file.path.absolute().parent,
+            known=known,
+            threads=threads,
+            progress=progress,
+        )
+    finally:
+        close_readers()
+
+
+def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:
+    """Returns the sizes of a file's datasets, and whether its masks are compressed."""
+    num_bytes, small = dict.fromkeys(PIXEL_FIELDS, 0), False
+    with open_hdf5(file.path) as hdf5:
+        for name in PIXEL_FIELDS:
+            if name not in file.fields:
+                continue
+            field = file.fields[name]
+            if field.ragged is not None:
+                num_bytes[name] = int(hdf5[f"{name}_bytes"][()].sum())
+                small |= name == "masks" and bool((hdf5["masks_encoding"][()] != RAW).any())
+            else:
+                compressed = bool(field.filters)
+                num_bytes[name] = hdf5[name].id.get_storage_size() if compressed else file.num_rows * field.row_bytes
+                small |= name == "masks" and compressed
+    filters = tuple(file.fields["images"].filters)
+    rate = (lambda samples: _chunks_per_s(file, samples, threads)) if filters else None
+    return KnownSizes(num_bytes["images"], num_bytes["masks"], filters, rate), small
+
+
+def _chunks_per_s(file: PackedFile, samples: Sequence[int], threads: int) -> float:
+    """Measures images a second, with masks, from compressed chunks in memory; each image decompresses its chunk."""
+    names = [name for name in PIXEL_FIELDS if name in file.fields]
+    reader = RowReader(file, names, read="pread", cache_chunks=1)
+    order = [samples[at] for at in spread(len(samples), len(samples))]
+    numbers, end = itertools.count(), 0.0
+
+    def memory() -> dict[str, NDArray[Any]]:
+        fields = [file.fields[name] for name in names]
+        return {field.name: np.empty((1, *field.shape), field.dtype.newbyteorder("=")) for field in fields}
+
+    def read_some(_: int) -> int:
+        outs, done = memory(), 0
+        while not done or time.perf_counter() < end:
+            reader.gather(np.array([order[next(numbers) % len(order)]]), outs)
+            done += 1
+        return done
+
+    try:
+        for sample in order:  # Brings them into memory.
+            reader.gather(np.array([sample]), memory())
+        with ThreadPoolExecutor(threads) as pool:
+            started = time.perf_counter()
+            end = started + _READ_SECONDS
+            return sum(pool.map(read_some, range(threads))) / (time.perf_counter() - started)
+    finally:
+        reader.close()
+
+
+def _ragged_shapes(file: PackedFile) -> tuple[NDArray[np.int32], bool]:
+    """Returns the shape of each image of varying size, and whether any is stored other than as raw pixels."""
+    with open_hdf5(file.path) as hdf5:
+        return hdf5["images_shape"][()], bool((hdf5["images_encoding"][()] != RAW).any())

@@ -1,0 +1,58 @@
+"""The packed file, format version 1: its definition, and the code that reads and writes its headers.
+
+Goes in: arrays and options (writing), a path (reading). Comes out: a file laid out as below without its pixels, or a
+`PackedFile` that describes it. Read first: `header` (`read_header`, `PackedFile`, `Field`), `writer` (`create_file`),
+then `ragged` (rows of varying length), `codecs` (compression), `digests`, `column`. Imports only `errors`; no torch.
+
+A packed file is a standard HDF5 file (superblock of HDF5 1.10, no user block) that any HDF5 tool opens. All datasets
+are in the root group and have first dimension N, the number of samples, except ragged ones, see below.
+
+| dataset | type, shape | storage |
+| --- | --- | --- |
+| `images` | uint8 or uint16 (N, H, W, C), C = 1, 3 or 4 | chunks (K, H, W, C), see below; absent for tokens alone |
+| `masks` | uint8 (N, H, W); attributes `ignore_index`, `names` | chunks (K, H, W), likewise; optional |
+| `labels` | int64 (N,), or uint8 (N, A) for attribute vectors of 0 and 1; attribute `names` | contiguous; optional |
+| any other | fixed-shape numeric (N, ...): `identity`, `boxes`, `landmarks`, `tokens`, ... | contiguous; optional |
+| `split` | uint8 (N,), attribute `names`; each split is one contiguous run of rows | contiguous |
+| `key` | fixed-length UTF-8 (N,), the path relative to the source, undecodable bytes as `\\xNN` | contiguous |
+| `digest` | uint64 (N,), XXH3-64 of the row's `images` bytes followed by its `masks` bytes | contiguous |
+| `digest_fields` | uint64 (N,), XXH3-64 of the row's bytes in all other datasets but `digest`, by name | contiguous |
+
+A label of -1 says that the sample has none. Integers are little-endian. Coordinates (`bbox`, `boxes`, `landmarks`) are
+pixels of the packed image, x before y, unless an attribute `coordinates` says otherwise; attribute `names` says what
+their numbers are. `boxes` (N, M, 4) are padded with zeros, `box_labels` (N, M) with -1.
+
+**Pixels.** Pixel datasets are, on disk, one linear array: allocated early, no fill value written, no filter,
+shape == maxshape, so that HDF5 lays their chunks back to back. The first chunk of `images` begins at byte 4096 whatever
+N is, so row i begins at `4096 + i * row_bytes`. Chunks hold K = max(1, min(N, chunk_bytes // row_bytes)) whole rows;
+the last one is allocated in full and zero behind row N. With a codec they pass through HDF5's gzip or zstd filter
+instead; then rows have no offset, and digests are of their decoded bytes.
+
+**Rows of varying length.** Where images differ in size, or are kept encoded, `images` (and `masks`) is ragged:
+uint8 (T,), the encoded rows one after another, on disk one linear array in chunks of `chunk_bytes`. Each row lies whole
+inside one chunk; a row larger than a chunk begins at a chunk's first byte, and the row after it at another chunk's.
+Attributes of the dataset: `row_shape`, (H, W, C) or (H, W) with 0 where rows differ, and `row_dtype`, "uint8" or
+"uint16". The index of ragged `images` is in plain datasets of N rows:
+
+| dataset | type, shape | meaning |
+| --- | --- | --- |
+| `images_offset` | int64 (N,) | the row's first byte, counted from the beginning of the dataset |
+| `images_bytes` | int64 (N,) | its length |
+| `images_shape` | int32 (N, 3) | H, W, C of its pixels, decoded and upright |
+| `images_encoding` | uint8 (N,), attribute `names` | 0 raw: little-endian pixels; 1 jpeg; 2 zstd: raw, compressed |
+| `images_orientation` | uint8 (N,) | EXIF orientation still to be applied to a JPEG; else 1 |
+
+That of ragged `masks` is `masks_offset`, `masks_bytes` and `masks_encoding`; a mask has its image's size, and is never
+a JPEG. The `digest` of a row is that of its pixels, as everywhere; only of a JPEG it is that of its bytes.
+
+**Root attributes.** `fastload_version` (1), `fastload_writer`, `decoder` (names and versions of the libraries that
+decoded the pixels), `source_layout`, `pack_options` (JSON; only what shapes bytes), `seed`, `shuffled` (rows were
+shuffled within each split), `repacked` (JSON; if the file was made from packed files: what was chosen and joined), and
+`header_digest`: XXH3-128 (hex) over the JSON description of every dataset (shape, dtype, chunks, offset, attributes)
+and of the root attributes, then the bytes of `digest` and `digest_fields`. It identifies the file. There are no time
+stamps: the same source and options give the same bytes.
+
+**Other HDF5 files** are described in the same terms: a dataset whose rows do not lie back to back has no offset and is
+read through h5py. External links and storage, virtual datasets, object types and offsets outside the file are refused;
+nothing is ever unpickled.
+"""

@@ -1,0 +1,96 @@
+"""The digests in a packed file, and what they are computed from: rows, and the description of every dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import h5py
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+DIGEST_FIELDS = ("digest", "digest_fields")
+"""The datasets that hold digests of rows."""
+
+
+def row_digests(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
+    """Returns XXH3-64 of each row's bytes in these arrays, one array after another by name.
+
+    Args:
+        columns: arrays (N, ...) of equal N; little-endian, any memory order.
+
+    Returns:
+        uint64 (N,).
+    """
+    parts = [_row_bytes(columns[name]) for name in sorted(columns)]
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, rows), dtype=np.uint64, count=len(rows))
+
+
+def _row_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
+    return values.reshape(len(values), -1).view(np.uint8)
+
+
+def pixel_digests(arrays: list[NDArray[Any]]) -> NDArray[np.uint64]:
+    """Returns XXH3-64 of each row's bytes in several arrays, in their order; uint64 (N,)."""
+    return row_digests({str(i): array for i, array in enumerate(arrays)})
+
+
+def header_digest(file: h5py.File) -> str:
+    """Returns XXH3-128 in hex over the description of every dataset and attribute, and over both digest arrays."""
+    datasets = {
+        name: {
+            "shape": list(item.shape),
+            "dtype": item.dtype.str,
+            "chunks": list(item.chunks) if item.chunks else None,
+            "offset": linear_offset(item),
+            "attrs": {key: plain(value) for key, value in item.attrs.items()},
+        }
+        for name, item in sorted(file.items())
+        if isinstance(item, h5py.Dataset)
+    }
+    attrs = {key: plain(value) for key, value in file.attrs.items() if key != "header_digest"}
+    text = json.dumps({"datasets": datasets, "attrs": attrs}, sort_keys=True, ensure_ascii=True, default=str)
+    digest = xxhash.xxh3_128(text.encode())
+    for name in DIGEST_FIELDS:
+        if name in datasets:
+            digest.update(np.ascontiguousarray(file[name][()]).data)
+    return digest.hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Returns the value of an HDF5 attribute as str, int, float, bool or a tuple of these."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="backslashreplace")
+    if isinstance(value, np.ndarray):
+        return tuple(plain(item) for item in value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    return value
+
+
+def linear_offset(item: h5py.Dataset) -> int | None:
+    """Returns the byte at which row 0 begins if all rows lie back to back, native and unfiltered; else None."""
+    if not item.dtype.isnative or item.external or item.is_virtual:
+        return None
+    if item.chunks is None:
+        offset = item.id.get_offset()
+        return None if offset is None else int(offset)
+    if tuple(item.chunks[1:]) != tuple(item.shape[1:]) or item.id.get_create_plist().get_nfilters():
+        return None
+    chunk_rows = int(item.chunks[0])
+    num_chunks = -(-int(item.shape[0]) // chunk_rows)
+    if not num_chunks or item.id.get_num_chunks() != num_chunks:
+        return None
+    table = np.full(num_chunks, -1, dtype=np.int64)
+
+    def note(chunk: Any) -> None:
+        table[chunk.chunk_offset[0] // chunk_rows] = chunk.byte_offset
+
+    item.id.chunk_iter(note)
+    chunk_bytes = int(np.prod(item.chunks, dtype=np.int64)) * item.dtype.itemsize
+    base = int(table[0])
+    return base if np.array_equal(table, base + np.arange(num_chunks) * chunk_bytes) else None

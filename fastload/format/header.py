@@ -1,0 +1,375 @@
+"""Reads and checks the header of a packed file, or of any HDF5 file, without its pixels.
+
+Start with `read_header`, which returns a `PackedFile` of `Field`s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fastload.errors import FormatError, MissingFileError
+from fastload.format.codecs import pipeline
+from fastload.format.digests import header_digest, linear_offset, plain
+from fastload.format.ragged import INDEX_DTYPES, RaggedExtent, index_names
+
+FORMAT_VERSION = 1
+IMAGES_OFFSET = 4096
+"""Byte at which the first row of `images` lies in every file that fastload writes."""
+
+PIXEL_FIELDS = ("images", "masks")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One dataset of N rows, as the header describes it.
+
+    Attributes:
+        name: its name in the root group.
+        dtype: type of its elements in the file.
+        shape: shape of one row; (H, W, C) for images.
+        offset: byte of the file at which row 0 begins if all rows lie back to back in native byte order and without
+            a filter; else None: the rows are read through HDF5.
+        chunks: HDF5 chunk shape, None for contiguous storage.
+        filters: names of its HDF5 filters, in order.
+        names: class, attribute or split names; empty when the dataset has none.
+        attrs: its other attributes as plain Python values.
+        ragged: extent of its encoded rows if they vary in length; dtype and shape are then those of a decoded row, with
+            0 where rows differ, and offset is None.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int | None = None
+    chunks: tuple[int, ...] | None = None
+    filters: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    attrs: dict[str, Any] = field(default_factory=dict)
+    ragged: RaggedExtent | None = None
+
+    @property
+    def varied(self) -> bool:
+        """Whether rows differ in shape."""
+        return self.ragged is not None and 0 in self.shape
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in the file; their mean if it is ragged."""
+        if self.ragged is not None:
+            return max(1, self.ragged.num_bytes // self.ragged.num_rows)
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows in a chunk, their mean if it is ragged; 0 for contiguous storage."""
+        if self.ragged is not None:
+            return self.ragged.chunk_rows
+        return self.chunks[0] if self.chunks else 0
+
+
+@dataclass(frozen=True)
+class FileIdentity:
+    """A file's identity in the kernel; it changes when the file is replaced, truncated or written to."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> FileIdentity:
+        """Returns the identity in the result of a stat."""
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """The header of a file: everything but its rows.
+
+    Attributes:
+        path: as given.
+        version: format version, None for an HDF5 file that fastload did not write.
+        num_rows: N.
+        fields: by name: images, masks, labels, then the others by name.
+        splits: name -> its contiguous run of rows; empty when the file has no split dataset.
+        header_digest: hex; identifies the file's content in saved states.
+        shuffled: rows were shuffled within each split when the file was packed.
+        seed: seed of that shuffle.
+        identity: the file's identity when its header was read.
+        attrs: root attributes as plain Python values.
+    """
+
+    path: Path
+    version: int | None
+    num_rows: int
+    fields: dict[str, Field]
+    splits: dict[str, range]
+    header_digest: str
+    shuffled: bool
+    seed: int
+    identity: FileIdentity
+    attrs: dict[str, Any]
+
+
+def read_header(path: str | Path) -> PackedFile:
+    """Returns the checked header of an HDF5 file; closes the file again.
+
+    Raises:
+        MissingFileError: there is no such file.
+        FormatError: not HDF5, truncated, unsafe, of a newer format, or without a readable `images`.
+    """
+    path = Path(path)
+    with open_hdf5(path) as file:
+        try:
+            return _read_header(path, file)
+        except (OSError, RuntimeError, KeyError) as exc:  # h5py, where the checksum of some metadata fails
+            raise FormatError(
+                f"{path}: its HDF5 metadata is damaged ({exc}). Copy it again, or pack it again."
+            ) from exc
+
+
+def _read_header(path: Path, file: h5py.File) -> PackedFile:
+    identity = FileIdentity.of(os.stat(path))
+    attrs = {name: plain(value) for name, value in file.attrs.items()}
+    version = _version(path, attrs)
+    fields = _fields(path, file, packed=version is not None, file_bytes=identity.size)
+    num_rows = int(file[_counted(fields)].shape[0])
+    splits = _splits(path, file, fields)
+    digest = attrs.get("header_digest") if version is not None else None
+    return PackedFile(
+        path=path,
+        version=version,
+        num_rows=num_rows,
+        fields=fields,
+        splits=splits,
+        header_digest=str(digest) if digest else header_digest(file),
+        shuffled=bool(attrs.get("shuffled", False)),
+        seed=int(attrs.get("seed", 0)),
+        identity=identity,
+        attrs=attrs,
+    )
+
+
+def open_hdf5(path: Path) -> h5py.File:
+    """Opens a file for reading.
+
+    Raises:
+        MissingFileError: there is no such file.
+        FormatError: not an HDF5 file, or a truncated one.
+    """
+    if not path.exists():
+        raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {path}`.")
+    if path.is_dir():
+        raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {path} OUT.h5`.")
+    if path.name.endswith(".part"):
+        raise FormatError(f"{path}: an unfinished pack. Run the same `fastload pack` command again to complete it.")
+    if not path.is_file():
+        raise FormatError(f"{path}: a pipe or device, not a file. Name a packed file.")
+    try:
+        return _open_with_or_without_lock(path)
+    except PermissionError as exc:
+        raise FormatError(f"{path}: permission denied. Make it readable for this user.") from exc
+    except OSError as exc:
+        if path.stat().st_size == 0:
+            raise FormatError(f"{path}: the file is empty (0 bytes). Pack it again.") from exc
+        if "truncated" in str(exc):
+            raise FormatError(
+                f"{path}: truncated: {path.stat().st_size:,} bytes on disk, fewer than its header promises. "
+                f"The copy was probably cut short; copy it again, or pack it again."
+            ) from exc
+        raise FormatError(
+            f"{path}: not an HDF5 file that can be opened ({exc}). Name a file that `fastload pack` made, or another "
+            f"HDF5 file."
+        ) from exc
+
+
+def _open_with_or_without_lock(path: Path) -> h5py.File:
+    """Opens a file with HDF5's lock if possible.
+
+    Locks fail on NFS and Lustre (h5py #1101), and HDF5 refuses to open a file that this process has already open with
+    another choice of locking; so each choice is tried.
+    """
+    for locking in (None, False, True):
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except OSError as exc:
+            if "lock" not in str(exc):
+                raise
+    return h5py.File(path, "r", locking="best-effort")
+
+
+def _version(path: Path, attrs: Mapping[str, Any]) -> int | None:
+    if "fastload_version" not in attrs:
+        return None
+    version = attrs["fastload_version"]
+    if not isinstance(version, int) or version < 1:
+        raise FormatError(f"{path}: its fastload_version is {version!r}, which no release wrote. Pack it again.")
+    if version > FORMAT_VERSION:
+        raise FormatError(
+            f"{path}: format version {version}, written by {attrs.get('fastload_writer', 'a newer fastload')}; this "
+            f"release reads up to {FORMAT_VERSION}. Install that release or a newer one."
+        )
+    return version
+
+
+def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> dict[str, Field]:
+    """Returns every readable dataset of the root group; refuses unsafe ones and, in a packed file, wrong shapes."""
+    datasets = {name: item for name in file if (item := _dataset(path, file, name, packed=packed)) is not None}
+    if not packed and "images" not in datasets:
+        found = ", ".join(datasets) or "nothing"
+        raise FormatError(f"{path}: no dataset `images` in its root group (found: {found}). Pack the original files.")
+    if not datasets:
+        raise FormatError(f"{path}: no dataset in its root group. Packing was probably cut short; pack it again.")
+    ragged = {name for name in PIXEL_FIELDS if packed and name in datasets and "row_shape" in datasets[name].attrs}
+    for name in ragged:
+        _check_ragged(path, name, datasets)
+    first = datasets["images_offset"] if "images" in ragged else datasets.get("images", next(iter(datasets.values())))
+    num_rows = int(first.shape[0])
+    if num_rows == 0:
+        raise FormatError(f"{path}: `{first.name[1:]}` holds no row.")
+    for name, item in list(datasets.items()):
+        if item.shape[0] == num_rows or name in ragged:
+            continue
+        if packed or name in ("labels", "masks"):
+            raise FormatError(
+                f"{path}: `{name}` has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. The file was changed "
+                f"after packing; pack it again."
+            )
+        del datasets[name]
+    if "images" in datasets and "images" not in ragged:
+        _check_images(path, datasets["images"], packed=packed)
+    front = [name for name in ("images", "masks", "labels") if name in datasets]
+    order = front + sorted(set(datasets) - set(front))
+    return {
+        name: _ragged_field(path, name, datasets[name], num_rows, file_bytes=file_bytes)
+        if name in ragged
+        else _field(path, name, datasets[name], file_bytes=file_bytes)
+        for name in order
+    }
+
+
+def _counted(fields: Mapping[str, Field]) -> str:
+    """Returns the name of the dataset whose first dimension is the number of rows."""
+    first = next(iter(fields.values()))
+    return f"{first.name}_offset" if first.ragged is not None else first.name
+
+
+def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Dataset | None:
+    link = file.get(name, getlink=True)
+    if isinstance(link, h5py.ExternalLink):
+        raise FormatError(f"{path}: `{name}` is a link into another file ({link.filename}); refused as unsafe.")
+    try:
+        item = file[name]
+    except KeyError as exc:
+        raise FormatError(f"{path}: `{name}` leads nowhere; refused. The file was changed after packing.") from exc
+    if Path(item.file.filename) != Path(file.filename):
+        raise FormatError(f"{path}: `{name}` leads into another file ({item.file.filename}); refused as unsafe.")
+    if not isinstance(item, h5py.Dataset):
+        if packed:
+            raise FormatError(f"{path}: `{name}` is a group; a packed file has datasets only. Pack it again.")
+        return None
+    if item.external:
+        raise FormatError(
+            f"{path}: `{name}` keeps its data in another file ({item.external[0][0]}); refused as unsafe."
+        )
+    if item.is_virtual:
+        raise FormatError(f"{path}: `{name}` is a virtual dataset over other files; refused as unsafe.")
+    if item.dtype.kind not in "biufS" or item.shape is None or len(item.shape) == 0:
+        if packed:
+            raise FormatError(
+                f"{path}: `{name}` has type {item.dtype}, which a packed file never holds. Pack it again."
+            )
+        return None
+    return item
+
+
+def _check_images(path: Path, item: h5py.Dataset, *, packed: bool) -> None:
+    ranks = (4,) if packed else (3, 4)
+    if item.dtype.type not in (np.uint8, np.uint16) or len(item.shape) not in ranks:
+        raise FormatError(
+            f"{path}: `images` is {item.dtype} {item.shape}; expected uint8 or uint16 (N, H, W, C). "
+            f"Pack the original files."
+        )
+    if packed and item.shape[3] not in (1, 3, 4):
+        raise FormatError(f"{path}: `images` has {item.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again.")
+
+
+def _check_ragged(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -> None:
+    """Raises FormatError for a ragged dataset of the wrong type, or without its index."""
+    item = datasets[name]
+    shape = plain(item.attrs["row_shape"])
+    rank = 2 if name == "masks" else 3
+    fits = isinstance(shape, tuple) and len(shape) == rank and all(isinstance(n, int) and n >= 0 for n in shape)
+    fits = fits and (rank == 2 or shape[2] in (1, 3, 4)) and plain(item.attrs.get("row_dtype")) in ("uint8", "uint16")
+    if item.dtype != np.uint8 or len(item.shape) != 1 or not fits:
+        raise FormatError(
+            f"{path}: `{name}` is {item.dtype} {item.shape} with rows {shape!r}, not images of varying size. The file "
+            f"was changed after packing; pack it again."
+        )
+    for index in index_names(name):
+        dtype, row = INDEX_DTYPES[index.removeprefix(f"{name}_")]
+        found = datasets.get(index)
+        if found is None or found.dtype != np.dtype(dtype) or tuple(found.shape[1:]) != row:
+            raise FormatError(
+                f"{path}: `{index}`, part of the index of `{name}`, is missing or of another type. The file was "
+                f"changed after packing; pack it again."
+            )
+
+
+def _ragged_field(path: Path, name: str, item: h5py.Dataset, num_rows: int, *, file_bytes: int) -> Field:
+    """Returns the field of a ragged dataset that `_check_ragged` accepted."""
+    plain_field = _field(path, name, item, file_bytes=file_bytes)
+    if plain_field.offset is None or plain_field.chunks is None:
+        raise FormatError(
+            f"{path}: `{name}` does not lie in one piece. The file was changed after packing; pack it again."
+        )
+    attrs = dict(plain_field.attrs)
+    ragged = RaggedExtent(plain_field.offset, int(item.shape[0]), plain_field.chunks[0], num_rows)
+    shape, dtype = attrs.pop("row_shape"), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
+    return replace(plain_field, dtype=dtype, shape=tuple(shape), offset=None, attrs=attrs, ragged=ragged)
+
+
+def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Field:
+    attrs = {key: plain(value) for key, value in item.attrs.items()}
+    names = attrs.pop("names", ())
+    result = Field(
+        name=name,
+        dtype=item.dtype,
+        shape=tuple(int(n) for n in item.shape[1:]),
+        offset=linear_offset(item),
+        chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
+        filters=tuple(one.name for one in pipeline(item)),
+        names=names if isinstance(names, tuple) else (names,),
+        attrs=attrs,
+    )
+    if result.offset is not None:
+        num_rows = int(item.shape[0])
+        end = result.offset + -(-num_rows // (result.chunk_rows or 1)) * (result.chunk_rows or 1) * result.row_bytes
+        if end > file_bytes:
+            raise FormatError(
+                f"{path}: truncated: `{name}` ends at byte {end:,}, the file at {file_bytes:,}. Copy or pack it again."
+            )
+    return result
+
+
+def _splits(path: Path, file: h5py.File, fields: Mapping[str, Field]) -> dict[str, range]:
+    if "split" not in fields or fields["split"].shape or not fields["split"].names:
+        return {}
+    names = fields["split"].names
+    values = file["split"][()].astype(np.int64)
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(values)) + 1))
+    stops = np.append(starts[1:], len(values))
+    runs = values[starts]
+    if len(set(runs.tolist())) != len(runs) or runs.max() >= len(names):
+        raise FormatError(
+            f"{path}: `split` is not one contiguous run of rows per split. The file was changed after packing; "
+            f"pack it again."
+        )
+    return {names[run]: range(int(a), int(b)) for run, a, b in zip(runs, starts, stops, strict=True)}

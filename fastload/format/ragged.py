@@ -1,0 +1,152 @@
+"""Rows of varying length: their index, and where rows are written in a ragged dataset.
+
+`fastload.format` defines how they lie in the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+ENCODINGS = ("raw", "jpeg", "zstd")
+RAW, JPEG, ZSTD = range(3)
+
+INDEX_DTYPES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "offset": ("<i8", ()),
+    "bytes": ("<i8", ()),
+    "shape": ("<i4", (3,)),
+    "encoding": ("|u1", ()),
+    "orientation": ("|u1", ()),
+}
+"""The datasets of an index: dtype, and shape of one row."""
+
+_OF_MASKS = ("offset", "bytes", "encoding")
+
+
+class RaggedExtent(NamedTuple):
+    """The extent of a ragged dataset in the file.
+
+    Attributes:
+        base: byte of the file at which it begins.
+        num_bytes: T, its length.
+        chunk_bytes: bytes of its HDF5 chunks.
+        num_rows: N.
+    """
+
+    base: int
+    num_bytes: int
+    chunk_bytes: int
+    num_rows: int
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows in a chunk, on average."""
+        return max(1, min(self.num_rows, round(self.num_rows * self.chunk_bytes / max(self.num_bytes, 1))))
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedRow:
+    """One sample as it is written: a row of ragged `images` and, if there are masks, of `masks`.
+
+    Attributes:
+        image: encoded bytes: little-endian pixels (H, W, C), a JPEG file, or a zstd frame of pixels.
+        encoding: RAW, JPEG or ZSTD.
+        shape: (H, W, C) of the pixels, decoded and upright.
+        orientation: EXIF orientation still to be applied to a JPEG; else 1.
+        digest: XXH3-64 of the pixels (of a JPEG: of its bytes), then of the mask's.
+        mask: encoded bytes of the mask, if there are masks.
+        mask_encoding: RAW or ZSTD.
+        ended: whether a JPEG has its end marker; one without it may be cut short.
+    """
+
+    image: bytes | memoryview
+    encoding: int
+    shape: tuple[int, int, int]
+    orientation: int
+    digest: int
+    mask: bytes | memoryview | None = None
+    mask_encoding: int = RAW
+    ended: bool = True
+
+
+def index_names(field: str) -> tuple[str, ...]:
+    """Returns the names of the datasets that are the index of ragged `images` or `masks`."""
+    parts = _OF_MASKS if field == "masks" else tuple(INDEX_DTYPES)
+    return tuple(f"{field}_{part}" for part in parts)
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedIndex:
+    """Index entries of n rows of a ragged dataset: an array for each dataset of the index.
+
+    Attributes:
+        shape: (n, 3) also for masks, whose last number means nothing.
+    """
+
+    offset: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    shape: NDArray[np.int32]
+    encoding: NDArray[np.uint8]
+    orientation: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def part(self, rows: slice) -> RaggedIndex:
+        """Returns the entries of some of the rows."""
+        return RaggedIndex(**{name: values[rows] for name, values in vars(self).items()})
+
+    def datasets(self, field: str) -> dict[str, tuple[NDArray[Any], dict[str, Any]]]:
+        """Returns the datasets of the index by name: values and attributes.
+
+        Args:
+            field: "images" or "masks".
+        """
+        found: dict[str, tuple[NDArray[Any], dict[str, Any]]] = {}
+        for name in index_names(field):
+            part = name.removeprefix(f"{field}_")
+            values = np.ascontiguousarray(getattr(self, part), dtype=INDEX_DTYPES[part][0])
+            found[name] = values, {"names": ENCODINGS} if part == "encoding" else {}
+        return found
+
+
+def ragged_offsets(lengths: NDArray[np.int64], chunk_bytes: int, start: int = 0) -> tuple[NDArray[np.int64], int]:
+    """Returns where rows of these lengths are written, one after another, each whole inside a chunk.
+
+    Rows may come in several calls: each continues at the end that the one before returned, with the same result.
+
+    Args:
+        lengths: int64 (n,), bytes of each row, 0 allowed.
+        chunk_bytes: bytes of a chunk of the dataset.
+        start: end of the dataset so far.
+
+    Returns:
+        int64 (n,) offsets, and the new end of the dataset.
+    """
+    offsets = np.empty(len(lengths), np.int64)
+    ends = np.cumsum(lengths)
+    at, before = 0, 0
+    while at < len(lengths):
+        room = -start % chunk_bytes  # 0 at a chunk's first byte, where all of it is free
+        stop = int(np.searchsorted(ends, before + room, "right")) if room else at
+        if stop == at:
+            start += room
+            stop = int(np.searchsorted(ends, before + chunk_bytes, "right"))
+            if stop == at:  # larger than a chunk: the next row begins at another one
+                offsets[at] = start
+                start += -(-int(lengths[at]) // chunk_bytes) * chunk_bytes
+                before, at = int(ends[at]), at + 1
+                continue
+        offsets[at:stop] = start + np.concatenate(([0], ends[at : stop - 1] - before))
+        start += int(ends[stop - 1]) - before
+        before, at = int(ends[stop - 1]), stop
+    return offsets, start
+
+
+def common_shape(shapes: NDArray[np.int32]) -> tuple[int, ...]:
+    """Returns the shape that all rows share, (H, W, C), with 0 where they differ; C never does."""
+    low, high = shapes.min(axis=0), shapes.max(axis=0)
+    return tuple(int(a) if a == b else 0 for a, b in zip(low, high, strict=True))

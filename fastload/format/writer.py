@@ -1,0 +1,221 @@
+"""Creates a packed file: all HDF5 metadata and small datasets; pixel datasets are allocated, not written.
+
+Pixels are written afterwards by plain `pwrite` at the offsets that `create_file` returns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py import h5d, h5f, h5p, h5s, h5t, h5z
+from numpy.typing import NDArray
+
+from fastload.errors import FormatError
+from fastload.format.codecs import NONE, Codec
+from fastload.format.column import Column
+from fastload.format.digests import header_digest, row_digests
+from fastload.format.header import FORMAT_VERSION, IMAGES_OFFSET
+
+DISTRIBUTION = "fastload-hdf5"  # on the package index; `fastload` there is another project
+CHUNK_BYTES = 8 * 2**20
+"""Intended bytes of a chunk: enough for any disk to be fast, and small enough to read 16 of them at once."""
+
+ALIGNMENT = 4096
+
+
+@dataclass(frozen=True)
+class PixelSpec:
+    """A pixel dataset to be created: rows of (H, W, C) or (H, W), K of them a chunk."""
+
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: int
+    attrs: dict[str, Any] = field(default_factory=dict)
+    codec: Codec = NONE
+    """If not "none", chunks pass through its HDF5 filter, and are not allocated before they are written."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def allocated_bytes(self, num_rows: int) -> int:
+        """Returns the bytes of all its chunks, the last one whole, if it is uncompressed."""
+        return -(-num_rows // self.chunk_rows) * self.chunk_rows * self.row_bytes
+
+
+@dataclass(frozen=True)
+class RaggedSpec:
+    """A ragged dataset to be created, see `fastload.format`; its index is passed as columns."""
+
+    num_bytes: int
+    chunk_bytes: int
+    row_shape: tuple[int, ...]
+    """(H, W, C) or (H, W) of its rows, 0 where they differ."""
+    row_dtype: np.dtype[Any]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def chunk(self) -> int:
+        """Bytes of a chunk of the HDF5 dataset: never more than the whole dataset."""
+        return min(self.chunk_bytes, self.num_bytes)
+
+    def allocated_bytes(self, num_rows: int) -> int:
+        """Returns the bytes of all its chunks, the last one whole, for any number of rows."""
+        return -(-self.num_bytes // self.chunk) * self.chunk
+
+
+def chunk_rows_for(row_bytes: int, num_rows: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """Returns the rows of a chunk: as many whole ones as fit in chunk_bytes, at least 1, at most num_rows."""
+    return max(1, min(num_rows, chunk_bytes // row_bytes))
+
+
+def writer_name() -> str:
+    """Returns the attribute `fastload_writer` of files that this release writes."""
+    try:
+        return f"fastload {version(DISTRIBUTION)}"
+    except PackageNotFoundError:
+        return "fastload (from a source tree)"
+
+
+def create_file(
+    path: str | Path,
+    *,
+    num_rows: int,
+    pixels: Mapping[str, PixelSpec | RaggedSpec],
+    columns: Mapping[str, Column],
+    attrs: Mapping[str, Any],
+) -> dict[str, int]:
+    """Writes a packed file without its pixels, and returns the byte offset of each linear pixel dataset.
+
+    The file is sparse: pixel chunks are allocated back to back and never touched. `digest_fields` and
+    `header_digest` are computed here, so columns must hold `split`, `key` and `digest`.
+
+    Args:
+        path: file to create; an existing one is overwritten.
+        num_rows: N.
+        pixels: `images`, and `masks` where there are any, in this order.
+        columns: every other dataset but `digest_fields`, each with N rows.
+        attrs: root attributes besides `fastload_version`, `fastload_writer` and `header_digest`.
+
+    Raises:
+        FormatError: this HDF5 library does not lay the chunks back to back.
+    """
+    with _new_file(path) as file:
+        for name, spec in pixels.items():
+            _create_pixels(file, name, num_rows, spec)
+        for name, column in columns.items():
+            _create_column(file, name, column)
+        hashed = {name: column.values for name, column in columns.items() if name != "digest"}
+        _create_column(file, "digest_fields", Column(row_digests(hashed)))
+        _set_attrs(file, {"fastload_version": FORMAT_VERSION, "fastload_writer": writer_name(), **attrs})
+        _set_attrs(file, {"header_digest": header_digest(file)})
+        return {name: _pixel_offset(path, file[name]) for name, spec in pixels.items() if is_linear(spec)}
+
+
+def is_linear(spec: PixelSpec | RaggedSpec) -> bool:
+    """Whether the dataset is one linear array that plain pwrite can fill: it has no compression filter."""
+    return isinstance(spec, RaggedSpec) or spec.codec == NONE
+
+
+def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpec | RaggedSpec]) -> dict[str, int]:
+    """Returns the offsets that `create_file` will return, by creating the pixel datasets alone.
+
+    Args:
+        path: temporary file, which is removed again.
+        num_rows: N.
+        pixels: as in `create_file`; later datasets do not move them.
+    """
+    try:
+        with _new_file(path) as file:
+            for name, spec in pixels.items():
+                _create_pixels(file, name, num_rows, spec)
+            return {name: _pixel_offset(path, file[name]) for name, spec in pixels.items() if is_linear(spec)}
+    finally:
+        Path(path).unlink(missing_ok=True)
+
+
+def _new_file(path: str | Path) -> h5py.File:
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
+    access.set_alignment(ALIGNMENT, ALIGNMENT)
+    # The first block of metadata fills the file up to the pixels, also if those are too few bytes for HDF5 to align.
+    access.set_meta_block_size(IMAGES_OFFSET)
+    creation = h5p.create(h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)
+    return h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, creation, access))
+
+
+def dump_options(options: Mapping[str, Any]) -> str:
+    """Returns the attribute `pack_options`: JSON in canonical form, so that equal options are equal bytes."""
+    return json.dumps(dict(options), sort_keys=True, separators=(",", ":"))
+
+
+def _create_pixels(file: h5py.File, name: str, num_rows: int, spec: PixelSpec | RaggedSpec) -> None:
+    plist = h5p.create(h5p.DATASET_CREATE)
+    attrs = spec.attrs
+    if isinstance(spec, RaggedSpec):
+        shape: tuple[int, ...] = (spec.num_bytes,)
+        element = np.dtype(np.uint8)
+        plist.set_chunk((spec.chunk,))
+        attrs = attrs | {"row_shape": np.array(spec.row_shape), "row_dtype": spec.row_dtype.newbyteorder("=").name}
+    else:
+        shape, element = (num_rows, *spec.row_shape), spec.dtype
+        plist.set_chunk((spec.chunk_rows, *spec.row_shape))
+    if is_linear(spec):
+        plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    elif isinstance(spec, PixelSpec) and (found := spec.codec.filter) is not None:
+        # Optional, so that HDF5 creates the dataset without having the filter: fastload compresses the chunks.
+        plist.set_filter(found[0], h5z.FLAG_OPTIONAL, found[1])
+    plist.set_fill_time(h5d.FILL_TIME_NEVER)
+    plist.set_obj_track_times(False)
+    dtype = h5t.py_create(element.newbyteorder("<"))
+    h5d.create(file.id, name.encode(), dtype, h5s.create_simple(shape, shape), plist)
+    _set_attrs(file[name], attrs)
+
+
+def _create_column(file: h5py.File, name: str, column: Column) -> None:
+    values = np.ascontiguousarray(column.values)
+    if values.dtype.kind == "S":
+        # A plain NumPy S is ASCII to h5py, and HDF5 does not convert between that and UTF-8.
+        values = values.view(h5py.string_dtype("utf-8", values.dtype.itemsize))
+    else:
+        values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    dataset = file.create_dataset(name, data=values, track_times=False)
+    _set_attrs(dataset, column.attrs)
+
+
+def _set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
+    for name, value in attrs.items():
+        if isinstance(value, str):
+            item.attrs[name] = _text([value])[0]
+        elif isinstance(value, (tuple, list)) and value and isinstance(value[0], str):
+            item.attrs[name] = _text(value)
+        else:
+            item.attrs[name] = value
+
+
+def _text(values: tuple[str, ...] | list[str]) -> NDArray[np.bytes_]:
+    text = np.array([value.encode("utf-8", errors="backslashreplace") for value in values])
+    return text.view(h5py.string_dtype("utf-8", max(text.dtype.itemsize, 1)))
+
+
+def _pixel_offset(path: str | Path, dataset: h5py.Dataset) -> int:
+    chunk_bytes = int(np.prod(dataset.chunks, dtype=np.int64)) * dataset.dtype.itemsize
+    offsets: list[int] = []
+    dataset.id.chunk_iter(lambda chunk: offsets.append(chunk.byte_offset))
+    expected = offsets[0] + np.arange(len(offsets)) * chunk_bytes
+    if not np.array_equal(np.sort(offsets), expected) or (dataset.name == "/images" and offsets[0] != IMAGES_OFFSET):
+        raise FormatError(
+            f"{path}: HDF5 {h5py.version.hdf5_version} did not lay the chunks of {dataset.name[1:]} back to back from "
+            f"byte {IMAGES_OFFSET}. Install h5py 3.16, whose wheels carry an HDF5 that does."
+        )
+    return int(offsets[0])

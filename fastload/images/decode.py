@@ -1,0 +1,326 @@
+"""Decodes one image file into one row of pixels: upright, in the channels and size asked for.
+
+JPEG is decoded by libjpeg-turbo (simplejpeg) straight into the row; what it refuses, and every other format, by Pillow.
+Both give the pixels of `ImageOps.exif_transpose(Image.open(file)).convert("RGB")`.
+
+| the file holds | becomes |
+| --- | --- |
+| gray, gray with alpha, 1-bit | 1 channel (1-bit as 0 and 255); replicated for 3 channels |
+| 16 bits a channel | uint16, or uint8 by its high byte |
+| palette, CMYK, YCCK, LAB | RGB |
+| alpha channel, transparent colour | the 4th channel, or dropped; opaque if asked for and absent |
+| 16-bit CMYK or premultiplied alpha; more than 8 bits in JPEG 2000 and AVIF | 8 bits, by Pillow |
+| colour if 1 channel is asked for | luma as in Pillow's `convert("L")` |
+| animation, several pages | the first |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import PIL
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, features
+
+from fastload.errors import ImageError
+from fastload.images.fit import (
+    TOO_FEW_BITS,
+    Fit,
+    Target,
+    moved_coordinates,
+    resample_for,
+    resample_mask,
+    resample_pixels,
+    with_channels,
+    with_depth,
+)
+from fastload.images.image_header import (
+    ImageHeader,
+    check_size,
+    failure_reason,
+    kind_of,
+    open_image,
+    orientation_of,
+    pillow_silenced,
+    png_without_tail,
+    probe_image,
+    upright_size,
+)
+from fastload.images.jpeg_markers import JpegFrame, scan_jpeg
+from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes
+
+__all__ = [
+    "Fit",
+    "ImageHeader",
+    "Target",
+    "decode_image",
+    "decode_mask",
+    "decode_unturned",
+    "decoder_versions",
+    "moved_coordinates",
+    "probe_image",
+    "resample_mask",
+    "resample_pixels",
+    "upright",
+]
+
+_COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_UINT8 = np.dtype(np.uint8)
+
+
+def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
+    """Decodes a whole image file into `out`, upright.
+
+    Safe to call from several threads, with an `out` each; simplejpeg and Pillow release the GIL while they decode.
+
+    Args:
+        data: the file's bytes.
+        out: (target.height, target.width, target.channels) of target.dtype, C-contiguous. It is
+            filled in place; after an error its content is undefined.
+
+    Raises:
+        ImageError: the image is damaged, truncated, too large, not supported, of another size than a target
+            without fit, or 8-bit if 16 are asked for. An error of a library is its cause.
+    """
+    assert out.shape == (target.height, target.width, target.channels), "one row of the target"
+    frame = scan_jpeg(data)
+    try:
+        if frame is None or not _decode_jpeg(data, frame, target, out):
+            pixels, orientation = _decode_pillow(data, target)
+            resample_pixels(upright(pixels, orientation), target, out)
+    except ImageError:
+        raise
+    except Exception as error:  # given damaged bytes, a decoder may raise anything
+        raise ImageError(failure_reason(error, data)) from error
+
+
+def decode_mask(
+    data: bytes,
+    target: Target,
+    out: NDArray[np.uint8],
+    *,
+    fill: int = 0,
+    image_size: tuple[int, int] | None = None,
+) -> None:
+    """Decodes a mask's file into `out`: the indices in the file, never its colours, upright as its image.
+
+    A palette image gives its indices, 1 bit 0 and 1, gray of fewer than 8 bits the numbers in the file (Pillow would
+    spread them over 0 to 255). The size is changed as `resample_mask` does.
+
+    Args:
+        data: the file's bytes.
+        target: the target of the image.
+        out: uint8 (target.height, target.width), filled in place; after an error its content is undefined.
+        fill: value of pixels that fit "pad" leaves black in the image.
+        image_size: (height, width) of the image, upright, before it is resized; None: not compared.
+
+    Raises:
+        ImageError: it cannot be decoded, holds colours or numbers above 255, is of a lossy format, or of another size
+            than its image.
+    """
+    try:
+        with _loaded(data) as loaded:
+            indices = upright(_indices_of(loaded)[..., None], loaded.orientation)[..., 0]
+    except ImageError:
+        raise
+    except Exception as error:  # given damaged bytes, a decoder may raise anything
+        raise ImageError(failure_reason(error, data)) from error
+    height, width = indices.shape
+    if image_size is not None and image_size != (height, width):
+        raise ImageError(
+            f"the mask is {width}x{height} pixels (width x height), its image {image_size[1]}x{image_size[0]}"
+        )
+    resample_mask(indices, target, out, fill=fill)
+
+
+def decode_unturned(data: bytes, channels: int) -> NDArray[np.uint8]:
+    """Returns Pillow's 8-bit pixels of an image file, (H, W, channels), ignoring its orientation.
+
+    Raises:
+        ImageError: it cannot be decoded, or has more bits.
+    """
+    try:
+        with _loaded(data) as loaded:
+            if loaded.bits == 16:
+                raise ImageError("has 16 bits a channel where the dataset has 8")
+            return np.asarray(_pixels_of(_converted(loaded.image, channels)), np.uint8)
+    except ImageError:
+        raise
+    except Exception as error:  # given damaged bytes, a decoder may raise anything
+        raise ImageError(failure_reason(error, data)) from error
+
+
+def decoder_versions() -> str:
+    """Returns names and versions of the decoders, for the file's attribute `decoder`: equal strings, equal pixels."""
+    turbo = features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else None
+    pillow = f"Pillow {PIL.__version__}" + (f" (libjpeg-turbo {turbo})" if turbo else "")
+    return f"simplejpeg {simplejpeg.__version__}; {pillow}"
+
+
+def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any]) -> bool:
+    """Decodes with simplejpeg; returns False if Pillow has to do it."""
+    if frame.components == 4:
+        return False
+    height, width, components, orientation, _ = frame
+    luma = components > target.channels
+    direct = orientation == 1 and not luma and height == target.height and width == target.width
+    check_size(height, width)
+    if not direct and target.fit is None:
+        resample_for(*upright_size(height, width, orientation), target)
+    if target.dtype != _UINT8:
+        raise ImageError(TOO_FEW_BITS)
+    colorspace = "RGB" if luma else _COLORSPACES[target.channels]
+    try:
+        # Strict: a stream that libjpeg only warns of, truncated or corrupt, is left to Pillow.
+        pixels = simplejpeg.decode_jpeg(data, colorspace, buffer=out if direct else None)
+    except (ValueError, RuntimeError):
+        return False
+    if pixels.shape[:2] != (height, width):
+        return False
+    if not direct:
+        if luma:
+            pixels = _pixels_of(Image.fromarray(pixels).convert("L"))
+        resample_pixels(upright(pixels, orientation), target, out)
+    return True
+
+
+def _decode_pillow(data: bytes, target: Target) -> tuple[NDArray[Any], int]:
+    """Returns pixels (H, W, target.channels) of target.dtype, and the orientation still to be applied to them."""
+    with _loaded(data) as loaded:
+        image, bits, orientation, _ = loaded
+        if target.fit is None:
+            resample_for(*upright_size(image.height, image.width, orientation), target)
+        if bits == 16:
+            return _from_16_bits(data, loaded, target), orientation
+        if target.dtype != _UINT8:
+            raise ImageError(TOO_FEW_BITS)
+        return _pixels_of(_converted(image, target.channels)), orientation
+
+
+class _Loaded(NamedTuple):
+    """Pillow's image of a file."""
+
+    image: Image.Image
+    """With its pixels decoded."""
+    bits: int
+    orientation: int
+    """Still to be applied."""
+    largest: int
+    """As `_largest_value`."""
+
+
+@contextmanager
+def _loaded(data: bytes) -> Iterator[_Loaded]:
+    """Opens a file with Pillow; within, Pillow's warnings are off, and lack of memory is an ImageError."""
+    size = ""
+    try:
+        with pillow_silenced():
+            image: Image.Image = open_image(data)
+            size = f" of {image.width}x{image.height} pixels"
+            _, _, bits = kind_of(image, data)
+            largest = _largest_value(image)
+            image = _load(data, image)
+            # After load: that turns a TIFF upright, and finds the EXIF block at a PNG's end.
+            yield _Loaded(image, bits, orientation_of(image), largest)
+    except MemoryError as error:
+        raise ImageError(f"not enough memory for its {len(data):,} bytes{size}") from error
+
+
+def _load(data: bytes, image: Image.Image | None = None, *, low_bytes: bool = False) -> Image.Image:
+    """Returns the image with its pixels decoded, opened if not given; with low_bytes, the low bytes of 16-bit ones."""
+    image = image or open_image(data)
+    if low_bytes:
+        read_low_bytes(image)
+    try:
+        image.load()
+    except Exception:
+        pixels_only = png_without_tail(data) if image.format == "PNG" else None
+        if pixels_only is None:
+            raise
+        # Pillow reads a PNG to its end, and does not say whether the pixels are damaged or what follows them.
+        image = open_image(pixels_only)
+        if low_bytes:
+            read_low_bytes(image)
+        image.load()
+    return image
+
+
+def _converted(image: Image.Image, channels: int) -> Image.Image:
+    mode = image.mode
+    if mode in ("RGBa", "La"):  # premultiplied alpha converts only to its plain twin
+        image = image.convert(mode.upper())
+    if channels < 4:
+        # Pillow would drop it, too, but warns of a palette's alpha and first remaps a transparent colour.
+        image.info.pop("transparency", None)
+    if image.mode not in ("1", "L", "LA", "RGB") and not (image.has_transparency_data and channels == 4):
+        image = image.convert("RGB")  # Pillow cannot convert CMYK or LAB to gray directly
+    return image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
+
+
+def _from_16_bits(data: bytes, loaded: _Loaded, target: Target) -> NDArray[Any]:
+    """Returns pixels (H, W, target.channels) of target.dtype of a loaded image of 16 bits a channel."""
+    if loaded.image.mode not in _MODES.values():
+        pixels = deep_gray(loaded.image)
+    else:
+        again = open_image(data)
+        in_ppm, gray_alpha = ppm_pixels(again, data), is_gray_alpha(again)
+        if in_ppm is not None:
+            pixels = in_ppm
+        elif target.dtype == _UINT8 and "transparency" not in loaded.image.info:
+            pixels = deep_pixels(loaded.image, None, gray_alpha=gray_alpha)
+        else:
+            low = _load(data, low_bytes=True)
+            pixels = deep_pixels(loaded.image, low, gray_alpha=gray_alpha)
+    return with_channels(with_depth(pixels, target.dtype), target.channels)
+
+
+_LOSSY = {"JPEG", "MPO", "JPEG2000", "WEBP", "AVIF"}
+_ADVICE = "Store the index of each pixel's class as 8-bit gray or palette PNG"
+
+
+def _indices_of(loaded: _Loaded) -> NDArray[np.uint8]:
+    """Returns the numbers in the file, uint8 (H, W)."""
+    image, top = loaded.image, loaded.largest
+    if image.format in _LOSSY or image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp"):
+        raise ImageError(f"a mask in {image.format}, which blends neighbouring classes, is refused. {_ADVICE}")
+    if image.mode not in ("1", "L", "P", "I") and not image.mode.startswith("I;16"):
+        raise ImageError(f"a mask of Pillow mode {image.mode!r} holds colours, not the index of a class. {_ADVICE}")
+    values = np.asarray(image)
+    if top:
+        full = 255 if values.dtype == np.uint8 else 65535
+        values = (values.astype(np.int64) * top + full // 2) // full
+    if values.max(initial=0) > 255:
+        raise ImageError(f"a mask of 16 bits with values up to {values.max()}, more than the 256 of a mask. {_ADVICE}")
+    return values.astype(np.uint8)
+
+
+def _largest_value(image: Image.Image) -> int:
+    """Returns the largest number of a gray file whose values Pillow spreads over all bits; 0 for other files."""
+    if not isinstance(image, ImageFile.ImageFile) or not image.tile:
+        return 0
+    tile: Any = image.tile[0]  # a plain tuple before Pillow 11
+    layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+    if tile[0].startswith("ppm") and len(layout) > 1:
+        return int(layout[1])
+    return {"L;2": 3, "L;4": 15}.get(str(layout[0])[:3], 0)
+
+
+def _pixels_of(image: Image.Image) -> NDArray[Any]:
+    pixels = np.asarray(image)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """Returns a view of (H, W, C) pixels with an EXIF orientation (1 to 8) applied."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels

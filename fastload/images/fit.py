@@ -1,0 +1,269 @@
+"""Resamples decoded images and masks to the size, channels and depth of a dataset's rows, and moves coordinates alike.
+
+Coordinates are pixel edges: the image spans 0 to width and 0 to height, and the middle of its first pixel is at 0.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastload.errors import ImageError
+
+Fit = Literal["crop", "pad", "stretch"]
+
+TOO_FEW_BITS = "has 8 bits a channel where the dataset has 16"
+_UINT8 = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The form that every image of a dataset is brought to."""
+
+    height: int
+    width: int
+    channels: int
+    """1, 3 or 4."""
+    dtype: np.dtype[Any]
+    """uint8, or uint16 for images of 16 bits a channel."""
+    fit: Fit | None = None
+    """How an image of another size is resized, antialiased bilinear in each case: "crop" covers the target and cuts off
+    evenly on both sides, "pad" fits inside and leaves the rest 0, "stretch" ignores the aspect ratio. None: the size
+    must match. An image of the right size is never resampled."""
+
+
+class Resample(NamedTuple):
+    """Which part of an image is resized, and which part of the target it fills."""
+
+    box: tuple[float, float, float, float]
+    """Part of the image: left, top, right, bottom."""
+    top: int
+    """First row of the target that it fills."""
+    left: int
+    height: int
+    """Rows of the target that it fills."""
+    width: int
+
+
+def resample_for(height: int, width: int, target: Target) -> Resample:
+    """Returns how an upright image of this size is resampled to a target.
+
+    Raises:
+        ImageError: another size than a target without fit.
+    """
+    if (height, width) == (target.height, target.width) or target.fit == "stretch":
+        return Resample((0, 0, width, height), 0, 0, target.height, target.width)
+    if target.fit is None:
+        raise ImageError(
+            f"is {width}x{height} pixels (width x height) where the dataset is {target.width}x{target.height}"
+        )
+    if target.fit == "crop":
+        # The largest centred part with the target's aspect, cut and resized in one exact operation.
+        part_height = min(height, width * target.height / target.width)
+        part_width = min(width, height * target.width / target.height)
+        left, top = (width - part_width) / 2, (height - part_height) / 2
+        box = (left, top, min(width, left + part_width), min(height, top + part_height))
+        return Resample(box, 0, 0, target.height, target.width)
+    scale = min(target.height / height, target.width / width)
+    inner_height = min(target.height, max(1, round(height * scale)))
+    inner_width = min(target.width, max(1, round(width * scale)))
+    top_row, left_column = (target.height - inner_height) // 2, (target.width - inner_width) // 2
+    return Resample((0, 0, width, height), top_row, left_column, inner_height, inner_width)
+
+
+def resample_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
+    """Writes decoded pixels into a row: changes channels and depth as for files, then the size.
+
+    Args:
+        pixels: (H, W) or (H, W, C), C = 1, 3 or 4, uint8 or uint16, upright; not modified.
+        out: (target.height, target.width, target.channels) of target.dtype; filled in place.
+
+    Raises:
+        ImageError: another shape or dtype, another size than a target without fit, or 8-bit if 16 are asked for.
+    """
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or not min(pixels.shape):
+        raise ImageError(f"is an array {pixels.shape}, not (H, W) or (H, W, C) with C = 1, 3 or 4")
+    if pixels.dtype not in (np.uint8, np.uint16):
+        raise ImageError(f"is of {pixels.dtype}, not uint8 or uint16; scale it to one of them")
+    part = resample_for(pixels.shape[0], pixels.shape[1], target)
+    pixels = with_channels(with_depth(pixels, target.dtype), target.channels)
+    if pixels.shape == out.shape:
+        out[...] = pixels
+        return
+    if (part.height, part.width) != (target.height, target.width):
+        out[...] = 0
+    inner = out[part.top : part.top + part.height, part.left : part.left + part.width]
+    inner[...] = _resized(pixels, part.height, part.width, part.box)
+
+
+def resample_mask(mask: NDArray[np.uint8], target: Target, out: NDArray[np.uint8], *, fill: int = 0) -> None:
+    """Writes a mask into its row, resampled exactly as its image, with each value the nearest one.
+
+    Args:
+        mask: uint8 (H, W), upright, of its image's size; not modified.
+        target: target of the image.
+        out: uint8 (target.height, target.width), filled in place.
+        fill: value of pixels that fit "pad" leaves black in the image: the mask's ignore_index, if it has one.
+
+    Raises:
+        ImageError: another shape or dtype, or another size than a target without fit.
+    """
+    if mask.ndim != 2 or mask.dtype != _UINT8 or not mask.size:
+        raise ImageError(f"a mask is uint8 (H, W), this one is {mask.dtype} {mask.shape}")
+    part = resample_for(mask.shape[0], mask.shape[1], target)
+    left, top, right, bottom = part.box
+    if (part.height, part.width) != (target.height, target.width):
+        out[...] = fill
+    inner = out[part.top : part.top + part.height, part.left : part.left + part.width]
+    rows = _nearest(top, bottom, part.height, mask.shape[0])
+    columns = _nearest(left, right, part.width, mask.shape[1])
+    inner[...] = mask[rows][:, columns]
+
+
+def axis_letter(name: str) -> str:
+    """Returns the meaning of a box's number by its name: x or y of a corner, w or h of a size, ? for anything else.
+
+    Names such as x, xmin, x_1, left, bbox_x are known; a centre is none of these.
+    """
+    low = name.lower().removeprefix("bbox_")
+    if low in ("w", "width", "h", "height"):
+        return low[0]
+    plain = low.replace("_", "").replace("min", "").replace("max", "").rstrip("0123456789")
+    plain = {"left": "x", "right": "x", "top": "y", "bottom": "y"}.get(plain, plain)
+    return plain if plain in ("x", "y") else "?"
+
+
+def moved_coordinates(
+    values: NDArray[Any],
+    moves: Literal["points", "xywh", "xyxy"],
+    sizes: NDArray[Any],
+    target: Target | NDArray[np.int64],
+) -> NDArray[np.float32]:
+    """Returns coordinates as they are after `resample_pixels` has resized their images to the target.
+
+    Boxes are clipped to the target, so that one outside a crop has no area left; a box of four zeros is padding and
+    stays so. Points may lie outside.
+
+    Args:
+        values: (N, ...): points as x, y, x, y, ... along the last axis; boxes of four along it, x, y, width, height
+            or two corners.
+        moves: which of these.
+        sizes: (N, 2), height and width of each upright image before.
+        target: target of all images; or (N, 2), the height and width to which each is stretched.
+
+    Returns:
+        A new array, float32, of the shape of values.
+    """
+    if not values.size:
+        return np.zeros(values.shape, np.float32)
+    scale, shift, edges = _moves(np.asarray(sizes), target)
+    pairs = np.asarray(values, np.float64).reshape(len(values), -1, 2)
+    scale, shift = scale[:, None], shift[:, None]
+    if moves == "points":
+        return (pairs * scale + shift).astype(np.float32).reshape(values.shape)
+    boxes = pairs.reshape(len(values), -1, 2, 2).copy()
+    padding = ~boxes.any(axis=(2, 3))
+    if moves == "xywh":
+        boxes[:, :, 1] += boxes[:, :, 0]
+    boxes = np.clip(boxes * scale[:, :, None] + shift[:, :, None], 0, edges)
+    if moves == "xywh":
+        boxes[:, :, 1] -= boxes[:, :, 0]
+    boxes[padding] = 0
+    return boxes.astype(np.float32).reshape(values.shape)
+
+
+def _moves(
+    sizes: NDArray[Any], target: Target | NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Returns scale and shift of x and y for each image, both (N, 2), and the edges to clip boxes at (broadcasting)."""
+    if not isinstance(target, Target):
+        scale = (target / np.maximum(sizes, 1))[:, ::-1]
+        return scale, np.zeros(scale.shape), target[:, None, None, ::-1].astype(np.float64)
+    unique, which = np.unique(sizes, axis=0, return_inverse=True)
+    scale, shift = np.empty((len(unique), 2)), np.empty((len(unique), 2))
+    for at, (height, width) in enumerate(unique.tolist()):
+        part = resample_for(height, width, target)
+        left, top, right, bottom = part.box
+        scale[at] = part.width / (right - left), part.height / (bottom - top)
+        shift[at] = part.left - left * scale[at][0], part.top - top * scale[at][1]
+    which = which.reshape(-1)
+    return scale[which], shift[which], np.array([target.width, target.height], np.float64)
+
+
+def with_depth(pixels: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns pixels of uint8 or uint16 as dtype; 16 bits become 8 by their high byte.
+
+    Raises:
+        ImageError: the pixels have 8 bits and dtype has 16.
+    """
+    if pixels.dtype == dtype:
+        return pixels
+    if dtype != _UINT8:
+        raise ImageError(TOO_FEW_BITS)
+    # The high byte keeps the whole range; Pillow's convert("L") would clip everything above 255.
+    return (pixels >> 8).astype(np.uint8)
+
+
+def with_channels(pixels: NDArray[Any], channels: int) -> NDArray[Any]:
+    """Returns (H, W, C) pixels in 1, 3 or 4 channels: gray replicated, luma as Pillow's, alpha dropped or opaque."""
+    found = pixels.shape[2]
+    if found == channels:
+        return pixels
+    if channels == 1:
+        red, green, blue = np.moveaxis(pixels[..., :3].astype(np.uint32), 2, 0)
+        luma = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16  # the weights of ITU-R BT.601, as in Pillow
+        gray: NDArray[Any] = luma.astype(pixels.dtype)[..., None]
+        return gray
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=2) if found == 1 else pixels[..., :3]
+    result = np.full((*pixels.shape[:2], 4), np.iinfo(pixels.dtype).max, pixels.dtype)
+    result[..., :3] = pixels
+    return result
+
+
+def _nearest(start: float, stop: float, count: int, length: int) -> NDArray[np.intp]:
+    """Returns, for each of `count` equal steps from start to stop, the pixel below `length` that holds its middle."""
+    middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
+    nearest: NDArray[np.intp] = np.clip(np.floor(middles).astype(np.intp), 0, length - 1)
+    return nearest
+
+
+def _resized(pixels: NDArray[Any], height: int, width: int, box: tuple[float, float, float, float]) -> NDArray[Any]:
+    """Returns the part `box` (left, top, right, bottom) of (H, W, C) pixels, resized antialiased bilinear."""
+    bilinear = Image.Resampling.BILINEAR
+    if pixels.dtype == _UINT8:
+        flat = np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+        resized = np.asarray(Image.fromarray(flat).resize((width, height), bilinear, box))
+        return resized[..., None] if resized.ndim == 2 else resized
+    if pixels.shape[2] == 4:
+        return _resized_with_alpha(pixels, height, width, box)
+    # Pillow resamples 16-bit pixels only to the nearest one; float32 holds them exactly and is rounded once.
+    rounded: NDArray[Any] = np.rint(_resized_planes(pixels.astype(np.float32), height, width, box)).astype(pixels.dtype)
+    return rounded
+
+
+def _resized_planes(
+    pixels: NDArray[np.float32], height: int, width: int, box: tuple[float, float, float, float]
+) -> NDArray[np.float32]:
+    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(pixels, 2, 0)]
+    resized = [np.asarray(plane.resize((width, height), Image.Resampling.BILINEAR, box)) for plane in planes]
+    stacked: NDArray[np.float32] = np.stack(resized, axis=2)
+    return stacked
+
+
+def _resized_with_alpha(
+    pixels: NDArray[np.uint16], height: int, width: int, box: tuple[float, float, float, float]
+) -> NDArray[np.uint16]:
+    """Returns RGBA resized weighted by alpha, as Pillow does with 8 bits: transparent pixels give no colour."""
+    premultiplied = pixels.astype(np.float32)
+    premultiplied[..., :3] *= premultiplied[..., 3:] / 65535
+    resized = _resized_planes(premultiplied, height, width, box)
+    alpha = resized[..., 3:]
+    np.divide(resized[..., :3] * 65535, alpha, out=resized[..., :3], where=alpha > 0)
+    return np.rint(np.clip(resized, 0, 65535)).astype(np.uint16)

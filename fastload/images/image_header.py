@@ -1,0 +1,283 @@
+"""Reads the header of an image file: size, channels, bits, frames; and opens files with Pillow safely.
+
+Every file of a dataset is probed before packing begins, so ordinary JPEGs are read by a fast scan of their markers. Any
+file that the scan does not fully understand is opened by Pillow.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from typing import NamedTuple
+
+from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
+
+from fastload.errors import ImageError
+from fastload.images.jpeg_markers import JpegFrame, scan_jpeg
+from fastload.images.sixteen_bit import is_deep_colour
+
+MAX_PIXELS = 178_956_970
+"""Pixels of the largest image accepted: Pillow's default limit against decompression bombs."""
+
+# Formats that are recognized by their first bytes. Pillow's others are left out: some run programs (EPS calls
+# Ghostscript), some accept any bytes as an image (TGA). MPO is opened by the JPEG plugin.
+_PLUGINS = {
+    "JPEG": "JpegImagePlugin",
+    "PNG": "PngImagePlugin",
+    "WEBP": "WebPImagePlugin",
+    "GIF": "GifImagePlugin",
+    "BMP": "BmpImagePlugin",
+    "TIFF": "TiffImagePlugin",
+    "PPM": "PpmImagePlugin",
+    "AVIF": "AvifImagePlugin",
+    "JPEG2000": "Jpeg2KImagePlugin",
+    "QOI": "QoiImagePlugin",
+}
+_MAGIC = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_CHANNELS = {"1": 1, "L": 1, "RGB": 3, "RGBX": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "CMYK": 3, "P": 3}
+_JPEG_KINDS = {1: "L", 3: "RGB", 4: "CMYK"}
+_ORIENTATION = 0x0112
+
+
+class ImageHeader(NamedTuple):
+    """The header of one image file."""
+
+    height: int
+    """Rows in pixels, after the EXIF orientation has been applied."""
+    width: int
+    """Columns in pixels, likewise."""
+    channels: int
+    """1 gray, 3 colour, 4 when there is any transparency (gray with alpha too). CMYK is 3."""
+    bits: int
+    """Bits a channel that decoding yields: 16 or 8."""
+    kind: str
+    """Pillow's mode of the pixels; with ";16": more than 8 bits, with "+alpha": transparency that the mode lacks."""
+    frames: int
+    """Frames or pages; only the first is used. Some may be damaged."""
+    turned: bool = False
+    """Whether an EXIF orientation turns or mirrors the pixels."""
+    jpeg: int = 0
+    """EXIF orientation, 1 to 8, of a plain gray or colour JPEG (`scan_jpeg`), which can be packed as it is; else 0."""
+
+
+def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
+    """Returns the header of one image file; reads as little of the file as is certain to suffice.
+
+    An ordinary JPEG takes its first 4 KiB and about 5 us. Other files are read whole, because orientation and frames
+    may be at their end; pixels are not decoded, except of a PNG whose orientation is in a text chunk or behind the
+    pixels.
+
+    Args:
+        read_head: returns the first n bytes of the file, fewer only when the file is shorter.
+            Its errors are not caught.
+
+    Raises:
+        ImageError: not an image, a damaged header, no or too many pixels, or a kind that is not supported.
+    """
+    size = 4096
+    data = read_head(size)
+    while (frame := scan_jpeg(data)) is None and len(data) >= size:
+        # 64 KiB hold an EXIF block with its thumbnail. Then grow fast, but not far beyond the file's size, since
+        # read(n) often allocates n bytes first.
+        size *= 16
+        data = read_head(size)
+    if frame is not None and not frame.several_frames:
+        check_size(frame.height, frame.width)
+        height, width = upright_size(frame.height, frame.width, frame.orientation)
+        channels = 1 if frame.components == 1 else 3
+        kind, turned = _JPEG_KINDS[frame.components], frame.orientation != 1
+        return ImageHeader(height, width, channels, 8, kind, 1, turned, plain_jpeg(frame))
+    while len(data) >= size:
+        size *= 16
+        data = read_head(size)
+    try:
+        with pillow_silenced():
+            return _pillow_header(data)._replace(jpeg=plain_jpeg(frame))
+    except ImageError:
+        raise
+    except Exception as error:  # given damaged bytes, a plugin may raise anything
+        raise ImageError(failure_reason(error, data)) from error
+
+
+def plain_jpeg(frame: JpegFrame | None) -> int:
+    """Returns `ImageHeader.jpeg` of a JPEG with this frame."""
+    return frame.orientation if frame is not None and frame.components in (1, 3) else 0
+
+
+def _pillow_header(data: bytes) -> ImageHeader:
+    image = open_image(data)
+    kind, channels, bits = kind_of(image, data)
+    width, height = image.size
+    if isinstance(image, TiffImageFile):
+        width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
+    # Pillow looks for a PNG's orientation behind the pixels too, and decodes them to get there.
+    orientation = orientation_of(image) if image.format != "PNG" or _png_has_orientation(data) else 1
+    try:
+        frames = int(getattr(image, "n_frames", 1))
+    except Exception:  # noqa: BLE001 - a damaged later frame may raise anything; the first is good
+        frames = 1
+    return ImageHeader(*upright_size(height, width, orientation), channels, bits, kind, frames, orientation != 1)
+
+
+def open_image(data: bytes) -> ImageFile.ImageFile:
+    """Opens a file's bytes with Pillow and checks the size; pixels are not loaded.
+
+    Call within `pillow_silenced`. Raises ImageError or whatever the plugin raises.
+    """
+    image = Image.open(io.BytesIO(data), formats=_formats())
+    check_size(image.height, image.width)
+    return image
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    names = []
+    for name, module in _PLUGINS.items():
+        try:
+            import_module(f"PIL.{module}")
+        except ImportError:  # Pillow before 11.3 has no AVIF
+            continue
+        names.append(name)
+    return tuple(names)
+
+
+def kind_of(image: Image.Image, data: bytes) -> tuple[str, int, int]:
+    """Returns kind, channels and bits of an image opened from data, as in `ImageHeader`.
+
+    Raises:
+        ImageError: 32-bit or other pixels that 8 or 16 bits cannot represent.
+    """
+    mode = image.mode
+    # "I" usually is 32-bit, but is Pillow's mode of 16-bit PGM, too (before version 11 also of 16-bit PNG).
+    if mode.startswith("I;16") or (mode == "I" and image.format in ("PNG", "PPM")):
+        alpha = "transparency" in image.info
+        return ("I;16+alpha", 4, 16) if alpha else ("I;16", 1, 16)
+    alpha = image.has_transparency_data  # also a palette with alpha, and PNG's tRNS
+    if mode not in _CHANNELS and not (alpha and mode in ("LA", "La", "PA", "RGBA", "RGBa")):
+        what = {"I": "32-bit integer", "F": "32-bit floating-point"}.get(mode, f"Pillow mode {mode!r}")
+        raise ImageError(f"{what} pixels are not supported; convert the image to 8 or 16 bits")
+    channels = 4 if alpha else _CHANNELS[mode]
+    if _stored_bits(image, data) > 8:
+        if isinstance(image, TiffImageFile) and image.tag_v2.get(284) == 2:  # planar: Pillow takes bytes for samples
+            raise ImageError("a TIFF of 16-bit colours stored plane by plane is not supported; store it interleaved")
+        mode += ";16"
+    bits = 16 if is_deep_colour(image) else 8
+    return (f"{mode}+alpha" if alpha and image.mode in _CHANNELS else mode), channels, bits
+
+
+def _stored_bits(image: Image.Image, data: bytes) -> int:
+    """Returns bits a channel in the file, as far as they can be found: Pillow itself gives 8 for all colour images."""
+    if isinstance(image, TiffImageFile):
+        bits = image.tag_v2.get(258, (1,))
+        return max(bits) if isinstance(bits, tuple) else int(bits)
+    if image.format == "JPEG2000":
+        size = data.find(b"\xff\x4f\xff\x51")  # ISO/IEC 15444-1, A.5.1: the depth of the first component, less 1
+        return (data[size + 42] & 0x7F) + 1 if 0 <= size < len(data) - 42 else 8
+    if image.format == "AVIF":
+        configuration = data.find(b"av1C")  # AV1 in ISOBMFF, 2.3.3: the flags high_bitdepth and twelve_bit
+        flags = data[configuration + 6] if 0 <= configuration < len(data) - 6 else 0
+        return 8 if not flags & 0x40 else 12 if flags & 0x20 else 10
+    layout = image.tile[0][3] if isinstance(image, ImageFile.ImageFile) and image.tile else ""
+    if image.format == "PPM" and isinstance(layout, tuple):
+        return 16 if isinstance(layout[-1], int) and layout[-1] > 255 else 8  # the largest value, as the file says
+    return 16 if image.format == "PNG" and str(layout).endswith(";16B") else 8
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Returns the EXIF (or else XMP) orientation of an image, 1 to 8, as `PIL.ImageOps.exif_transpose` finds it.
+
+    A damaged block counts as 1: the pixels may be fine.
+    """
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # noqa: BLE001 - Pillow raises a dozen kinds here, SyntaxError among them
+        return 1
+    return int(value) if value in range(1, 9) else 1
+
+
+def upright_size(height: int, width: int, orientation: int) -> tuple[int, int]:
+    """Returns (height, width) after the orientation has been applied: 5 to 8 swap them."""
+    return (width, height) if orientation >= 5 else (height, width)
+
+
+def check_size(height: int, width: int) -> None:
+    """Raises ImageError for an empty or too large image."""
+    if height * width > MAX_PIXELS:
+        raise ImageError(
+            f"claims {width}x{height} pixels, more than the {MAX_PIXELS:,} accepted (a decompression bomb?)"
+        )
+    if height < 1 or width < 1:
+        raise ImageError(f"claims {width}x{height} pixels")
+
+
+def failure_reason(error: Exception, data: bytes) -> str:
+    """Returns the reason why Pillow could not decode `data`, in a short sentence."""
+    if isinstance(error, MemoryError):
+        return f"not enough memory to decode it ({len(data):,} bytes of file)"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"too large: {error}"
+    if not isinstance(error, UnidentifiedImageError):
+        return f"cannot be decoded: {str(error) or type(error).__name__}"
+    if not data:
+        return "not an image (0 bytes)"
+    for magic, name in _MAGIC.items():
+        if data.startswith(magic):
+            return f"cannot be decoded: its {name} header is damaged or of an unsupported kind"
+    return f"not an image: starts with {data[:8]!r}"
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yields (type, start, end) of every whole chunk of a PNG, in order."""
+    start = 8
+    while start + 12 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, start)
+        end = start + 12 + length
+        if end <= len(data):
+            yield kind, start, end
+        start = end
+
+
+def _png_has_orientation(data: bytes) -> bool:
+    texts = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+    return any(kind == b"eXIf" or data.startswith(texts, start + 8) for kind, start, _ in _png_chunks(data))
+
+
+def png_without_tail(data: bytes) -> bytes | None:
+    """Returns the PNG cut behind its last whole pixel chunk and properly ended; None if it has no such chunk."""
+    pixels_end = max((end for kind, _, end in _png_chunks(data) if kind == b"IDAT"), default=0)
+    return data[:pixels_end] + b"\0\0\0\0IEND\xaeB`\x82" if pixels_end else None
+
+
+_silence_lock = threading.Lock()
+_silence_depth = 0
+_silence = warnings.catch_warnings()
+
+
+@contextmanager
+def pillow_silenced() -> Iterator[None]:
+    """Silences Pillow's own warnings (bombs, damaged EXIF, odd tags), not its errors.
+
+    Several threads may be inside at once: the filter is installed by the first and removed by the last, since
+    `warnings.catch_warnings` restores in the wrong order when threads interleave.
+    """
+    global _silence, _silence_depth
+    with _silence_lock:
+        if _silence_depth == 0:
+            _silence = warnings.catch_warnings()
+            _silence.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+        _silence_depth += 1
+    try:
+        yield
+    finally:
+        with _silence_lock:
+            _silence_depth -= 1
+            if _silence_depth == 0:
+                _silence.__exit__(None, None, None)

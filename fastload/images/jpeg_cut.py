@@ -1,0 +1,179 @@
+"""Cuts some rows out of a JPEG without decoding it (ITU-T T.81), if the file permits it.
+
+A baseline JPEG of one scan is a sequence of rows of MCUs (minimum coded units, 8 or 16 pixels high). It may end behind
+any of them: a smaller height in the header makes the decoder stop there. It can begin only where the decoder can start
+anew: behind a restart marker at the end of a row of MCUs. Files that fastload encodes have one at the end of each row.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from typing import NamedTuple
+
+from fastload.images.jpeg_markers import BASELINE, FRAMES, PLAIN, RESTARTS, SCAN, segments
+
+_SIZE = struct.Struct(">HHB")  # lines, samples per line, components
+_KINDS = 8  # restart markers count from RST0 to RST7 and begin again
+_TAIL = 32  # the last bytes of a file, which usually hold its end marker
+_END = b"\xff\xd9"
+_SPLIT_AT = re.compile(rb"\xff[\xd0-\xd7]")
+
+
+class JpegRows(NamedTuple):
+    """A JPEG file that decodes to rows [top, stop) of an image.
+
+    Attributes:
+        data: a JPEG file of full width.
+        top: a multiple of the height of an MCU.
+        stop: likewise, or the image's height.
+        ends_early: it holds more data than its height needs, which libjpeg warns of as extraneous.
+    """
+
+    data: bytearray
+    top: int
+    stop: int
+    ends_early: bool
+
+
+class JpegHead(NamedTuple):
+    """The facts in the segments before the first scan that decide how to decode."""
+
+    components: int
+    """1 gray, 3 colour, 4 print."""
+    scan: _Scan | None
+    """The scan of a plain baseline JPEG of one scan; None: rows cannot be cut out of this file."""
+
+
+class _Scan(NamedTuple):
+    """Layout of the entropy-coded data of a baseline JPEG of one scan."""
+
+    height_at: int
+    """Byte at which the height is written, two bytes."""
+    height: int
+    width: int
+    mcu_height: int
+    mcu_width: int
+    subsampled_rows: bool
+    """Chroma has fewer rows than luma, so that upsampling a row needs its neighbours."""
+    interval: int
+    """MCUs from a restart marker to the next; 0: there are none."""
+    begins: int
+    """First byte of the entropy-coded data."""
+
+
+def frame_components(data: bytes | memoryview) -> int:
+    """Returns the number of a JPEG's components, reading no further than its frame; 0 if its header is odd."""
+    try:
+        return next((data[position + 9] for marker, position, _ in segments(data) if marker in FRAMES), 0)
+    except (ValueError, IndexError):
+        return 0
+
+
+def jpeg_head(data: bytes | memoryview) -> JpegHead | None:
+    """Reads the head of a JPEG in one pass, without releasing the GIL; returns None if it is odd."""
+    frame_at = interval = ends = 0
+    plain = True
+    try:
+        for marker, position, length in segments(data):
+            ends = position + 2 + length
+            if marker in FRAMES:
+                plain &= marker in BASELINE and not frame_at
+                frame_at = frame_at or position + 5
+            elif marker == RESTARTS:
+                interval = int.from_bytes(data[position + 4 : position + 6], "big")
+            elif marker == SCAN:
+                plain &= bool(frame_at) and data[position + 4] == data[frame_at + 4]
+            else:
+                plain &= marker in PLAIN
+        if not frame_at:
+            return None
+        components = data[frame_at + 4]
+        return JpegHead(components, _scan(data, frame_at, interval, ends) if plain else None)
+    except (ValueError, IndexError, struct.error):
+        return None
+
+
+def _scan(data: bytes | memoryview, frame_at: int, interval: int, begins: int) -> _Scan | None:
+    height, width, components = _SIZE.unpack_from(data, frame_at)
+    factors = data[frame_at + 6 : frame_at + 6 + 3 * components : 3]
+    across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
+    if not height or not width or not min(across + down, default=0):
+        return None
+    if components == 1:  # a scan of one component has MCUs of one block, whatever its factors say
+        across, down = [1], [1]
+    return _Scan(frame_at, height, width, 8 * max(down), 8 * max(across), min(down) < max(down), interval, begins)
+
+
+def cut_rows(data: bytes | memoryview, head: JpegHead, height: int, width: int, top: int, stop: int) -> JpegRows | None:
+    """Returns the smallest JPEG that decodes to rows [top, stop), with the same pixels as the whole file.
+
+    Args:
+        data: a whole JPEG file.
+        head: `jpeg_head(data)`.
+        height, width: size of its image, not turned upright; a file that says otherwise is not cut.
+        top: first row wanted.
+        stop: row behind the last one wanted.
+
+    Returns:
+        None if the whole file has to be decoded: it is progressive, of several scans or odd, or too little would be
+        saved.
+    """
+    scan = head.scan
+    if scan is None or (scan.height, scan.width) != (height, width):
+        return None
+    num_rows = -(-height // scan.mcu_height)
+    # libjpeg's smooth upsampling of chroma looks at the row above and the one below.
+    first = (max(0, top - 1) if scan.subsampled_rows else top) // scan.mcu_height
+    last = min(num_rows, -(-(stop + 1 if scan.subsampled_rows else stop) // scan.mcu_height))
+    step = _restart_rows(scan)
+    first, last = (first // step * step, min(num_rows, -(-last // step) * step)) if step else (0, last)
+    if 8 * (last - first) > 7 * num_rows:
+        return None
+    # With restart markers the data is cut at the end, too: libjpeg would warn of the markers behind it.
+    cut = _between_markers(data, scan, first, last, num_rows) if step else bytearray(data)
+    if cut is None:
+        return None
+    rows_top, rows_stop = first * scan.mcu_height, min(height, last * scan.mcu_height)
+    cut[scan.height_at : scan.height_at + 2] = (rows_stop - rows_top).to_bytes(2, "big")
+    return JpegRows(cut, rows_top, rows_stop, ends_early=not step and last < num_rows)
+
+
+def _restart_rows(scan: _Scan) -> int:
+    """Returns how many rows of MCUs lie between two that begin behind a restart marker; 0: there are no markers."""
+    per_row = -(-scan.width // scan.mcu_width)
+    return math.lcm(scan.interval, per_row) // per_row if scan.interval else 0
+
+
+def _between_markers(data: bytes | memoryview, scan: _Scan, first: int, last: int, num_rows: int) -> bytearray | None:
+    """Returns header and data of rows of MCUs [first, last), its markers renumbered; None if markers are missing."""
+    per_row = -(-scan.width // scan.mcu_width)
+    before, until = first * per_row // scan.interval, last * per_row // scan.interval
+    most = -(-num_rows * per_row // scan.interval) - 1
+    begin, end = scan.begins, len(data)
+    markers = []
+    for number, found in enumerate(_SPLIT_AT.finditer(data, scan.begins), start=1):
+        if found[0][1] != 0xD0 + (number - 1) % _KINDS:
+            return None
+        if number == before:
+            begin = found.end()
+        elif last < num_rows and number == until:
+            end = found.start()
+            break
+        elif number > before:
+            markers.append(found.start())
+        if number == most:
+            break
+    missing = (last < num_rows and end == len(data)) or (before and begin == scan.begins)
+    # A truncated file has no end marker; entropy-coded data never contains one.
+    if missing or not (_END in bytes(data[max(begin, len(data) - _TAIL) :]) or _END in bytes(data[begin:])):
+        return None
+    cut = bytearray(data[: scan.begins])
+    cut += data[begin:end]
+    if last < num_rows:
+        cut += _END
+    if before % _KINDS:
+        for number, at in enumerate(markers):
+            cut[scan.begins + at - begin + 1] = 0xD0 + number % _KINDS
+    return cut

@@ -1,0 +1,197 @@
+"""How the pixels of an HDF5 file lie on disk, what reading one random image costs, and what packing again would gain.
+
+A shuffled epoch reads every image by itself, so an epoch of N images costs N times that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import h5py
+
+from fastload.format.digests import plain
+
+# HDF5 2.0 raised the default chunk cache of a dataset from 1 MiB to 8 MiB.
+OLD_CACHE_BYTES = 2**20
+CACHE_BYTES = 8 * 2**20 if h5py.version.hdf5_version_tuple >= (2, 0, 0) else OLD_CACHE_BYTES
+
+TINY_CHUNK_BYTES = 16 * 2**10
+MANY_CHUNKS = 1000
+PACK_AGAIN = "To fix this, pack the original images: `fastload pack IMAGES OUT.h5`."
+REPACK_FILE = "To fix this: `fastload repack FILE OUT.h5 --codec none`."
+"""For files in which all pixels are present and of a type that fastload packs, so that the images are not needed."""
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """How one dataset of pixels lies on disk.
+
+    Attributes:
+        dataset: its name in the file.
+        shape: (N, ...).
+        chunks: HDF5 chunk shape; None for contiguous storage.
+        linear: whether images lie back to back from `first_offset` on, unfiltered, so that FastLoader reads them
+            without HDF5.
+        first_offset: byte of the file at which image 0 starts; None if not linear.
+        chunk_rows: images that a chunk holds (or cuts through); all images for contiguous storage.
+        chunk_bytes: of one chunk, uncompressed.
+        num_chunks: chunks in the file's index; 1 for contiguous storage.
+        missing_chunks: chunks that were never written and read as the fill value.
+        compressed: whether the chunks pass through a filter.
+        stored_bytes: allocated in the file.
+        pixel_bytes: of all images, uncompressed.
+        image_bytes: of one image, uncompressed.
+        chunks_per_image: chunks that one image touches; more than 1 if chunks cut images.
+        chunk_bytes_per_image: uncompressed bytes of those chunks.
+        read_bytes_per_image: bytes of the file read for one random image, with HDF5's default chunk cache.
+        decoded_bytes_per_image: bytes that HDF5 produces for one random image, with the same cache.
+    """
+
+    dataset: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...] | None
+    linear: bool
+    first_offset: int | None
+    chunk_rows: int
+    chunk_bytes: int
+    num_chunks: int
+    missing_chunks: int
+    compressed: bool
+    stored_bytes: int
+    pixel_bytes: int
+    image_bytes: int
+    chunks_per_image: int
+    chunk_bytes_per_image: int
+    read_bytes_per_image: int
+    decoded_bytes_per_image: int
+
+
+def chunk_layout(name: str, item: h5py.Dataset, offset: int | None) -> ChunkLayout:
+    """Returns the layout of a dataset (N, ...) with at least one image; `offset` is that of linear data, else None."""
+    shape = tuple(int(n) for n in item.shape)
+    chunks = tuple(int(n) for n in item.chunks) if item.chunks else None
+    box = chunks or shape
+    image_bytes = math.prod(shape[1:]) * item.dtype.itemsize
+    chunk_bytes = math.prod(box) * item.dtype.itemsize
+    per_image = math.prod(-(-size // chunk) for size, chunk in zip(shape[1:], box[1:], strict=True))
+    num_chunks = int(item.id.get_num_chunks()) if chunks else 1
+    stored = int(item.id.get_storage_size())
+    compressed = item.id.get_create_plist().get_nfilters() > 0
+    if offset is not None or chunks is None:
+        read = decoded = image_bytes
+    elif compressed:
+        read, decoded = stored * per_image // max(num_chunks, 1), chunk_bytes * per_image
+    else:
+        # Measured with HDF5 2.0: an unfiltered chunk that fits the cache is read whole for one image; one that does
+        # not fit is bypassed, and only the image's bytes are read.
+        read = decoded = chunk_bytes * per_image if chunk_bytes <= CACHE_BYTES else image_bytes
+    return ChunkLayout(
+        dataset=name,
+        shape=shape,
+        chunks=chunks,
+        linear=offset is not None,
+        first_offset=offset,
+        chunk_rows=box[0],
+        chunk_bytes=chunk_bytes,
+        num_chunks=num_chunks,
+        missing_chunks=-(-shape[0] // box[0]) * per_image - num_chunks,
+        compressed=compressed,
+        stored_bytes=stored,
+        pixel_bytes=shape[0] * image_bytes,
+        image_bytes=image_bytes,
+        chunks_per_image=per_image,
+        chunk_bytes_per_image=chunk_bytes * per_image,
+        read_bytes_per_image=read,
+        decoded_bytes_per_image=decoded,
+    )
+
+
+def findings(item: h5py.Dataset, layout: ChunkLayout) -> list[str]:
+    """Returns sentences on what makes training from this dataset slow; none if an image is a read of its own bytes."""
+    found = []
+    name = f"`{layout.dataset}`"
+    if item.external or item.is_virtual:
+        found.append(f"{name} keeps its data in other files, which FastLoader refuses as unsafe.")
+    if layout.chunks_per_image > 1:
+        factor = layout.chunk_bytes_per_image / layout.image_bytes
+        found.append(
+            f"Chunks of {_product(layout.chunks)} cut the images of {name} ({_product(layout.shape[1:])}): one image "
+            f"lies in {layout.chunks_per_image} chunks, together {format_bytes(layout.chunk_bytes_per_image)}, "
+            f"{factor:,.0f} times its own {format_bytes(layout.image_bytes)}."
+        )
+    if layout.chunks and not layout.compressed and layout.stored_bytes > 1.2 * layout.pixel_bytes:
+        found.append(
+            f"Chunks at the border of {name} are stored in full: {format_bytes(layout.stored_bytes)} on disk for "
+            f"{format_bytes(layout.pixel_bytes)} of pixels."
+        )
+    if layout.chunks and not layout.linear:
+        found += _beyond_cache(name, layout)
+    if layout.chunk_bytes < TINY_CHUNK_BYTES and layout.num_chunks > MANY_CHUNKS:
+        found.append(
+            f"Tiny chunks: {layout.num_chunks:,} of {format_bytes(layout.chunk_bytes)} each, every one with its own "
+            f"entry in HDF5's index. fastload's chunks are about 8 MiB."
+        )
+    if layout.missing_chunks > 0:
+        found.append(
+            f"{layout.missing_chunks:,} of {layout.missing_chunks + layout.num_chunks:,} chunks of {name} were never "
+            f"written: their images read as {plain(item.fillvalue)}. The file is probably incomplete."
+        )
+    if item.dtype.kind == "f":
+        found.append(
+            f"{name} holds {item.dtype}, {item.dtype.itemsize} times the bytes of uint8. Store uint8, and normalize "
+            f"on the device."
+        )
+    if layout.chunks and not layout.linear and (layout.compressed or layout.chunk_bytes_per_image > layout.image_bytes):
+        found.append(_gain(layout))
+    return found
+
+
+def format_bytes(count: float) -> str:
+    """Returns a size as text: `900 B`, `8.0 MiB`, `23.6 GiB`."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1023.95:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
+
+
+def _beyond_cache(name: str, layout: ChunkLayout) -> list[str]:
+    """Returns a sentence if a chunk is larger than HDF5's chunk cache."""
+    chunk = f"A chunk of {name} ({format_bytes(layout.chunk_bytes)}) is larger than"
+    caches = "HDF5's chunk cache (8 MiB by default since HDF5 2.0, 1 MiB before)"
+    if layout.compressed and layout.chunk_bytes > 8 * 2**20:
+        return [f"{chunk} {caches}: it is read and decoded again for each of its images, even in order."]
+    if layout.compressed and layout.chunk_bytes > OLD_CACHE_BYTES:
+        return [f"{chunk} the chunk cache of HDF5 before 2.0 (1 MiB): there each of its images decodes it again."]
+    if not layout.compressed and layout.chunk_bytes > CACHE_BYTES:
+        return [
+            f"{chunk} {caches}: HDF5 bypasses the cache and reads piece by piece; with a larger cache (rdcc_nbytes) it "
+            f"reads {format_bytes(layout.chunk_bytes_per_image)} for one random image."
+        ]
+    return []
+
+
+def _gain(layout: ChunkLayout) -> str:
+    """Returns a sentence on what packing again would gain: bytes read and decoded for one random image."""
+    factor = layout.chunk_bytes_per_image / layout.image_bytes
+    whole = format_bytes(layout.chunk_bytes_per_image) + (f", {factor:,.0f} times as much" if factor >= 1.5 else "")
+    if layout.compressed:
+        growth = layout.pixel_bytes / max(layout.stored_bytes, 1)
+        cost = (
+            f"now it reads {format_bytes(layout.read_bytes_per_image)} and decodes {whole}. The packed file is not "
+            f"compressed: {format_bytes(layout.pixel_bytes)}, {growth:.1f} times as large"
+        )
+    elif layout.read_bytes_per_image > layout.image_bytes:
+        cost = f"now it reads {whole}"
+    else:
+        cost = f"now it reads pieces of its chunks or, where the cache holds them, {whole}"
+    return (
+        f"Packing again would win: one random image is one read of its own {format_bytes(layout.image_bytes)}; {cost}."
+    )
+
+
+def _product(shape: tuple[int, ...] | None) -> str:
+    return " x ".join(str(n) for n in shape or ())

@@ -1,0 +1,386 @@
+"""Compares a packed file with its source: decodes every image again and compares the pixels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FormatError, ImageError, OptionError
+from fastload.format.codecs import load_filters
+from fastload.format.header import Field, PackedFile, open_hdf5
+from fastload.format.ragged import JPEG, EncodedRow
+from fastload.images.decode import decoder_versions
+from fastload.images.decode_part import decode_row
+from fastload.images.fit import Fit, Target
+from fastload.pack.encode import RowEncoder
+from fastload.pack.encoding import EncodingOption, RaggedPlan, jpegs_kept_and_made, parse_encoding
+from fastload.pack.pack_options import PackOptions
+from fastload.pack.pack_worker import Worker
+from fastload.pack.pool import PackPool
+from fastload.pack.survey import read_headers, with_moved_coordinates
+from fastload.read.checked import CheckedSamples, has_ragged
+from fastload.read.reader import SAMPLES
+from fastload.sources import SourceOptions, list_source
+from fastload.sources.listing import Listing
+from fastload.system.files import read_into
+
+MAX_LEVELS = 3
+"""Largest difference, in levels of 8 bits, that two releases of a decoder may show on one image."""
+
+_GONE = "its image can no longer be decoded"
+_OTHER_MASK = 1 << 20
+"""Used in place of a difference in levels: the mask differs."""
+
+_TASK_ROWS = 64
+
+_Result = tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]
+"""Rows, the largest difference of each, and row -> why it cannot be compared."""
+
+
+@dataclass(frozen=True)
+class ChangedRow:
+    """A row that differs from what the source holds now, and how."""
+
+    row: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    """Result of comparing a file with its source.
+
+    Attributes:
+        compared: rows whose image was decoded again.
+        changed: rows whose pixels or other fields differ, or whose image can no longer be decoded.
+        missing: keys in the file that are not in the source (any more).
+        extra: keys in the source that are not in the file: added since, or left out by `--limit` or as unreadable.
+        decoder_now: decoder used to compare.
+        decoder_file: decoder used to pack.
+        inexact: rows equal within MAX_LEVELS, but not to the byte; always 0 with the decoder used to pack.
+        max_levels: largest difference among those, in levels of 8 bits.
+    """
+
+    compared: int
+    changed: tuple[ChangedRow, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    decoder_now: str
+    decoder_file: str
+    inexact: int
+    max_levels: float
+
+    @property
+    def same_decoder(self) -> bool:
+        """Whether both decoders are the same, so that pixels have to be equal to the byte."""
+        return self.decoder_now == self.decoder_file
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Rows to compare, and for each the index of its sample in the listing."""
+
+    path: str
+    fields: tuple[Field, ...]
+    target: Target
+    rows: NDArray[np.int64]
+    samples: NDArray[np.int64]
+
+
+def compare_source(
+    file: PackedFile,
+    source: Path,
+    keys: list[str],
+    workers: int,
+    advance: Callable[[int], None],
+    *,
+    root: Path | None = None,
+) -> SourceReport:
+    """Compares every row with what its source image decodes to now.
+
+    Args:
+        file: header of a packed file.
+        source: what it was packed from.
+        keys: of its rows.
+        workers: processes that decode; 0: this one.
+        advance: called with the number of rows just compared.
+        root: folder that a table's paths are relative to, if one was given to pack it.
+
+    Raises:
+        MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.
+    """
+    options = _pack_options(file)
+    layout = str(file.attrs.get("source_layout"))
+    listing = list_source(source, layout, "skip", replace(options.source, root=root))
+    samples = {key: sample for sample, key in enumerate(listing.keys)}
+    found = np.array([samples.get(key, -1) for key in keys], dtype=np.int64)
+    rows = np.flatnonzero(found >= 0)
+    if not len(rows):
+        raise OptionError(
+            f"{source}: none of its {len(listing)} samples is in {file.path} (first keys: {listing.keys[0]!r} there, "
+            f"{keys[0]!r} here). Name the folder or archive that was given to `fastload pack`."
+        )
+    now, then = decoder_versions(), str(file.attrs.get("decoder"))
+    changed: list[ChangedRow] = []
+    inexact, max_levels = 0, 0.0
+    if listing.files is None or "images" not in file.fields:
+        advance(len(rows))
+    else:
+        with PackPool(workers) as pool:
+            pool.use(listing)
+            target = None if file.fields["images"].varied else target_of(file, options)
+            results: Iterator[_Result]
+            if has_ragged(file):
+                headers, _, unread = read_headers(listing, pool, None, found[rows])
+                for row in rows.tolist():
+                    if int(found[row]) in unread:
+                        changed.append(ChangedRow(row, keys[row], f"{_GONE}: {unread[int(found[row])]}"))
+                listing = with_moved_coordinates(listing, headers, target, options.max_size)
+                plan = ragged_plan(file, options, target)
+                results = pool.run(compare_ragged, _ragged_tasks(file, plan, rows, found[rows], headers))
+            else:
+                assert target is not None, "only ragged rows differ in size"
+                if target.fit and any(column.moves for column in listing.columns.values()):
+                    headers, _, _ = read_headers(listing, pool, None)
+                    listing = with_moved_coordinates(listing, headers, target)
+                results = pool.run(_compare, _tasks(file, target, listing.masks is not None, rows, found[rows]))
+            scale = 257 if file.fields["images"].dtype.itemsize == 2 else 1  # levels of 16 bits in one of 8
+            allowed = 0 if now == then else MAX_LEVELS
+            for part, differences, reasons in results:
+                changed += [ChangedRow(row, keys[row], reason) for row, reason in reasons.items()]
+                for row, difference in zip(part.tolist(), (differences / scale).tolist(), strict=True):
+                    if difference * scale >= _OTHER_MASK:
+                        changed.append(ChangedRow(row, keys[row], "its mask differs"))
+                    elif difference > allowed:
+                        changed.append(ChangedRow(row, keys[row], f"pixels differ by up to {difference:.0f} levels"))
+                    elif difference:
+                        inexact, max_levels = inexact + 1, max(max_levels, difference)
+                advance(len(part))
+    changed += _changed_fields(file, listing, rows, found[rows], keys)
+    advance(len(keys) - len(rows))
+    known = set(keys)
+    return SourceReport(
+        compared=len(rows),
+        changed=tuple(sorted(changed, key=lambda row: row.row)),
+        missing=tuple(keys[row] for row in np.flatnonzero(found < 0).tolist()),
+        extra=tuple(key for key in listing.keys if key not in known),
+        decoder_now=now,
+        decoder_file=then,
+        inexact=inexact,
+        max_levels=max_levels,
+    )
+
+
+def _tasks(
+    file: PackedFile, target: Target, masked: bool, rows: NDArray[np.int64], samples: NDArray[np.int64]
+) -> Iterator[_Task]:
+    fields = tuple(file.fields[name] for name in (("images", "masks") if masked else ("images",)))
+    for start in range(0, len(rows), _TASK_ROWS):
+        part = slice(start, start + _TASK_ROWS)
+        yield _Task(str(file.path), fields, target, rows[part], samples[part])
+
+
+def _ragged_tasks(
+    file: PackedFile, plan: RaggedPlan, rows: NDArray[np.int64], samples: NDArray[np.int64], headers: NDArray[np.void]
+) -> Iterator[RaggedTask]:
+    for start in range(0, len(rows), _TASK_ROWS):
+        part = slice(start, start + _TASK_ROWS)
+        yield RaggedTask(file, plan, rows[part], samples[part], headers[samples[part]])
+
+
+def target_of(file: PackedFile, options: PackOptions) -> Target:
+    """Returns the size and type that every image was brought to, from the file's shape and its pack options."""
+    height, width, channels = file.fields["images"].shape
+    fit: Fit | None = options.fit if options.size else "stretch" if options.max_size else None
+    return Target(height=height, width=width, channels=channels, dtype=file.fields["images"].dtype, fit=fit)
+
+
+def _pack_options(file: PackedFile) -> PackOptions:
+    """Returns the options that a file was packed with.
+
+    Raises:
+        FormatError: they are not options of this release.
+    """
+    try:
+        options = json.loads(file.attrs["pack_options"])
+        given = options.get("source", {})
+        source = SourceOptions(**{**given, "labels": tuple(given.get("labels", ()))})
+        store = parse_encoding(options["store"]) if "store" in options else None
+        size = tuple(options["size"]) if options["size"] else None
+        return PackOptions(**{**options, "size": size, "source": source, "store": store})
+    except (KeyError, TypeError, ValueError) as exc:
+        raise FormatError(
+            f"{file.path}: its pack_options cannot be read ({exc}), so its images cannot be decoded in the same way. "
+            f"Verify it without a source, or pack it again."
+        ) from exc
+
+
+def _compare(worker: Worker, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
+    """Returns rows, the largest difference of each in the file's own levels, and row -> why it cannot be compared."""
+    differences = np.zeros(len(task.rows), np.int64)
+    arrays, failed = worker.decode(task.samples, task.target)
+    for decoded, field in zip(arrays, task.fields, strict=True):
+        packed = _read_rows(task, field)
+        for at in np.flatnonzero((decoded != packed).reshape(len(packed), -1).any(axis=1)).tolist():
+            levels = int(np.abs(decoded[at].astype(np.int64) - packed[at]).max())
+            # Masks must be equal: their values are class numbers, which no decoder may round.
+            differences[at] = max(differences[at], levels if field.name == "images" else _OTHER_MASK)
+    reasons = {int(task.rows[at]): f"{_GONE}: {reason}" for at, reason in failed.items()}
+    differences[list(failed)] = 0
+    return task.rows, differences, reasons
+
+
+def _read_rows(task: _Task, field: Field) -> NDArray[Any]:
+    """Returns (rows, ...) of one field, read without a mapping, so that a failing disk is an error and not a signal."""
+    if field.offset is None:
+        with open_hdf5(Path(task.path)) as hdf5:
+            load_filters(Path(task.path), field.name, hdf5[field.name])
+            return np.asarray(hdf5[field.name][task.rows])
+    out = np.zeros((len(task.rows), *field.shape), field.dtype)
+    flat = out.reshape(len(task.rows), -1).view(np.uint8)
+    with open(task.path, "rb") as file:
+        for at, row in enumerate(task.rows.tolist()):
+            read_into(file.fileno(), flat[at].data, field.offset + row * field.row_bytes)
+    return out
+
+
+def _changed_fields(
+    file: PackedFile, listing: Listing, rows: NDArray[np.int64], samples: NDArray[np.int64], keys: list[str]
+) -> Iterator[ChangedRow]:
+    """Yields the rows whose labels or other fields differ in the source now."""
+    with open_hdf5(file.path) as hdf5:
+        for name, column in listing.columns.items():
+            if name not in file.fields:
+                continue
+            now, then = column.values[samples], _rows_of(hdf5, name)[rows]
+            if now.shape != then.shape:
+                different = np.ones(len(rows), bool)
+            else:
+                other = now != then
+                if now.dtype.kind == "f" and then.dtype.kind == "f":
+                    other &= ~(np.isnan(now) & np.isnan(then))  # missing in both
+                different = other.reshape(len(rows), -1).any(axis=1)
+            for row in rows[different].tolist():
+                yield ChangedRow(row, keys[row], f"`{name}` differs")
+
+
+def _rows_of(hdf5: h5py.File, name: str) -> NDArray[Any]:
+    return np.asarray(hdf5[name][()])
+
+
+@dataclass(frozen=True)
+class RaggedTask:
+    """Rows of a ragged file to compare.
+
+    Attributes:
+        file: header of the packed file.
+        plan: from `ragged_plan`.
+        rows, samples: int64 (n,), rows and the indices of their samples in the listing.
+        headers: HEADERS (n,) of the samples; zero where a header cannot be read.
+    """
+
+    file: PackedFile
+    plan: RaggedPlan
+    rows: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    headers: NDArray[np.void]
+
+
+def ragged_plan(file: PackedFile, options: PackOptions, target: Target | None) -> RaggedPlan:
+    """Returns the plan that made the rows, as far as it affects their pixels."""
+    field = file.fields["images"]
+    return RaggedPlan(
+        channels=field.shape[2],
+        dtype=field.dtype.newbyteorder("="),
+        option=options.store or EncodingOption(),
+        target=target,
+        max_size=options.max_size if target is None else None,
+        images="ragged",
+        masks="rows" if "masks" in file.fields else None,
+    )
+
+
+def compare_ragged(worker: Worker, task: RaggedTask) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
+    """Returns rows, the largest difference of each in the file's own levels, and row -> why it differs otherwise."""
+    differences, reasons = np.zeros(len(task.rows), np.int64), dict[int, str]()
+    samples = SAMPLES.of(task.file)
+    encoder = _Reencoder(worker, task.plan)
+    for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
+        header = task.headers[at]
+        if not header["height"]:
+            continue  # the caller has reported why it cannot be read
+        try:
+            found: int | str = _compare_row(samples, encoder, row, sample, header)
+        except (ImageError, OSError) as exc:
+            found = f"{_GONE}: {exc}"
+        if isinstance(found, str):
+            reasons[row] = found
+        else:
+            differences[at] = found
+    return task.rows, differences, reasons
+
+
+class _Reencoder:
+    """Encodes rows again as they were packed.
+
+    A JPEG may be the source's own file or newly compressed; the file does not say which, so both are tried.
+    """
+
+    def __init__(self, worker: Worker, plan: RaggedPlan) -> None:
+        masks = worker.masks if plan.masks else None
+        self.masked = masks is not None
+        self._source = replace(plan, option=EncodingOption("source"))
+        options = {
+            "raw": EncodingOption(),
+            "source": EncodingOption("source"),
+            "jpeg": replace(plan.option, kind="jpeg"),
+        }
+        self._encoders = {
+            kind: RowEncoder(worker.images, masks, replace(plan, option=option)) for kind, option in options.items()
+        }
+        self._kept = plan.option.kind != "jpeg"
+
+    def encode(self, sample: int, header: np.void, *, jpeg: bool) -> EncodedRow:
+        """Encodes a sample, as raw pixels or as JPEG."""
+        if not jpeg:
+            return self._encoders["raw"].encode(sample, header)
+        if self._kept:
+            made = self._encoders["source"].encode(sample, header)
+            if made.encoding == JPEG:
+                return made
+        return self._encoders["jpeg"].encode(sample, header)
+
+    def keeps(self, sample: int, header: np.void) -> bool:
+        """Whether the JPEG of this sample is its source file."""
+        return self._kept and bool(jpegs_kept_and_made(self._source, sample, header)[0])
+
+
+def _compare_row(samples: CheckedSamples, encoder: _Reencoder, row: int, sample: int, header: np.void) -> int | str:
+    """Returns the largest difference of a row in levels, or why it differs."""
+    stored = samples.encoded_bytes("images", row)
+    is_jpeg = stored.encoding == JPEG
+    now = encoder.encode(sample, header, jpeg=is_jpeg)
+    if now.shape != stored.shape:
+        return (
+            f"its image is {now.shape[1]}x{now.shape[0]} (width x height), packed was "
+            f"{stored.shape[1]}x{stored.shape[0]}"
+        )
+    if encoder.masked and not np.array_equal(
+        np.frombuffer(now.mask or b"", np.uint8), samples.pixels("masks", row).reshape(-1)
+    ):
+        return _OTHER_MASK
+    if is_jpeg and now.encoding == JPEG and now.image == stored.data:
+        return 0
+    dtype = samples.file.fields["images"].dtype
+    pixels = decode_row(bytes(now.image), now.encoding, now.shape, now.orientation, dtype)
+    levels = int(np.abs(pixels.astype(np.int64) - samples.pixels("images", row)).max())
+    if is_jpeg and encoder.keeps(sample, header):
+        return "its JPEG has other bytes" + (f" (pixels differ by up to {levels} levels)" if levels else "")
+    return levels

@@ -1,0 +1,337 @@
+"""Describes what a file holds and how it lies on disk, for packed files and any other HDF5 file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fastload.errors import FormatError
+from fastload.format.codecs import pipeline, why_unreadable
+from fastload.format.digests import linear_offset, plain
+from fastload.format.header import PackedFile, open_hdf5, read_header
+from fastload.format.ragged import ENCODINGS
+from fastload.inspection.chunk_layout import PACK_AGAIN, REPACK_FILE, ChunkLayout, chunk_layout, findings
+
+MAX_COUNTED_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class FieldInfo:
+    """One dataset.
+
+    Attributes:
+        name: path in the file, without the leading slash.
+        shape: of the whole dataset, (N, ...).
+        dtype: of its elements, as NumPy writes it.
+        bytes: of its elements, uncompressed.
+        stored_bytes: that HDF5 allocated for it in the file.
+        chunks: HDF5 chunk shape; None for contiguous storage.
+        filters: names of its HDF5 filters.
+        linear: whether all rows lie back to back, unfiltered, so that a row can be read without HDF5.
+        num_names: number of class, attribute or split names in its attributes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    stored_bytes: int
+    chunks: tuple[int, ...] | None
+    filters: tuple[str, ...]
+    linear: bool
+    num_names: int
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """Result of `inspect_file`; `to_dict` returns it as values for JSON.
+
+    Attributes:
+        path: as given.
+        version: format version; None for a file that fastload did not write.
+        writer: release that wrote it; None for such a file.
+        num_samples: N; for a foreign file the rows of its pixel dataset, 0 without one.
+        fields: every dataset by name, pixels first.
+        splits: name -> (start, stop) of its rows.
+        classes: class or attribute names in label order.
+        class_counts: samples of each class, or with each attribute set; None if there are no names.
+        layout: how the pixels lie on disk; None if no dataset looks like images, or if the images are ragged.
+        stores: `images` and `masks` if they are ragged (rows of varying length): what each holds.
+        file_bytes: size of the file.
+        pixel_bytes: of the pixels, uncompressed and decoded.
+        header_digest: identity of the file, hex; None for a file that FastLoader cannot read.
+        decoder: that decoded the pixels.
+        source_layout: layout of the source the file was packed from.
+        pack_options: options that affected the file's bytes.
+        seed: of the shuffle.
+        shuffled: whether rows were shuffled within each split.
+        findings: sentences on what makes the file slow or unreadable, and how to fix it.
+    """
+
+    path: Path
+    version: int | None
+    writer: str | None
+    num_samples: int
+    fields: dict[str, FieldInfo]
+    splits: dict[str, tuple[int, int]]
+    classes: tuple[str, ...]
+    class_counts: tuple[int, ...] | None
+    layout: ChunkLayout | None
+    stores: dict[str, RaggedInfo]
+    file_bytes: int
+    pixel_bytes: int
+    header_digest: str | None
+    decoder: str | None
+    source_layout: str | None
+    pack_options: dict[str, Any]
+    seed: int | None
+    shuffled: bool | None
+    findings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def inspect_file(path: str | Path) -> FileInfo:
+    """Describes a file by its header and HDF5's chunk index; pixels are not read.
+
+    Works on any HDF5 file: if `read_header` refuses a foreign one, all its groups are searched and the largest dataset
+    that looks like images is described.
+
+    Raises:
+        MissingFileError: there is no such file.
+        FormatError: not HDF5, truncated, or a packed file that is damaged or of a newer format.
+    """
+    path = Path(path)
+    header: PackedFile | None = None
+    refusal = ""
+    try:
+        header = read_header(path)
+    except FormatError as exc:
+        if not _is_foreign(path):
+            raise
+        refusal = f"FastLoader cannot read this file as it is: {exc}"
+    with open_hdf5(path) as file:
+        try:
+            return _inspect(path, file, header, refusal)
+        except (RuntimeError, KeyError, OSError) as exc:
+            raise FormatError(
+                f"{path}: its HDF5 structure is damaged ({exc}). Copy it again, or pack it again."
+            ) from exc
+
+
+def _is_foreign(path: Path) -> bool:
+    with open_hdf5(path) as file:
+        try:
+            return "fastload_version" not in file.attrs
+        except (RuntimeError, KeyError, OSError):
+            return False  # not even its attributes can be read: the error of `read_header` says so
+
+
+def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:
+    datasets = {name: file[name] for name in header.fields} if header else dict(_walk(file))
+    offsets = {name: header.fields[name].offset if header else linear_offset(item) for name, item in datasets.items()}
+    fields = {name: _field_info(name, item, offsets[name]) for name, item in datasets.items()}
+    ragged = [name for name, field in header.fields.items() if field.ragged is not None] if header else []
+    stores = {name: describe_ragged(file, header, name) for name in ragged} if header else {}
+    for name in ragged:
+        fields[name] = replace(fields[name], linear=True)
+    found = [refusal] if refusal else []
+    missing = [reason for name, item in datasets.items() if (reason := why_unreadable(path, name, item))]
+    pixels = None if "images" in stores else _pixel_dataset(datasets)
+    layout = None
+    if pixels:
+        fields = {pixels: fields[pixels], **fields}
+        layout = chunk_layout(pixels, datasets[pixels], offsets[pixels])
+        found += findings(datasets[pixels], layout)
+    elif not header:
+        found.append("No dataset looks like images: numbers with three or four axes.")
+    hint = REPACK_FILE if header and layout and not layout.missing_chunks else PACK_AGAIN
+    attrs = header.attrs if header and header.version is not None else {}
+    return FileInfo(
+        path=path,
+        version=header.version if header else None,
+        writer=_text(attrs.get("fastload_writer")),
+        num_samples=header.num_rows if header else (layout.shape[0] if layout else 0),
+        fields=fields,
+        splits={name: (rows.start, rows.stop) for name, rows in header.splits.items()} if header else {},
+        classes=header.fields["labels"].names if header and "labels" in header.fields else (),
+        class_counts=_class_counts(file, header) if header else None,
+        layout=layout,
+        stores=stores,
+        file_bytes=path.stat().st_size,
+        pixel_bytes=layout.pixel_bytes if layout else stores["images"].pixel_bytes if "images" in stores else 0,
+        header_digest=header.header_digest if header else None,
+        decoder=_text(attrs.get("decoder")),
+        source_layout=_text(attrs.get("source_layout")),
+        pack_options=_pack_options(attrs.get("pack_options")),
+        seed=header.seed if header and attrs else None,
+        shuffled=header.shuffled if header and attrs else None,
+        findings=(*missing, *found, hint) if found else tuple(missing),
+    )
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _pack_options(value: Any) -> dict[str, Any]:
+    try:
+        options = json.loads(value)
+    except (TypeError, ValueError):
+        return {}
+    return options if isinstance(options, dict) else {}
+
+
+def _walk(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
+    """Yields every dataset of every group; soft and external links are not followed."""
+    found: dict[str, h5py.Dataset] = {}
+    file.visititems(lambda name, item: found.__setitem__(name, item) if isinstance(item, h5py.Dataset) else None)
+    yield from found.items()
+
+
+def _field_info(name: str, item: h5py.Dataset, offset: int | None) -> FieldInfo:
+    names = plain(item.attrs["names"]) if "names" in item.attrs else ()
+    return FieldInfo(
+        name=name,
+        shape=_shape(item),
+        dtype=str(item.dtype),
+        bytes=math.prod(_shape(item)) * item.dtype.itemsize,
+        stored_bytes=int(item.id.get_storage_size()),
+        chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
+        filters=tuple(one.name for one in pipeline(item)),
+        linear=offset is not None,
+        num_names=len(names) if isinstance(names, tuple) else 1,
+    )
+
+
+def _shape(item: h5py.Dataset) -> tuple[int, ...]:
+    return tuple(int(n) for n in item.shape or ())
+
+
+def _pixel_dataset(datasets: dict[str, h5py.Dataset]) -> str | None:
+    """Returns `images`, else the largest dataset of plain numbers with 3 or 4 axes; None if there is none."""
+    likely = {
+        name: math.prod(item.shape) * item.dtype.itemsize
+        for name, item in datasets.items()
+        if item.dtype.kind in "uif" and item.ndim in (3, 4) and math.prod(item.shape)
+    }
+    return max(likely, key=lambda name: (name == "images", likely[name])) if likely else None
+
+
+def _class_counts(file: h5py.File, header: PackedFile) -> tuple[int, ...] | None:
+    """Returns the samples of each class, or with each attribute set; reads all labels, which are small."""
+    labels = header.fields.get("labels")
+    if labels is None or not labels.names or labels.row_bytes * header.num_rows > MAX_COUNTED_BYTES:
+        return None
+    values = file["labels"][()]
+    if values.dtype.kind not in "iu":
+        return None
+    if values.ndim == 2 and values.shape[1] == len(labels.names):
+        counts = np.count_nonzero(values, axis=0)
+    else:
+        known = values[(values >= 0) & (values < len(labels.names))].ravel()
+        counts = np.bincount(known.astype(np.int64), minlength=len(labels.names))
+    return tuple(int(count) for count in counts)
+
+
+@dataclass(frozen=True)
+class EncodingInfo:
+    """The rows of a ragged dataset that have one encoding.
+
+    Attributes:
+        name: "raw", "jpeg" or "zstd".
+        rows: their number.
+        row_bytes: of one row, on average.
+        share_of_raw: their bytes over those of their pixels.
+    """
+
+    name: str
+    rows: int
+    row_bytes: int
+    share_of_raw: float
+
+
+@dataclass(frozen=True)
+class RaggedInfo:
+    """A dataset of rows of varying length.
+
+    Attributes:
+        encodings: that occur, most rows first.
+        num_sizes: number of different (height, width).
+        smallest, largest: (height, width) of the rows with the fewest and the most pixels.
+        row_bytes: of one row in the file, on average.
+        pixel_bytes: of all rows, decoded.
+        stored_bytes: of all rows in the file.
+        allocated_bytes: of its chunks; the last one counts whole.
+        chunk_bytes: of one chunk.
+        num_chunks: number of chunks.
+        beyond_chunk: rows larger than a chunk, which have chunks of their own.
+    """
+
+    encodings: tuple[EncodingInfo, ...]
+    num_sizes: int
+    smallest: tuple[int, int]
+    largest: tuple[int, int]
+    row_bytes: int
+    pixel_bytes: int
+    stored_bytes: int
+    allocated_bytes: int
+    chunk_bytes: int
+    num_chunks: int
+    beyond_chunk: int
+
+    @property
+    def share_of_raw(self) -> float:
+        """Bytes in the file over those of the pixels."""
+        return self.stored_bytes / max(self.pixel_bytes, 1)
+
+    @property
+    def filled(self) -> float:
+        """Share of the chunks that rows fill; the rest is gaps between rows."""
+        return self.stored_bytes / max(self.allocated_bytes, 1)
+
+
+def describe_ragged(hdf5: h5py.File, file: PackedFile, name: str) -> RaggedInfo:
+    """Describes a ragged field by the lengths and encodings of its rows."""
+    field = file.fields[name]
+    store = field.ragged
+    assert store is not None, f"{name} is not ragged"
+    lengths = hdf5[f"{name}_bytes"][()]
+    kinds = hdf5[f"{name}_encoding"][()]
+    if "images_shape" in file.fields:
+        sizes = hdf5["images_shape"][()].astype(np.int64)[:, :2]
+    else:
+        sizes = np.tile(np.array(file.fields["images"].shape[:2], np.int64), (len(lengths), 1))
+    areas = sizes.prod(axis=1)
+    channels = field.shape[2] if len(field.shape) == 3 else 1
+    raw = areas * (channels * field.dtype.itemsize)
+    encodings = []
+    for number in np.unique(kinds).tolist():
+        here = kinds == number
+        known = ENCODINGS[number] if number < len(ENCODINGS) else f"unknown ({number})"
+        share = float(lengths[here].sum() / max(int(raw[here].sum()), 1))
+        encodings.append(EncodingInfo(known, int(here.sum()), int(lengths[here].mean()), share))
+    smallest, largest = (tuple(sizes[at].tolist()) for at in (areas.argmin(), areas.argmax()))
+    num_chunks = -(-store.num_bytes // store.chunk_bytes)
+    return RaggedInfo(
+        encodings=tuple(sorted(encodings, key=lambda found: -found.rows)),
+        num_sizes=len(np.unique(sizes, axis=0)),
+        smallest=smallest,
+        largest=largest,
+        row_bytes=int(lengths.mean()),
+        pixel_bytes=int(raw.sum()),
+        stored_bytes=int(lengths.sum()),
+        allocated_bytes=num_chunks * store.chunk_bytes,
+        chunk_bytes=store.chunk_bytes,
+        num_chunks=num_chunks,
+        beyond_chunk=int(np.count_nonzero(lengths > store.chunk_bytes)),
+    )

@@ -1,0 +1,159 @@
+"""Draws a contact sheet of a packed file: some of its images with labels, masks, boxes and landmarks.
+
+In: a file. Out: a PNG. `make_preview` below chooses and reads the rows; `overlay` draws marks over an image and makes
+its label; `sheet` arranges the page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastload.errors import FormatError, OptionError, OutputError
+from fastload.format.codecs import load_filters
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
+from fastload.inspection.preview.overlay import labels_of, marks_of
+from fastload.inspection.preview.sheet import Thumbnail, draw_sheet
+from fastload.read.reader import RowReader
+from fastload.system.files import check_new_file
+
+
+def make_preview(
+    path: str | Path,
+    output: str | Path,
+    *,
+    count: int = 40,
+    split: str | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> tuple[int, ...]:
+    """Draws a contact sheet as a PNG and returns the rows it shows.
+
+    The rows are spread evenly over the file (or one split): one is drawn at random from each of `count` equal parts.
+    Small images are enlarged by whole factors, large ones reduced; transparency shows a checkerboard; masks are drawn
+    half-transparent; boxes (`boxes`, `bbox`) and landmarks are drawn if the names of their columns define their form;
+    16 bits are scaled to the largest value shown.
+
+    Args:
+        path: a packed file, or any HDF5 file with a dataset `images` of uint8 or uint16.
+        output: .png to write; it appears complete or not at all.
+        count: images to show.
+        split: name of the split to show; None for all rows.
+        seed: another seed shows other images.
+        overwrite: whether to replace an existing output.
+
+    Raises:
+        MissingFileError, FormatError: as `read_header`.
+        OptionError: the file holds no images, or count, split or the output's suffix is invalid.
+        OutputError: the output exists or cannot be written.
+    """
+    path, output = Path(path), Path(output)
+    _check_output(output, overwrite)
+    if count < 1:
+        raise OptionError(f"count={count}: needs at least 1.")
+    file = read_header(path)
+    if "images" not in file.fields:
+        raise OptionError(
+            f"{path}: holds no images, so there is nothing to draw. `fastload info {path}` lists what it holds."
+        )
+    if split is not None and split not in file.splits:
+        known = ", ".join(file.splits) or "it has no splits"
+        raise OptionError(f"{path}: no split {split!r}; accepted: {known}.")
+    if seed < 0:
+        raise OptionError(f"seed={seed}: needs at least 0.")
+    rows = _spread(file.splits[split] if split is not None else range(file.num_rows), count, seed)
+    with open_hdf5(path) as hdf5:
+        for name in file.fields:
+            load_filters(path, name, hdf5[name])
+        _check_readable(hdf5, file, rows)
+        pixels = {name: _pixels(hdf5, file, name, rows) for name in PIXEL_FIELDS if name in file.fields}
+        thumbnails = list(_thumbnails(hdf5, file, rows, pixels))
+    sheet = draw_sheet(file, thumbnails, split)
+    _save(sheet, output)
+    return rows
+
+
+def _check_readable(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> None:
+    """Raises FormatError for rows that HDF5 cannot read, for example because gzip's checksum fails."""
+    for name in ("images", "masks"):
+        if name not in file.fields or not file.fields[name].filters:
+            continue
+        for row in rows:
+            try:
+                hdf5[name][row]
+            except (OSError, RuntimeError) as exc:
+                raise FormatError(
+                    f"{file.path}: row {row} of `{name}` cannot be read ({exc}). List all damage with `fastload verify "
+                    f"{file.path}`; leave it out with `fastload repack --on-error skip`."
+                ) from exc
+
+
+def _pixels(hdf5: h5py.File, file: PackedFile, name: str, rows: Sequence[int]) -> list[NDArray[Any]]:
+    """Returns the images or masks of these rows."""
+    if file.fields[name].ragged is None:
+        return [hdf5[name][row] for row in rows]
+    reader = RowReader(file, [name], read="pread")
+    try:
+        return reader.decoded(name, np.array(rows, np.int64))
+    finally:
+        reader.close()
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    if output.suffix.lower() != ".png":
+        raise OptionError(f"{output}: a preview is a PNG; give it a name that ends in .png.")
+    check_new_file(output, force=overwrite, option="--overwrite")
+
+
+def _save(sheet: Image.Image, output: Path) -> None:
+    """Writes to a temporary file and renames it, so that nobody ever sees half a picture."""
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        sheet.save(unfinished, format="PNG", optimize=False)
+        os.replace(unfinished, output)
+    except OSError as exc:
+        raise OutputError(f"{output}: cannot be written ({exc.strerror or exc}).") from exc
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _spread(rows: range, count: int, seed: int) -> tuple[int, ...]:
+    """Returns `count` different rows (all if there are fewer), ascending, one from each of as many equal parts."""
+    count = min(count, len(rows))
+    edges = np.arange(count + 1) * len(rows) // count
+    return tuple(rows[int(at)] for at in np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
+
+
+def _thumbnails(
+    hdf5: h5py.File, file: PackedFile, rows: Sequence[int], pixels: Mapping[str, Sequence[NDArray[Any]]]
+) -> Iterator[Thumbnail]:
+    images = [_channels_last(image) for image in pixels["images"]]
+    if images[0].dtype.itemsize > 1:
+        top = max(1, *(int(image.max(initial=0)) for image in images))
+        images = [(image.astype(np.uint32) * 255 // top).astype(np.uint8) for image in images]
+    masks: list[NDArray[np.uint8] | None] = [None] * len(rows)
+    if "masks" in pixels:
+        # A mask of another size, as other tools may write it, cannot be drawn over the image.
+        fitting = zip(pixels["masks"], images, strict=True)
+        masks = [mask if mask.shape == image.shape[:2] else None for mask, image in fitting]
+    marks = marks_of(hdf5, file, rows, masks)
+    labels = labels_of(hdf5, file, rows)
+    for row, image, drawn, label in zip(rows, images, marks, labels, strict=True):
+        split = next((name for name, run in file.splits.items() if row in run), "")
+        row_text = f"{split} · row {row}" if len(file.splits) > 1 else f"row {row}"
+        yield Thumbnail(image, drawn, label, row_text)
+
+
+def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
+    if image.ndim == 2:
+        return image[..., None]
+    if image.shape[2] not in (1, 3, 4) and image.shape[0] in (1, 3, 4):
+        return image.transpose(1, 2, 0)
+    return image if image.shape[2] in (1, 3, 4) else image[..., :1]

@@ -1,0 +1,255 @@
+"""Draws masks, boxes and landmarks over an image of a preview, and makes the label below it."""
+
+from __future__ import annotations
+
+import colorsys
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from fastload.format.header import Field, PackedFile
+from fastload.images.fit import axis_letter
+
+Colour = tuple[int, int, int]
+
+MAX_LEGEND = 40
+BOX_FIELDS = ("boxes", "bbox")
+POINT_FIELD = "landmarks"
+
+_MASK_STRENGTH = 0.5
+_NO_CLASS: Colour = (230, 30, 110)
+_HALO: Colour = (20, 20, 20)
+_DOT_RADIUS = 2
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The marks on one image, in its pixels."""
+
+    mask: NDArray[np.uint8] | None
+    """(H, W)."""
+    boxes: NDArray[np.float64]
+    """(M, 4), two corners each."""
+    classes: NDArray[np.int64]
+    """(M,), of the boxes; -1: none."""
+    points: NDArray[np.float64]
+    """(P, 2)."""
+
+
+class Entry(NamedTuple):
+    """One entry of the legend."""
+
+    name: str
+    colour: Colour
+    kind: Literal["mask", "box", "more"]
+
+
+def marks_of(
+    hdf5: h5py.File, file: PackedFile, rows: Sequence[int], masks: Sequence[NDArray[np.uint8] | None]
+) -> list[Marks]:
+    """Returns the marks of each row. Left out are fields of other images than the packed ones, or without a known form.
+
+    Args:
+        masks: for each row its mask, if it has one.
+    """
+    box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
+    points = POINT_FIELD in file.fields and _are_points(file.fields[POINT_FIELD])
+    result = []
+    for row, mask in zip(rows, masks, strict=True):
+        boxes, classes = np.zeros((0, 4)), np.zeros(0, np.int64)
+        if box_field:
+            boxes, classes = _boxes_of(hdf5, file, box_field, row)
+        dots = np.asarray(hdf5[POINT_FIELD][row], np.float64).reshape(-1, 2) if points else np.zeros((0, 2))
+        result.append(Marks(mask, boxes, classes, dots))
+    return result
+
+
+def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: PackedFile) -> Image.Image:
+    """Returns an RGB thumbnail with its marks.
+
+    Args:
+        size: height and width of the image that it shows.
+    """
+    if marks.mask is not None:
+        image = _masked(image, marks.mask, _bare_classes(file))
+    if len(marks.boxes) or len(marks.points):
+        image = image.copy()
+    draw = ImageDraw.Draw(image)
+    scale = np.array([image.width / size[1], image.height / size[0]])
+    for corners, index in zip(marks.boxes, marks.classes.tolist(), strict=True):
+        left, top, right, bottom = np.rint(corners.reshape(2, 2) * scale).astype(int).reshape(-1).tolist()
+        right, bottom = max(left, right - 1), max(top, bottom - 1)  # the box includes its edges
+        draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=_HALO)
+        thick = min(right - left, bottom - top) > 12
+        draw.rectangle((left, top, right, bottom), outline=box_colour(index), width=2 if thick else 1)
+    for number, (x, y) in enumerate((marks.points * scale).tolist()):
+        if np.isfinite((x, y)).all():
+            around = (x - _DOT_RADIUS, y - _DOT_RADIUS, x + _DOT_RADIUS, y + _DOT_RADIUS)
+            draw.ellipse(around, fill=class_colour(number), outline=_HALO)
+    return image
+
+
+def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
+    """Returns the classes shown: those of masks, then those of boxes, by number; if too many, the most frequent."""
+    counts = np.zeros(256, np.int64)
+    for each in marks:
+        if each.mask is not None:
+            counts += np.bincount(each.mask.ravel(), minlength=256)
+    if "masks" in file.fields:
+        counts[_bare_classes(file)] = 0
+    names = file.fields["masks"].names if "masks" in file.fields else ()
+    most = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
+    order = sorted(most[:MAX_LEGEND])
+    entries = [Entry(class_name(i, names), class_colour(i), "mask") for i in order]
+    classes = np.concatenate([each.classes for each in marks]) if marks else np.zeros(0, np.int64)
+    found, numbers = np.unique(classes[classes >= 0], return_counts=True)
+    names = file.fields["box_labels"].names if "box_labels" in file.fields else ()
+    most_boxes = found[np.argsort(-numbers, kind="stable")]
+    order = sorted(most_boxes[: MAX_LEGEND - len(entries)].tolist())
+    entries += [Entry(class_name(i, names), box_colour(i), "box") for i in order]
+    more = len(most) + len(most_boxes) - len(entries)
+    return [*entries, Entry(f"and {more} more", (0, 0, 0), "more")] if more else entries
+
+
+def class_colour(index: int) -> Colour:
+    """Returns a colour far from those of neighbouring indices: hues a golden angle apart, in three brightnesses."""
+    hue = index * 0.61803398875 % 1.0
+    red, green, blue = colorsys.hsv_to_rgb(hue, (0.85, 0.65, 0.95)[index % 3], (0.95, 0.8, 0.65)[index // 3 % 3])
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def box_colour(index: int) -> Colour:
+    """Returns the colour of a box's class."""
+    return class_colour(index) if index >= 0 else _NO_CLASS
+
+
+def _masked(image: Image.Image, mask: NDArray[np.uint8], bare_classes: list[int]) -> Image.Image:
+    shown = Image.fromarray(np.ascontiguousarray(mask)).resize(image.size, Image.Resampling.NEAREST)
+    indices = np.asarray(shown)
+    colours = np.array([class_colour(index) for index in range(256)], dtype=np.float32)
+    blended = np.asarray(image) * (1 - _MASK_STRENGTH) + colours[indices] * _MASK_STRENGTH
+    bare = np.isin(indices, bare_classes)[..., None]
+    return Image.fromarray(np.where(bare, np.asarray(image), blended).astype(np.uint8))
+
+
+def _bare_classes(file: PackedFile) -> list[int]:
+    """Returns the mask values that are not drawn: the ignored index, and the background."""
+    field = file.fields["masks"]
+    ignored = field.attrs.get("ignore_index")
+    background = [i for i, name in enumerate(field.names) if name.lower() in ("background", "__background__")]
+    return [*background, *([int(ignored)] if isinstance(ignored, int) and 0 <= ignored < 256 else [])]
+
+
+def _boxes_of(hdf5: h5py.File, file: PackedFile, name: str, row: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    boxes = np.asarray(hdf5[name][row], np.float64).reshape(-1, 4)
+    if _box_form(file.fields[name]) == "xywh":
+        boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    classes = np.full(len(boxes), -1, np.int64)
+    if "box_labels" in file.fields and file.fields["box_labels"].shape == file.fields[name].shape[:-1]:
+        classes = np.asarray(hdf5["box_labels"][row], np.int64).reshape(-1)
+    real = np.isfinite(boxes).all(axis=1) & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
+    real &= (boxes[:, :2] < boxes[:, 2:]).any(axis=1)  # padding is a point
+    return boxes[real], classes[real]
+
+
+def _box_form(field: Field) -> Literal["xywh", "xyxy"] | None:
+    """Returns the form of boxes by the names of their columns; None if unknown, or if they refer to another image."""
+    if field.shape[-1:] != (4,) or len(field.shape) > 2 or _of_another_image(field):
+        return None
+    letters = "".join(axis_letter(name.lower()) for name in field.names)
+    return letters if letters in ("xywh", "xyxy") else None  # type: ignore[return-value]  # just compared
+
+
+def _are_points(field: Field) -> bool:
+    flat = len(field.shape) == 1 and field.shape[0] % 2 == 0
+    return (flat or field.shape[1:] == (2,)) and not _of_another_image(field)
+
+
+def _of_another_image(field: Field) -> bool:
+    """Whether the field's coordinates refer to another image than the packed one."""
+    return str(field.attrs.get("coordinates", "aligned")) != "aligned"
+
+
+MAX_ATTRIBUTES = 4
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+_DRAWN = {*map(chr, range(32, 127)), "·"}
+"""What Pillow's own font can draw: ASCII and little else."""
+
+
+def labels_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[str]:
+    """Returns the text below each image: class name, names of the attributes that are set, or the key."""
+    field = file.fields.get("labels")
+    if field is None or len(field.shape) > 1 or field.dtype.kind not in "iu":
+        return _keys(hdf5, file, rows)
+    values = np.stack([hdf5["labels"][row] for row in rows]).astype(np.int64)
+    if not field.shape:
+        return [class_name(int(value), field.names) for value in values]
+    names = [class_name(i, field.names) for i in range(field.shape[0])]
+    # The rarest first: "Eyeglasses" tells more about a face than "No Beard".
+    commonness = np.count_nonzero(hdf5["labels"][:20_000], axis=0)
+    order = np.argsort(commonness, kind="stable").tolist()
+    return [attributes_of([names[i] for i in order if value[i]]) for value in values]
+
+
+def _keys(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[str]:
+    if "key" not in file.fields:
+        return [""] * len(rows)
+    return [bytes(hdf5["key"][row]).decode("utf-8", errors="backslashreplace").rsplit("/")[-1] for row in rows]
+
+
+def class_name(value: int, names: tuple[str, ...]) -> str:
+    """Returns the name of a class, or its number."""
+    if value == -1:
+        return "no label"
+    if 0 <= value < len(names):
+        return plain(names[value]) or f"class {value}"
+    return str(value)
+
+
+def attributes_of(names: list[str]) -> str:
+    """Returns the first few attribute names and the number of the others."""
+    if not names:
+        return "none"
+    more = f" +{len(names) - MAX_ATTRIBUTES}" if len(names) > MAX_ATTRIBUTES else ""
+    return ", ".join(names[:MAX_ATTRIBUTES]) + more
+
+
+def plain(text: str) -> str:
+    """Returns the text in ASCII, `é` as `e` and `_` as a space; "" if impossible. Pillow's own font is ASCII."""
+    letters = unicodedata.normalize("NFKD", text.replace("_", " "))
+    result = "".join(letter for letter in letters if not unicodedata.combining(letter)).strip()
+    return result if result.isascii() else ""
+
+
+def wrap(text: str, font: Font, width: int, max_lines: int) -> list[str]:
+    """Returns lines no wider than `width` pixels, broken between words if possible, cut with an ellipsis at the end."""
+    lines: list[str] = []
+    rest = " ".join("".join(c if c in _DRAWN else "?" for c in text).split())
+    while rest:
+        fits = len(rest)
+        while fits > 1 and font.getlength(rest[:fits]) > width:
+            fits -= 1
+        if fits < len(rest):
+            fits = _break_before(rest, fits)
+        line, rest = rest[:fits].rstrip(), rest[fits:].lstrip()
+        if rest and len(lines) == max_lines - 1:
+            while line and font.getlength(f"{line}...") > width:
+                line = line[:-1]
+            return [*lines, f"{line.rstrip(' ,')}..."]
+        lines.append(line)
+    return lines
+
+
+def _break_before(text: str, end: int) -> int:
+    """Returns where to break a line of at most `end` characters: at a space, else after `_`, `-`, `/`, else there."""
+    space = text.rfind(" ", 1, end + 1)
+    mark = max(text.rfind(mark, 1, end) for mark in "_-/") + 1
+    return space if space > 0 else mark or end

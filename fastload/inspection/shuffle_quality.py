@@ -1,0 +1,396 @@
+"""Measures how well each shuffle mixes a file (`plan.randomness`), compared with uniformly random permutations.
+
+For the batches that `EpochPlan` makes on one rank, each measure is taken for full shuffle, chunk windows and no
+shuffle, and for `REFERENCE_EPOCHS` uniformly random permutations of the same number of rows, drawn with NumPy's
+generator: their mean and spread. An order counts as good as full shuffle by a measure if it is at most 3 spreads worse
+than that mean.
+
+Large files are sampled: `SAMPLED_ROWS` positions, as many samples in whole batches, fewer epochs, the next epoch of at
+most `SCANNED_ROWS` rows. The random permutations are sampled in the same way, so sampling widens spreads and shifts
+nothing. NumPy only; no pixels are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import OptionError
+from fastload.format.header import PackedFile, open_hdf5, read_header
+from fastload.plan import ChunkWindow, EpochPlan, ResolvedShuffle, randomness, resolve_shuffle
+from fastload.plan.randomness import Ints, LabelMix
+
+WINDOWS = (1, 4, 16, 64)
+EPOCHS = (4, 16)
+"""Smallest and largest number of epochs measured; fewer for large files."""
+REFERENCE_EPOCHS = 32
+SAMPLED_ROWS = 200_000
+SCANNED_ROWS = 1_000_000
+LEAST_ROWS = 8
+SPREADS = 3.0
+
+_PLANNED_ROWS = 1_000_000
+_BLOCK_ROWS = 1_000_000
+_MAX_LABEL_BYTES = 512 * 2**20
+
+MeasureName = Literal["file_order", "label_mix", "epoch_distance", "mates_again"]
+MEASURES: tuple[MeasureName, ...] = ("file_order", "label_mix", "epoch_distance", "mates_again")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure of one order, and the same of uniformly random orders.
+
+    Attributes:
+        value: mean over the epochs measured.
+        full: mean of uniformly random permutations.
+        spread: standard deviation of one random epoch, combined with that of `value`, the mean of the epochs measured
+            (not for `file_order`). The former does not shrink with more epochs: where chunks stay together, all epochs
+            share the luck of the file.
+        as_good: whether it is at most `SPREADS` spreads worse than `full`.
+    """
+
+    value: float
+    full: float
+    spread: float
+    as_good: bool
+
+
+@dataclass(frozen=True)
+class OrderQuality:
+    """The measures of one shuffle.
+
+    Attributes:
+        shuffle: `full`, `ChunkWindow(16)`, `False`.
+        window_chunks: chunks mixed with each other; None for full and no shuffle.
+        window_rows: rows mixed with each other: all for full shuffle, 1 for none.
+        measures: by name; None if a measure does not apply, as `label_mix` without labels.
+    """
+
+    shuffle: str
+    window_chunks: int | None
+    window_rows: int
+    measures: dict[MeasureName, Measure | None]
+
+    @property
+    def as_good(self) -> bool:
+        """Whether it is as good as full shuffle by every measure that applies."""
+        return all(measure.as_good for measure in self.measures.values() if measure)
+
+    @property
+    def verdict(self) -> str:
+        """A sentence: as good as full shuffle, or by which measures it is worse, and how much."""
+        if self.as_good:
+            return "as good as full shuffle by every measure"
+        mix = self.measures["label_mix"]
+        parts = ["labels mix as under full shuffle"] if mix and mix.as_good else []
+        parts += [_how_far(name, measure) for name, measure in self.measures.items() if measure and not measure.as_good]
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class ShuffleQuality:
+    """Result of `measure_shuffles`; `to_dict` returns it as values for JSON.
+
+    Attributes:
+        split: name of the split measured; None for all rows.
+        num_rows: rows of an epoch, N.
+        chunk_rows: rows of a chunk; 0: the file has no chunks.
+        batch_size: B.
+        labels: what `label_mix` uses: `classes`, `attributes`, or None.
+        default: the shuffle that shuffle=True means for this file.
+        sampled_rows: samples looked at in an epoch; num_rows if all were.
+        epochs: epochs measured, each with the one after it.
+        orders: full shuffle, chunk windows from large to small, no shuffle.
+        notes: sentences on what was left out, sampled or adapted.
+    """
+
+    split: str | None
+    num_rows: int
+    chunk_rows: int
+    batch_size: int
+    labels: str | None
+    default: str
+    sampled_rows: int
+    epochs: int
+    orders: tuple[OrderQuality, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
+        orders = [{**asdict(order), "as_good": order.as_good, "verdict": order.verdict} for order in self.orders]
+        return {**asdict(self), "orders": orders}
+
+
+def measure_shuffles(
+    path: str | Path, *, batch_size: int = 256, windows: tuple[int, ...] = WINDOWS, seed: int = 0
+) -> ShuffleQuality:
+    """Measures full shuffle, chunk windows and no shuffle on a file: on its split `train`, else on all rows.
+
+    Takes one second for 20,000 rows and about eight at most, also for 10 million; labels are read, pixels are not.
+
+    Args:
+        path: a packed file, or another HDF5 file with a dataset `images`.
+        batch_size: B, 2 or more; at most a quarter of the rows is used.
+        windows: chunks of each window to measure.
+        seed: of the orders and of the random permutations.
+
+    Raises:
+        MissingFileError, FormatError: the file is missing or cannot be read.
+        OptionError: fewer than `LEAST_ROWS` rows, or a batch of fewer than 2.
+    """
+    file = read_header(path)
+    split = "train" if "train" in file.splits else None
+    rows = file.splits[split] if split else range(file.num_rows)
+    if len(rows) < LEAST_ROWS:
+        raise OptionError(f"{path}: {len(rows)} rows are too few to judge an order by; at least {LEAST_ROWS}.")
+    if batch_size < 2:
+        raise OptionError(f"batch_size={batch_size}: give 2 or more.")
+    main = file.fields["images" if "images" in file.fields else next(iter(file.fields))]
+    kind, mix_of, notes = _labels(file, rows, min(batch_size, len(rows) // 4))
+    if batch_size > len(rows) // 4:
+        batch_size = len(rows) // 4
+        notes.append(f"Batches of {batch_size}, a quarter of the {len(rows):,} rows.")
+    default = resolve_shuffle(True, file.shuffled) if main.chunk_rows else "full"
+    shuffles: list[ResolvedShuffle] = ["full", False]
+    if main.chunk_rows:
+        shuffles[1:1] = [ChunkWindow(chunks) for chunks in sorted(windows, reverse=True)]
+    else:
+        notes.append("The file is stored without chunks, so there are no chunk windows; shuffle=True means full.")
+    sampling = _Sampling.of(len(rows), batch_size, seed)
+    if sampling.batches.size < len(rows) // batch_size:
+        part = f"{sampling.batches.size * batch_size:,} of {len(rows):,} samples"
+        notes.append(f"Sampled: {part} in whole batches, of {sampling.epochs} epochs.")
+    if sampling.scanned < len(rows):
+        notes.append(f"epoch_distance and mates_again: of a plan of the first {sampling.scanned:,} rows.")
+    random = _random_epochs(sampling, mix_of)
+    orders = []
+    for shuffle in shuffles:
+        rows_at = _planner(rows, main.chunk_rows, shuffle, seed)
+        found = [_epoch_values(sampling, rows_at, epoch, mix_of) for epoch in range(sampling.epochs)]
+        measures = {name: _measure(name, [v[name] for v in found], [v[name] for v in random]) for name in MEASURES}
+        orders.append(_order_quality(shuffle, main.chunk_rows, len(rows), measures))
+    return ShuffleQuality(
+        split=split,
+        num_rows=len(rows),
+        chunk_rows=main.chunk_rows,
+        batch_size=batch_size,
+        labels=kind,
+        default=_name(default),
+        sampled_rows=sampling.batches.size * batch_size,
+        epochs=sampling.epochs,
+        orders=tuple(orders),
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    """The positions and batches that are measured, the same for every order and for the random ones.
+
+    Attributes:
+        positions: int64 (P,), sorted, over the whole plan: for `file_order`.
+        batches: int64 (K,), numbers of the batches for `label_mix`.
+        scanned: rows of the plan whose batches are followed into the next epoch; all unless there are too many.
+        followed: int64 (K',), numbers of those batches.
+    """
+
+    num_rows: int
+    batch_size: int
+    seed: int
+    epochs: int
+    positions: Ints
+    batches: Ints
+    scanned: int
+    followed: Ints
+
+    @classmethod
+    def of(cls, num_rows: int, batch_size: int, seed: int) -> _Sampling:
+        rng = np.random.default_rng(seed)
+        scanned, most = min(num_rows, SCANNED_ROWS), max(1, SAMPLED_ROWS // batch_size)
+        return cls(
+            num_rows=num_rows,
+            batch_size=batch_size,
+            seed=seed,
+            epochs=min(max(_PLANNED_ROWS // scanned, EPOCHS[0]), EPOCHS[1]),
+            positions=_some(rng, num_rows, SAMPLED_ROWS),
+            batches=_some(rng, num_rows // batch_size, most),
+            scanned=scanned,
+            followed=_some(rng, scanned // batch_size, most),
+        )
+
+    def in_batches(self, batches: Ints) -> Ints:
+        """Returns the positions of the samples of batches, (K, B)."""
+        return batches[:, None] * self.batch_size + np.arange(self.batch_size)
+
+
+def _some(rng: np.random.Generator, count: int, most: int) -> Ints:
+    """Returns all numbers below `count`, or one random number from each of `most` equal parts of that range."""
+    if count <= most:
+        return np.arange(count)
+    edges = np.arange(most + 1) * count // most
+    return rng.integers(edges[:-1], edges[1:])
+
+
+Values = dict[MeasureName, float | None]
+RowsAt = Callable[[int, Ints, int], Ints]
+"""Maps an epoch, positions (...) and the number of rows planned to rows (...), counted from the first row planned."""
+
+
+def _planner(rows: range, chunk_rows: int, shuffle: ResolvedShuffle, seed: int) -> RowsAt:
+    def rows_at(epoch: int, positions: Ints, num_rows: int) -> Ints:
+        part = range(rows.start, rows.start + num_rows)
+        plan = EpochPlan(part, chunk_rows=chunk_rows, seed=seed, epoch=epoch, shuffle=shuffle)
+        return plan.rows_at(0, positions.ravel()).reshape(positions.shape) - rows.start
+
+    return rows_at
+
+
+def _epoch_values(sampling: _Sampling, rows_at: RowsAt, epoch: int, mix_of: LabelMix | None) -> Values:
+    """Returns the measures of one planned epoch and the one after it."""
+    positions = sampling.in_batches(sampling.followed)
+    followed = rows_at(epoch, positions, sampling.scanned)
+    index = np.full(sampling.scanned, -1, np.int32)
+    index[followed.ravel()] = np.arange(followed.size)
+    next_positions = np.empty(followed.size, np.int64)
+    # The position of a row is found only by planning the whole next epoch.
+    for first in range(0, sampling.scanned, _BLOCK_ROWS):
+        block = np.arange(first, min(first + _BLOCK_ROWS, sampling.scanned))
+        found = index[rows_at(epoch + 1, block, sampling.scanned)]
+        next_positions[found[found >= 0]] = block[found >= 0]
+    return _values(
+        sampling,
+        rows_at(epoch, sampling.positions, sampling.num_rows),
+        rows_at(epoch, sampling.in_batches(sampling.batches), sampling.num_rows),
+        next_positions.reshape(positions.shape),
+        mix_of,
+    )
+
+
+def _random_epochs(sampling: _Sampling, mix_of: LabelMix | None) -> list[Values]:
+    """Returns the measures of random permutations: at fixed positions these are draws without repeats."""
+    rng = np.random.default_rng([sampling.seed, 1])
+    followed, batches = sampling.in_batches(sampling.followed), sampling.in_batches(sampling.batches)
+    found = []
+    for _ in range(REFERENCE_EPOCHS):
+        # One draw serves all measures, because each is judged by itself.
+        drawn = rng.choice(sampling.num_rows, max(sampling.positions.size, batches.size, followed.size), replace=False)
+        later = drawn if sampling.scanned == sampling.num_rows else rng.choice(sampling.scanned, followed.size, False)
+        found.append(
+            _values(
+                sampling,
+                drawn[: sampling.positions.size],
+                drawn[: batches.size].reshape(batches.shape),
+                later[: followed.size].reshape(followed.shape),
+                mix_of,
+            )
+        )
+    return found
+
+
+def _values(sampling: _Sampling, rows: Ints, batches: Ints, next_positions: Ints, mix_of: LabelMix | None) -> Values:
+    return {
+        "file_order": abs(randomness.file_order(sampling.positions, rows)),
+        "label_mix": mix_of(batches) if mix_of else None,
+        "epoch_distance": randomness.epoch_distance(
+            sampling.in_batches(sampling.followed), next_positions, sampling.scanned
+        ),
+        "mates_again": randomness.batchmate_reuse(next_positions, sampling.batch_size),
+    }
+
+
+def _measure(name: MeasureName, found: list[float | None], random: list[float | None]) -> Measure | None:
+    values, others = [v for v in found if v is not None], [v for v in random if v is not None]
+    if not values or not others:
+        return None
+    value, full = float(np.mean(values)), float(np.mean(others))
+    # `file_order` measures how far correlations are from 0, so their spread is not an uncertainty of it.
+    own = 0.0 if name == "file_order" else np.std(values, ddof=1) / np.sqrt(len(values))
+    spread = float(np.hypot(np.std(others, ddof=1), own))
+    worse = full - value if name == "epoch_distance" else value - full
+    return Measure(value, full, spread, bool(worse <= SPREADS * spread + 1e-9))
+
+
+def _order_quality(
+    shuffle: ResolvedShuffle, chunk_rows: int, num_rows: int, measures: dict[MeasureName, Measure | None]
+) -> OrderQuality:
+    if isinstance(shuffle, ChunkWindow):
+        chunks, window_rows = shuffle.chunks, min(num_rows, shuffle.chunks * chunk_rows)
+    else:
+        chunks, window_rows = None, num_rows if shuffle == "full" else 1
+    return OrderQuality(_name(shuffle), chunks, window_rows, measures)
+
+
+def _name(shuffle: ResolvedShuffle) -> str:
+    return f"ChunkWindow({shuffle.chunks})" if isinstance(shuffle, ChunkWindow) else str(shuffle)
+
+
+def _how_far(name: MeasureName, measure: Measure) -> str:
+    times, full = format_times(measure), f"{measure.full:.2g}"
+    if name == "file_order":
+        return f"correlation with file order {measure.value:.2g} (full shuffle {full})"
+    if name == "label_mix":
+        return f"the labels of batches differ {times} as much as under full shuffle"
+    if name == "epoch_distance":
+        return f"samples move {times} as far from epoch to epoch as under full shuffle"
+    part = f"{format_percent(measure.value)} of batch-mates meet again in the next epoch"
+    return f"{part} ({format_percent(measure.full)} under full shuffle, {times})"
+
+
+def format_percent(part: float) -> str:
+    """Returns a share of 1 as text: `100 %`, `2.66 %`, `0.00255 %`."""
+    return f"{100 * part:.3g} %"
+
+
+def format_times(measure: Measure) -> str:
+    """Returns the value as a multiple of full shuffle's: `1.04x`, `7.7x`, `4,100x`; `-` if that is 0."""
+    if not measure.full:
+        return "-"
+    times = measure.value / measure.full
+    return f"{times:.2f}x" if times < 2 else f"{times:.1f}x" if times < 10 else f"{times:,.0f}x"
+
+
+def _labels(file: PackedFile, rows: range, batch_size: int) -> tuple[str | None, LabelMix | None, list[str]]:
+    """Returns the kind of labels, `label_mix` for them, and notes about them."""
+    nothing = "label_mix does not apply: "
+    field = file.fields.get("labels")
+    if field is None:
+        return None, None, [nothing + "the file has no labels."]
+    if field.dtype.kind not in "biu" or len(field.shape) > 1 or 0 in field.shape:
+        return (
+            None,
+            None,
+            [nothing + f"labels are {field.dtype} {('N', *field.shape)}, neither classes nor attributes."],
+        )
+    width = field.shape[0] if field.shape else 1
+    notes: list[str] = []
+    # Only every n-th attribute if all of them would need too much memory.
+    step = -(-width * len(rows) * field.dtype.itemsize // _MAX_LABEL_BYTES) if width > 1 else 1
+    with open_hdf5(file.path) as handle:
+        data = handle["labels"]
+        values = data[rows.start : rows.stop, ::step] if field.shape else data[rows.start : rows.stop]
+    if width > 1:
+        mix = randomness.attribute_mix(values != 0, batch_size)
+        if step > 1:
+            notes.append(f"label_mix: of every {step}th of {width} attributes.")
+        return ("attributes", mix, notes) if mix else (None, None, [nothing + "every sample has the same attributes."])
+    classes = _numbered(values.reshape(-1))
+    mix = randomness.class_mix(classes, batch_size)
+    if mix is None:
+        return None, None, [nothing + "all samples are of one class."]
+    if (num_classes := int(np.count_nonzero(np.bincount(classes)))) * 2 > len(rows):
+        notes.append(f"label_mix says little: {num_classes:,} classes among {len(rows):,} samples.")
+    return "classes", mix, notes
+
+
+def _numbered(labels: NDArray[Any]) -> Ints:
+    """Returns class numbers from 0, also for labels that are -1 (none) or far apart."""
+    least, most = int(labels.min()), int(labels.max())
+    if most - least <= 4 * labels.size + 1000:
+        return labels.astype(np.int64) - least if labels.dtype.itemsize < 8 else (labels - least).astype(np.int64)
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64, copy=False)

@@ -1,0 +1,10 @@
+"""Joins the stages of the data path into `FastLoader`, the class that training scripts use.
+
+Goes in: a packed file or a dataset, and options. Comes out: batches, tuples of tensors on the device; statistics, and
+states to resume from.
+
+Read first: `loader` (`FastLoader`: what is kept from epoch to epoch), then `iteration` (one pass, and the `Batch` that
+it hands over). `resolve` decides which stage runs the transforms, `echo_policy` how often a batch is used.
+
+Imports all stages; never `profiling` or `cli`, and prints nothing.
+"""

@@ -1,0 +1,146 @@
+"""The echo factor of each epoch: given, or chosen from the waits of the epoch before.
+
+With several ranks, each chooses the factor it needs when its pass ends and publishes it through the process group's
+store; whoever needs the next epoch's factor reads those of all ranks. The largest is taken: the steps of all ranks are
+equal, and the slowest source is the one that all of them wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from fastload.distributed.consensus import Agreement, open_agreement
+from fastload.distributed.ranks import Share
+from fastload.plan import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, check_echo, choose_factor
+
+_log = logging.getLogger("fastload")
+
+
+class EchoPolicy(Protocol):
+    """Decides the echo factors of a loader's epochs."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the factor may differ from epoch to epoch."""
+        ...
+
+    def next_schedule(self, num_batches: int) -> EchoSchedule:
+        """Returns the schedule of so many batches of the next epoch.
+
+        Raises:
+            ShareError: a rank does not publish in time what it needs.
+        """
+        ...
+
+    def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
+        """Returns the schedule of so many batches of an epoch that began with a factor, by a loaded state."""
+        ...
+
+    def adopt(self, factor: int) -> None:
+        """Takes over a state's factor, until a pass of the epoch with it ends."""
+        ...
+
+    def ended(self, pace: Pace, factor: int) -> None:
+        """Takes note of the end of a pass, once for each; never waits."""
+        ...
+
+
+class GivenEcho:
+    """The same factor in every epoch."""
+
+    chooses = False
+
+    def __init__(self, factor: int, distance: int = 0) -> None:
+        self._factor = factor
+        self._distance = distance
+
+    def next_schedule(self, num_batches: int) -> EchoSchedule:
+        """Returns the schedule of so many batches, with the given factor."""
+        return EchoSchedule(num_batches, self._factor, self._distance)
+
+    def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
+        """Returns the schedule of so many batches with the given factor; the state's does not count."""
+        return self.next_schedule(num_batches)
+
+    def adopt(self, factor: int) -> None:
+        """Does nothing: the factor is given."""
+
+    def ended(self, pace: Pace, factor: int) -> None:
+        """Does nothing: the factor is given."""
+
+
+class AutoEcho:
+    """Factors chosen by `choose_factor`; the first one is 1.
+
+    Args:
+        agreement: with the other ranks, if there are any.
+    """
+
+    chooses = True
+
+    def __init__(self, agreement: Agreement | None) -> None:
+        self._agreement = agreement
+        self._factor = 1
+        self._history = EchoHistory()
+        self._wish = 1
+        self._reason = ""
+        self._passes = 0  # that ended; the same number on every rank
+        self._published = 0  # passes whose wish was published
+        self._decided = True
+
+    def next_schedule(self, num_batches: int) -> EchoSchedule:
+        """Returns the schedule of so many batches, with the factor that the ranks agree on for the next epoch."""
+        if not self._decided:
+            self._decide()
+        return EchoSchedule(num_batches, self._factor)
+
+    def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
+        """Returns the schedule of so many batches with the state's factor."""
+        return EchoSchedule(num_batches, factor)
+
+    def adopt(self, factor: int) -> None:
+        """Takes over a state's factor, until a pass of the epoch with it ends."""
+        self._factor, self._decided = factor, True
+
+    def ended(self, pace: Pace, factor: int) -> None:
+        """Chooses this rank's next factor from the pace of the pass, and publishes it; never waits."""
+        self._wish, self._reason, self._history = choose_factor(pace, factor, self._history)
+        self._passes += 1
+        self._decided = False
+        try:
+            self._publish()
+        except RuntimeError:
+            # A pass may end when the process group is gone already. Whoever asks for the next factor gets the error.
+            _log.debug("the echo factor of pass %d could not be published", self._passes, exc_info=True)
+
+    def _publish(self) -> None:
+        if self._agreement is not None and self._published < self._passes:
+            self._agreement.publish(self._passes, self._wish)
+            self._published = self._passes
+
+    def _decide(self) -> None:
+        factor, reason = self._wish, self._reason
+        if self._agreement is not None:
+            self._publish()
+            factor = self._agreement.largest(self._passes)
+            if factor != self._wish:
+                reason += f", which asks for {self._wish}; another rank needs {factor}"
+        if factor != self._factor:
+            _log.info('echo="auto": each batch is used %d times from now on, not %d: %s', factor, self._factor, reason)
+        self._factor, self._decided = factor, True
+
+
+def open_echo(echo: Echo, share: Share) -> EchoPolicy:
+    """Returns the policy of an `echo` option.
+
+    Raises:
+        OptionError: the option is none of the accepted values, or "auto" where ranks cannot agree.
+    """
+    echo = check_echo(echo)
+    if isinstance(echo, int):
+        return GivenEcho(echo)
+    if isinstance(echo, MixedEcho):
+        return GivenEcho(echo.factor, echo.distance)
+    what = "how many times it needs each batch"
+    return AutoEcho(open_agreement(share, option='echo="auto"', what=what))

@@ -1,0 +1,393 @@
+"""One pass of a loader over the rest of an epoch, and the batches that it hands over.
+
+planned batches -> feed (read, or made by workers) -> device -> transforms, once per echo -> `Batch`
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.device.backend import Backend
+from fastload.device.copy import DeviceBatch, to_device
+from fastload.errors import OptionError
+from fastload.plan import Pace, PlannedBatch, Use, batch_seed
+from fastload.plan.cursor import Position
+from fastload.prefetch.augment import Augmentation
+from fastload.prefetch.cached_feed import CachedImages
+from fastload.prefetch.feeds import SLOTS_IN_COPY, Feed
+from fastload.prefetch.ring import FilledBatch
+from fastload.timing.probe import LoaderStats, Probe
+from fastload.timing.ranges import span
+from fastload.transforms.engine.placement import ImageRows
+
+_FACTS = ("rows", "valid", "global_valid")
+
+
+class _Facts:
+    """The plan's facts about a batch as attributes, made into tensors when they are asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("_facts", {})
+        if name in facts:
+            # Not before: freeing a tensor gives up the GIL, and waits 0.5 ms to get it back while pure Python runs.
+            value = facts[name]
+            self.__dict__[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            return self.__dict__[name]
+        if name in _FACTS:
+            raise AttributeError(
+                f"this batch has no {name!r}: a framework built it anew. Ask for 'row' or 'valid' in the fields of "
+                f"PackedDataset, then they travel as ordinary tensors."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class Batch(_Facts, tuple[torch.Tensor, ...]):
+    """A batch as a tuple of the fields asked for, in order.
+
+    Attributes:
+        rows: int64 (B,), the row of each sample in the file; of another dataset, its index. On the loader's device.
+        valid: bool (B,), False for a repeat that only fills the last batch (ends="exact"). On the loader's device.
+        global_valid: number of valid samples in this step over all ranks.
+    """
+
+    rows: torch.Tensor
+    valid: torch.Tensor
+    global_valid: int
+
+    @classmethod
+    def of(cls, fields: Iterable[torch.Tensor], facts: Mapping[str, Any]) -> Batch:
+        """Returns a batch of fields with its facts: rows, valid, global_valid."""
+        batch = cls(fields)
+        batch.__dict__["_facts"] = facts
+        return batch
+
+
+class DictBatch(_Facts, dict[Any, Any]):
+    """A batch as a dict, for a dataset whose samples are dicts; with the attributes of `Batch`."""
+
+    rows: torch.Tensor
+    valid: torch.Tensor
+    global_valid: int
+
+    @classmethod
+    def of(cls, fields: Mapping[Any, Any], facts: Mapping[str, Any]) -> DictBatch:
+        """Returns a batch of fields with its facts: rows, valid, global_valid."""
+        batch = cls(fields)
+        batch.__dict__["_facts"] = facts
+        return batch
+
+
+@dataclass
+class PassCounter:
+    """The numbers behind `LoaderStats`, counted while a pass runs.
+
+    Attributes:
+        clock: seconds, never going back; all times are read from it.
+        batches: batches read; echoes do not count.
+        asked: times a batch was asked for.
+        first_s, first_waited_s: when the first batch was handed over, and how long it was waited for: no step runs
+            before it.
+        stall_s, waited_s: seconds that the loop waited for batches; `waited_s` without augmenting at the hand-over.
+        begun_s, last_s: when the pass began, and when a batch was last handed over.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
+    echo: int = 1
+    batches: int = 0
+    asked: int = 0
+    first_s: float = 0.0
+    first_waited_s: float = 0.0
+    fresh: int = 0
+    consumed: int = 0
+    steps: int = 0
+    stall_s: float = 0.0
+    waited_s: float = 0.0
+    bytes_read: int = 0
+    begun_s: float = 0.0
+    last_s: float = 0.0
+
+    def snapshot(self) -> LoaderStats:
+        """Returns the numbers so far."""
+        return LoaderStats(
+            self.fresh, self.consumed, self.steps, self.last_s - self.begun_s, self.stall_s, self.bytes_read, self.echo
+        )
+
+    def pace(self) -> Pace:
+        """Returns the time of the user's steps, and of the waits for batches after the first one."""
+        if not self.steps:
+            return Pace()
+        # Only the source's part of a stall: augmenting at the hand-over takes longer the more often a batch is used.
+        waited_s = self.waited_s - self.first_waited_s
+        return Pace(self.batches - 1, self.asked - 1, waited_s, self.last_s - self.first_s - waited_s)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages that a pass runs, kept by the loader from one epoch to the next.
+
+    Attributes:
+        fields: names in the order of a batch, unless the samples decide.
+        feed: makes the batches.
+        backend: of the device, None for the CPU.
+        augmentation: run when a batch is handed over; None: there is none, or the feed has run it.
+        seed: as in `FastLoader`.
+        rank: of this process, part of the seeds of Python code.
+    """
+
+    fields: tuple[str, ...]
+    feed: Feed
+    backend: Backend | None
+    augmentation: Augmentation | None
+    seed: int
+    rank: int
+
+
+class Iteration:
+    """An iterator over the batches from a position on. Exhaustion, an error, `close` or its end stop the feed's pass.
+
+    Args:
+        stages: to run.
+        planned: batches in order, with rows of the file.
+        position: moved on as batches are handed over; its schedule is decided.
+        counter: counts them.
+        on_end: called with the pace once, when the pass is over, in the process that began it; never waits.
+        probe: takes note of each batch; None: nobody measures.
+    """
+
+    _is_finalizing = staticmethod(sys.is_finalizing)  # found here when the globals are gone
+
+    def __init__(
+        self,
+        stages: Stages,
+        planned: Iterator[PlannedBatch],
+        position: Position,
+        counter: PassCounter,
+        on_end: Callable[[Pace], None] = lambda _: None,
+        probe: Probe | None = None,
+    ) -> None:
+        self._stages = stages
+        self._position = position
+        self._counter = counter
+        self._probe = probe
+        self._factor = position.uses.factor
+        self._uses = position.uses.uses(position.steps)
+        self._kept: dict[int, _Kept] = {}  # by number, batches that will be used
+        self._num_read = 0
+        self._on_end: Callable[[Pace], None] | None = on_end
+        # Two threads may ask the same iteration, and a new iter() in one may end it while another waits in it.
+        self._lock = threading.RLock()
+        self._displaced = False
+        self._failure = ""  # the name of the error that ended the pass
+        self._pid = os.getpid()
+        self.num_batches = position.steps_left
+        counter.echo = self._factor
+        self.running = True
+        epoch = position.plan.epoch
+        self._stream = stages.feed.stream(
+            planned,
+            lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step),
+            epoch,
+            timed=probe is not None,
+        )
+        self._batches = to_device(
+            self._stream,
+            stages.backend,
+            slots_in_copy=SLOTS_IN_COPY,
+            begin_copy=stages.feed.begin_copy,
+            views=stages.feed.views,
+            probe=probe,
+        )
+        if probe is not None:
+            probe.worker_info = stages.feed.worker_info
+        counter.begun_s = counter.last_s = counter.clock()
+
+    def __iter__(self) -> Iteration:
+        return self
+
+    def __next__(self) -> Batch | DictBatch:
+        with self._lock:
+            return self._next()
+
+    def displace(self) -> None:
+        """Ends the pass because the loader begins another one; asking for more batches is an error from now on."""
+        with self._lock:
+            self._displaced = self.running
+            self.close()
+
+    def _next(self) -> Batch | DictBatch:
+        if self._displaced:
+            raise OptionError(
+                "this iteration was ended by a newer iter() of the same FastLoader, or its close(): a loader has one "
+                "epoch under way. To look at a batch within the loop, or to iterate twice at once, make another "
+                "FastLoader of the same file."
+            )
+        if self._pid != os.getpid():
+            raise OptionError(
+                f"this iteration was begun in process {self._pid}, and its threads and workers are not in a fork. "
+                f"Call iter() of the loader here, in process {os.getpid()}; better start the process by spawn or "
+                f"forkserver, since torch itself may hang in one that was forked after it ran."
+            )
+        if self._failure:
+            raise OptionError(
+                f"this iteration was ended by {self._failure} before the end of its epoch. "
+                f"loader.load_state_dict(loader.state_dict()) makes the next iter() go on with the batch that was next."
+            )
+        if not self.running:
+            raise StopIteration
+        counter = self._counter
+        asked_s = counter.clock()
+        probe = self._probe
+        if probe is not None:
+            probe.note_depth(self._stream.depth())
+        try:
+            counter.asked += 1
+            use = next(self._uses, None)
+            # After the last use the stream is asked once more: then it ends by itself and keeps its workers for the
+            # next pass.
+            with span("wait"):
+                while use is None or use.batch >= self._num_read:
+                    if not self._read():
+                        counter.last_s = counter.clock()  # the last step is over too
+                        self.close()
+                        raise StopIteration
+            counter.waited_s += counter.clock() - asked_s
+            if probe is not None:
+                probe.note_ready()
+            try:
+                return self._hand_over(use)
+            except StopIteration as error:
+                # It would end the loop as if the epoch were over.
+                raise RuntimeError("a transform raised StopIteration") from error
+        except BaseException as error:
+            if self.running:
+                self._failure = type(error).__name__
+                self.close()
+            raise
+        finally:
+            counter.last_s = counter.clock()
+            counter.stall_s += counter.last_s - asked_s
+            if counter.asked == 1:
+                counter.first_s, counter.first_waited_s = counter.last_s, counter.waited_s
+
+    def end_measuring(self) -> None:
+        """Reports the pace so far as that of the pass: the user left it although it could go on."""
+        if self._pid != os.getpid():
+            return  # a thread that a forked process does not have may hold the lock
+        with self._lock:
+            on_end, self._on_end = self._on_end, None
+            if on_end is not None:
+                on_end(self._counter.pace())
+
+    def close(self) -> None:
+        """Ends the pass: nothing reads any more when this returns. Batches handed over stay as they are.
+
+        While the interpreter ends, as when a generator with `yield from loader` is still there then, nothing is done:
+        daemon threads are frozen and cannot be waited for, globals are gone, and worker processes end by themselves.
+        """
+        if not self.running or self._is_finalizing():
+            return
+        self.running = False
+        self.end_measuring()
+        self._kept.clear()
+        device_stage, self._batches = self._batches, iter(())
+        if isinstance(device_stage, Generator):
+            device_stage.close()  # gives back the slots whose copies still run
+        self._stream.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_batches", None) is not None:
+            self.close()
+
+    def _read(self) -> bool:
+        """Takes one more batch from the feed; False when there is none."""
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
+        num_valid = self._count_valid(batch.source.planned)
+        if self._probe is not None:
+            self._probe.note_work(batch.source.work)
+        counter = self._counter
+        counter.batches += 1
+        counter.fresh += num_valid
+        counter.bytes_read += batch.source.bytes_read
+        self._kept[self._num_read] = _Kept(batch, num_valid)
+        self._num_read += 1
+        return True
+
+    def _count_valid(self, planned: PlannedBatch) -> int:
+        return int(np.count_nonzero(planned.valid)) if self._position.plan.ends == "exact" else len(planned.rows)
+
+    def _hand_over(self, use: Use) -> Batch | DictBatch:
+        """Returns a batch for one of its uses, augmented and put together for the user."""
+        stages, position, counter = self._stages, self._position, self._counter
+        last = use.echo + 1 == self._factor
+        device_batch, num_valid = self._kept.pop(use.batch) if last else self._kept[use.batch]
+        if stages.backend is not None and use.echo:
+            # The user may have gone on to another stream.
+            stages.backend.hand_over(device_batch.event, device_batch.tensors)
+        device_batch = device_batch.gathered()
+        planned, fields = device_batch.source.planned, device_batch.fields
+        form, extra = device_batch.source.form, device_batch.source.extra
+        # On the CPU the facts are the plan's arrays, and so keep no slot.
+        facts: dict[str, Any] = {"rows": planned.rows, "valid": planned.valid, "global_valid": planned.global_valid}
+        if stages.backend is not None:
+            facts |= {"rows": fields["row"], "valid": fields["valid"]}
+        elif form is None:
+            plan_fields = {"row": planned.rows, "valid": planned.valid}
+            fields = fields | {
+                name: torch.from_numpy(plan_fields[name]) for name in stages.fields if name in plan_fields
+            }
+        result = fields
+        if stages.augmentation is not None:
+            given: dict[str, torch.Tensor | ImageRows] = dict(fields)
+            given |= {
+                n: rows.as_image_rows() for n, rows in device_batch.cached.items() if isinstance(rows, CachedImages)
+            }
+            if "images" in given:
+                epoch = position.plan.epoch
+                with span("transform"):
+                    result = stages.augmentation.apply(given, planned, epoch=epoch, echo=use.echo, kept=not last)
+        if not last:
+            # The user may write to a batch, and the next echo must not see it.
+            result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}
+            facts |= {name: _copied(facts[name]) for name in ("rows", "valid")}
+            extra = copy.deepcopy(extra)
+        if self._probe is not None:
+            self._probe.samples = num_valid
+        position.steps += 1
+        counter.consumed += num_valid
+        counter.steps += 1
+        if form is None:
+            return Batch.of([result[name] for name in stages.fields], facts)
+        values = [result[name] if name in result else extra[name] for name in form.names]
+        if form.keys is not None:
+            return DictBatch.of(dict(zip(form.keys, values, strict=True)), facts)
+        return Batch.of(values, facts)
+
+
+class _Kept(NamedTuple):
+    """A batch that was read and will be used, and the number of its valid samples."""
+
+    batch: DeviceBatch[FilledBatch]
+    num_valid: int
+
+
+def _own(tensor: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
+    """Returns the tensor, or a copy if it shares memory with the field it was made from."""
+    shared = source is not None and tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return tensor.clone() if shared else tensor
+
+
+def _copied(values: torch.Tensor | NDArray[Any]) -> torch.Tensor | NDArray[Any]:
+    return values.clone() if isinstance(values, torch.Tensor) else values.copy()

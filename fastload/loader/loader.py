@@ -1,0 +1,383 @@
+"""`FastLoader`: joins the stages of the data path and keeps them from one epoch to the next.
+
+    plan -> feed (read, or make by workers) -> ring -> device -> transform (echo) -> training loop
+
+`plan` decides which rows each batch holds; `iteration.py` runs one pass over them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+import torch
+from torch.utils.data import Dataset
+
+from fastload.dataset import PackedDataset
+from fastload.device.backend import open_backend
+from fastload.distributed.ranks import ShareOption, check_share, resolve_share
+from fastload.errors import OptionError, StateError
+from fastload.loader.echo_policy import EchoPolicy, open_echo
+from fastload.loader.iteration import Batch, Iteration, PassCounter, Stages
+from fastload.loader.resolve import resolve_transforms
+from fastload.plan import (
+    ChunkWindow,
+    Echo,
+    Ends,
+    EpochPlan,
+    Pace,
+    PlanState,
+    Shuffle,
+    check_state,
+    resolve_ends,
+    state_from_dict,
+    state_to_dict,
+    with_shares_of,
+)
+from fastload.plan.cursor import Position, resumed
+from fastload.prefetch.auto_workers import AutoWorkers
+from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
+from fastload.prefetch.cached_feed import CachedFeed
+from fastload.prefetch.factory import FeedOptions, open_feed
+from fastload.prefetch.feeds import Feed
+from fastload.prefetch.inputs import PackedInput, as_input
+from fastload.read.reader import Read
+from fastload.system.whole_numbers import check_whole
+from fastload.timing.probe import LoaderStats, Probe
+
+__all__ = ["Batch", "FastLoader"]
+
+
+class FastLoader:
+    """Iterates over the batches of a packed file, or of any map-style dataset, read ahead into reused memory.
+
+    A batch is a `Batch`, a tuple of tensors: images (B, C, H, W) in channels_last memory, uint8 (or uint16, as packed)
+    unless a transform changes that; masks uint8 (B, H, W); class labels int64 (B,); other fields (B, ...). Its
+    attributes `rows`, `valid` and `global_valid` say which samples it holds. It belongs to the caller, who may write to
+    it and keep it as long as they like; who keeps many gets copies, and the loader gets slower.
+
+    Threads read a packed file. Where a sample takes Python code, because the `PackedDataset` has a transform or the
+    dataset is another one, worker processes run it and write the samples to shared memory; a batch then has the fields
+    of the samples, as a tuple or as a dict (`DictBatch`). Processes start as `multiprocessing.set_start_method` says,
+    else by a forkserver (in a notebook by fork), so a script begins its work under `if __name__ == "__main__":`. Random
+    numbers that such code draws from `random`, `numpy.random` and `torch` depend on seed, epoch, rank and step, not on
+    the workers.
+
+    Each `iter()` after the first one is the next epoch, unless `set_epoch` or `load_state_dict` came in between; it
+    ends the iteration before it.
+
+    Args:
+        source: path of a packed file, a `PackedDataset` (for a split, other fields, a subset, a Python transform), or
+            any map-style dataset.
+        batch_size: samples in a batch on this rank.
+        shuffle: True (chosen by how the file was packed), "full", "chunk", a `ChunkWindow` or False; see `EpochPlan`.
+        ends: "drop", "pad" or "exact": what becomes of a last batch that is not full; see `EpochPlan`. None: "drop"
+            with shuffling, "exact" without.
+        seed: of the order and of all random numbers.
+        share: the rows of this rank: "auto", (rank, world_size), or None for all rows; see `resolve_share`.
+        workers: number of reading threads, or of processes that run Python. None: one per CPU that this rank may use,
+            at most 16, or 2 where they only copy. "auto" begins with that, and starts more processes for an epoch where
+            the loop waited for the last one while the processes waited for a disk or a network. What a batch holds does
+            not depend on it.
+        device: None or "cpu" leaves batches in host memory; "cuda" copies them while the model computes.
+        transform: list of transforms (`fastload.transforms`), run on the device, drawn anew for each sample, epoch and
+            echo.
+        echo: how often each batch is used, augmented anew each time. `MixedEcho` puts other batches between the uses of
+            one; "auto" chooses 1 to 4 for each epoch, from the waits of the last one, and begins with 1.
+        cache: "device" reads all rows once, at the first `iter()`, into device memory, from which every epoch is
+            gathered. Where they do not fit on each of several ranks, each keeps a fixed share, which changes the order;
+            a warning says so. "host" uses pinned memory, with a copy on each rank; "auto" chooses device, host or None
+            by how much memory is free, and logs why. Kept until `close()`.
+        read: "map", or "pread" for file systems where other machines may truncate the file.
+
+    Raises:
+        OptionError: an argument has no meaning, or there is not one whole batch.
+        MissingFileError, FormatError, FileChangedError: the file is absent, cannot be read, or changed.
+        ShareError: rank and world size are not known; (later, with echo="auto") a rank does not answer.
+        WorkerError: (while iterating) the user's code raised an error, or a worker process died.
+        SharedMemoryError: (while iterating) there is not enough shared memory for the workers' batches.
+        CacheError: the rows to cache are larger than memory.
+    """
+
+    _is_finalizing = staticmethod(sys.is_finalizing)  # found here when the globals are gone
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | PackedDataset | Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: Shuffle = True,
+        ends: Ends | None = None,
+        seed: int = 0,
+        share: ShareOption = "auto",
+        workers: int | Literal["auto"] | None = None,
+        device: str | torch.device | None = None,
+        transform: Sequence[Any] | None = (),
+        echo: Echo = 1,
+        cache: CacheOption = None,
+        read: Read = "map",
+    ) -> None:
+        data = as_input(source)
+        if read not in ("map", "pread"):
+            raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
+        if workers == 0 and data.runs_python:
+            raise OptionError(
+                "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "
+                "in this process."
+            )
+        self._auto = AutoWorkers() if isinstance(workers, str) and workers == "auto" else None
+        if workers is not None and self._auto is None:
+            check_whole("workers", workers, least=1, others=', "auto" or None')
+        self.batch_size = batch_size
+        self.echo = echo
+        self._read: Read = read
+        self._share_option = share
+        self._share = resolve_share(share)
+        self._echo = open_echo(echo, self._share)
+        self._workers = None if isinstance(workers, str) else workers
+        self._backend = open_backend(device)
+        self._cache = choose_cache(cache, data, self._backend, self._share)
+        self._shuffle = data.resolve_shuffle(shuffle, cached=self._cache.location is not None)
+        if isinstance(data, PackedInput) and data.runs_python:
+            # Worker processes read for themselves.
+            dataset = data.dataset.reading(read)
+            if isinstance(self._shuffle, ChunkWindow):
+                dataset.expect_window(self._shuffle.chunks)
+            data = PackedInput(dataset)
+        self._data = data
+        self._seed = seed
+        self._transforms = resolve_transforms(
+            transform, data, seed=seed, rank=self._share.rank, echo=echo, backend=self._backend, cache=self._cache
+        )
+        self._ends = ends
+        # Where the next iteration begins, if that is decided; None: at the beginning of the epoch after the last one's.
+        self._next: Position | None = Position(self._new_plan(0))
+        self._last = self._next
+        self._finished: Position | None = None
+        self._active: weakref.ref[Iteration] | None = None
+        self._stats = PassCounter()
+        self._feed: Feed | None = None
+        self._feed_of_parent: Feed | None = None
+        self._pid = os.getpid()
+        self._require_steps(self._next.plan)
+        warn_of_fixed_shares(self._next.plan, self._share.rank, file_shuffled=data.shuffled)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begins a new iteration; the one before it, if any, ends."""
+        return self.iterate()
+
+    def iterate(self, probe: Probe | None = None) -> Iterator[Batch]:
+        """Does the same as `iter()` for a `Meter`: the probe takes note of each batch."""
+        self._end_active()
+        check_share(self._share_option, self._share)
+        self._data.check()
+        position = self._decided(self._next or Position(self._new_plan(self._last.plan.epoch + 1)))
+        counter = PassCounter()
+        feed = self._open_feed(counter)
+        self._next, self._last, self._finished = None, position, None
+        self._stats = counter
+        planned = self._data.rows_of(position.plan.batches(self._share.rank))
+        stages = Stages(
+            fields=self._data.fields or (),
+            feed=feed,
+            backend=self._backend,
+            augmentation=self._transforms.augmentation if self._transforms.at_hand_over else None,
+            seed=self._seed,
+            rank=self._share.rank,
+        )
+        on_end = functools.partial(_pass_ended, self._echo, self._auto, feed, counter)
+        iteration = Iteration(stages, planned, position, self._stats, on_end, probe)
+        self._active = weakref.ref(iteration)
+        return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
+
+    def __len__(self) -> int:
+        """Returns the batches of the next iteration on this rank, or of the running one from its start, with echoes."""
+        if self._next is not None:
+            return self._decided(self._next).steps_left
+        if (iteration := self._running()) is not None:
+            return iteration.num_batches
+        return self._decided(Position(self._new_plan(0))).steps_left
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lets the next iteration be that epoch, from 0 on. A loaded state of the same epoch stays loaded."""
+        check_whole("epoch", epoch, least=0)
+        for loaded in (self._next, self._finished):
+            if (
+                loaded is not None
+                and loaded.plan.epoch == epoch
+                and (loaded is self._finished or loaded.plan.segments or loaded.steps)
+            ):
+                self._next = loaded
+                return
+        self._next = Position(self._new_plan(epoch))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration if that is decided, else of the last one."""
+        return (self._next or self._last).plan.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the loader's position, the same on every rank; numbers, strings and lists only.
+
+        Taken in the loop body it counts the batch in hand as done.
+        """
+        position = self._decided(self._next or self._last)
+        segments, echo_position = position.progress()
+        next_echo = None
+        if self._echo.chooses:
+            # In the loop body of the last step other ranks may not have finished theirs, and are not waited for.
+            over = position.finished and self._running() is None
+            next_echo = self._echo.next_schedule(0).factor if over else 0
+        return state_to_dict(
+            PlanState(
+                header_digest=self._data.identity(),
+                seed=self._seed,
+                epoch=position.plan.epoch,
+                shuffle=self._shuffle,
+                ends=resolve_ends(position.plan.ends, self._shuffle),
+                echo=position.uses.factor,
+                echo_position=echo_position,
+                echo_distance=position.uses.distance,
+                next_echo=next_echo,
+                segments=segments,
+                fixed_shares=position.plan.fixed_shares,
+            )
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Lets the next iteration be the rest of the saved epoch, also with another world or batch size.
+
+        An epoch that was finished when it was saved is followed by the next one. Batches that were to be used again
+        (echo) are used as they would have been; where world, batch size or echo differ now they count as done.
+
+        Raises:
+            StateError: the state belongs to another file, seed or shuffle, or is damaged.
+        """
+        if not isinstance(state, Mapping):
+            raise StateError(f"load_state_dict() takes a dict of state_dict(), got {type(state).__name__}.")
+        loaded = state_from_dict(dict(state))
+        check_state(loaded, header_digest=self._data.identity(), seed=self._seed, shuffle=self._shuffle)
+        loaded = with_shares_of(self._new_plan(loaded.epoch), loaded, keeps_all=self._cache.location == "device")
+        plan = self._new_plan(loaded.epoch, loaded.segments, fixed_shares=loaded.fixed_shares)
+        position = resumed(loaded, plan, self._echo.schedule_of(plan.num_steps, loaded.echo))
+        self._end_active()
+        self._cache = replace(self._cache, fixed_shares=plan.fixed_shares)
+        self._last, self._next, self._finished = position, position, None
+        self._echo.adopt(loaded.echo)
+        if position.plan.num_steps == 0:
+            self._finished, self._next = position, Position(self._new_plan(loaded.epoch + 1))
+            self._echo.adopt(loaded.next_echo or loaded.echo)
+
+    @property
+    def stats(self) -> LoaderStats:
+        """Samples, steps, seconds and bytes of the current iteration, or of the last one."""
+        return self._stats.snapshot()
+
+    def close(self) -> None:
+        """Ends a running iteration and closes the file. Batches handed over stay valid, and `iter()` opens it again."""
+        if self._is_finalizing():
+            return  # from a generator that outlived its script; see Iteration.close
+        self._end_active()
+        if self._feed is not None and self._pid == os.getpid():
+            self._feed.close()
+            self._feed = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a FastLoader holds open files and threads or processes, and can be neither pickled nor copied; make "
+            "another one of the same dataset, and give it this one's state_dict()"
+        )
+
+    def _running(self) -> Iteration | None:
+        iteration = self._active() if self._active is not None else None
+        return iteration if iteration is not None and iteration.running else None
+
+    def _decided(self, position: Position) -> Position:
+        """Returns the same position, with the echo factor of its epoch decided."""
+        if position.schedule is None:
+            if (iteration := self._running()) is not None:
+                iteration.end_measuring()
+            position.schedule = self._echo.next_schedule(position.plan.num_steps)
+        return position
+
+    def _end_active(self) -> None:
+        active = self._active() if self._active is not None else None
+        self._active = None
+        if active is not None:
+            active.displace()
+
+    def _new_plan(self, epoch: int, segments: Sequence[Any] = (), *, fixed_shares: bool | None = None) -> EpochPlan:
+        return EpochPlan(
+            rows=self._data.plan_rows,
+            chunk_rows=self._data.chunk_rows,
+            seed=self._seed,
+            epoch=epoch,
+            world_size=self._share.world_size,
+            batch_size=self.batch_size,
+            shuffle=self._shuffle,
+            ends=self._ends,
+            segments=tuple(segments),
+            fixed_shares=self._cache.fixed_shares if fixed_shares is None else fixed_shares,
+        )
+
+    def _require_steps(self, plan: EpochPlan) -> None:
+        if plan.num_steps:
+            return
+        share = f"{len(plan.rows):,} samples" + (f" over {plan.world_size} ranks" if plan.world_size > 1 else "")
+        hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if len(plan.rows) else "Choose another split."
+        raise OptionError(
+            f"{self._data.name}: {share} do not make one batch of {plan.batch_size} with ends={plan.ends!r}. {hint}"
+        )
+
+    def _open_feed(self, counter: PassCounter) -> Feed:
+        """Returns the feed, which is kept from one epoch to the next, but not across a fork."""
+        if self._pid != os.getpid():
+            # Kept, though of no use: freeing memory of the device takes a device, which a forked child does not have.
+            self._feed_of_parent = self._feed if isinstance(self._feed, CachedFeed) else None
+            self._feed, self._pid = None, os.getpid()
+        workers = self._workers if self._auto is None else self._auto.number
+        if self._feed is not None and not (self._feed.usable and _has(self._feed, workers)):
+            self._feed.close()
+            self._feed = None
+        if self._feed is None:
+            options = FeedOptions(
+                data=self._data,
+                batch_size=self.batch_size,
+                read=self._read,
+                workers=workers,
+                auto=self._auto is not None,
+                num_steps=self._new_plan(0).num_steps,
+                shuffle=self._shuffle,
+                share=self._share,
+                backend=self._backend,
+                cache=self._cache,
+                augmentation=self._transforms.augmentation,
+                in_threads=self._transforms.in_threads,
+                size_head=self._transforms.size_head,
+            )
+            self._feed, counter.bytes_read = open_feed(options)
+        return self._feed
+
+
+def _has(feed: Feed, workers: int | None) -> bool:
+    """Whether a feed that has processes has so many of them; None: the default number."""
+    stats = feed.worker_stats() if workers is not None else None
+    return stats is None or stats.number == workers
+
+
+def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter: PassCounter, pace: Pace) -> None:
+    """Lets echo and workers be chosen for the next epoch. No method: a pass must not keep its loader alive."""
+    echo.ended(pace, counter.echo)
+    stats = feed.worker_stats() if auto is not None else None
+    if auto is not None and stats is not None:
+        auto.ended(
+            stats,
+            batches=pace.batches,
+            elapsed_s=pace.stall_s + pace.work_s,
+            first_s=counter.first_waited_s,
+        )

@@ -1,0 +1,135 @@
+"""The options of packing that shape a packed file's bytes, and `PackJob`: one call of the packer, with its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fastload.errors import OptionError, OutputError
+from fastload.format.codecs import parse_codec
+from fastload.format.writer import CHUNK_BYTES
+from fastload.pack.encoding import EncodingOption
+from fastload.sources.listing import Listing, OnError, SourceOptions
+
+Fit = Literal["crop", "pad", "stretch"]
+Mode = Literal["rgb", "gray", "rgba"]
+Bits = Literal[8, 16]
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, done, total)."""
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """The options that shape a packed file's bytes; its attribute `pack_options` holds them as JSON."""
+
+    size: tuple[int, int] | None = None
+    fit: Fit = "crop"
+    mode: Mode | None = None
+    seed: int = 0
+    shuffle: bool = True
+    chunk_bytes: int = CHUNK_BYTES
+    limit: int | None = None
+    source: SourceOptions = field(default_factory=SourceOptions)
+    bits: Bits | None = None
+    store: EncodingOption | None = None
+    """None: "raw"."""
+    max_size: int | None = None
+    codec: str = "auto"
+    """"auto" (masks that it makes half as large, see `fastload.pack.encoding`) or what `parse_codec` reads."""
+
+    def __post_init__(self) -> None:
+        check_choice("fit", self.fit, get_args(Fit))
+        if self.mode is not None:
+            check_choice("mode", self.mode, get_args(Mode))
+        if self.bits not in (None, *get_args(Bits)):
+            raise OptionError(f"bits={self.bits!r} is not known; accepted: 8, 16.")
+        sides = [1, 1] if self.size is None else list(self.size)
+        if len(sides) != 2 or min(sides) < 1:
+            raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed={self.seed}: needs 0 <= seed < 2**63.")
+        if self.chunk_bytes < 1:
+            raise OptionError(f"chunk_bytes={self.chunk_bytes}: needs at least 1; 8 MiB is a good choice.")
+        if self.limit is not None and self.limit < 1:
+            raise OptionError(f"limit={self.limit}: needs at least 1.")
+        _check_encoding(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain JSON values; options newer than format 1 only where they differ from their defaults."""
+        values = {
+            **vars(self),
+            "size": list(self.size) if self.size else None,
+            "source": self.source.to_dict(),
+            "store": None if self.store in (None, EncodingOption()) else str(self.store),
+            "codec": "" if self.codec == "auto" else self.codec,
+        }
+        defaults = {name for name in ("source", "bits", "store", "max_size", "codec") if not values[name]}
+        return {name: value for name, value in values.items() if name not in defaults}
+
+
+def _check_encoding(options: PackOptions) -> None:
+    """Raises OptionError where store, size, max_size and codec contradict each other, whatever the images are."""
+    kind = "raw" if options.store is None else options.store.kind
+    if options.max_size is not None and options.max_size < 1:
+        raise OptionError(f"max_size={options.max_size}: needs at least 1, such as 256.")
+    if options.max_size is not None and options.size is not None:
+        raise OptionError("`--max-size` lets sizes differ, `--size` makes them one. Give only one of them.")
+    if kind == "source" and options.size is not None:
+        raise OptionError(
+            "`--store source` keeps the files' own bytes, which `--size` would have to change. Say `--store jpeg` "
+            "with `--size`, or `--store source` with `--max-size`, which changes larger ones only."
+        )
+    if options.codec != "auto" and parse_codec(options.codec, besides=("auto",)).name == "gzip" and kind != "raw":
+        raise OptionError(f"codec={options.codec!r} works on images of one size stored raw; say `--codec zstd`.")
+
+
+def check_choice(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    """Raises OptionError for a value that is not one of those accepted."""
+    if value not in accepted:
+        raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(accepted)}.")
+
+
+@dataclass(frozen=True)
+class PackJob:
+    """One call of the packer: what to pack, where to, and how.
+
+    Attributes:
+        source: the name of the source in messages.
+        output: path of the finished file.
+        on_progress: called with (stage, done, total).
+    """
+
+    source: str
+    output: Path
+    listing: Listing
+    options: PackOptions
+    on_error: OnError
+    overwrite: bool
+    on_progress: Progress | None
+
+    @property
+    def part(self) -> Path:
+        """The file while it is being packed."""
+        return self.output.with_name(self.output.name + ".part")
+
+    @property
+    def meta(self) -> Path:
+        """A sparse file of the same layout in which HDF5 builds the metadata."""
+        return self.output.with_name(self.output.name + ".meta")
+
+    @property
+    def masks(self) -> Path:
+        """The file that holds the rows of masks while the ordered engine packs."""
+        return self.output.with_name(self.output.name + ".masks")
+
+
+def journal_path(output: Path) -> Path:
+    """Returns the path of an output's journal."""
+    return output.with_name(output.name + ".journal")
+
+
+def output_exists(output: Path) -> OutputError:
+    """Returns the error that the output is there already."""
+    return OutputError(f"{output}: exists. Choose another name, or replace it with `--overwrite`.")

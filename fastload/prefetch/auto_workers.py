@@ -1,0 +1,257 @@
+"""`workers="auto"`: chooses how many processes the next epoch gets, from the waits of the last one.
+
+What a batch holds is decided in `plan`, which knows no workers, so that their number may change between epochs.
+`choose_workers` decides, as a pure function of what was measured. No torch here.
+
+Threads keep the default number, since no other was better: 1, 2, 3, 4 threads gave 19,400, 22,600, 24,100, 26,700
+images/s of 218x178x3 (each between 1,000 and 50,000: neighbours on the machine), augmented 1,520, 1,190, 1,560, 970, in
+gzip 690, 740, 660, and cold from the disk 1, 2 and 4 gave 6,100, 6,600, 6,800. Its clock does not show whether a
+thread waits for a disk or for the GIL: raised to 4 for their waits, threads gave 0.65 times the images/s (0.24 to 1.22,
+7 pairs) of 2 on 32x32x3 rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fastload.distributed.ranks import local_world_size
+from fastload.system.machine import available_cpus, available_memory
+
+_log = logging.getLogger("fastload")
+
+MOST_WORKERS = 16
+"""Most workers of one loader, unless it has more CPUs; each holds a batch or two in memory."""
+
+# Where workers want a CPU for more of their time than this, more of them are not tried.
+_BUSY = 0.5
+# A loop that waits less than this share of its time is fed.
+_FED = 0.02
+# The first batches are made while nobody trains; fewer, or a shorter time, say nothing.
+_LEAST_BATCHES = 8
+_LEAST_S = 1.0
+# More workers than before have to make the loop so much faster, or they are given up.
+_LEAST_GAIN = 1.1
+# Workers beyond those that suffice on average, for the times when a sample takes longer.
+_MARGIN = 1.1
+EPOCHS_TO_PAY = 4
+"""Starting processes takes time that has to be won back within so many epochs: nobody knows how many will come."""
+
+_FIRST_REST, _LONGEST_REST = 4, 64
+# The part of the free memory that more workers may take.
+_MEMORY_SHARE = 0.25
+
+
+class MeasuredPass(NamedTuple):
+    """The measurements of a pass, from its first batch on.
+
+    Attributes:
+        batches: batches read; echoes do not count.
+        elapsed_s: seconds up to the end of the pass.
+        starved_s: seconds of these that the loop waited for batches that were not ready when it asked for them. Taking
+            over one that is ready takes its time too, which no number of workers changes.
+        busy_s: seconds that all workers together ran or wanted a CPU; None: not known.
+        start_s: seconds that the first batch was waited for, if workers were started for it; else 0.
+    """
+
+    batches: int
+    elapsed_s: float
+    starved_s: float
+    busy_s: float | None
+    start_s: float = 0.0
+
+
+class Limits(NamedTuple):
+    """The limits of the machine.
+
+    Attributes:
+        cpus: CPUs that this rank may use.
+        memory_bytes: free memory.
+        worker_bytes: memory that one more worker takes.
+        most: most workers, whatever is measured.
+    """
+
+    cpus: int
+    memory_bytes: int
+    worker_bytes: int
+    most: int
+
+
+@dataclass(frozen=True)
+class History:
+    """What is known from earlier epochs.
+
+    Attributes:
+        before: number of workers that the last epoch's is tried against; 0: nothing is being tried.
+        rate: batches a second with that number.
+        start_s: seconds that starting a worker takes, as measured.
+        rest: epochs for which nothing is tried.
+        next_rest: length of the next rest: twice as long after each trial in vain.
+    """
+
+    before: int = 0
+    rate: float = 0.0
+    start_s: float = 0.0
+    rest: int = 0
+    next_rest: int = _FIRST_REST
+
+
+class WorkerChoice(NamedTuple):
+    """The number for the coming epoch, why, and what to remember."""
+
+    workers: int
+    reason: str
+    history: History
+
+
+def choose_workers(
+    epoch: MeasuredPass, workers: int, limits: Limits, history: History, *, epochs_to_pay: float = EPOCHS_TO_PAY
+) -> WorkerChoice:
+    """Returns the number of workers for the next epoch, from the waits of the last one.
+
+    A loop that waits a share w of its time asks for n / (1 - w) workers if n make what it gets. They help as long as
+    they wait themselves: if each wants a CPU for a share b of the time, more than cpus / b are of no use. The number
+    rises at once to the smaller of the two, and falls again where the loop did not become faster by that. It never
+    falls below what it was at first: workers that wait cost memory and no time.
+
+    Args:
+        epoch: its measurements.
+        workers: the number that it ran with.
+        limits: of the machine.
+        history: of the choice before; the first time an empty one.
+        epochs_to_pay: epochs within which the time to start processes has to be won back.
+    """
+    if not is_long_enough(epoch, workers):
+        return WorkerChoice(workers, "the epoch was too short to tell", history)
+    rate = epoch.batches / epoch.elapsed_s
+    start_s = max(history.start_s, epoch.start_s / workers)
+    known = History(start_s=start_s, rest=max(0, history.rest - 1), next_rest=history.next_rest)
+    if history.before:
+        gain = rate / history.rate
+        if gain < _LEAST_GAIN:
+            rest = History(start_s=start_s, rest=known.next_rest, next_rest=min(2 * known.next_rest, _LONGEST_REST))
+            return WorkerChoice(history.before, f"{workers} made the loop {gain:.2f} times as fast", rest)
+        known = History(start_s=start_s)
+    wait_share = min(1.0, epoch.starved_s / epoch.elapsed_s)
+    if wait_share < _FED:
+        return WorkerChoice(workers, "the loop does not wait", known)
+    if known.rest or epoch.busy_s is None:
+        return WorkerChoice(workers, "nothing is tried", known)
+    busy_share = min(1.0, epoch.busy_s / epoch.elapsed_s / workers)
+    if busy_share > _BUSY:
+        return WorkerChoice(
+            workers, f"the workers want a CPU {busy_share:.0%} of the time, and more would not help", known
+        )
+    room = int(limits.memory_bytes * _MEMORY_SHARE) // max(1, limits.worker_bytes)
+    useful = min(limits.most, workers + room, math.floor(limits.cpus / max(busy_share, 0.01)))
+    needed = math.ceil(_MARGIN * workers / max(1 - wait_share, 0.01))
+    target = min(useful, needed)
+    if target <= workers:
+        return WorkerChoice(workers, "there is no room for more", known)
+    won_s = epoch.starved_s * (1 - workers / target)
+    if won_s * epochs_to_pay < start_s * target:
+        return WorkerChoice(workers, f"starting {target} would take longer than it saves", known)
+    reason = f"the loop waited {wait_share:.0%} of the time, and the workers wanted a CPU {busy_share:.0%} of it"
+    return WorkerChoice(target, reason, History(workers, rate, start_s, next_rest=known.next_rest))
+
+
+def is_long_enough(epoch: MeasuredPass, workers: int) -> bool:
+    """Whether a pass was long enough to judge so many workers by."""
+    return epoch.batches >= max(_LEAST_BATCHES, 2 * workers) and epoch.elapsed_s >= _LEAST_S
+
+
+class WorkerStats(NamedTuple):
+    """The processes of a feed, and what they did in its current pass.
+
+    Attributes:
+        number: of processes.
+        busy_s, starved_s: since the first batch of the pass, as in `MeasuredPass`.
+        were_started: whether they were started for this pass.
+        worker_bytes: memory that one more would take.
+    """
+
+    number: int
+    busy_s: float | None
+    starved_s: float
+    were_started: bool
+    worker_bytes: int
+
+
+class WorkerWatch:
+    """Measures a pass of worker processes, from its first batch on: what they did before, such as imports, is left out.
+
+    Args:
+        busy_s: returns the seconds that the workers ran or wanted a CPU so far; None: not known.
+
+    Attributes:
+        starved_s: seconds that batches were waited for that were not ready when they were asked for.
+    """
+
+    def __init__(self, busy_s: Callable[[], float | None]) -> None:
+        self.starved_s = 0.0
+        self._busy_s = busy_s
+        self._before_s: float | None = None
+        self._begun = False
+
+    def note(self, *, ready: bool, waited_s: float) -> None:
+        """Takes note of a batch that was handed over; the first one begins the pass."""
+        if not self._begun:
+            self._begun, self._before_s = True, self._busy_s()
+        elif not ready:
+            self.starved_s += waited_s
+
+    @property
+    def busy_s(self) -> float | None:
+        """Seconds that the workers ran or wanted a CPU in this pass; None: not known."""
+        now_s = self._busy_s()
+        return None if now_s is None or self._before_s is None else now_s - self._before_s
+
+
+class AutoWorkers:
+    """Chooses the number of workers of one loader, whenever a pass has ended.
+
+    Args:
+        epochs_to_pay: as in `choose_workers`.
+
+    Attributes:
+        number: for the coming epoch; None: as many as by default.
+    """
+
+    def __init__(self, epochs_to_pay: float = EPOCHS_TO_PAY) -> None:
+        self.number: int | None = None
+        self._epochs_to_pay = epochs_to_pay
+        self._history = History()
+        self._so_far = MeasuredPass(0, 0.0, 0.0, 0.0)
+
+    def ended(self, stats: WorkerStats, *, batches: int, elapsed_s: float, first_s: float) -> None:
+        """Takes note of the end of a pass; never waits.
+
+        Args:
+            stats: of the processes that made its batches.
+            batches, elapsed_s: as in `MeasuredPass`.
+            first_s: seconds that the first batch was waited for.
+        """
+        cpus = max(1, available_cpus() // local_world_size())
+        limits = Limits(cpus, available_memory(), stats.worker_bytes, max(MOST_WORKERS, cpus))
+        # Short epochs are taken together, until they are long enough to tell.
+        so_far = self._so_far
+        busy_s = None if stats.busy_s is None or so_far.busy_s is None else so_far.busy_s + stats.busy_s
+        epoch = MeasuredPass(
+            so_far.batches + batches,
+            so_far.elapsed_s + elapsed_s,
+            so_far.starved_s + stats.starved_s,
+            busy_s,
+            max(so_far.start_s, first_s if stats.were_started else 0.0),
+        )
+        if is_long_enough(epoch, stats.number):
+            self._so_far = MeasuredPass(0, 0.0, 0.0, 0.0)
+        else:
+            self._so_far = epoch
+        self.number, reason, self._history = choose_workers(
+            epoch, stats.number, limits, self._history, epochs_to_pay=self._epochs_to_pay
+        )
+        if self.number != stats.number:
+            _log.info('workers="auto": %d from now on, not %d: %s', self.number, stats.number, reason)

@@ -1,0 +1,234 @@
+"""Decides where a loader's rows are cached, from how much memory is free, and warns of what that does to their order.
+
+"device" caches all rows where they fit; with several ranks, where they do not, each rank's fixed share. "host" caches
+all rows. "auto" takes the first of device, host and nowhere that has ample room, always for all rows, so that it never
+changes the order.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from fastload.device.backend import Backend, DeviceMemory
+from fastload.distributed.consensus import least_of_all_ranks
+from fastload.distributed.ranks import Share, local_world_size
+from fastload.errors import CacheError, OptionError
+from fastload.plan import EpochPlan, rank_share
+from fastload.plan.randomness import batchmate_reuse
+from fastload.prefetch.cached_feed import Location, cached_fields
+from fastload.prefetch.inputs import Input, PackedInput
+from fastload.system.machine import available_memory
+
+CacheOption = Literal["device", "host", "auto"] | None
+
+# One part in so many of the memory stays free for batches, torch and the system, also where a cache is asked for.
+_KEPT_FREE = 10
+# "auto" is decided before the model is on the device, and nobody knows how much its weights, gradients, optimizer state
+# and activations will take: half of the free memory is left to them, and half of the host's to the page cache and
+# other processes.
+_AUTO_PART = 2
+
+_log = logging.getLogger("fastload")
+
+
+@dataclass(frozen=True)
+class CacheChoice:
+    """Where a loader's rows are cached.
+
+    Attributes:
+        location: where; None: nowhere.
+        fixed_shares: whether each rank caches only its share; see `EpochPlan`.
+    """
+
+    location: Location | None = None
+    fixed_shares: bool = False
+
+
+@dataclass(frozen=True)
+class _Need:
+    """Bytes of the rows of `name`: of all of them, and of a rank's share at most."""
+
+    name: str
+    num_rows: int
+    whole: int
+    share: int
+
+
+def choose_cache(cache: object, data: Input, backend: Backend | None, share: Share) -> CacheChoice:
+    """Returns where the rows are cached.
+
+    Every rank comes to the same fixed shares: by the least room of all when there is a process group, else by the
+    size of the device's memory, which they are assumed to have in common.
+
+    Raises:
+        OptionError: the option has no meaning, or there is nothing that could be cached.
+        CacheError: the rows do not fit.
+        ShareError: the ranks could not agree.
+    """
+    if cache not in ("device", "host", "auto", None):
+        raise OptionError(f'cache={cache!r} is not known; choose "device", "host", "auto" or None')
+    if cache is None:
+        return CacheChoice()
+    if backend is None:
+        if cache == "auto":
+            _log.info('cache="auto": None, since batches stay on the CPU, where the kernel keeps the pages of files')
+            return CacheChoice()
+        raise OptionError(
+            f"cache={cache!r}: rows are cached for a CUDA device; device is None or the CPU. Give device='cuda', or "
+            f"leave cache out: the kernel keeps the pages of a packed file in memory while there is room."
+        )
+    if not isinstance(data, PackedInput) or data.runs_python:
+        if cache == "auto":
+            _log.info('cache="auto": None, since %s runs Python code for each sample', data.name)
+            return CacheChoice()
+        raise OptionError(
+            f"cache={cache!r}: {data.name} runs Python code for each sample, and only rows of a file can be cached. "
+            f"`fastload pack` the samples, and give the transform to FastLoader, or leave cache out."
+        )
+    need = _need(data, share)
+    if cache == "auto":
+        return CacheChoice(_auto(need, backend))
+    if cache == "host":
+        _check_host(need)
+        return CacheChoice("host")
+    return CacheChoice("device", _must_share(need, backend, share))
+
+
+def _need(data: PackedInput, share: Share) -> _Need:
+    """Returns the bytes that the rows take."""
+    # A share of a selection may repeat rows, which are cached once; it is counted as if it did not.
+    num_rows = len(data.rows_in_file(range(data.plan_rows.start, data.plan_rows.stop)))
+    longest = len(rank_share(len(data.plan_rows), rank=0, world_size=share.world_size))
+    whole, part = (sum(field.nbytes for field in cached_fields(data.dataset, rows)) for rows in (num_rows, longest))
+    return _Need(data.name, num_rows, whole, min(whole, part))
+
+
+def _auto(need: _Need, backend: Backend) -> Location | None:
+    """Returns the first location with ample room; logs why."""
+    free, available, ranks = backend.memory().free, available_memory(), local_world_size()
+    device_room, host_room = free // _AUTO_PART, available // _AUTO_PART // ranks
+    location: Location | None = None
+    if need.whole <= device_room:
+        location, why = "device", "fit in half of the device's free memory; the other half is for the model"
+    elif need.whole <= host_room:
+        location, why = "host", "do not fit in half of the device's free memory, and fit in half of the host's"
+    else:
+        why = "fit neither in half of the device's free memory nor in half of the host's"
+    _log.info(
+        'cache="auto": %s, since %s rows of %s, %s bytes, %s (free on the device: %s, on the host: %s bytes for %d '
+        "ranks)",
+        f'"{location}"' if location else None,
+        f"{need.num_rows:,}",
+        need.name,
+        f"{need.whole:,}",
+        why,
+        f"{free:,}",
+        f"{available:,}",
+        ranks,
+    )
+    return location
+
+
+def _check_host(need: _Need) -> None:
+    """Raises CacheError unless the host's memory has room for all rows, in each process on this machine."""
+    available, ranks = available_memory(), local_world_size()
+    room = available - available // _KEPT_FREE
+    if need.whole * ranks <= room:
+        return
+    copies = f", in each of {ranks} processes on this machine" if ranks > 1 else ""
+    raise CacheError(
+        f'cache="host": larger than memory: {need.num_rows:,} rows of {need.name} are {need.whole:,} bytes{copies}; '
+        f"{available:,} bytes of the host's memory are available, of which a tenth is left alone: "
+        f"{need.whole * ranks - room:,} bytes are missing. Leave cache out (batches are then read from the file), or "
+        f"choose a split or fewer fields."
+    )
+
+
+def _must_share(need: _Need, backend: Backend, share: Share) -> bool:
+    """Whether each rank can cache its share only. Raises CacheError when not even that fits."""
+    memory = backend.memory()
+    left_alone = memory.total // _KEPT_FREE
+    here = memory.free - left_alone
+    if share.world_size == 1:
+        if need.whole > here:
+            raise _too_large(need, memory, need.whole - here, share)
+        return False
+    agreed = least_of_all_ranks(here, share, what="how much memory its device has for cache='device'")
+    room = memory.total - left_alone if agreed is None else agreed
+    fixed = need.whole > room
+    wanted = need.share if fixed else need.whole
+    if wanted > room:
+        raise _too_large(need, memory, wanted - min(room, here), share, least_room=agreed)
+    if wanted > here:
+        raise _too_large(
+            need, memory, wanted - here, share,
+            hint="No process group could be asked, so that ranks decide by the device's size and not by what is free: "
+            "initialize torch.distributed before making the loader. ",
+        )  # fmt: skip
+    _log.info(
+        'cache="device": each of %d ranks keeps %s of %s: %s of %s bytes, for which there is room in %s bytes, %s',
+        share.world_size,
+        "its share of the rows" if fixed else "all rows",
+        need.name,
+        f"{wanted:,}",
+        f"{need.whole:,}",
+        f"{room:,}",
+        "the least of all ranks" if agreed is not None else "by the device's size: there is no process group to ask",
+    )
+    return fixed
+
+
+def _too_large(
+    need: _Need, memory: DeviceMemory, missing: int, share: Share, *, least_room: int | None = None, hint: str = ""
+) -> CacheError:
+    said = f"{need.num_rows:,} rows of {need.name} are {need.whole:,} bytes"
+    if share.world_size > 1:
+        said += f", the share of one of {share.world_size} ranks {need.share:,}"
+    least = f"; the rank that has least has room for {least_room:,}" if least_room is not None else ""
+    return CacheError(
+        f'cache="device": larger than memory: {said}. Of {memory.total:,} bytes of device memory {memory.free:,} are '
+        f"free, of which {memory.total // _KEPT_FREE:,} are left for batches{least}: {missing:,} bytes are missing. "
+        f'{hint}Give cache="host" or "auto", or choose a split, fewer fields or more ranks.'
+    )
+
+
+def warn_of_fixed_shares(plan: EpochPlan, rank: int, *, file_shuffled: bool) -> None:
+    """Warns, on one rank, of what fixed shares do to the order, since nobody asked for another order."""
+    if not plan.fixed_shares or plan.shuffle is False or rank != 0:
+        return
+    figure = ""
+    if (again := share_batchmate_reuse(plan, rank)) is not None:
+        full = (plan.batch_size - 1) / (len(plan.rows) - 1)
+        figure = (
+            f" Of the pairs of samples in a batch of a rank, {again:.2%} meet again in the next epoch; under full "
+            f"shuffle of all rows {full:.2%}, so {again / full:.1f} times as many."
+        )
+    unmixed = "" if file_shuffled else " The file's rows were not shuffled when packed, so that pieces may differ much."
+    warnings.warn(
+        f'cache="device": the rows do not fit on one device, so each of {plan.world_size} ranks keeps one piece of '
+        f"the file in all epochs and each epoch permutes within the pieces.{figure} A batch over all ranks is a "
+        f'stratified sample, as many rows of each piece.{unmixed} cache="host" or None keep the order.',
+        stacklevel=3,
+    )
+
+
+def share_batchmate_reuse(plan: EpochPlan, rank: int) -> float | None:
+    """Returns the share of batch-mate pairs of one rank's whole batches that meet again in the next epoch.
+
+    None where there is no pair; see `mates_again`.
+    """
+    share = rank_share(len(plan.rows), rank=rank, world_size=plan.world_size)
+    whole = len(share) // plan.batch_size * plan.batch_size
+    if plan.batch_size < 2 or not whole:
+        return None
+    positions = np.arange(len(share))
+    first = plan.rows.start + share.start
+    following = np.empty(len(share), np.int64)
+    following[replace(plan, epoch=plan.epoch + 1).rows_at(rank, positions) - first] = positions
+    batches = plan.rows_at(rank, positions[:whole]).reshape(-1, plan.batch_size)
+    return batchmate_reuse(following[batches - first], plan.batch_size)

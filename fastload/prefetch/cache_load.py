@@ -1,0 +1,181 @@
+"""Fills a cache of rows in the order of the file, by the threads, pinned slots and side stream of other batches."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.dataset import PackedDataset
+from fastload.device.backend import Backend
+from fastload.device.copy import DeviceBatch, to_device
+from fastload.distributed.ranks import Share
+from fastload.errors import CacheError
+from fastload.plan import PlannedBatch, rank_share
+from fastload.prefetch.cache_choice import CacheChoice
+from fastload.prefetch.cached_feed import Location, RowCache, cached_fields
+from fastload.prefetch.feeds import SLOTS_IN_COPY, BatchStream, ThreadFeed
+from fastload.prefetch.inputs import PackedInput
+from fastload.prefetch.ring import FilledBatch, SlotField, allocate_aligned, slot_arrays, slot_bytes
+from fastload.read.reader import Read, image_axes
+from fastload.system.machine import available_memory
+
+# Read at a time while the cache is filled: five slots of so many bytes are pinned meanwhile.
+_LOAD_BYTES = 16 * 2**20
+
+_log = logging.getLogger("fastload")
+
+
+def load_cache(
+    data: PackedInput, choice: CacheChoice, share: Share, backend: Backend, *, read: Read, workers: int
+) -> RowCache:
+    """Reads the rows that a rank caches, once, in the order of the file.
+
+    Args:
+        data: without a Python transform; the fields asked for are cached.
+        choice: where they are cached, and whether only the rank's share is.
+        share: the rank's.
+        backend: of the device that will gather them.
+        read, workers: as in `FastLoader`.
+
+    Raises:
+        CacheError: the memory is not there.
+        FileChangedError: the file was written to or truncated.
+    """
+    assert choice.location is not None, "there is nothing to load"
+    begun_s = time.perf_counter()
+    dataset, location, positions = data.dataset, choice.location, data.plan_rows
+    if choice.fixed_shares:
+        own = rank_share(len(positions), rank=share.rank, world_size=share.world_size)
+        positions = positions[own.start : own.stop]
+    rows = data.rows_in_file(positions)
+    cache = _empty_cache(dataset, rows, location, backend)
+    names = ", ".join(dataset.fields)
+    what = f'cache="{location}": {len(rows):,} rows of {dataset.path} ({names}; {cache.nbytes:,} bytes)'
+    _log.info("%s are being read into memory", what)
+    row_bytes = max(1, cache.nbytes // max(1, len(rows)))
+    batch_rows = max(1, min(len(rows), _LOAD_BYTES // row_bytes))
+    feed = ThreadFeed(
+        dataset,
+        batch_rows,
+        num_steps=-(-len(rows) // batch_rows),
+        read=read,
+        workers=workers,
+        chunk_rows=0,
+        cache_chunks=workers + 1,  # of a compressed file; neighbouring batches share one
+        backend=backend,
+        announces=False,  # in file order the kernel's own read-ahead is better
+    )
+    try:
+        stream = feed.stream(_in_order(rows, batch_rows), lambda _: 0, epoch=0)
+        try:
+            _fill(cache, stream, backend, batch_rows)
+        finally:
+            stream.close()
+    finally:
+        feed.close()
+    took_s = time.perf_counter() - begun_s
+    _log.info("%s were read in %.1f s (%.2f GB/s)", what, took_s, cache.nbytes / max(took_s, 1e-9) / 1e9)
+    return cache
+
+
+def _empty_cache(
+    dataset: PackedDataset, rows: range | NDArray[np.int64], location: Location, backend: Backend
+) -> RowCache:
+    """Returns a cache for rows with nothing in it. Raises CacheError where the memory is not there."""
+    fields = cached_fields(dataset, len(rows))
+    nbytes = sum(field.nbytes for field in fields)
+    free = available_memory() if location == "host" else backend.memory().free
+    try:
+        if location == "host":
+            if nbytes > free:
+                raise MemoryError("the system would hand it out, and end a process when it is written to")
+            tensors = {name: torch.from_numpy(array) for name, array in _pinned(fields, backend).items()}
+        else:
+            # Memory of the side stream, which is the first to write to it.
+            with backend.side_stream():
+                tensors = {
+                    field.name: backend.empty(field.shape, torch.from_numpy(np.empty(0, field.dtype)).dtype)
+                    for field in fields
+                }
+    except (MemoryError, torch.cuda.OutOfMemoryError) as exc:
+        raise CacheError(
+            f'cache="{location}": {dataset.path}: no room for {nbytes:,} bytes of rows: {free:,} bytes are free, '
+            f"{max(0, nbytes - free):,} are missing. Something took the memory since the loader was made: let it take "
+            f'less, or give cache="auto".'
+        ) from exc
+    if "images" in tensors:
+        tensors["images"] = _height_width_channels(tensors["images"], image_axes(dataset.file))
+    return RowCache(rows, location, tensors, nbytes)
+
+
+def _pinned(fields: Sequence[SlotField], backend: Backend) -> dict[str, NDArray[Any]]:
+    """Returns arrays in one piece of pinned host memory, which the device reads by itself."""
+    # Pinned afterwards: torch's own pinned memory comes in powers of two, up to twice as much.
+    memory = allocate_aligned(max(1, slot_bytes(fields)))
+    unpin = backend.pin(memory)
+    if unpin is None:
+        raise CacheError(
+            f'cache="host": the system does not let {memory.nbytes:,} bytes be pinned, and the device reads no other '
+            f"memory of the host. `ulimit -l` says how much it lets; raise it, or leave cache out."
+        )
+    # NumPy's views keep the array that owns the memory, and not the view that they were made of.
+    owner = memory if memory.base is None else memory.base
+    weakref.finalize(owner, _release, backend, unpin, os.getpid()).atexit = False
+    return slot_arrays(fields, memory)
+
+
+def _release(backend: Backend, unpin: Callable[[], None], pid: int) -> None:
+    if pid == os.getpid():  # a forked child has no device
+        backend.drain()  # a kernel may still read it
+        unpin()
+
+
+def _height_width_channels(images: torch.Tensor, axes: str) -> torch.Tensor:
+    """Returns images as the file has them, (N, ...), seen as (N, H, W, C)."""
+    if axes == "HW":
+        return images.unsqueeze(-1)
+    return images.permute(0, 2, 3, 1) if axes == "CHW" else images
+
+
+def _in_order(rows: range | NDArray[np.int64], batch_rows: int) -> Iterator[PlannedBatch]:
+    """Yields the rows in batches, in order."""
+    for step, first in enumerate(range(0, len(rows), batch_rows)):
+        part = np.asarray(rows[first : first + batch_rows], np.int64)
+        yield PlannedBatch(part, np.ones(len(part), np.bool_), len(part), step)
+
+
+def _fill(cache: RowCache, stream: BatchStream, backend: Backend, batch_rows: int) -> None:
+    """Copies batches of `_in_order` into the cache; all copies are done when this returns."""
+    names = [*cache.fields, *(["images"] if cache.images is not None else [])]
+
+    def parts(batch: FilledBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        first, count = batch.planned.step * batch_rows, len(batch.planned.rows)  # the last may not fill its slot
+        for name in names:
+            yield cache.tensor(name)[first : first + count], torch.from_numpy(batch.arrays[name][:count])
+
+    def begin_copy(batch: FilledBatch, backend: Backend) -> DeviceBatch[FilledBatch]:
+        for destination, source in parts(batch):
+            backend.fill(destination, source)
+        return DeviceBatch(batch, {})
+
+    if cache.location == "host":
+        for batch in stream:
+            for destination, source in parts(batch):
+                destination.copy_(source)
+            batch.release()
+        return
+    stage = to_device(stream, backend, slots_in_copy=SLOTS_IN_COPY, begin_copy=begin_copy)
+    try:
+        for _ in stage:
+            pass
+    finally:
+        if isinstance(stage, Generator):
+            stage.close()  # waits for the copies that still run

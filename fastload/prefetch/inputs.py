@@ -1,0 +1,285 @@
+"""The data of a loader behind one protocol: a packed file, a part of one, or any map-style dataset.
+
+The plan sees a run of rows, worker processes a source of samples.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, IterableDataset
+
+from fastload.dataset import PackedDataset
+from fastload.errors import OptionError
+from fastload.format.header import PackedFile
+from fastload.plan import PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.read.hdf5_chunks import CACHE_BYTES
+from fastload.read.identity import check_path
+from fastload.read.ragged_rows import sample_name
+from fastload.read.reader import image_axes
+from fastload.timing.stopwatch import current
+from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
+
+# Values of the attribute `coordinates` of fields whose numbers are not pixels of the packed images, in words.
+_NOT_OF_THE_PACKED = {
+    "original": "they are pixels of the original images, of which the packed ones are parts",
+    "aligned, before it was resized": "they are pixels of the images before `fastload pack --size` resized them",
+    "unknown": "it is not known what their numbers are",
+}
+
+
+class Input(Protocol):
+    """The data of a loader; pickled into worker processes.
+
+    Attributes:
+        name: for messages.
+        fields: names of a batch's fields, in order; None: the samples decide.
+        plan_rows: the rows that the plan puts in order.
+        chunk_rows: rows of the chunks that shuffle windows are made of; 0: there are none.
+        shuffled: whether neighbouring rows are a fair mix already.
+        ignore_index: value of masks where nothing is annotated.
+        runs_python: whether Python code of the user's makes or transforms a sample.
+        at_once: whether `samples` makes all of a call's samples before it yields the first.
+    """
+
+    name: str
+    fields: tuple[str, ...] | None
+    plan_rows: range
+    chunk_rows: int
+    shuffled: bool
+    ignore_index: int
+    runs_python: bool
+    at_once: bool
+
+    def resolve_shuffle(self, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
+        """Returns the shuffle that is carried out; `cached`: rows are read once and kept in memory.
+
+        Raises:
+            OptionError: the shuffle has no meaning.
+        """
+        ...
+
+    def identity(self) -> str:
+        """Returns a string that is the same for the same data, in any process; part of a saved state."""
+        ...
+
+    def check(self) -> None:
+        """Raises an error if the data has changed since the loader was made."""
+        ...
+
+    def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
+        """Returns the batches with rows of the file, or indices of the dataset, in place of the planned positions."""
+        ...
+
+    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+        """Yields the samples of rows, in order."""
+        ...
+
+    def name_of(self, row: int) -> str:
+        """Returns a sample's name for messages."""
+        ...
+
+
+class PackedInput:
+    """The data of a `PackedDataset`; see `Input`.
+
+    Attributes:
+        varied: whether samples of a field that is asked for differ in shape.
+        ragged: whether rows of such a field vary in length.
+    """
+
+    at_once = False
+
+    def __init__(self, dataset: PackedDataset) -> None:
+        file = dataset.file
+        self.dataset = dataset
+        self.name = str(file.path)
+        self.fields: tuple[str, ...] | None = dataset.fields
+        self._selected = None if isinstance(dataset.rows, range) else dataset.rows
+        self.plan_rows = dataset.rows if isinstance(dataset.rows, range) else range(len(dataset.rows))
+        # The field whose chunks decide how rows are shuffled.
+        main = "images" if "images" in file.fields else next(iter(file.fields))
+        self.chunk_rows = 0 if self._selected is not None else file.fields[main].chunk_rows
+        self.shuffled = file.shuffled
+        masks = file.fields.get("masks")
+        self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
+        self.runs_python = dataset.transform is not None
+        asked = [file.fields[name] for name, _, _ in dataset.layout()]
+        self.varied = any(field.varied for field in asked)
+        self.ragged = any(field.ragged is not None for field in asked)
+
+    def resolve_shuffle(self, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
+        """Returns the shuffle that is carried out; warns where it decodes chunks again and again."""
+        # Without chunks, as in a subset or in contiguous storage, there is no window to read.
+        chosen_by_file = shuffle is True or shuffle == "auto"
+        resolved = "full" if chosen_by_file and not self.chunk_rows else resolve_shuffle(shuffle, self.shuffled)
+        compressed = [name for name, _, _ in self.dataset.layout() if self._is_decoded_again(name)]
+        if resolved == "full" and compressed and not cached:
+            warnings.warn(
+                f"{self.name}: {compressed[0]} is compressed in chunks, and full shuffle decodes a chunk for nearly "
+                f'every sample. shuffle="chunk" decodes each once an epoch; packing the original files with '
+                f"`fastload pack` makes any order cheap.",
+                stacklevel=3,
+            )
+        return resolved
+
+    def _is_decoded_again(self, name: str) -> bool:
+        """Whether full shuffle decodes a chunk for nearly every row of a field: compressed ones, too many to keep."""
+        file = self.dataset.file
+        field = file.fields[name]
+        return bool(field.filters) and field.chunk_rows > 1 and field.row_bytes * file.num_rows > CACHE_BYTES
+
+    def identity(self) -> str:
+        """Returns the digest of the file, with the selected rows if there are some."""
+        return self.dataset.data_identity()
+
+    def check(self) -> None:
+        """Raises FileChangedError if the file was replaced or written to."""
+        check_path(self.dataset.file)
+
+    def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
+        """Returns the batches with rows of the file in place of positions in a selection."""
+        selected = self._selected
+        return planned if selected is None else (batch._replace(rows=selected[batch.rows]) for batch in planned)
+
+    def rows_in_file(self, positions: range) -> range | NDArray[np.int64]:
+        """Returns the rows of the file that some of `plan_rows` stand for, ascending, each once."""
+        return positions if self._selected is None else np.unique(self._selected[positions.start : positions.stop])
+
+    def image_spec(self) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Returns shape (C, H, W) and dtype of an image as the file has it."""
+        field = self.dataset.file.fields["images"]
+        return _image_shape(self.dataset.file), torch.from_numpy(np.empty(0, field.dtype.newbyteorder("="))).dtype
+
+    def coordinates(self) -> dict[str, Coordinates]:
+        """Returns how fields hold boxes and points, as far as the file says it."""
+        file = self.dataset.file
+        known = {}
+        for name in self.fields or ():
+            if name in COORDINATE_FIELDS and name in file.fields:
+                field = file.fields[name]
+                frame = _NOT_OF_THE_PACKED.get(str(field.attrs.get("coordinates")), "")
+                known[name] = coordinates_of(name, field.shape, field.names, frame)
+        return known
+
+    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+        """Yields the samples of rows, transformed."""
+        samples = self.dataset.samples(rows)
+        stopwatch = current()
+        if stopwatch is not None:
+            stopwatch.lap("reading")
+            stopwatch.sample_begins()
+        return map(self.transformed, samples)
+
+    def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Returns the arrays of a slot that rows can be gathered into: those of the file's shape and dtype."""
+        return {
+            name: slot[name]
+            for name, shape, dtype in self.dataset.layout()
+            if name in slot and slot[name].shape[1:] == shape and slot[name].dtype == dtype
+        }
+
+    def transformed(self, sample: tuple[torch.Tensor, ...]) -> Any:
+        """Returns a sample, made of the tensors of its fields."""
+        return sample if self.dataset.transform is None else self.dataset.transform(sample)
+
+    def name_of(self, row: int) -> str:
+        """Returns the key of a row, or its number, with the file's name."""
+        return sample_name(self.dataset.file, row)
+
+
+class OtherInput:
+    """The data of any map-style dataset; see `Input`."""
+
+    fields: tuple[str, ...] | None = None
+    chunk_rows = 0
+    shuffled = False
+    ignore_index = 0
+    runs_python = True
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = cast(Any, dataset)
+        self.name = type(dataset).__name__
+        self.plan_rows = range(len(self._dataset))
+        # As torch does: some define it as None.
+        self._many = getattr(dataset, "__getitems__", None)
+        self.at_once = bool(self._many)
+
+    def resolve_shuffle(self, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
+        """Returns the shuffle that is carried out; a dataset without chunks is shuffled fully."""
+        return resolve_shuffle(shuffle, file_shuffled=False)
+
+    def identity(self) -> str:
+        """Returns the dataset's type and length: no more is known of it."""
+        kind = type(self._dataset)
+        return f"{kind.__module__}.{kind.__qualname__}/{len(self.plan_rows)}"
+
+    def check(self) -> None:
+        """Raises OptionError if the dataset's length has changed."""
+        if len(self._dataset) != len(self.plan_rows):
+            raise OptionError(
+                f"{self.name}: had {len(self.plan_rows):,} samples when the loader was made and has "
+                f"{len(self._dataset):,} now. Make the loader again."
+            )
+
+    def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
+        """Returns the batches as they are: positions are indices."""
+        return planned
+
+    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+        """Yields the samples of indices, in order."""
+        if self._many:
+            yield from self._many(rows.tolist())
+        else:
+            for index in rows.tolist():
+                yield self._dataset[index]
+
+    def name_of(self, row: int) -> str:
+        """Returns a sample's index, with its path for datasets that list (path, class) pairs, as torchvision's do."""
+        listed = getattr(self._dataset, "samples", None)
+        entry = listed[row] if isinstance(listed, Sequence) and row < len(listed) else None
+        path = entry[0] if isinstance(entry, (tuple, list)) and entry else None
+        return f"{self.name}[{row}]" + (f" ({path})" if isinstance(path, (str, os.PathLike)) else "")
+
+
+def as_input(source: Any) -> PackedInput | OtherInput:
+    """Returns the data that `FastLoader` was given.
+
+    Raises:
+        OptionError: it is nothing whose rows can be planned.
+        MissingFileError, FormatError: the file is not there, or cannot be read.
+    """
+    if isinstance(source, PackedDataset):
+        return PackedInput(source)
+    if isinstance(source, (str, os.PathLike)):
+        return PackedInput(PackedDataset(os.fspath(source)))
+    if isinstance(source, (list, tuple)) and source and all(isinstance(part, (str, os.PathLike)) for part in source):
+        raise OptionError(
+            "several files in one FastLoader are not in this release: pack them into one file (`fastload pack`), or "
+            "give FastLoader a torch.utils.data.ConcatDataset of PackedDatasets, which worker processes read."
+        )
+    if isinstance(source, IterableDataset):
+        raise OptionError(
+            f"source: {type(source).__name__} is an IterableDataset, whose samples have no indices and cannot be put "
+            f"in order. Give a map-style dataset (with __getitem__ and __len__), or `fastload pack` its files."
+        )
+    if isinstance(source, type) or not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        raise OptionError(
+            f"source: expected the path of a packed file, a PackedDataset or a map-style dataset (with __getitem__ and "
+            f"__len__), got {source.__name__ if isinstance(source, type) else type(source).__name__}."
+        )
+    return OtherInput(source)
+
+
+def _image_shape(file: PackedFile) -> tuple[int, int, int]:
+    """Returns the shape (C, H, W) of an image."""
+    axes, shape = image_axes(file), file.fields["images"].shape
+    if axes == "HW":
+        return 1, shape[0], shape[1]
+    return (shape[2], shape[0], shape[1]) if axes == "HWC" else (shape[0], shape[1], shape[2])

@@ -1,0 +1,200 @@
+"""The layout of a dataset's samples in a slot, and the writing of samples to it by the worker that made them.
+
+A sample is a tuple (or list) of fields, a dict of them, or a single one. A field that is a tensor, an array or a number
+has an array in the slot, as long as it has the same shape and dtype in every sample. Anything else, text or a nested
+structure, is an extra field: collated as torch does, and sent through torch's queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.prefetch.ring import SampleForm, SlotField
+
+_IMAGE_KEYS = ("images", "image")
+_LABEL_KEYS = ("labels", "label", "target")
+
+
+class Leaf(NamedTuple):
+    """One field of a sample that has an array in the slot.
+
+    Attributes:
+        shape, dtype: of one sample's value.
+        channels_last: whether the value is (C, H, W) over memory in the order (H, W, C), as it is in the slot then.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    channels_last: bool
+
+
+class SampleLayout(NamedTuple):
+    """The fields that a slot holds of each sample.
+
+    Attributes:
+        form: names of the fields, and the keys of a dict.
+        leaves: one for each field; None for an extra field.
+    """
+
+    form: SampleForm
+    leaves: tuple[Leaf | None, ...]
+
+    def fits(self, other: SampleLayout) -> bool:
+        """Whether samples of this layout fit a slot of the other, whatever their order in memory."""
+        return self.form == other.form and [leaf and leaf[:2] for leaf in self.leaves] == [
+            leaf and leaf[:2] for leaf in other.leaves
+        ]
+
+    def slot_fields(self, batch_size: int) -> list[SlotField]:
+        """Returns the fields of a slot for so many samples."""
+        return [
+            SlotField(name, (batch_size, *_in_memory(leaf)), leaf.dtype)
+            for name, leaf in zip(self.form.names, self.leaves, strict=True)
+            if leaf is not None
+        ]
+
+    def in_axes_of_sample(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Returns the slot's arrays as views with the axes that samples have: images (B, C, H, W)."""
+        leaves = dict(zip(self.form.names, self.leaves, strict=True))
+        return {
+            name: array.transpose(0, 3, 1, 2) if (leaf := leaves[name]) is not None and leaf.channels_last else array
+            for name, array in arrays.items()
+        }
+
+
+def layout_of(sample: Any, names: Sequence[str] | None) -> SampleLayout:
+    """Returns the layout of a sample.
+
+    Args:
+        sample: as the dataset or its transform made it.
+        names: of the dataset's own fields; used when the sample is a tuple of as many. A field keeps the name "images"
+            only if its value has three axes.
+    """
+    form = _form(sample, names)
+    leaves: list[Leaf | None] = []
+    for value in fields_of(sample, form) or ():
+        array = as_array(value)
+        if array is None:
+            leaves.append(None)
+        else:
+            dtype = array.dtype.newbyteorder("=")
+            leaves.append(Leaf(array.shape, dtype, _is_channels_last(array)))
+    return SampleLayout(form, tuple(leaves))
+
+
+def fields_of(sample: Any, form: SampleForm) -> list[Any] | None:
+    """Returns a sample's fields in the form's order; None when it has others."""
+    if form.keys is not None:
+        same = isinstance(sample, Mapping) and sample.keys() == set(form.keys)
+        return [sample[key] for key in form.keys] if same else None
+    if _is_row(sample):
+        return list(sample) if len(sample) == len(form.names) else None
+    return [sample] if len(form.names) == 1 and not isinstance(sample, Mapping) else None
+
+
+def as_array(value: Any) -> NDArray[Any] | None:
+    """Returns the value as an array over its memory, of a dtype that torch and NumPy both have; None: it is not one."""
+    if isinstance(value, torch.Tensor):
+        plain = value.layout is torch.strided and value.device.type == "cpu" and not value.is_conj()
+        if not plain or value.dtype in (torch.bfloat16,) or value.is_quantized:
+            return None
+        return value.detach().numpy()
+    if isinstance(value, (bool, int, float, np.generic, np.ndarray)):
+        try:
+            array = np.asarray(value)
+        except OverflowError:
+            return None
+        return array if array.dtype.kind in "biufc" and array.dtype.itemsize <= 16 else None
+    return None
+
+
+def write_sample(arrays: Sequence[NDArray[Any] | None], index: int, values: Sequence[Any]) -> list[Any] | None:
+    """Writes one sample's fields to the slot.
+
+    Args:
+        arrays: (B, ...) with the axes of a sample; None for extra fields.
+        index: of the sample in the batch.
+        values: of the same fields.
+
+    Returns:
+        The values of the extra fields; None when a value does not fit its array. The sample is then not written whole.
+    """
+    extra = []
+    for array, value in zip(arrays, values, strict=True):
+        if array is None:
+            if value is None:
+                raise TypeError("a field of the sample is None")
+            extra.append(value)
+            continue
+        new = as_array(value)
+        if new is None or new.shape != array.shape[1:] or new.dtype.newbyteorder("=") != array.dtype:
+            return None
+        array[index] = new
+    return extra
+
+
+def describe(sample: Any) -> str:
+    """Returns a sample's structure in a few words, for messages: `(uint8 (3, 32, 24), int64 ())`."""
+    if isinstance(sample, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_described(value)}" for key, value in sample.items()) + "}"
+    if isinstance(sample, (tuple, list)):
+        return "(" + ", ".join(_described(value) for value in sample) + ")"
+    return _described(sample)
+
+
+def _described(value: Any) -> str:
+    array = as_array(value)
+    return type(value).__name__ if array is None else f"{array.dtype} {array.shape}"
+
+
+def _form(sample: Any, names: Sequence[str] | None) -> SampleForm:
+    """Returns names for a sample's fields: the dataset's own, or guessed from keys, order and shapes."""
+    keys = tuple(sample) if isinstance(sample, Mapping) else None
+    values = list(sample.values()) if keys is not None else list(sample) if _is_row(sample) else [sample]
+    if keys is None and names is not None and len(names) == len(values):
+        own = [name if name != "images" or _is_image(value) else "0" for name, value in zip(names, values, strict=True)]
+        return SampleForm(tuple(own), None)
+    # Transforms look for "images", and move "masks" along.
+    given = [f"{i}:{key}" for i, key in enumerate(keys)] if keys is not None else map(str, range(len(values)))
+    found = list(given)
+    candidates = range(len(values)) if keys is None else [i for i, key in enumerate(keys) if key in _IMAGE_KEYS]
+    image = next((i for i in candidates if _is_image(values[i])), None)
+    if image is not None and (keys is not None or image == 0):
+        found[image] = "images"
+        size = as_array(values[image]).shape[1:]  # type: ignore[union-attr]  # it is an image, and so an array
+        mask = next((i for i, value in enumerate(values) if getattr(as_array(value), "shape", None) == size), None)
+        if mask is not None:
+            found[mask] = "masks"
+        # MixUp and CutMix look for "labels".
+        where = [1] if keys is None else [i for i, key in enumerate(keys) if key in _LABEL_KEYS]
+        label = next((i for i in where if i < len(values) and _is_class(values[i])), None)
+        if label is not None:
+            found[label] = "labels"
+    return SampleForm(tuple(found), keys)
+
+
+def _is_row(sample: Any) -> bool:
+    return isinstance(sample, (tuple, list))
+
+
+def _is_image(value: Any) -> bool:
+    array = as_array(value)
+    return array is not None and array.ndim == 3
+
+
+def _is_class(value: Any) -> bool:
+    array = as_array(value)
+    return array is not None and array.ndim == 0 and array.dtype.kind in "iu"
+
+
+def _is_channels_last(array: NDArray[Any]) -> bool:
+    return array.ndim == 3 and not array.flags.c_contiguous and array.transpose(1, 2, 0).flags.c_contiguous
+
+
+def _in_memory(leaf: Leaf) -> tuple[int, ...]:
+    return (*leaf.shape[1:], leaf.shape[0]) if leaf.channels_last else leaf.shape

@@ -1,0 +1,154 @@
+"""Measures the loader alone: its rate, CPU time and memory, and its rate relative to a bare copy of the same rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.format.header import PackedFile
+from fastload.profiling.bench.passes import Spread, compare, run_for, spread, touch_batch
+from fastload.profiling.bench.subject import Subject
+from fastload.profiling.meter.sampler import peak_memory, process_memory
+
+PAIRS = 5
+FIRST_BATCHES = 5
+
+_MOST_BATCHES = 2000  # whose rows the copy with np.take gets, again and again
+
+
+@dataclass(frozen=True)
+class AloneFigures:
+    """Figures of a loader whose batches are only read, one byte of each memory page.
+
+    Attributes:
+        samples_per_s: rate of each pass.
+        bytes_per_s: bytes read, at the median rate.
+        cpu_s_per_1000: CPU seconds of all threads and processes for 1,000 images.
+        first_batch_s: seconds from opening the file to the first batch, without imports.
+        peak_memory_bytes: anonymous and shared memory of this process and its children, Python and torch included.
+        loader_memory_bytes: the part of `peak_memory_bytes` that was not there before the loader.
+        take_samples_per_s: rate of a bare copy of the same rows, in turn with the loader; None: not possible.
+        over_take: rate of the loader divided by that of the copy, for each pair.
+        why_no_take: why there is no bare copy.
+    """
+
+    samples_per_s: Spread
+    bytes_per_s: float
+    cpu_s_per_1000: float
+    first_batch_s: Spread
+    peak_memory_bytes: int
+    loader_memory_bytes: int
+    take_samples_per_s: Spread | None = None
+    over_take: Spread | None = None
+    why_no_take: str = ""
+
+
+def measure_alone(
+    subject: Subject, *, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> AloneFigures:
+    """Measures the loader alone for `options.seconds`; half of that time goes to the bare copy.
+
+    Args:
+        on_progress: called with the number of parts that are done and of all parts.
+    """
+    cold = subject.options.cold
+    copyable = can_take(subject.dataset.file, subject.dataset.fields)
+    # A cold pass reads each row only once: three passes say as much about a disk as six.
+    pairs = 3 if cold else PAIRS
+    total = 2 + pairs
+    seconds = subject.options.seconds / (pairs * (2 if copyable else 1) + 1)
+    before = process_memory(os.getpid())
+    first = [subject.first_batch() for _ in range(1 + FIRST_BATCHES)][1:]  # the first one includes imports
+    on_progress(1, total)
+    subject.make_cold()
+    with peak_memory(os.getpid()) as peak:
+        rows = subject.rows(_MOST_BATCHES, seconds)
+    on_progress(2, total)
+    costs = []
+    done = 2
+
+    def loader() -> float:
+        nonlocal done
+        found = subject.run(seconds, touch_batch)
+        costs.append(found.cpu_s / found.samples * 1000)
+        done += 1
+        on_progress(done, total)
+        return found.samples_per_s
+
+    warm = BareTake(subject.dataset.file, subject.dataset.fields, subject.batch_size) if copyable and not cold else None
+
+    def take() -> float:
+        subject.make_cold()
+        copy = warm or BareTake(subject.dataset.file, subject.dataset.fields, subject.batch_size)
+        batches = copy.fill(rows if cold else cycle(rows))
+        return run_for(batches, seconds, len, discard=subject.discard).samples_per_s
+
+    if copyable:
+        result = compare(loader, take, pairs=pairs, warm_up=0 if cold else 1)
+        rates = result["way"]
+    else:
+        result, rates = {}, spread([loader() for _ in range(pairs)])
+    return AloneFigures(
+        samples_per_s=rates,
+        bytes_per_s=rates["median"] * subject.sample_bytes,
+        cpu_s_per_1000=spread(costs)["median"],
+        first_batch_s=spread(first),
+        peak_memory_bytes=peak[0],
+        loader_memory_bytes=max(0, peak[0] - before),
+        take_samples_per_s=result.get("base"),
+        over_take=result.get("ratio"),
+        why_no_take="" if copyable else _why_no_take(subject),
+    )
+
+
+def _why_no_take(subject: Subject) -> str:
+    """Returns why the rows cannot be copied with `np.take`."""
+    fields = subject.dataset.file.fields
+    if any(fields[name].ragged is not None for name in subject.dataset.fields):
+        return "its images differ in size or are kept encoded"
+    return "its rows are compressed or cut into chunks that do not lie back to back"
+
+
+SLOTS = 5
+"""Batches' worth of memory, used in turn: as much as a `FastLoader` with two threads has."""
+
+
+class BareTake:
+    """Copies rows with `np.take` from a memory-mapped file, in one thread: the least a loader has to do.
+
+    Args:
+        file: header of a file for which `can_take` is true.
+        names: fields to copy.
+        batch_size: rows of the largest batch.
+        slots: batches' worth of memory, allocated once.
+    """
+
+    def __init__(self, file: PackedFile, names: Sequence[str], batch_size: int, slots: int = SLOTS) -> None:
+        assert can_take(file, names), "a field that is not one linear array cannot be mapped"
+        self.num_slots = slots
+        self._fields: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        for name in names:
+            field = file.fields[name]
+            mapped = np.memmap(file.path, field.dtype, "r", field.offset or 0, (file.num_rows, *field.shape))
+            self._fields.append((mapped, np.zeros((slots, batch_size, *field.shape), field.dtype)))
+
+    def fill(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[Any]]:
+        """Yields the first field of each batch; its memory is overwritten `slots` batches later."""
+        for number, rows in enumerate(batches):
+            filled = []
+            for mapped, slots in self._fields:
+                out = slots[number % self.num_slots, : len(rows)]
+                np.take(mapped, rows, axis=0, out=out, mode="clip")
+                filled.append(out)
+            yield filled[0]
+
+
+def can_take(file: PackedFile, names: Sequence[str]) -> bool:
+    """Whether these fields are contiguous arrays in the file, so that the offset of each row can be computed."""
+    return all(file.fields[name].offset is not None for name in names)

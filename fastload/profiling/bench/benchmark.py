@@ -1,0 +1,241 @@
+"""`run_bench`: runs the parts of a benchmark one after another and collects their results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fastload.errors import OptionError
+from fastload.profiling.bench.alone import AloneFigures, measure_alone
+from fastload.profiling.bench.facts import Facts, alone_facts, cold_facts, fault_facts, loop_facts, rival_table
+from fastload.profiling.bench.fault_runs import FaultFigures, KillFigures, measure_fault, measure_kill
+from fastload.profiling.bench.faults import KILL_WORKER
+from fastload.profiling.bench.passes import Spread
+from fastload.profiling.bench.rivals import Rival, check_source, measure_rivals
+from fastload.profiling.bench.steps import TouchStep, TrainingStep, make_step
+from fastload.profiling.bench.subject import BenchOptions, Subject, crop_text
+from fastload.profiling.bench.training_loop import HOW_IN_TURN, LoopFigures, headspace_in_turn, run_loop
+from fastload.profiling.meter import Meter, environment
+from fastload.timing.results import Measured
+from fastload.transforms import RandomResizedCrop
+
+__all__ = ["BenchOptions", "BenchResult", "run_bench"]
+
+Show = Callable[[Mapping[str, str | float]], None]
+"""Called with the current figures, by name."""
+
+_SHOW_EVERY_S = 0.2
+
+
+@dataclass
+class BenchResult:
+    """Results of a benchmark. A part that was not asked for, or not reached, is None or empty.
+
+    Attributes:
+        path: of the file.
+        command: that repeats the measurement.
+        options: as given.
+        batch_size: samples in a batch.
+        num_samples, image_shape: of the data; (C, H, W), 0 where images differ.
+        crop: (height, width) of the random crop of each image; None: no crop.
+        alone: the loader alone.
+        loop: the training loop.
+        headspace: as `headspace_in_turn` returns it.
+        rivals: the plain `DataLoader`s.
+        faults: the injected faults.
+        left_in_cache: for each cold pass, the share of the file that stayed in the page cache.
+        environment: as in `Measured`.
+        interrupted: whether Ctrl-C ended it early.
+    """
+
+    path: Path
+    command: str
+    options: BenchOptions
+    batch_size: int
+    num_samples: int
+    image_shape: tuple[int, int, int]
+    crop: tuple[int, int] | None = None
+    alone: AloneFigures | None = None
+    loop: LoopFigures | None = None
+    headspace: dict[str, Spread] | None = None
+    rivals: list[Rival] = field(default_factory=list)
+    faults: list[FaultFigures | KillFigures] = field(default_factory=list)
+    left_in_cache: list[float] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def title(self) -> str:
+        """The title of reports."""
+        return f"fastload bench {self.path.name}"
+
+    @property
+    def facts(self) -> Facts:
+        """The figures of the loader and its training loop, as text."""
+        facts = alone_facts(self.alone) if self.alone is not None else []
+        if self.crop is not None:
+            facts = [("images", crop_text(RandomResizedCrop(self.crop), self.options.size)), *facts]
+        facts += cold_facts(self.left_in_cache) if self.options.cold else []
+        return facts + (loop_facts(self.loop, self.headspace) if self.loop is not None else [])
+
+    @property
+    def runs(self) -> list[Measured]:
+        """The runs that a report shows: the loader's loop with all other figures, then those of rivals and faults."""
+        first = self.loop.measured if self.loop is not None else Measured(self.title, self.command)
+        if self.loop is None and self.alone is not None:
+            first = replace(first, samples_per_s=self.alone.samples_per_s["median"])
+        killed = [fact for fault in self.faults if isinstance(fault, KillFigures) for fact in fault_facts(fault)]
+        tables = (rival_table(self.rivals),) if self.rivals else ()
+        first = replace(first, facts=(*self.facts, *killed), tables=tables, environment=self.environment)
+        loops = [rival.loop for rival in self.rivals if rival.loop is not None]
+        loops += [fault.loop for fault in self.faults if isinstance(fault, FaultFigures)]
+        # All loops make the same step, so the headspace is the same too.
+        rate, how = first.headspace_samples_per_s, first.headspace_how
+        others = [replace(one.measured, headspace_samples_per_s=rate, headspace_how=how) for one in loops]
+        return [first, *others]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything as numbers, strings, lists and dicts; `version` is the version of this format."""
+        found: dict[str, Any] = {"version": 1, "file": self.path.name}
+        found |= {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("path", "options")}
+        options = {name: value for name, value in vars(self.options).items() if name not in ("source", "faults")}
+        found["options"] = options | {
+            "step": str(self.options.step) if self.options.step else None,
+            "shuffle": str(self.options.shuffle),
+            "source": self.options.source is not None,
+            "faults": [fault.text for fault in self.options.faults],
+        }
+        for name in ("alone", "loop"):
+            found[name] = asdict(getattr(self, name)) if getattr(self, name) is not None else None
+        for name in ("rivals", "faults"):
+            found[name] = [asdict(one) for one in getattr(self, name)]
+        return found
+
+
+def run_bench(
+    path: Path,
+    options: BenchOptions,
+    *,
+    command: str = "",
+    show: Show = lambda figures: None,
+) -> BenchResult:
+    """Measures what the options ask for; Ctrl-C ends it and keeps the results so far.
+
+    Args:
+        command: that repeats the measurement, for reports.
+        show: called with the current figures while it runs.
+
+    Raises:
+        OptionError, MissingFileError, FormatError, SourceError: before anything is measured.
+    """
+    if options.source is not None and not options.compare:
+        raise OptionError("--source: the image files are only read with --compare")
+    subject = Subject(path, options)
+    if options.source is not None:
+        check_source(subject)
+    result = BenchResult(
+        path, command, options, subject.batch_size, len(subject.dataset), subject.image_shape,
+        crop=subject.crop.size if subject.crop is not None else None, environment=environment(),
+    )  # fmt: skip
+    try:
+        for part in _parts(subject, result, show):
+            part()
+    except KeyboardInterrupt:
+        result.interrupted = True
+    finally:
+        subject.close()
+        result.left_in_cache = subject.left_in_cache
+    return result
+
+
+def _parts(subject: Subject, result: BenchResult, show: Show) -> Iterator[Callable[[], None]]:
+    """Yields the parts of the benchmark, each to be called in this order."""
+    options, title = subject.options, result.title
+    epochs = 1 if options.cold else None  # a second epoch would be warm
+
+    def on_progress(part: str) -> Callable[[int, int], None]:
+        return lambda done, total: show({"part": f"{part}, {done} of {total}"})
+
+    def on_step(part: str) -> Callable[[Meter, float], None]:
+        shown_s = 0.0
+
+        def show_rates(meter: Meter, share: float) -> None:
+            nonlocal shown_s
+            now = time.perf_counter()
+            if now - shown_s < _SHOW_EVERY_S:
+                return
+            shown_s, totals = now, meter.totals
+            rate = totals.samples / totals.duration_s if totals.duration_s else 0.0
+            show({"part": f"{part}, {share:.0%}", "images/s": rate, "stall share": f"{totals.stall_share:.1%}"})
+
+        return show_rates
+
+    def alone() -> None:
+        result.alone = measure_alone(subject, on_progress=on_progress("the loader alone"))
+
+    yield alone
+    step = _step(subject, result)
+
+    def loop() -> None:
+        subject.make_cold()
+        result.loop = run_loop(
+            subject.shared_loader(), step, options.seconds, title=title, command=result.command,
+            epochs=epochs, on_progress=on_step("the training loop"),
+        )  # fmt: skip
+
+    def headspace() -> None:
+        assert result.loop is not None, "the loop was run"
+        found = result.headspace = headspace_in_turn(subject, step, on_progress=on_progress("headspace"))
+        measured = replace(
+            result.loop.measured, headspace_samples_per_s=found["base"]["median"], headspace_how=HOW_IN_TURN
+        )
+        result.loop = replace(result.loop, measured=measured)
+
+    if options.step is not None:
+        yield loop
+        yield headspace
+
+    def compare() -> None:
+        def train(name: str, loader: Any) -> LoopFigures | None:
+            if options.step is None:
+                return None
+            subject.make_cold()
+            return run_loop(
+                loader, step, options.seconds, title=f"{title}: {name}", command=result.command, epochs=epochs,
+                on_progress=on_step(name),
+            )  # fmt: skip
+
+        measure_rivals(subject, result.rivals, on_progress=on_progress("the plain ways"), train=train)
+
+    if options.compare:
+        yield compare
+
+    for fault in options.faults:
+
+        def inject(fault: Any = fault) -> None:
+            if fault.text == KILL_WORKER:
+                result.faults.append(measure_kill(subject, step, fault))
+            else:
+                name = f"{title}, {fault.text}"
+                result.faults.append(
+                    measure_fault(
+                        subject, step, fault, title=name, command=result.command, on_progress=on_step(fault.text)
+                    )
+                )
+
+        yield inject
+
+
+def _step(subject: Subject, result: BenchResult) -> TrainingStep:
+    """Returns the training step to measure with; without one, batches are only read."""
+    choice = subject.options.step
+    if choice is None:
+        return TouchStep()
+    rate = result.alone.samples_per_s["median"] if result.alone is not None else None
+    return make_step(
+        choice, channels=subject.image_shape[0], num_classes=subject.num_classes, device=subject.device,
+        loader_samples_per_s=rate,
+    )  # fmt: skip

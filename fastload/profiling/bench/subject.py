@@ -1,0 +1,275 @@
+"""The file under test: makes loaders of it, with a warm or a cold page cache."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.dataset import PackedDataset
+from fastload.errors import OptionError
+from fastload.format.header import read_header
+from fastload.loader.loader import FastLoader
+from fastload.plan import Shuffle
+from fastload.prefetch.inputs import Input, PackedInput
+from fastload.profiling.bench.faults import Fault
+from fastload.profiling.bench.passes import TimedPass, repeat_epochs, run_for
+from fastload.profiling.bench.steps import StepChoice
+from fastload.system.page_cache import drop
+from fastload.transforms import RandomResizedCrop
+
+BATCH_SIZE = 256
+_LEAST_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of `fastload bench`.
+
+    Attributes:
+        batch_size: samples in a batch; None: 256, or an eighth of the samples if that is less.
+        seconds: for each part: the loader alone, the training loop, each comparison and each fault.
+        workers, shuffle, device, seed: as in `FastLoader`.
+        split: of the file; None: all rows.
+        step: of a training loop; None: only the loader is measured.
+        compare: whether to measure a plain `DataLoader` too.
+        source: folder or archive that the file was packed from; `compare` then also loads its image files.
+        cold: whether to drop the file from the page cache before each pass.
+        faults: to inject, one after another.
+        size: of a random crop, the first of the loader's transforms, as a side or as (height, width); None: 224 where
+            images differ in size, else no crop.
+    """
+
+    batch_size: int | None = None
+    seconds: float = 5.0
+    workers: int | None = None
+    shuffle: Shuffle = True
+    device: str | None = None
+    seed: int = 0
+    split: str | None = None
+    step: StepChoice | None = None
+    compare: bool = False
+    source: Path | None = None
+    cold: bool = False
+    faults: tuple[Fault, ...] = ()
+    size: int | tuple[int, int] | None = None
+
+    @property
+    def total_s(self) -> float:
+        """Approximate time of the whole benchmark."""
+        ways = (1 + (self.source is not None)) * self.compare
+        loops = 2 + ways if self.step is not None else 0
+        return self.seconds * (1 + bool(ways) + loops + len(self.faults))
+
+
+class Subject:
+    """The file under test with the options to load it. Call `close` at the end.
+
+    Args:
+        path: a packed file, or another HDF5 file that `FastLoader` reads.
+        options: of the benchmark.
+
+    Attributes:
+        crop: the loader's only transform; None: it has none.
+        image_shape: (C, H, W) of the file's images, 0 where they differ.
+
+    Raises:
+        MissingFileError, FormatError: the file is missing or cannot be read.
+        OptionError: it has no images, or an option does not fit it or this machine.
+    """
+
+    def __init__(self, path: Path, options: BenchOptions) -> None:
+        if not 0 < options.seconds < 86_400:
+            raise OptionError(f"--seconds {options.seconds:g}: give a number above 0, the seconds for each part")
+        file = read_header(path)
+        if "images" not in file.fields:
+            raise OptionError(
+                f"{path}: has no dataset `images`, only {', '.join(file.fields) or 'none'}, and bench loads images. "
+                f"FastLoader can still load this file; time your own loop over it."
+            )
+        self.path, self.options = path, options
+        self.dataset = PackedDataset(path, options.split)
+        self.batch_size = options.batch_size or max(1, min(BATCH_SIZE, len(self.dataset) // _LEAST_BATCHES))
+        self.left_in_cache: list[float] = []
+        data = PackedInput(self.dataset)
+        self.crop = crop_for(data, options.size)
+        # The loader checks its options, so wrong ones fail before anything is measured.
+        self._loader: FastLoader | None = self.loader()
+        self.device = torch.device(options.device or "cpu")
+        self.image_shape = data.image_spec()[0]
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample in the file."""
+        return sum(self.dataset.file.fields[name].row_bytes for name in self.dataset.fields)
+
+    @property
+    def first_row(self) -> int:
+        """Row in the file of the dataset's first sample."""
+        return int(self.dataset.rows[0])
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that the labels name; 10 if they name none."""
+        return len(self.dataset.classes) or 10
+
+    def loader(self, dataset: PackedDataset | None = None, *, workers: int | None = None) -> FastLoader:
+        """Returns a new loader of the file, or of another dataset, optionally with another number of workers."""
+        options = self.options
+        return FastLoader(
+            dataset or self.dataset,
+            self.batch_size,
+            shuffle=options.shuffle,
+            seed=options.seed,
+            share=None,
+            workers=workers or options.workers,
+            device=options.device,
+            # A dataset with a Python transform crops in that transform.
+            transform=() if self.crop is None or (dataset is not None and dataset.transform) else (self.crop,),
+        )
+
+    def shared_loader(self) -> FastLoader:
+        """Returns the loader that all warm passes use."""
+        if self._loader is None:
+            self._loader = self.loader()
+        return self._loader
+
+    def make_cold(self) -> None:
+        """With `options.cold`, drops the file from the page cache and records how much of it stayed."""
+        if not self.options.cold:
+            return
+        self.close()  # mapped pages cannot be dropped
+        left = drop(self.path)
+        if left is not None:
+            self.left_in_cache.append(left)
+
+    def batches(self, loader: FastLoader) -> Iterator[Any]:
+        """Yields the first epoch again and again; only once if cold, since a second epoch would be warm."""
+        return repeat_epochs(loader, epochs=1 if self.options.cold else None, same=lambda: loader.set_epoch(0))
+
+    def run(self, seconds: float, work: Callable[[Any], int]) -> TimedPass:
+        """Runs one pass of the loader, from a cold page cache if asked for."""
+        self.make_cold()
+        return run_for(
+            self.batches(self.shared_loader()), seconds, work, discard=self.discard, synchronize=self.synchronize
+        )
+
+    @property
+    def discard(self) -> int:
+        """Batches of a pass that are not counted: one, unless an epoch has only one."""
+        return 1 if len(self.shared_loader()) > 1 else 0
+
+    def synchronize(self) -> None:
+        """Waits until the device has finished its work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def first_batch(self) -> float:
+        """Returns the seconds from opening the file to the first batch: header, loader, threads, one batch."""
+        self.make_cold()
+        begin = time.perf_counter()
+        loader = self.loader(PackedDataset(self.path, self.options.split))
+        batch = next(iter(loader))
+        self.synchronize()
+        seconds = time.perf_counter() - begin
+        del batch
+        loader.close()
+        return seconds
+
+    def rows(self, most: int, seconds: float) -> list[NDArray[np.int64]]:
+        """Returns the rows of the first batches of an epoch: at most `most` batches, or those loaded in `seconds`."""
+        found: list[NDArray[np.int64]] = []
+        loader = self.shared_loader()
+        loader.set_epoch(0)
+        begin = time.perf_counter()
+        for batch in loader:
+            found.append(batch.rows.cpu().numpy().copy())
+            if len(found) >= most or (len(found) > 1 and time.perf_counter() - begin > seconds):
+                break
+        return found
+
+    def close(self) -> None:
+        """Closes the shared loader; the next pass makes another one."""
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+
+SIZE = 224
+"""Side of the crop for images that differ in size, by default."""
+
+_SCALE = (0.08, 1.0)
+_RATIO = (3 / 4, 4 / 3)
+_ATTEMPTS = 10
+
+Window = tuple[int, int, int, int]
+"""(top, left, height, width)."""
+
+
+def crop_for(data: Input, size: int | Sequence[int] | None) -> RandomResizedCrop | None:
+    """Returns the crop for these data: of the size asked for, else 224 if images differ in size, else None.
+
+    Raises:
+        OptionError: an invalid size.
+    """
+    if size is None and isinstance(data, PackedInput) and data.varied:
+        size = SIZE
+    return None if size is None else RandomResizedCrop(size)
+
+
+def crop_call(crop: RandomResizedCrop) -> str:
+    """Returns the Python expression for a crop, such as `RandomResizedCrop(224)`."""
+    height, width = crop.size
+    return f"RandomResizedCrop({height if height == width else (height, width)})"
+
+
+def crop_text(crop: RandomResizedCrop, size: int | Sequence[int] | None) -> str:
+    """Returns a sentence on what the crop does to the images, and why there is one unless its size was asked for."""
+    why = "" if size is not None else ", since these images differ in size (--size for another one)"
+    return f"{crop_call(crop)} makes them {crop.size[0]} x {crop.size[1]}{why}"
+
+
+class CropSample:
+    """A transform that crops and resizes the image of one sample, for a plain `DataLoader`'s workers.
+
+    Args:
+        size: (height, width) of the result.
+        then: called with the cropped sample; None: nothing.
+    """
+
+    def __init__(self, size: tuple[int, int], then: Any = None) -> None:
+        self._size, self._then = size, then
+
+    def __call__(self, sample: tuple[Any, ...]) -> tuple[Any, ...]:
+        image, *others = sample  # (C, H, W)
+        top, left, height, width = random_window(*image.shape[1:])
+        part = image[None, :, top : top + height, left : left + width]
+        part = part if part.dtype == torch.uint8 else part.to(torch.float32)
+        resized = torch.nn.functional.interpolate(part, self._size, mode="bilinear", antialias=True)
+        if resized.dtype != image.dtype:
+            resized = resized.round().to(image.dtype)
+        cropped = (resized[0], *others)
+        return cropped if self._then is None else self._then(cropped)
+
+
+def random_window(height: int, width: int) -> Window:
+    """Draws a window as `RandomResizedCrop` does, from torch's generator."""
+    for _ in range(_ATTEMPTS):
+        area, log_ratio, down, right = torch.rand(4).tolist()
+        area = height * width * (_SCALE[0] + area * (_SCALE[1] - _SCALE[0]))
+        low, high = map(math.log, _RATIO)
+        ratio = math.exp(low + log_ratio * (high - low))
+        wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < tall <= height:
+            return int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide
+    # No such window fits: take the largest central window with the nearest ratio that fits, as torchvision does.
+    tall = min(height, max(1, round(width / _RATIO[0])))
+    wide = min(width, max(1, round(height * _RATIO[1])))
+    return (height - tall) // 2, (width - wide) // 2, tall, wide

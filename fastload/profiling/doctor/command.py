@@ -1,0 +1,265 @@
+"""Runs a command with the injected module in each of its Python processes, otherwise as if it ran by itself.
+
+The command has this process's stdin, stdout, stderr, signals and terminal, and its exit code becomes this process's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import psutil
+
+from fastload.errors import MissingFileError, OptionError
+from fastload.profiling.meter.sampler import family_of
+
+INJECT = Path(__file__).parent / "inject"
+FOLDER_VARIABLE = "FASTLOAD_DOCTOR"
+
+_LOOK_EVERY_S = 0.25
+_GRACE_S = 20.0  # between SIGINT and SIGTERM
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        code: its exit code, or 128 plus the signal's number, as in shells.
+        interrupted: whether it was asked to stop before it ended.
+        elapsed_s: how long it ran.
+    """
+
+    code: int
+    interrupted: bool
+    elapsed_s: float
+
+
+def environment_for(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment in which each Python imports the injected module and records into the folder."""
+    path = environ.get("PYTHONPATH")
+    return {
+        **environ,
+        "PYTHONPATH": f"{INJECT}{os.pathsep}{path}" if path else str(INJECT),
+        FOLDER_VARIABLE: str(folder),
+    }
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raises an error for a command that cannot be run, before anything is set up.
+
+    Raises:
+        OptionError: there is no command.
+        MissingFileError: its program does not exist.
+    """
+    if not command:
+        raise OptionError(
+            "no command to run. Give it after two dashes, as you would type it: fastload doctor -- python train.py"
+        )
+    if shutil.which(command[0]) is None:
+        hint = f" Is it a script? Then: fastload doctor -- python {command[0]}" if Path(command[0]).exists() else ""
+        raise MissingFileError(f"{command[0]}: no such program, here or on PATH.{hint}")
+
+
+def run_command(
+    command: Sequence[str],
+    folder: Path,
+    signals: Signals,
+    *,
+    seconds: float | None = None,
+    look: Callable[[float, int], None] = lambda _elapsed_s, _pid: None,
+) -> Ended:
+    """Runs the command to its end, and forwards the signals that it does not get by itself.
+
+    Args:
+        command: program and arguments; see `check_command`.
+        folder: for the records.
+        signals: an entered `Signals`.
+        seconds: after this time the command is interrupted, as by Ctrl-C, and 20 s later terminated with all its
+            children; None: never.
+        look: called every quarter of a second with the time so far and the command's pid. An exception from it is
+            raised again after the command has ended.
+
+    Raises:
+        KeyboardInterrupt: a signal came before the command was started.
+    """
+    if signals.wait(0)[0]:
+        raise KeyboardInterrupt
+    began = time.monotonic()
+    deadlines = [] if seconds is None else [(seconds, signal.SIGINT), (seconds + _GRACE_S, signal.SIGTERM)]
+    interrupting = {signal.SIGINT, signal.SIGTERM}
+    interrupted = False
+    failed: Exception | None = None
+    process = subprocess.Popen(command, env=environment_for(folder, os.environ))
+    while process.poll() is None:
+        came, alone = signals.wait(_LOOK_EVERY_S)
+        interrupted = interrupted or bool(came & interrupting)
+        if process.poll() is not None:
+            break
+        for number in came:
+            _send(_receivers(process.pid, number), number, but_our_group=number not in alone)
+        elapsed_s = time.monotonic() - began
+        while deadlines and elapsed_s >= deadlines[0][0]:
+            interrupted = True
+            _, number = deadlines.pop(0)
+            _send(_receivers(process.pid, number) if deadlines else family_of(process.pid), number)
+        if failed is None:
+            try:
+                look(elapsed_s, process.pid)
+            except Exception as error:  # noqa: BLE001  # the doctor's own failure must not end the command
+                failed = error
+    interrupted = interrupted or bool(signals.wait(0)[0] & interrupting)  # those that came during the last `look`
+    if failed is not None:
+        raise failed
+    code = process.returncode
+    return Ended(128 - code if code < 0 else code, interrupted, time.monotonic() - began)
+
+
+def _receivers(pid: int, number: int) -> list[int]:
+    """Returns the processes of a command that are to get a signal.
+
+    SIGINT goes to all in the terminal's foreground group, as Ctrl-C does. Other signals go to whom they would have
+    reached without us: the command, and if that is a shell or the like, the programs it runs, down to the first Python
+    of each branch. A Python's own children, such as workers, are not signalled: they would die under a script that
+    saves a checkpoint on SIGTERM.
+    """
+    if number == signal.SIGINT:
+        return [member for member in family_of(pid) if member == pid or _group_of(member) == os.getpgrp()]
+    found = [pid]
+    for member in found:
+        with suppress(psutil.Error):
+            process = psutil.Process(member)
+            if not Path(process.exe()).name.startswith("python"):
+                found += [child.pid for child in process.children()]
+    return found
+
+
+def _send(pids: Sequence[int], number: int, *, but_our_group: bool = False) -> None:
+    """Sends a signal to each process; with `but_our_group`, not to our process group, which has got it already."""
+    for pid in pids:
+        if not (but_our_group and _group_of(pid) == os.getpgrp()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None  # it has ended
+
+
+# Catches signals while a command runs, and finds out which of them the command did not get by itself.
+#
+# A signal to the whole process group (Ctrl-C in a terminal, the end of a job) reaches the command as well; a signal
+# to this process alone does not. A handler is not told which of the two it was. So a witness is asked, a small
+# process in the same group: a signal that it got too was sent to the group.
+
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+_ANSWER = b"\0"
+_ANSWER_S = 1.0  # a witness that was stopped (SIGSTOP) never answers
+# A signal that it catches is in its pipe before it reads our question, and so before its answer.
+_WITNESS = """
+import os, signal, sys
+os.set_blocking(1, False)
+signal.set_wakeup_fd(1, warn_on_full_buffer=False)
+for number in sys.argv[1:]:
+    signal.signal(int(number), lambda *_: None)
+while os.write(1, b"\\0") and os.read(0, 1):
+    pass
+"""
+
+
+class Signals:
+    """Catches the signals that would end this process, within the `with` block. Main thread only.
+
+    Handlers only wake `wait`, whichever thread gets the signal; nothing is interrupted. A signal that is ignored
+    (`nohup`, jobs in the background) stays ignored, by us and by the command.
+    """
+
+    def __enter__(self) -> Signals:
+        caught = [number for number in CAUGHT if signal.getsignal(number) != signal.SIG_IGN]
+        words = [sys.executable, "-I", "-S", "-c", _WITNESS, *(str(int(number)) for number in caught)]
+        self._witness = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+        )
+        try:
+            assert self._witness.stdout is not None, "it has a pipe"
+            self._witness.stdout.read(1)  # it is ready when it has written a byte
+        except BaseException:
+            self._close_witness()
+            raise
+        self._reads, self._writes = os.pipe()
+        for end in (self._reads, self._writes):
+            os.set_blocking(end, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, _note) for number in (*caught, signal.SIGCHLD)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._reads)
+        os.close(self._writes)
+        self._close_witness()
+
+    def wait(self, seconds: float) -> tuple[set[int], set[int]]:
+        """Waits for a signal or the end of a child process, at most `seconds`.
+
+        Returns:
+            The signals that came, and those of them that were sent to this process alone.
+        """
+        select.select([self._reads], [], [], seconds)
+        came = self._drain()
+        if not came:
+            return set(), set()
+        for_all = self._ask()
+        # A second signal may have come meanwhile; the witness may have seen both as one.
+        return came | self._drain(), came - for_all
+
+    def _drain(self) -> set[int]:
+        try:
+            return set(os.read(self._reads, 4096)) - {signal.SIGCHLD}
+        except BlockingIOError:
+            return set()
+
+    def _ask(self) -> set[int]:
+        """Returns the signals that the witness got since it was last asked."""
+        assert self._witness.stdin is not None and self._witness.stdout is not None, "it has pipes"
+        said = b""
+        try:
+            self._witness.stdin.write(b"?")
+            while _ANSWER not in said and select.select([self._witness.stdout], [], [], _ANSWER_S)[0]:
+                part = self._witness.stdout.read(64)
+                if not part:
+                    break
+                said += part
+        except OSError:
+            pass  # it was killed: signals count as sent to this process alone
+        return set(said) - set(_ANSWER)
+
+    def _close_witness(self) -> None:
+        for pipe in (self._witness.stdin, self._witness.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._witness.kill()
+        self._witness.wait()
+
+
+def _note(_number: int, _frame: FrameType | None) -> None:
+    """Does nothing: `signal.set_wakeup_fd` has already put the number into the pipe."""

@@ -1,0 +1,197 @@
+"""Computes the cost of making a batch, and of the step after it, from one event of the injected module."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastload.timing.results import BatchWork, Step, Work
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step and the CPU time of its process meanwhile; seconds.
+
+    Attributes:
+        step: its parts.
+        running_s: CPU time of the loop's thread in the step, outside the wait.
+        process_running_s: the same of all threads.
+        runnable_s: time that the loop's thread was ready to run but had no CPU.
+        receive: cost of receiving the batch, part of the wait.
+    """
+
+    step: Step
+    running_s: float
+    process_running_s: float
+    runnable_s: float
+    receive: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One batch while it is made: when, by whom, at what cost.
+
+    Attributes:
+        pid: of the process that made it.
+        begin_s, wall_s: start and duration; the clock is the same in all processes.
+        running_s, runnable_s: time on a CPU, and ready for one.
+        work: cost by stage.
+        unknown_blocked_s: blocked time of reading that no timed call explains.
+        slow: seconds of its slowest samples.
+        usual_s: seconds of its typical sample.
+        num_samples, samples_s: number of samples timed, and their sum.
+    """
+
+    pid: int
+    begin_s: float
+    wall_s: float
+    running_s: float
+    runnable_s: float
+    work: BatchWork
+    unknown_blocked_s: float
+    slow: tuple[float, ...] = ()
+    usual_s: float = 0.0
+    num_samples: int = 0
+    samples_s: float = 0.0
+
+
+def step_of(batch: Event, step: Mapping[str, float], epoch_s: float) -> StepRecord:
+    """Returns the step after a batch was received, in an epoch that began at `epoch_s`."""
+    first = bool(batch.get("first"))
+    # The wait for an epoch's first batch begins when the iterator is made.
+    begin_s = epoch_s if first else batch["t"]
+    inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
+    own_s = inside["copy"] + inside["transform"]
+    wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)
+    compute_s = max(0.0, step["wall"] - step["copy"])
+    if step.get("gpu") is not None:
+        # The GPU works on after the loop has launched the step: as long as it does, the loop's wait is no stall.
+        hidden_s = min(wait_s, max(0.0, step["gpu"] - compute_s))
+        wait_s, compute_s = wait_s - hidden_s, compute_s + hidden_s
+    return StepRecord(
+        step=Step(
+            begin_s=begin_s,
+            wait_s=wait_s,
+            copy_s=step["copy"] + inside["copy"],
+            transform_s=inside["transform"],
+            compute_s=compute_s,
+            samples=batch["n"],
+            queue_depth=inside.get("depth"),
+        ),
+        running_s=step["cpu"],
+        process_running_s=step["process_cpu"],
+        runnable_s=step["delay"] + step["copy_delay"],
+        receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
+    )
+
+
+def fetch_of(pid: int, event: Event) -> Fetch:
+    """Returns the cost of a batch by stage, from the time spent in known functions and the CPU time of its thread."""
+    wall, running, delay = event["wall"], event["cpu"], min(event["delay"], event["wall"])
+    parts = {name: (value[0], value[1]) for name, value in event["parts"].items()}
+    total_running = sum(cpu for _, cpu in parts.values()) or 1e-12
+    works: dict[str, Work] = defaultdict(Work)
+    unknown = lock_s = 0.0
+    for name, (part_wall, part_running) in parts.items():
+        # Each part waited for a CPU in proportion to its time on one.
+        blocked = max(0.0, part_wall - part_running - delay * part_running / total_running)
+        if name == "decoding" or name == "h5py-filtered":
+            works["decoding"] += Work(part_running)
+            works["reading"] += Work(blocked_s=blocked)
+        elif name in ("reading", "h5py"):
+            works["reading"] += Work(part_running, blocked)
+        elif name == "lock":
+            works["reading"] += Work(part_running, blocked)
+            lock_s += blocked
+        elif name == "collate":
+            works["collate"] += Work(part_running, blocked)
+        else:
+            works["transform"] += Work(part_running)
+            unknown = blocked
+    # Meanwhile another thread pickles the batch before, and holds the GIL: the fetch waits for that.
+    unknown = max(0.0, unknown - event["out"][1])
+    unknown, lock_s = _explained_by_threads(event, wall, unknown, lock_s, works)
+    works["reading"] += Work(blocked_s=unknown)
+    works["hand-over"] = Work(event["out"][1])
+    timed = event.get("samples") or (0, 0.0, 0.0)
+    return Fetch(
+        pid=pid,
+        begin_s=event["t"],
+        wall_s=wall,
+        running_s=running,
+        runnable_s=delay,
+        work=BatchWork(dict(works), lock_s=lock_s, runnable_s=delay),
+        unknown_blocked_s=unknown,
+        slow=tuple(event.get("slow") or ()),
+        usual_s=timed[2],
+        num_samples=timed[0],
+        samples_s=timed[1],
+    )
+
+
+def _explained_by_threads(
+    event: Event, wall: float, unknown: float, lock_s: float, works: dict[str, Work]
+) -> tuple[float, float]:
+    """Explains the time that a fetch waited by what other threads did.
+
+    While the fetching thread waits, other threads of its process may read or decode for it. Calls to h5py wait for one
+    another, because h5py lets in one thread at a time. Without that lock n threads would need the n-th part of the time
+    that at least one was inside; the rest counts as lock time.
+
+    Returns:
+        The time left unexplained, and the time for locks.
+    """
+    others = {name: value for name, value in event.get("others", {}).items() if name != "lock"}
+    total = sum(value[0] for value in others.values())
+    busy, waits, threads = event.get("h5") or (0.0, 0.0, 0)
+    own_h5 = sum(event["parts"].get(name, (0.0, 0.0))[0] for name in ("h5py", "h5py-filtered"))
+    if threads > 1 and busy > 0:
+        if own_h5 > 0:
+            # The fetch and another thread both call h5py: the time that the fetch was blocked there is the lock's.
+            own_running = sum(event["parts"].get(name, (0.0, 0.0))[1] for name in ("h5py", "h5py-filtered"))
+            lock_s += min(max(0.0, own_h5 - own_running), waits)
+        else:
+            together = (busy + waits) / busy
+            if together < 1.05 and busy > 0.5 * wall:
+                together = float(threads)  # always busy, yet never two at once: the script has a lock of its own
+            lock_s += min(busy, wall) * (1 - 1 / together) if together > 1.1 else 0.0
+    if total > 0 and unknown > 0:
+        share = min(1.0, total / unknown)
+        for name, (other_wall, other_running) in others.items():
+            given = unknown * share * other_wall / total
+            part = min(1.0, other_running / other_wall) if other_wall else 0.0
+            stage = (
+                "decoding" if name in ("decoding", "h5py-filtered") else "reading" if name != "rest" else "transform"
+            )
+            works[stage] += Work(given * part if stage != "reading" else 0.0)
+            works["reading"] += Work(blocked_s=given * (1 - part) if stage != "reading" else given)
+        unknown *= 1 - share
+    return unknown, lock_s
+
+
+def slow_samples(fetches: Iterable[Fetch], *, times: float = 5.0, at_most: float = 0.1) -> tuple[float, float, int]:
+    """Finds samples that take far longer than the others, if they are few.
+
+    Args:
+        times: a slow sample takes at least this many times a usual one, and twice the mean.
+        at_most: largest share of slow samples; if there are more, slow is usual.
+
+    Returns:
+        Seconds per batch that slow samples take beyond usual ones, mean seconds of a slow sample, number of slow
+            samples; zeros when there are none.
+    """
+    fetches = [fetch for fetch in fetches if fetch.num_samples]
+    if not fetches:
+        return 0.0, 0.0, 0
+    ordered = sorted(fetch.usual_s for fetch in fetches)
+    usual = ordered[len(ordered) // 2]
+    count = sum(fetch.num_samples for fetch in fetches)
+    least_s = max(times * usual, 2 * sum(fetch.samples_s for fetch in fetches) / count)
+    slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
+    if not slow or len(slow) > at_most * count:
+        return 0.0, 0.0, 0
+    return sum(value - usual for value in slow) / len(fetches), sum(slow) / len(slow), len(slow)

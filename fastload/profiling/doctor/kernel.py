@@ -1,0 +1,125 @@
+"""Samples what threads wait for, as the kernel reports it (`/proc/PID/wchan`), without slowing the processes down."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fastload.profiling.doctor.costs import Fetch
+
+_SAMPLE_EVERY_S = 0.03
+_MOST_SAMPLES = 400_000
+_LEAST_SAMPLES = 10  # fewer say nothing
+# Kernel functions in which a thread waits for a lock: between threads and processes; on a file.
+_LOCKS = (b"futex", b"lock_inode_wait")
+# Kernel functions in which a thread waits for a disk, a network or a clock.
+_OUTSIDE = (b"nanosleep", b"io_schedule", b"folio", b"wait_data", b"nfs", b"fuse", b"filemap")
+
+Wait = Literal["lock", "gil", "other"]
+
+
+@dataclass(frozen=True)
+class WaitShares:
+    """Shares of a waiting time, 0 to 1: for a lock that another process holds, and for the GIL."""
+
+    lock: float = 0.0
+    gil: float = 0.0
+
+
+class WaitSampler:
+    """Samples, in a thread, the kernel function in which the first thread of some processes waits.
+
+    In a worker process the first thread is the one that makes batches. `close` ends the sampling; the samples are kept.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[list[float], list[Wait]]] = defaultdict(lambda: ([], []))  # times; for what
+        self._files: dict[int, int] = {}
+        self._count = 0
+        self._every_s = _SAMPLE_EVERY_S
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fastload-kernel", daemon=True)
+        self._thread.start()
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Adds processes; they are sampled as long as they live and the system allows it."""
+        for pid in pids:
+            if pid not in self._files:
+                try:
+                    self._files[pid] = os.open(f"/proc/{pid}/wchan", os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    self._files[pid] = -1
+
+    def close(self) -> None:
+        """Ends the sampling."""
+        self._stop.set()
+        self._thread.join()
+        for number in self._files.values():
+            if number >= 0:
+                os.close(number)
+        self._files.clear()
+
+    def shares(self, fetches: Iterable[Fetch]) -> WaitShares:
+        """Returns how the waits of fetching threads, during these fetches, divide into kinds.
+
+        Zeros if the system does not report waits, or there are too few samples.
+        """
+        waits: Counter[Wait] = Counter()
+        for fetch in fetches:
+            times, seen = self._seen.get(fetch.pid, ((), ()))
+            first = bisect.bisect_left(times, fetch.begin_s)
+            last = bisect.bisect_right(times, fetch.begin_s + fetch.wall_s)
+            waits.update(seen[first:last])
+        count = waits.total()
+        return WaitShares(waits["lock"] / count, waits["gil"] / count) if count >= _LEAST_SAMPLES else WaitShares()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            for pid, number in list(self._files.items()):
+                if number < 0:
+                    continue
+                try:
+                    where = os.pread(number, 64, 0)
+                except OSError:
+                    os.close(number)
+                    self._files[pid] = -1
+                    continue
+                if where in (b"0", b""):
+                    continue  # it runs, or the system does not say
+                times, seen = self._seen[pid]
+                times.append(time.perf_counter())
+                seen.append(_behind_lock(pid) if any(kind in where for kind in _LOCKS) else "other")
+                self._count += 1
+            if self._count > _MOST_SAMPLES:
+                self._every_s *= 2
+                self._count //= 2
+
+
+def _behind_lock(pid: int) -> Wait:
+    """Returns what a process whose first thread waits at a lock is waiting for, judged by its other threads.
+
+    If another thread of the process runs, it holds the GIL; if it waits for something outside the process, so does the
+    first thread; otherwise another process holds the lock.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+        for thread in threads[:64]:
+            if int(thread) == pid:
+                continue
+            stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+            state = stat.rpartition(")")[2].split()[0]
+            if state in "RD":
+                return "gil" if state == "R" else "other"
+            where = Path(f"/proc/{pid}/task/{thread}/wchan").read_bytes()
+            if any(kind in where for kind in _OUTSIDE):
+                return "other"
+    except OSError:
+        return "other"  # it has ended
+    return "lock"

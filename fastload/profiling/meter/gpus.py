@@ -1,0 +1,135 @@
+"""Reads the counters of the GPUs that a job uses from NVIDIA's driver (NVML)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+GPU_EXTRA = "pynvml is not installed: pip install nvidia-ml-py"
+
+
+class Gpus:
+    """Reads the counters of the GPUs that a job may use.
+
+    `utilization_percent` is a duty cycle: the share of the driver's last sampling period (1/6 to 1 s) in which at least
+    one kernel ran, however little of the GPU it used. 97 % means that the GPU was seldom idle, not that it was used
+    well.
+
+    Args:
+        nvml: the module pynvml, or an object with the same functions; None: pynvml if it is installed.
+        visible: in the form of CUDA_VISIBLE_DEVICES: numbers or UUIDs, of whole GPUs or MIG slices; None: the value of
+            that variable. Numbers are those of `nvidia-smi`; CUDA numbers GPUs differently on machines with several
+            kinds of them, unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    Attributes:
+        absent: counters that cannot be read, each with the reason; the key `gpu` stands for all of them, the name of a
+            MIG slice for that slice.
+    """
+
+    def __init__(self, nvml: Any = None, visible: str | None = None) -> None:
+        self.absent: dict[str, str] = {}
+        self._devices: dict[int, Any] = {}  # handles by index
+        self._seen: set[str] = set()
+        self._nvml = nvml
+        try:
+            if nvml is None:
+                import pynvml
+
+                self._nvml = pynvml
+            self._nvml.nvmlInit()
+            self._find(os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible)
+        except ImportError:
+            self.absent["gpu"] = GPU_EXTRA
+        except Exception as error:  # noqa: BLE001  # NVMLError by the module's own name: no driver, no device
+            self.absent["gpu"] = reason_of(error)
+
+    def _find(self, visible: str | None) -> None:
+        nvml = self._nvml
+        count = int(nvml.nvmlDeviceGetCount())
+        if visible is None:
+            self._devices = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)}
+        for word in (visible or "").split(","):
+            word = word.strip()
+            if word.isdigit() and int(word) < count:
+                self._add(int(word), nvml.nvmlDeviceGetHandleByIndex(int(word)), word)
+            elif word.startswith("MIG-"):
+                handle = nvml.nvmlDeviceGetHandleByUUID(word)
+                parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+                self._add(int(nvml.nvmlDeviceGetIndex(parent)), handle, word)
+            elif word.startswith("GPU-"):  # CUDA accepts the beginning of a UUID
+                every = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)}
+                for index, one in every.items():
+                    if self._uuid(one).startswith(word):
+                        self._add(index, one, word)
+            elif word:
+                break  # as CUDA does: the first invalid entry ends the list
+        if not self._devices:
+            self.absent["gpu"] = "CUDA_VISIBLE_DEVICES names no GPU" if count else "there is no GPU"
+
+    def _add(self, index: int, handle: Any, word: str) -> None:
+        # CUDA uses only the first of several MIG slices (MIG user guide, "CUDA Device Enumeration").
+        if index not in self._devices:
+            self._devices[index] = handle
+        elif word.startswith("MIG-"):
+            self.absent[word] = f"another slice of GPU {index} is read"
+
+    def _uuid(self, handle: Any) -> str:
+        uuid = self._nvml.nvmlDeviceGetUUID(handle)
+        return uuid.decode() if isinstance(uuid, bytes) else str(uuid)  # older releases of pynvml give bytes
+
+    @property
+    def indices(self) -> list[int]:
+        """Indices of the GPUs that are read, as `nvidia-smi` counts them."""
+        return list(self._devices)
+
+    def read(self) -> dict[str, float]:
+        """Returns one reading: `gpuN.utilization_percent` and so on.
+
+        A counter that cannot be read is left out and noted in `absent`.
+        """
+        reading: dict[str, float] = {}
+        nvml = self._nvml
+        for index, handle in self._devices.items():
+            asked: dict[str, Callable[[Any], float]] = {
+                "utilization_percent": lambda one: float(nvml.nvmlDeviceGetUtilizationRates(one).gpu),
+                "memory_bytes": lambda one: float(nvml.nvmlDeviceGetMemoryInfo(one).used),
+                "power_w": lambda one: nvml.nvmlDeviceGetPowerUsage(one) / 1000,
+                "sm_mhz": lambda one: float(nvml.nvmlDeviceGetClockInfo(one, nvml.NVML_CLOCK_SM)),
+            }
+            for counter, ask in asked.items():
+                name = f"gpu{index}.{counter}"
+                if name in self.absent:
+                    continue
+                try:
+                    reading[name] = ask(handle)
+                    self._seen.add(name)
+                except Exception as error:  # noqa: BLE001  # NVMLError: not supported here, or lost
+                    if name not in self._seen:
+                        self.absent[name] = reason_of(error)
+        return reading
+
+    def used_by(self, pids: Sequence[int]) -> set[int]:
+        """Returns the indices of the GPUs on which one of these processes computes, as far as the driver knows."""
+        found = set()
+        for index, handle in self._devices.items():
+            try:
+                running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except Exception:  # noqa: BLE001  # NVMLError: not supported here
+                continue
+            if any(process.pid in pids for process in running):
+                found.add(index)
+        return found
+
+    def close(self) -> None:
+        """Releases NVML."""
+        try:
+            if "gpu" not in self.absent:
+                self._nvml.nvmlShutdown()
+        except Exception:  # noqa: BLE001  # NVMLError, or an object without it: nothing depends on it
+            pass
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns an error as text: its class and message."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

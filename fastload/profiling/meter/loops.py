@@ -1,0 +1,244 @@
+"""The figures of a watched loop: its steps and their sums, and the `Demands` and verdict made from them."""
+
+from __future__ import annotations
+
+import statistics
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastload.profiling.verdict import Demands
+from fastload.profiling.verdict.judge import WORTH
+from fastload.profiling.verdict.sentences import format_time
+from fastload.system.machine import available_cpus
+from fastload.timing.probe import Probe
+from fastload.timing.results import BatchWork, Remedy, Step, Verdict, Work
+
+
+def num_samples(batch: Any) -> int:
+    """Returns the length of the first array or tensor in a batch of any structure; 0 if there is none."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 1
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif isinstance(batch, (str, bytes)) or not isinstance(batch, Sequence):
+        inner = getattr(batch, "__dict__", None)  # such as a dataclass
+        batch = inner.values() if isinstance(inner, dict) else ()
+    return next((count for count in map(num_samples, batch) if count), 0)
+
+
+MOST_STEPS = 8192
+"""Number of steps kept. When there are more, every second one is dropped, and from then on every second one is kept."""
+
+
+Times = tuple[float, float, float, float, float, int, int | None]
+"""The fields of a `Step`, as a tuple because a `Step` takes longer to make."""
+
+
+@dataclass
+class Totals:
+    """Sums over all steps so far; times in seconds."""
+
+    steps: int = 0
+    samples: int = 0
+    wait_s: float = 0.0
+    copy_s: float = 0.0
+    transform_s: float = 0.0
+    compute_s: float = 0.0
+    batches: int = 0
+    stages: dict[str, Work] = field(default_factory=dict)
+
+    @property
+    def duration_s(self) -> float:
+        """Time of all steps."""
+        return self.wait_s + self.copy_s + self.transform_s + self.compute_s
+
+    @property
+    def stall_share(self) -> float:
+        """Share of the time that the loop waited for data, 0 to 1."""
+        return self.wait_s / self.duration_s if self.duration_s else 0.0
+
+    def mean_stages(self) -> Mapping[str, Work]:
+        """Returns the mean cost of a batch by stage."""
+        count = max(1, self.batches)
+        return {name: Work(work.running_s / count, work.blocked_s / count) for name, work in self.stages.items()}
+
+
+class StepLog:
+    """Keeps steps in bounded memory: all while they are few, then an evenly spaced part; sums are over all.
+
+    Args:
+        most: number of steps kept.
+    """
+
+    def __init__(self, most: int = MOST_STEPS) -> None:
+        self.totals = Totals()
+        self._most = most
+        self._stride = 1
+        self._kept: list[tuple[Times, BatchWork | None]] = []
+
+    def add(self, step: Times, work: BatchWork | None) -> None:
+        """Adds a step, and the cost of its batch if known."""
+        _, wait_s, copy_s, transform_s, compute_s, samples, _ = step
+        totals = self.totals
+        if totals.steps % self._stride == 0:
+            if len(self._kept) == self._most:
+                del self._kept[1::2]
+                self._stride *= 2
+            if totals.steps % self._stride == 0:
+                self._kept.append((step, work))
+        totals.steps += 1
+        totals.samples += samples
+        totals.wait_s += wait_s
+        totals.copy_s += copy_s
+        totals.transform_s += transform_s
+        totals.compute_s += compute_s
+        if work is not None and work.stages:
+            totals.batches += 1
+            stages = totals.stages
+            for name, cost in work.stages.items():
+                stages[name] = stages[name] + cost if name in stages else cost
+
+    @property
+    def numbered(self) -> list[tuple[int, Step]]:
+        """The steps that were kept, with their numbers from 0."""
+        stride = self._stride
+        return [(stride * index, Step(*times)) for index, (times, _) in enumerate(list(self._kept))]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps that were kept, in order."""
+        return tuple(Step(*times) for times, _ in list(self._kept))
+
+    @property
+    def works(self) -> tuple[BatchWork, ...]:
+        """The costs of their batches in the same order, where known."""
+        return tuple(work for _, work in list(self._kept) if work is not None)
+
+
+@dataclass
+class Mean:
+    """The mean of some values; 0 when there are none."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        """Adds a value."""
+        self.total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float:
+        """The mean so far."""
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass(eq=False)  # two loops are never equal, even over the same loader
+class Loop:
+    """The figures of one loader's loop; times in seconds.
+
+    Attributes:
+        loader: returns the watched loader, None when it no longer exists.
+        log: its steps.
+        elapsed_s: of all passes, without other watched loops inside the loop's body.
+        first_s: for each pass, the time to its first batch.
+        ends_s: for each pass that was exhausted, the last wait, which found no more batches.
+        receive_s: CPU time of the loop's thread in a wait, except the first wait of each pass.
+        first_running_s: CPU time of the loop's thread in the first waits, summed.
+        runnable_s: time in a step, outside its wait, in which the loop's thread was ready to run but had no CPU.
+        process_s: CPU time of the process, all threads, during the passes.
+        transform_running_s: CPU time of the loop's thread for transforming a batch when it is received.
+        probe: of the last pass; None: the loader is not a FastLoader.
+    """
+
+    loader: Callable[[], Any]
+    log: StepLog = field(default_factory=StepLog)
+    elapsed_s: float = 0.0
+    first_s: list[float] = field(default_factory=list)
+    ends_s: list[float] = field(default_factory=list)
+    receive_s: Mean = field(default_factory=Mean)
+    first_running_s: float = 0.0
+    runnable_s: Mean = field(default_factory=Mean)
+    process_s: float = 0.0
+    transform_running_s: Mean = field(default_factory=Mean)
+    probe: Probe | None = None
+
+    @classmethod
+    def of(cls, loader: Any) -> Loop:
+        """Returns the figures of a loader, without keeping the loader alive if it allows weak references."""
+        try:
+            return cls(weakref.ref(loader))
+        except TypeError:
+            return cls(lambda: loader)
+
+
+def demands_of(loop: Loop) -> Demands:
+    """Returns the measurements of a loop so far as the input of a verdict."""
+    totals, probe = loop.log.totals, loop.probe
+    source = loop.loader()
+    workers = probe.worker_info.workers if probe is not None else int(getattr(source, "num_workers", 0) or 0)
+    ahead = (
+        probe.worker_info.ahead if probe is not None else workers * int(getattr(source, "prefetch_factor", None) or 2)
+    )
+    by_threads = probe is not None and probe.worker_info.by_threads
+    steps = max(1, totals.steps)
+    working_s = sum(work.running_s for work in totals.stages.values()) if by_threads else 0.0
+    waits = max(0, totals.steps - len(loop.first_s))
+    in_wait_s = waits * loop.receive_s.value + loop.first_running_s + totals.steps * loop.transform_running_s.value
+    ends = loop.ends_s + [0.0] * (len(loop.first_s) - len(loop.ends_s))
+    usual_s = _batch_s(loop)
+    return Demands(
+        batches=loop.log.works,
+        steps=loop.log.steps,
+        workers=workers,
+        ahead=max(1, ahead) if workers else 0,
+        cpus=available_cpus(),
+        receive_s=loop.receive_s.value,
+        startups_s=tuple(
+            max(0.0, first_s - usual_s) + end_s for first_s, end_s in zip(loop.first_s, ends, strict=True)
+        ),
+        ended_s=sum(loop.ends_s),
+        step_running_s=max(0.0, loop.process_s - working_s - in_wait_s) / steps,
+        step_runnable_s=loop.runnable_s.value,
+        by_threads=by_threads,
+        is_fastload=probe is not None,
+        compression_ratio=probe.worker_info.compression_ratio if probe is not None else 0.0,
+    )
+
+
+def _batch_s(loop: Loop) -> float:
+    """Returns the usual time to make a batch, which is no part of start-up."""
+    stages = loop.log.totals.mean_stages().values()
+    if stages:
+        return sum(work.running_s + work.blocked_s for work in stages)
+    return statistics.median(step.wait_s for step in loop.log.steps) if loop.log.totals.steps else 0.0
+
+
+def judge_waits(demands: Demands) -> Verdict:
+    """Judges a loop by its waits alone, for loaders whose stages are not measured: whether waiting binds, not why.
+
+    Args:
+        demands: with at least one step.
+    """
+    steps = demands.steps
+    step_s = statistics.fmean(step.duration_s for step in steps) + demands.ended_s / len(steps)
+    fed_s = statistics.fmean(step.duration_s - step.wait_s for step in steps)
+    share = max(0.0, 1 - fed_s / step_s) if step_s else 0.0
+    gain = step_s / fed_s if fed_s else float("inf")
+    evidence = (
+        f"a step takes {format_time(step_s)}, of which {format_time(step_s - fed_s)} are waiting for its batch",
+        f"with a loader that costs nothing it would take {format_time(fed_s)}",
+    )
+    waits = f"{share:.0%} of the time the step waits for data ({format_time(step_s)} a step)"
+    if gain < WORTH:
+        sentence = f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
+        return Verdict("compute", sentence, evidence, step_s, share)
+    remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
+    sentence = (
+        f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
+        f"`fastload doctor` does; a step could be {gain:.1f} times as fast at most"
+    )
+    return Verdict("", sentence, evidence, step_s, share, (remedy,), worth_making=True)

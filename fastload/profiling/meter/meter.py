@@ -1,0 +1,299 @@
+"""`Meter`: measures where the steps of a training loop spend their time, and reads the machine's counters meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from fastload.errors import OptionError
+from fastload.profiling.meter.clocks import HOW, Clock, measure_headspace, open_clock
+from fastload.profiling.meter.exports import (
+    Record,
+    ScalarWriter,
+    end_line,
+    head_line,
+    reading_line,
+    step_line,
+    to_scalars,
+    write_csv,
+    write_jsonl,
+)
+from fastload.profiling.meter.loops import Loop, Totals, demands_of, judge_waits
+from fastload.profiling.meter.sampler import Sampler, environment
+from fastload.profiling.meter.watching import Batches, PassStack, WatchedPass
+from fastload.profiling.verdict import Demands, judge
+from fastload.timing import ranges as profiler_ranges
+from fastload.timing.results import Measured, Step, Table, Verdict
+
+
+class Meter:
+    """Times each step of a loop (wait for data, copy, transform, compute) and reads GPU, process and disk counters.
+
+    Around any loop::
+
+        with fastload.Meter() as meter:
+            for images, labels in meter.watch(loader):
+                ...
+        print(meter.verdict.sentence)
+
+    A step begins when its batch is asked for and ends when the next one is. Any iterable can be watched; a `FastLoader`
+    also reports its stages, its copies and transforms, and how many batches were ready. On CUDA, times are those of the
+    device's current stream, which the host runs ahead of: waiting counts only while the device is idle. What the loop
+    itself copies or transforms counts as compute.
+
+    Steps are kept up to a number, then an evenly spaced part of them; sums are always over all steps.
+
+    Args:
+        device: the device to time; None: CUDA if this process has used it when a loop begins, else the CPU. A `Clock`
+            is used as it is.
+        nvml: the module pynvml, or an object like it; None: pynvml if it is installed (extra [gpu]).
+        sample_every_s: seconds between two readings of GPU, process and disk counters; 0: no readings.
+        ranges: whether to mark the stages for profilers, with `record_function` and NVTX; if not, they are marked only
+            while `torch.profiler` records.
+
+    Raises:
+        OptionError: a device that cannot be timed, a time below 0.
+    """
+
+    def __init__(
+        self, *, device: Any = None, nvml: Any = None, sample_every_s: float = 0.1, ranges: bool = False
+    ) -> None:
+        if not sample_every_s >= 0:
+            raise OptionError(f"sample_every_s={sample_every_s!r}: give seconds, 0 or more")
+        self._device = device
+        self._nvml = nvml
+        self._every_s = sample_every_s
+        self._ranges = ranges
+        self._record: Record | None = None
+        self._clock: Clock | None = None if device is None else open_clock(device)
+        self._sampler: Sampler | None = None
+        self._stack = PassStack()
+        self._loops: list[Loop] = []
+        self._headspace: float | None = None
+        self._entered = self._left = False
+        self._begun_s = 0.0
+
+    def __enter__(self) -> Meter:
+        if self._entered:
+            raise OptionError("a Meter measures once: make another one for another `with`")
+        self._entered = True
+        self._begun_s = time.perf_counter()
+        if self._every_s:
+            self._sampler = Sampler(
+                nvml=self._nvml, every_s=self._every_s, begun_s=self._begun_s, callback=self._note_reading
+            ).start()
+        profiler_ranges.ask(int(self._ranges))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._stack.running:
+            self._stack.running[-1].cut_short(self._not_running("go on with a loop", "after"))
+        self._left = True
+        profiler_ranges.ask(-int(self._ranges))
+        if self._sampler is not None:
+            self._sampler.stop()
+        if self._record is not None:
+            for number, loop in enumerate(self._loops):
+                self._record.append(end_line(loop.log.totals, number))
+            self._record.close()
+
+    def watch(self, loader: Iterable[Any]) -> Watched:
+        """Returns an iterable of the loader's batches, unchanged and in order; each `iter()` of it is one pass.
+
+        Raises:
+            OptionError: outside the Meter's `with` block; or, while iterating, two loops take turns in it.
+        """
+        self._require_running("watch")
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise OptionError(f"watch(): {type(loader).__name__} cannot be iterated; give the loader, not its batches")
+        return Watched(loader, self._begin)
+
+    def record(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Starts to append each step and each reading to a file of JSON lines, so that a killed job loses none.
+
+        The lines are those of `write_jsonl`, for all loops.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, or it cannot be written.
+            OptionError: this Meter records to a file already.
+        """
+        if self._record is not None:
+            raise OptionError(f"this Meter has a record already, {self._record.path}")
+        record = Record(path, force=force)
+        record.append(head_line(environment()))
+        self._record = record
+
+    def write_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Writes the steps of the main loop as a CSV table; times in seconds.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, or it cannot be written.
+        """
+        write_csv(path, self._loop(None).log.numbered, force=force)
+
+    def write_jsonl(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Writes everything as JSON lines whose `kind` is `meter` (the environment), `step`, `reading` or `totals`.
+
+        Raises:
+            OutputError: the file exists and `force` is not given, or it cannot be written.
+        """
+        self._loop(None)
+        logs = [loop.log for loop in self._loops]
+        steps = [step_line(*pair, number) for number, log in enumerate(logs) for pair in log.numbered]
+        ends = [end_line(log.totals, number) for number, log in enumerate(logs)]
+        write_jsonl(path, [head_line(environment()), *steps, *map(reading_line, self.readings), *ends], force=force)
+
+    def to_tensorboard(self, writer: ScalarWriter, *, prefix: str = "fastload", first_step: int = 0) -> None:
+        """Writes the steps of the main loop, and the readings, as curves.
+
+        Args:
+            writer: a `SummaryWriter`, or any object with its `add_scalar(tag, value, step)`.
+            prefix: of the curves' names.
+            first_step: number of the first step.
+        """
+        to_scalars(writer, self._loop(None).log.numbered, self.readings, prefix=prefix, first_step=first_step)
+
+    def headspace(self, step: Callable[[Any], object], batch: Any, seconds: float = 1.0) -> float:
+        """Returns the samples per second of `step` on this batch alone (`measure_headspace`), and keeps it for
+        `measured`.
+        """
+        self._headspace = measure_headspace(step, batch, seconds, device=self._device)
+        return self._headspace
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over the steps so far of the main loop, the one that took longest."""
+        return self._loop(None).log.totals
+
+    @property
+    def readings(self) -> tuple[Mapping[str, float], ...]:
+        """The readings so far; the keys are listed in `Measured`."""
+        return self._sampler.readings if self._sampler is not None else ()
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Readings that are not available here, such as `gpu`, each with the reason."""
+        return self._sampler.absent if self._sampler is not None else {"readings": "sample_every_s=0"}
+
+    def demands(self, loader: Iterable[Any] | None = None) -> Demands:
+        """Returns the measurements of a loop as the input of `fastload.profiling.verdict.judge`.
+
+        Args:
+            loader: that was watched; None: that of the loop which took longest.
+        """
+        return demands_of(self._loop(loader))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The cause that limits the main loop, judged by the measurements so far.
+
+        A loader that does not report its stages is judged by its waits only: if they bind, `cause` is empty, and the
+        sentence says how to find out more.
+
+        Raises:
+            OptionError: there was no step.
+        """
+        demands = self.demands()
+        if not demands.steps:
+            raise OptionError("there is no step yet to judge: iterate over what watch() gives")
+        return _judged(demands)
+
+    def measured(
+        self,
+        title: str = "",
+        *,
+        loader: Iterable[Any] | None = None,
+        command: str = "",
+        verdict: Verdict | None = None,
+        facts: Iterable[tuple[str, str]] = (),
+        tables: Iterable[Table] = (),
+    ) -> Measured:
+        """Returns everything measured so far as plain numbers, for reports and files.
+
+        Args:
+            loader: that was watched; None: that of the loop which took longest.
+            verdict: to be used instead of this loop's own.
+            title, command, facts, tables: as in `Measured`.
+        """
+        loop = self._loop(loader)
+        totals = loop.log.totals
+        elapsed_s = loop.elapsed_s + sum(one.running_s() for one in self._stack.running if one.loop is loop)
+        return Measured(
+            title=title,
+            command=command,
+            steps=loop.log.steps,
+            num_steps=totals.steps,
+            elapsed_s=elapsed_s,
+            samples_per_s=totals.samples / elapsed_s if elapsed_s else 0.0,
+            stages=totals.mean_stages(),
+            headspace_samples_per_s=self._headspace,
+            headspace_how=HOW if self._headspace is not None else "",
+            readings=self.readings,
+            verdict=verdict or (_judged(demands_of(loop)) if totals.steps else None),
+            facts=tuple(facts),
+            tables=tuple(tables),
+            environment=environment(),
+        )
+
+    def _begin(self, loader: Iterable[Any]) -> Batches:
+        self._require_running("iterate over what watch() gave")
+        loop = next((one for one in self._loops if one.loader() is loader), None)
+        if loop is None:
+            loop = Loop.of(loader)
+            self._loops.append(loop)
+        clock = self._clock or open_clock(None)
+        callback = partial(self._note_step, self._loops.index(loop)) if self._record is not None else None
+        return WatchedPass(loader, loop, clock, self._stack, self._begun_s, callback).batches()
+
+    def _note_step(self, loop: int, number: int, step: Step) -> None:
+        if self._record is not None:
+            self._record.append(step_line(number, step, loop))
+
+    def _note_reading(self, reading: Mapping[str, float]) -> None:
+        if self._record is not None:
+            self._record.append(reading_line(reading))
+
+    def _loop(self, loader: Iterable[Any] | None) -> Loop:
+        for one in self._stack.running:
+            one.add_up()
+        if loader is None:
+            return max(self._loops, key=lambda loop: loop.log.totals.duration_s, default=Loop.of(()))
+        for loop in self._loops:
+            if loop.loader() is loader:
+                return loop
+        raise OptionError(f"this Meter did not watch that {type(loader).__name__}")
+
+    def _require_running(self, what: str) -> None:
+        if not self._entered or self._left:
+            raise OptionError(self._not_running(what, "after" if self._left else "outside"))
+
+    @staticmethod
+    def _not_running(what: str, where: str) -> str:
+        return (
+            f"a Meter cannot {what} {where} its `with` block: write `with fastload.Meter() as meter:` around the loop, "
+            f"so that its thread ends with it."
+        )
+
+
+def _judged(demands: Demands) -> Verdict:
+    return judge(demands) if demands.is_fastload else judge_waits(demands)
+
+
+class Watched:
+    """An iterable over a loader whose passes are measured. Its length is the loader's."""
+
+    def __init__(self, loader: Any, begin: Callable[[Any], Batches]) -> None:
+        self._loader = loader
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)

@@ -1,0 +1,314 @@
+"""A thread that reads the counters of GPUs, processes and disks at intervals, and the functions that read them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from fastload.errors import OptionError
+from fastload.format.writer import writer_name
+from fastload.profiling.meter.gpus import Gpus, reason_of
+from fastload.system.machine import available_cpus
+from fastload.timing.stopwatch import process_cpu_s
+
+MOST_READINGS = 4096
+"""Number of readings kept. When it is exceeded, every second one is dropped and readings are taken half as often."""
+
+_FAMILY_EVERY_S = 1.0
+_MEMORY_COST = 1000  # memory is read again after this many times the time that reading it took
+
+
+def _disks() -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = psutil.disk_io_counters(perdisk=True, nowrap=False)
+    return found
+
+
+class Sampler:
+    """Reads the counters of the GPUs, and of a process with all its descendants, in a thread.
+
+    Args:
+        pid: of the process; None: this one.
+        nvml: as in `Meter`.
+        visible: CUDA_VISIBLE_DEVICES of the process; None: that of this process.
+        every_s: seconds between two readings. The driver updates its utilization every 1/6 to 1 s.
+        begun_s: `time.perf_counter()` at the moment from which `at_s` counts; None: now.
+        callback: called with each reading, in the sampler's thread.
+        disks: returns the counters of each disk, as psutil does.
+
+    Attributes:
+        absent: what cannot be read here, each with the reason; `gpu`: no GPU counter at all; `readings`: the sampler
+            failed and stopped.
+    """
+
+    def __init__(
+        self,
+        pid: int | None = None,
+        *,
+        nvml: Any = None,
+        visible: str | None = None,
+        every_s: float = 0.1,
+        begun_s: float | None = None,
+        callback: Callable[[Mapping[str, float]], None] | None = None,
+        disks: Callable[[], Mapping[str, Any] | None] = _disks,
+    ) -> None:
+        if not every_s > 0:
+            raise OptionError(f"every_s={every_s!r}: give seconds above 0")
+        self._pid = os.getpid() if pid is None else pid
+        self._every_s = every_s
+        self._begun_s = time.perf_counter() if begun_s is None else begun_s
+        self._callback = callback
+        self._disks = disks
+        self._gpus = Gpus(nvml, visible)
+        self.absent = self._gpus.absent
+        self._used: set[int] = set()
+        self._family: list[int] = []
+        self._family_due_s = self._memory_due_s = 0.0
+        self._cpu, self._disk, self._busy = Rates(), Rates(), Rates()
+        self._seen: set[str] = set()
+        self._readings: list[dict[str, float]] = []
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Sampler:
+        """Starts the thread, a daemon; returns the sampler."""
+        if self._thread is not None:
+            raise OptionError("a Sampler is started once")
+        self.read()  # rates count from here
+        self._thread = threading.Thread(target=self._run, name="fastload-sampler", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Takes a last reading and ends the thread."""
+        if self._thread is not None and not self._stopping.is_set():
+            self._stopping.set()
+            self._thread.join()
+            self._gpus.close()
+
+    def __enter__(self) -> Sampler:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def readings(self) -> tuple[Mapping[str, float], ...]:
+        """The readings so far; only of those GPUs that the job is known to use, if the driver knows."""
+        readings, used = list(self._readings), self._used
+        if not used:
+            return tuple(readings)
+        others = tuple(f"gpu{index}." for index in self._gpus.indices if index not in used)
+        return tuple({name: value for name, value in one.items() if not name.startswith(others)} for one in readings)
+
+    def read(self) -> dict[str, float]:
+        """Takes a reading, keeps it and returns it."""
+        now_s = time.perf_counter()
+        reading = {"at_s": now_s - self._begun_s, **self._gpus.read()}
+        if now_s >= self._family_due_s:
+            self._family_due_s = now_s + _FAMILY_EVERY_S
+            self._try("processes", self._read_family, reading)
+            self._try("disk_read_bytes_per_s", self._read_bytes, reading)
+            self._try("disk_busy_percent", self._read_busy, reading)
+        self._try("cpu_percent", self._read_cpu, reading)
+        if now_s >= self._memory_due_s:
+            begin_s = time.perf_counter()
+            self._try("memory_bytes", self._read_memory, reading)
+            # For several processes the kernel walks the page tables of each: 10 ms and more.
+            self._memory_due_s = now_s + max(_FAMILY_EVERY_S, _MEMORY_COST * (time.perf_counter() - begin_s))
+        if len(self._readings) >= MOST_READINGS:
+            del self._readings[1::2]
+            self._every_s *= 2
+        self._readings.append(reading)
+        if self._callback is not None:
+            self._callback(reading)
+        return reading
+
+    def _try(self, name: str, read: Callable[[dict[str, float]], None], reading: dict[str, float]) -> None:
+        """Takes a reading; what cannot be read is left out and noted in `absent`, unless it could be read before."""
+        if name in self.absent:
+            return
+        try:
+            read(reading)
+            self._seen.add(name)
+        except Exception as error:  # noqa: BLE001  # psutil's or the system's: no reading is worth ending the training
+            if name not in self._seen:
+                self.absent[name] = reason_of(error)
+
+    def _read_family(self, reading: dict[str, float]) -> None:
+        self._family = family_of(self._pid)
+        self._used |= self._gpus.used_by(self._family)
+
+    def _read_cpu(self, reading: dict[str, float]) -> None:
+        cpu = self._cpu.of(cpu_seconds(self._family))
+        if cpu:
+            reading["cpu_percent"] = 100 * sum(cpu.values())
+            reading |= {f"cpu_percent.{pid}": 100 * rate for pid, rate in cpu.items()}
+
+    def _read_memory(self, reading: dict[str, float]) -> None:
+        memory = family_memory(self._family)
+        if memory:
+            reading["memory_bytes"] = float(memory)
+
+    def _read_bytes(self, reading: dict[str, float]) -> None:
+        read = {pid: disk_bytes_read(pid) for pid in self._family}
+        rates = self._disk.of({pid: float(value) for pid, value in read.items() if value is not None})
+        if rates:
+            reading["disk_read_bytes_per_s"] = sum(rates.values())
+
+    def _read_busy(self, reading: dict[str, float]) -> None:
+        disks = self._disks() or {}
+        busy = {number: getattr(one, "busy_time", None) for number, one in enumerate(disks.values())}
+        shares = self._busy.of({number: value / 1e3 for number, value in busy.items() if value is not None})
+        if shares:
+            reading["disk_busy_percent"] = 100 * min(1.0, max(shares.values()))
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(self._every_s):
+                self.read()
+            self.read()
+        except Exception as error:  # noqa: BLE001  # from the callback: nobody joins this thread to see it
+            self.absent["readings"] = reason_of(error)
+
+
+def family_of(pid: int) -> list[int]:
+    """Returns the ids of a process and all its descendants that are alive; empty if the process has ended."""
+    found, at = [pid], 0
+    if not Path(f"/proc/{pid}/task").is_dir():
+        try:
+            return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+        except psutil.Error:
+            return []
+    while at < len(found):
+        # From the kernel's lists of children: psutil looks at every process of the machine, which takes 1 ms and more.
+        for listed in Path(f"/proc/{found[at]}/task").glob("*/children"):
+            try:
+                found += map(int, listed.read_text().split())
+            except OSError:  # the thread or the process has ended
+                continue
+        at += 1
+    return found
+
+
+def process_memory(pid: int) -> int:
+    """Returns the anonymous and shared memory of a process in bytes, 0 if it has ended.
+
+    Mapped files do not count: they are the kernel's page cache. A page shared by n processes counts as 1/n in each
+    (PSS).
+    """
+    try:
+        fields = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in fields[1:]}
+    return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
+
+
+def family_memory(pids: list[int]) -> int:
+    """Returns the memory, as `process_memory` counts it, of processes that share pages only with each other."""
+    if len(pids) > 1:
+        return sum(map(process_memory, pids))
+    try:  # a single process shares no pages, and these counters cost 15 us where PSS costs 10 ms
+        lines = Path(f"/proc/{pids[0]}/status").read_text().splitlines()
+    except (OSError, IndexError):
+        return 0
+    sizes = {
+        line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem"))
+    }
+    return sum(sizes.values())
+
+
+def disk_bytes_read(pid: int) -> int | None:
+    """Returns the bytes that a process has read from disk, not from the page cache; None: not known."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
+
+
+class Rates:
+    """Rates at which counters of several processes rise. A process that is new counts from its first value."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, float] = {}
+        self._at_s = 0.0
+
+    def of(self, now: dict[int, float]) -> dict[int, float]:
+        """Returns for each process the increase of its counter per second since the last call; empty the first time."""
+        at_s, last = time.perf_counter(), self._last
+        taken, self._last, self._at_s = at_s - self._at_s, now, at_s
+        return {pid: (value - last[pid]) / taken for pid, value in now.items() if pid in last and taken > 0}
+
+
+def cpu_seconds(pids: list[int]) -> dict[int, float]:
+    """Returns the CPU seconds of each process that is alive."""
+    found = {pid: process_cpu_s(pid) for pid in pids}
+    return {pid: value for pid, value in found.items() if value is not None}
+
+
+_PACKAGES = ("torch", "numpy", "h5py", "pillow", "simplejpeg")
+
+
+def environment() -> dict[str, str]:
+    """Returns the machine and the versions that figures depend on, as text; the GPU only if CUDA is in use already."""
+    found = {
+        "CPU": _cpu_name(),
+        "CPUs for this process": str(available_cpus()),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "load (1 min)": f"{os.getloadavg()[0]:.2f}",
+        "Python": platform.python_version(),
+        "fastload": writer_name().removeprefix("fastload "),
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        found["GPU"] = f"{torch.cuda.get_device_name()}, one of {torch.cuda.device_count()}, CUDA {torch.version.cuda}"
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+@contextmanager
+def peak_memory(pid: int, period_s: float = 0.05) -> Iterator[list[int]]:
+    """Measures anonymous and shared memory of a process and its children in a thread; yields [peak bytes so far]."""
+    peak, stop = [0], threading.Event()
+
+    def sample() -> None:
+        while True:
+            peak[0] = max(peak[0], sum(map(process_memory, family_of(pid))))
+            if stop.wait(period_s):
+                return
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        thread.join()

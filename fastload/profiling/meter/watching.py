@@ -1,0 +1,278 @@
+"""One pass over a watched loader: marks the times of each step, and passes the batches on unchanged."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from fastload.errors import OptionError
+from fastload.profiling.meter.clocks import Clock
+from fastload.profiling.meter.loops import Loop, num_samples
+from fastload.timing.probe import Probe, is_probed
+from fastload.timing.ranges import span
+from fastload.timing.results import BatchWork, Step
+from fastload.timing.stopwatch import run_delay_reader
+
+_MOST_PENDING = 256  # steps that the device may be behind before the meter waits for it
+# A training step evicts the meter's code and data from the CPU's caches: metering then costs ten times as much as in an
+# empty loop. So steps are added up 16 at a time, and CPU times (50 us of system calls) are read in some steps only.
+_ADD_UP_EVERY = 16
+_LOOK_AT_FIRST = 4
+_LOOK_EVERY = 16
+
+
+class _Open(NamedTuple):
+    """A step that has not ended yet. `asked`, `ready`, `copied` and `got` are marks of the clock."""
+
+    begin_s: float
+    asked: Any
+    ready: Any
+    copied: Any
+    got: Any
+    samples: int
+    depth: int | None
+    work: BatchWork | None
+    pauses: list[tuple[Any, Any]]
+
+
+class PassStack:
+    """The passes of one meter that are running, innermost last.
+
+    A watched loop may run inside the body of another one. Two loops that take turns are refused.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[WatchedPass] = []
+
+    def begin(self, one: WatchedPass) -> None:
+        """Starts a pass inside the one that is running."""
+        if self.running:
+            self.running[-1].pause()
+        self.running.append(one)
+
+    def return_to(self, one: WatchedPass) -> None:
+        """Ends the passes inside `one`, which is asked for a batch: their loops must have been left."""
+        while self.running[-1] is not one:
+            self.running[-1].cut_short(
+                "two loops take turns in one Meter, which therefore cannot separate their steps. Give each loop a "
+                "Meter of its own; a loop inside the body of another is fine."
+            )
+
+    def end(self, one: WatchedPass) -> None:
+        """Ends a pass."""
+        if one in self.running:
+            self.return_to(one)
+            self.running.pop()
+            if self.running:
+                self.running[-1].resume()
+
+
+class Batches:
+    """The iterator that a watched loop gets. When it is no longer referenced, the pass ends. For one thread."""
+
+    def __init__(self, one: WatchedPass) -> None:
+        self._pass = one
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        return self._pass.next_batch()
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _is_finalizing():
+            self._pass.close()
+
+
+class WatchedPass:
+    """One pass over a loader, and the times of its steps. Used by one thread.
+
+    Args:
+        loader: any iterable.
+        loop: gets the figures.
+        clock: of the device that computes.
+        stack: of all passes of a meter.
+        begun_s: the meter's start on the host's clock.
+        callback: called with the number and the times of each step; None: nobody.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], loop: Loop, clock: Clock, stack: PassStack, begun_s: float,
+        callback: Callable[[int, Step], None] | None,
+    ) -> None:  # fmt: skip
+        self.loop = loop
+        self._clock = clock
+        self._stack = stack
+        self._begun_s = begun_s
+        self._callback = callback
+        self._delay_s = run_delay_reader()
+        self._probe = Probe(clock.mark)
+        self._step: _Open | None = None
+        self._pending: deque[tuple[_Open, Any]] = deque()
+        self._paused: Any = None
+        self._paused_s = self._pause_began_s = 0.0
+        self._asked = 0
+        self._got_delay_s: float | None = None  # set during a step whose CPU times are read
+        self._cut_short = ""
+        self._thread = threading.get_ident()
+        self._closed = False
+        stack.begin(self)
+        self._process_s = time.process_time()
+        self._first: Any = clock.mark()
+        self._first_s = time.perf_counter()
+        self._thread_s = time.thread_time()
+        self._batches: Iterator[Any] = iter(())
+        self._is_probed = is_probed(loader)
+        try:
+            if is_probed(loader):
+                loop.probe = self._probe
+                self._batches = loader.iterate(self._probe)
+            else:
+                self._batches = iter(loader)
+        except BaseException:
+            self.close()
+            raise
+
+    def batches(self) -> Batches:
+        """Returns the iterator of the batches."""
+        return Batches(self)
+
+    def next_batch(self) -> Any:
+        """Returns the next batch, or raises StopIteration."""
+        if self._closed:
+            if self._cut_short:
+                raise OptionError(self._cut_short)
+            raise StopIteration
+        if self._stack.running[-1] is not self:
+            self._stack.return_to(self)
+        if self._asked:
+            asked = self._clock.mark()
+            self._end_step(asked)
+        else:
+            asked = self._first
+        self._asked += 1
+        probe, loop = self._probe, self.loop
+        probe.clear(looked_at=self._asked <= _LOOK_AT_FIRST or self._asked % _LOOK_EVERY == 0)
+        thread_s = self._thread_s if self._asked == 1 else time.thread_time() if probe.looked_at else 0.0
+        try:
+            if self._is_probed:
+                batch = next(self._batches)
+            else:
+                with span("wait"):
+                    batch = next(self._batches)
+        except BaseException as error:
+            if isinstance(error, StopIteration) and self._asked > 1:
+                loop.ends_s.append(time.perf_counter() - self._asked_s)
+            self._clock.drop(asked)
+            self.close()
+            raise
+        got = self._clock.mark()
+        ready = got if probe.ready is None else probe.ready
+        copied = ready if probe.copied is None else probe.copied
+        if self._asked == 1:
+            loop.first_s.append(time.perf_counter() - self._first_s)
+        if probe.looked_at:
+            got_thread_s = time.thread_time()
+            ready_thread_s = got_thread_s if probe.ready_running_s is None else probe.ready_running_s
+            if self._asked == 1:
+                loop.first_running_s += ready_thread_s - thread_s
+            else:
+                loop.receive_s.add(ready_thread_s - thread_s)
+            loop.transform_running_s.add(got_thread_s - ready_thread_s)
+            self._got_delay_s = self._delay_s()
+        begin_s = (self._first_s if self._asked == 1 else self._asked_s) - self._begun_s
+        samples = probe.samples or num_samples(batch)
+        # A batch used again (echo) cost nothing to make.
+        work = probe.work if probe.work is not None or not probe.worker_info.workers else BatchWork({})
+        self._step = _Open(begin_s, asked, ready, copied, got, samples, probe.queue_depth, work, [])
+        return batch
+
+    def add_up(self) -> None:
+        """Adds up the steps that have ended. Does nothing in another thread than the loop's."""
+        if threading.get_ident() == self._thread:
+            self._add_up()
+
+    def running_s(self) -> float:
+        """Returns the seconds so far, without other loops inside this one's body."""
+        if self._closed:
+            return 0.0
+        return (self._pause_began_s or time.perf_counter()) - self._first_s - self._paused_s
+
+    def pause(self) -> None:
+        """Stops the time because another loop begins inside this one's body."""
+        if self._step is not None:
+            self._paused = self._clock.mark()
+            self._got_delay_s = None  # this step's CPU times would include the inner loop's
+        self._pause_began_s = time.perf_counter()
+        self._pause_process_s = time.process_time()
+
+    def resume(self) -> None:
+        """Continues after the inner loop."""
+        if self._step is not None and self._paused is not None:
+            self._step.pauses.append((self._paused, self._clock.mark()))
+        self._paused = None
+        self._paused_s += time.perf_counter() - self._pause_began_s
+        self._pause_began_s = 0.0
+        self._process_s += time.process_time() - self._pause_process_s
+
+    def cut_short(self, why: str) -> None:
+        """Ends the pass; asking it for another batch raises an error."""
+        self._cut_short = why
+        self.close()
+
+    def close(self) -> None:
+        """Ends the pass; its last step ends now."""
+        if self._closed:
+            return
+        self._stack.end(self)  # first: a pass inside this one ends before it
+        self._closed = True
+        loop = self.loop
+        if self._step is not None:
+            self._end_step(self._clock.mark())
+        self._add_up(wait=True)
+        loop.elapsed_s += time.perf_counter() - self._first_s - self._paused_s
+        loop.process_s += time.process_time() - self._process_s
+        self._batches = iter(())
+
+    def _end_step(self, end: Any) -> None:
+        step, self._step = self._step, None
+        self._asked_s = time.perf_counter()
+        if step is None:
+            return
+        if self._got_delay_s is not None:
+            self.loop.runnable_s.add(self._delay_s() - self._got_delay_s)
+            self._got_delay_s = None
+        self._pending.append((step, end))
+        if self._callback is not None or len(self._pending) >= _ADD_UP_EVERY:
+            self._add_up()
+
+    def _add_up(self, *, wait: bool = False) -> None:
+        clock, pending = self._clock, self._pending
+        while pending and (wait or len(pending) > _MOST_PENDING or clock.is_done(pending[0][1])):
+            step, end = pending.popleft()
+            clock.wait(end)
+            between, log = clock.between_s, self.loop.log
+            asked, ready, copied, got = step.asked, step.ready, step.copied, step.got
+            paused_s = sum(between(begin, resumed) for begin, resumed in step.pauses) if step.pauses else 0.0
+            times = (
+                step.begin_s,
+                between(asked, ready),
+                between(ready, copied) if copied is not ready else 0.0,
+                between(copied, got) if got is not copied else 0.0,
+                max(0.0, between(got, end) - paused_s),
+                step.samples,
+                step.depth,
+            )
+            clock.drop(asked)
+            for mark, earlier in ((ready, asked), (copied, ready), (got, copied)):
+                if mark is not earlier:
+                    clock.drop(mark)
+            for mark in (mark for pair in step.pauses for mark in pair):
+                clock.drop(mark)
+            if self._callback is not None:
+                self._callback(log.totals.steps, Step(*times))
+            log.add(times, step.work)

@@ -1,0 +1,140 @@
+"""Fills the template `page.html`, which escapes all strings that come from outside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from fastload.profiling.report.sections import Section, key_figures, sections, shares
+from fastload.profiling.verdict.sentences import number_text, seconds_text, share_text
+from fastload.timing.results import Measured, Table
+
+LONG = 110
+"""Number of characters from which a sentence is set in a smaller font."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run in the form the template needs."""
+
+    prefix: str
+    measured: Measured
+    mood: str
+    change: str
+    figures: Sequence[tuple[str, str, str]]
+    shares: Mapping[str, float]
+    sections: Sequence[Section]
+
+
+def make_page(runs: Sequence[Measured]) -> str:
+    """Returns the HTML of a report: one run after another, and a table of all at the top if there are several."""
+    script = _resource("page.js")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "share": share_text,
+        "numeric": _is_number,
+        "code": _with_code,
+        "capital": _capital,
+    }
+    data = runs[0].to_dict() if len(runs) == 1 else {"version": 1, "runs": [run.to_dict() for run in runs]}
+    return environment.from_string(_resource("page.html")).render(
+        title=" · ".join(run.title for run in runs[:3]) or "nothing measured",
+        long=LONG,
+        css=Markup(_resource("page.css")),
+        script=Markup(script),
+        # The page's policy lets only this script run, whatever a string in the page contains.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        runs=[_run(run, "" if len(runs) == 1 else f"run{number}-") for number, run in enumerate(runs, 1)],
+        overview=_overview(runs) if len(runs) > 1 else None,
+        data=Markup(_json(data)),
+    )
+
+
+def _run(run: Measured, prefix: str) -> Run:
+    return Run(
+        prefix,
+        run,
+        "none" if run.verdict is None else "binds" if run.verdict.worth_making else "fine",
+        _change(run),
+        key_figures(run),
+        shares(run) if run.steps else {},
+        sections(run, prefix),
+    )
+
+
+def _change(run: Measured) -> str:
+    """Returns a sentence on how much the first change gains at most, or that no change is worth making."""
+    verdict = run.verdict
+    if verdict is None:
+        return ""
+    if not verdict.cures:
+        return "No change was found that would make a step faster."
+    first = verdict.cures[0]
+    text = (
+        f"At most {number_text(first.gain)} times as fast: {seconds_text(first.step_s)} a step "
+        f"instead of {seconds_text(verdict.step_s)}."
+    )
+    return text if verdict.worth_making else f"{text} That is not worth making."
+
+
+def _overview(runs: Sequence[Measured]) -> Table:
+    """Returns the table that compares several runs."""
+    rows = []
+    for run in runs:
+        waits = share_text(shares(run)["wait"]) if run.steps else "no steps"
+        headspace = number_text(run.headspace_samples_per_s) if run.headspace_samples_per_s else "not measured"
+        cause = run.verdict.cause if run.verdict else "no verdict"
+        rows.append((run.title, number_text(run.samples_per_s), waits, headspace, cause))
+    return Table("Side by side", ("Run", "samples/s", "waiting for data", "headspace", "what binds"), tuple(rows))
+
+
+def _json(data: Any) -> str:
+    """Returns JSON that is safe inside a script element; numbers that are not finite become null."""
+    text = json.dumps(_finite(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=str)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value
+
+
+def _is_number(text: str) -> bool:
+    """Whether a table cell is a number, to be right-aligned."""
+    return text[:1].isdigit() or (text[:1] in "-−" and text[1:2].isdigit())
+
+
+def _capital(text: str) -> str:
+    """Returns the text with a capital, unless it begins with a name such as `num_workers`."""
+    return text[:1].upper() + text[1:] if text.split(" ")[0].isalpha() else text
+
+
+def _with_code(text: str) -> Markup:
+    """Returns the text escaped, with the parts between backquotes as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # an unpaired backquote
+        return Markup.escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else Markup.escape(part)
+        for number, part in enumerate(parts)
+    )
+
+
+def _resource(name: str) -> str:
+    return resources.files("fastload.profiling.report").joinpath(name).read_text(encoding="utf-8")

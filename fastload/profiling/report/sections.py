@@ -1,0 +1,305 @@
+"""The sections of a report about one run: text, tables and plots for `page.html`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastload.profiling.report.downsample import PARTS, into_series, names_of, parts_of
+from fastload.profiling.report.plots import (
+    Line,
+    Panel,
+    Plot,
+    in_order,
+    plot_rate,
+    plot_readings,
+    plot_stages,
+    plot_steps,
+)
+from fastload.profiling.verdict.sentences import bytes_text, number_text, seconds_text, share_text
+from fastload.timing.results import Measured, Table, Work
+
+DUTY_CYCLE = (
+    "NVML's utilization is a duty cycle: the share of the time in which at least one kernel ran, however few of the "
+    "GPU's units it kept busy. A high figure does not show that the GPU is used well; the headspace shows what a "
+    "loader could still win."
+)
+NO_GPU = (
+    "No GPU was read: there is no NVIDIA GPU, its driver gave no counters, or the package that asks it is missing "
+    "(`pip install nvidia-ml-py`)."
+)
+NO_STEPS = "No step of a training loop was measured: the run ended before its second batch, or had no loop."
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a page.
+
+    Attributes:
+        heading: its title.
+        anchor: its id in the page.
+        plot: None: there is none.
+        missing: why there is no plot; empty: there is one, or the section never has one.
+        note: how to read the plot.
+        items: a list below the plot.
+        tables: below the plot; a title may be empty.
+    """
+
+    heading: str
+    anchor: str
+    plot: Plot | None = None
+    missing: str = ""
+    note: str = ""
+    items: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+def key_figures(run: Measured) -> list[tuple[str, str, str]]:
+    """Returns (name, value, remark) of the few figures at the top."""
+    figures = []
+    if run.elapsed_s > 0:
+        figures.append(("samples/s", number_text(run.samples_per_s), f"over {seconds_text(run.elapsed_s)}"))
+    if run.headspace_samples_per_s:
+        remark = "of the same step without a loader"
+        if run.samples_per_s > 0:
+            remark = f"{number_text(run.headspace_samples_per_s / run.samples_per_s)} times this run"
+        figures.append(("headspace, samples/s", number_text(run.headspace_samples_per_s), remark))
+    if run.steps:
+        durations = parts_of(run.steps).sum(axis=0)
+        figures.append(("a step, mean", seconds_text(float(durations.mean())), f"{run.num_steps:,} steps"))
+        figures.append(("waiting for data", share_text(shares(run)["wait"]), "of the time of all steps"))
+    utilization = [mean_of(run, name) / 100 for name in names_of(run.readings) if name.endswith(".utilization_percent")]
+    if utilization:
+        of = f"a duty cycle; {share_text(min(utilization))} to {share_text(max(utilization))}"
+        remark = f"{of} on {len(utilization)} GPUs" if len(utilization) > 1 else "a duty cycle"
+        figures.append(("GPU utilization", share_text(float(np.mean(utilization))), remark))
+    return figures
+
+
+def shares(run: Measured) -> dict[str, float]:
+    """Returns the share of the time of all steps that each part took, 0 to 1."""
+    sums = parts_of(run.steps).sum(axis=1)
+    whole = float(sums.sum()) or 1.0
+    return {part: float(value) / whole for part, value in zip(PARTS, sums, strict=True)}
+
+
+def sections(run: Measured, prefix: str) -> list[Section]:
+    """Returns everything below the verdict, in order; `prefix` makes ids unique in the page."""
+    return [
+        _steps(run, f"{prefix}steps"),
+        _rate(run, f"{prefix}rate"),
+        _gpus(run, f"{prefix}gpu"),
+        _machine(run, f"{prefix}cpu"),
+        _stages(run, f"{prefix}stages"),
+        *_others(run, f"{prefix}others"),
+        *_further(run, prefix),
+        _environment(run, f"{prefix}environment"),
+    ]
+
+
+def _steps(run: Measured, anchor: str) -> Section:
+    heading = "Steps over time"
+    if not run.steps:
+        return Section(heading, anchor, missing=NO_STEPS)
+    parts = parts_of(run.steps)
+    whole = parts.sum(axis=0)
+    rows = []
+    for name, values in [*zip(PARTS, parts, strict=True), ("whole step", whole)]:
+        middle, late = np.percentile(values, [50, 95])
+        figures = (values.mean(), middle, late, values.max())
+        share = float(values.sum() / (whole.sum() or 1.0))
+        rows.append((name, share_text(share), *(seconds_text(float(value)) for value in figures)))
+    drawn = "" if run.num_steps <= len(run.steps) else f" Recorded: {len(run.steps):,} of {run.num_steps:,} steps."
+    note = (
+        "From bottom to top: waiting for the batch, copying it to the device, augmenting it there, and the rest of the "
+        "step. Where steps are many, a column is the mean of neighbours, and a thin line reaches up to the slowest of "
+        f"them; a triangle at the edge marks one that is taller than the plot.{drawn}"
+    )
+    head = ("Part", "share", "mean", "median", "95 % below", "longest")
+    return Section(heading, anchor, plot_steps(anchor, run), note=note, tables=(Table("", head, tuple(rows)),))
+
+
+def _rate(run: Measured, anchor: str) -> Section:
+    heading = "Throughput and headspace"
+    if not run.steps:
+        return Section(heading, anchor, missing=NO_STEPS)
+    if run.headspace_samples_per_s:
+        how = f" ({run.headspace_how})" if run.headspace_how else ""
+        note = (
+            f"Dashed: the headspace, the rate of the same step without a loader{how}. No loader wins more on average."
+        )
+    else:
+        note = "The headspace, the rate of the same step without a loader, was not measured in this run."
+    return Section(heading, anchor, plot_rate(anchor, run), note=note)
+
+
+def _gpus(run: Measured, anchor: str) -> Section:
+    heading = "GPU utilization"
+    names = [name for name in names_of(run.readings) if name.startswith("gpu")]
+    lines = tuple(Line(name, gpu_name(name)) for name in names if name.endswith(".utilization_percent"))
+    if not names:
+        return Section(heading, anchor, missing=NO_GPU)
+    tables = (table_of_gpus(run, names),)
+    if not lines:
+        missing = "The driver gave no utilization; a slice of a GPU (MIG) has none."
+        return Section(heading, anchor, missing=missing, tables=tables)
+    label = f"GPU utilization over the run. {means_text(run, lines, ' %')}"
+    plot = plot_readings(anchor, run, [Panel("GPU utilization, %", lines, 100)], label)
+    return Section(heading, anchor, plot, note=DUTY_CYCLE, tables=tables)
+
+
+def _machine(run: Measured, anchor: str) -> Section:
+    heading = "CPU and disk"
+    names = [name for name in names_of(run.readings) if not name.startswith("gpu")]
+    if not names:
+        return Section(heading, anchor, missing="Neither CPU nor disk was read in this run.")
+    panels = []
+    if "cpu_percent" in names:
+        panels.append(Panel("CPU cores busy, all processes of the job", (Line("cpu_percent", "CPU", 0.01),)))
+    if "disk_read_bytes_per_s" in names:
+        panels.append(Panel("read from disk, MB/s", (Line("disk_read_bytes_per_s", "disk", 1e-6),)))
+    if "disk_busy_percent" in names:
+        panels.append(Panel("disk busy, %", (Line("disk_busy_percent", "disk"),), 100))
+    label = " ".join(f"{panel.title}: {means_text(run, panel.lines, '')}" for panel in panels)
+    plot = plot_readings(anchor, run, panels, label) if panels else None
+    note = "The line is the mean of neighbouring readings, the band reaches from the lowest to the highest of them."
+    return Section(heading, anchor, plot, note=note if panels else "", tables=(table_of_readings(run, names),))
+
+
+def _stages(run: Measured, anchor: str) -> Section:
+    heading = "What a batch costs, stage by stage"
+    if not run.stages:
+        return Section(heading, anchor, missing="The stages of this loader could not be measured separately.")
+    whole = sum(run.stages.values(), Work())
+    total = whole.running_s + whole.blocked_s
+    rows = [
+        (
+            stage,
+            seconds_text(work.running_s),
+            seconds_text(work.blocked_s),
+            seconds_text(work.running_s + work.blocked_s),
+            share_text((work.running_s + work.blocked_s) / total if total else 0.0),
+        )
+        for stage, work in [*in_order(run.stages), ("all stages", whole)]
+    ]
+    note = (
+        "Time of the threads or processes that did it. Several work at once, so the sum may be longer than a step; it "
+        "is hidden as long as enough of them work ahead."
+    )
+    table = Table("", ("Stage", "on a CPU", "blocked", "together", "share"), tuple(rows))
+    return Section(heading, anchor, plot_stages(anchor, run), note=note, tables=(table,))
+
+
+def _others(run: Measured, anchor: str) -> list[Section]:
+    remedies = run.verdict.cures[1:] if run.verdict else ()
+    items = tuple(
+        f"{remedy.change}: at most {number_text(remedy.gain)} times as fast, {seconds_text(remedy.step_s)} a step "
+        f"(takes away: {remedy.cause})"
+        for remedy in remedies
+    )
+    return [Section("Other changes considered", anchor, items=items)] if items else []
+
+
+def _further(run: Measured, prefix: str) -> list[Section]:
+    facts = (Table("", ("", ""), tuple(run.facts)),) if run.facts else ()
+    if not facts and not run.tables:
+        return []
+    return [Section("Further figures", f"{prefix}further", tables=(*facts, *run.tables))]
+
+
+def _environment(run: Measured, anchor: str) -> Section:
+    if not run.environment:
+        return Section("Environment", anchor, missing="Machine and versions were not recorded.")
+    return Section("Environment", anchor, tables=(Table("", ("", ""), tuple(run.environment.items())),))
+
+
+PROCESSES = 6
+"""Number of processes with a line of their own, the busiest ones."""
+
+
+def table_of_gpus(run: Measured, names: Sequence[str]) -> Table:
+    """Returns lowest, mean and highest readings of one GPU; of several GPUs, a line of means for each."""
+    gpus = sorted({name.partition(".")[0] for name in names}, key=lambda gpu: (len(gpu), gpu))
+    if len(gpus) == 1:
+        return table_of_readings(run, names)
+    kinds = sorted({name.partition(".")[2] for name in names}, reverse=True)
+    rows = []
+    for gpu in gpus:
+        cells = (_reading_text(f"{gpu}.{kind}", mean_of(run, f"{gpu}.{kind}")) for kind in kinds)
+        rows.append((gpu_name(gpu), *cells))
+    return Table("", ("Means", *(_SPOKEN.get(kind, kind) for kind in kinds)), tuple(rows))
+
+
+def table_of_readings(run: Measured, names: Sequence[str]) -> Table:
+    """Returns lowest, mean and highest of each reading; of many processes, only the busiest."""
+    found = [(name, into_series(run.readings, name, len(run.readings) or 1)) for name in names]
+    known = [(name, series.mean) for name, series in found if series is not None]
+    busiest = sorted((one for one in known if "cpu_percent." in one[0]), key=lambda one: -float(one[1].mean()))
+    left_out = {name for name, _ in busiest[PROCESSES:]}
+    rows = [
+        (_spoken(name), *(_reading_text(name, float(value)) for value in (values.min(), values.mean(), values.max())))
+        for name, values in known
+        if name not in left_out
+    ]
+    if left_out:
+        after = max(i for i, row in enumerate(rows) if row[0].startswith("process ")) + 1
+        rows.insert(after, (f"{len(left_out):,} less busy processes", "", "", ""))
+    return Table("", ("Reading", "lowest", "mean", "highest"), tuple(rows))
+
+
+def means_text(run: Measured, lines: Sequence[Line], unit: str) -> str:
+    """Returns each line's mean: `GPU 0 64.0 % on average.`"""
+    means = (f"{line.name} {number_text(mean_of(run, line.key) * line.factor)}{unit} on average" for line in lines)
+    return f"{', '.join(means)}."
+
+
+def mean_of(run: Measured, name: str) -> float:
+    """Returns the mean of a reading; NaN if there is none."""
+    series = into_series(run.readings, name, 1)
+    return math.nan if series is None else float(series.mean[0])
+
+
+_SPOKEN = {
+    "utilization_percent": "utilization",
+    "memory_bytes": "memory",
+    "power_w": "power",
+    "sm_mhz": "clock",
+    "cpu_percent": "CPU",
+    "disk_read_bytes_per_s": "read from disk",
+    "disk_busy_percent": "disk busy",
+}
+
+
+def _spoken(name: str) -> str:
+    """Returns `gpu0.power_w` as `GPU 0 power`, `cpu_percent.71` as `process 71`; unknown names unchanged."""
+    first, _, rest = name.partition(".")
+    if rest in _SPOKEN:
+        return f"{gpu_name(name)} {_SPOKEN[rest]}"
+    if first in _SPOKEN:
+        return f"process {rest}" if rest else _SPOKEN[first]
+    return name
+
+
+def gpu_name(name: str) -> str:
+    """Returns `gpu0.power_w` as `GPU 0`."""
+    return re.sub(r"^gpu", "GPU ", name.partition(".")[0])
+
+
+def _reading_text(name: str, value: float) -> str:
+    if not math.isfinite(value):
+        return "not known"
+    what = name.partition(".")[2] if name.startswith("gpu") else name.partition(".")[0]
+    if what == "cpu_percent":
+        return f"{number_text(value / 100)} cores"
+    if what.endswith("_bytes_per_s"):
+        return f"{number_text(value / 1e6)} MB/s"
+    if what.endswith("_bytes"):
+        return bytes_text(value)
+    for ending, unit in (("_percent", " %"), ("_w", " W"), ("_mhz", " MHz")):
+        if what.endswith(ending):
+            return number_text(value) + unit
+    return number_text(value)

@@ -1,0 +1,9 @@
+"""Finds the arguments of `FastLoader` that suit a file on this machine, by a short timed search (`fastload tune`).
+
+In: a file and `TuneOptions`. Out: `Tuned`, with the figures of every candidate, the one chosen and why, and the call to
+paste.
+
+Read `search` first (races between candidates), then `candidates` (the options, and what is tried), `trials` (one timed
+run), `selection` (which candidate wins, a pure function of the figures), `tables` (results as text and JSON). Uses
+steps and timed passes of `profiling.bench` and the meter; not `report` or `cli`.
+"""

@@ -1,0 +1,175 @@
+"""The options of a search, and its candidates: one argument of `FastLoader` varied after another. Needs no torch.
+
+Not varied, because it gained nothing (218x178x3 and 32x32x3 rows, page cache warm, 2 cores; the rates are images/s):
+more slots in the ring than workers + 3 (threads: 42,200 with 4 slots, 39,200 with 5, 31,400 with 7, 25,500 with 11, and
+with a simulated accelerator the same stalls from 4 on), more than 2 batches ordered of each process (1,520 with 2,
+1,260 with 4, 1,420 with 8), and groups of small batches larger or smaller than 12 MiB (1,165,000; 1,031,000 with 3,
+978,000 with 24). The batch size is a matter of training, not of loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastload.errors import OptionError
+from fastload.plan import ChunkWindow, ResolvedShuffle, Shuffle
+from fastload.read.reader import Read
+
+WINDOWS = (1, 4, 16, 64)
+
+_MOST_WORKERS = 16
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """The options of a search.
+
+    Attributes:
+        batch_size: samples in a batch; None: 256, or an eighth of the samples if that is less.
+        step: training step that must not wait, as `fastload.profiling.bench.steps.parse_step` takes it; None: find the
+            highest rate.
+        cpu_budget: share of this rank's CPUs that loading may use, 0 to 1, with a network that trains on the CPU
+            counted in; 1: no limit.
+        seconds: for the whole search.
+        split: of a file.
+        device: as in `FastLoader`.
+        transform, shuffle, seed: as in `FastLoader`; for benchmarks, the command has no option for them.
+        cold: whether to drop the file from the page cache before each trial.
+        size: of a random crop before `transform`, as a side or as (height, width); None: 224 where images differ in
+            size, else no crop.
+
+    Raises:
+        OptionError: an invalid number.
+    """
+
+    batch_size: int | None = None
+    step: str | None = None
+    cpu_budget: float = 1.0
+    seconds: float = 30.0
+    split: str | None = None
+    device: str | None = None
+    transform: Sequence[Any] = ()
+    shuffle: Shuffle = True
+    seed: int = 0
+    cold: bool = False
+    size: int | tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cpu_budget <= 1:
+            raise OptionError(f"cpu_budget={self.cpu_budget!r}: give a share of the CPUs, above 0 and up to 1")
+        if not 0 < self.seconds < 86_400:
+            raise OptionError(f"seconds={self.seconds!r}: give a number above 0, the time of the whole search")
+
+
+def parse_share(text: str) -> float:
+    """Parses `40%` or `0.4`.
+
+    Raises:
+        OptionError: neither, or not above 0 and up to 1.
+    """
+    number = text.strip()
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise OptionError(f"--cpu-budget {text}: give a share of the CPUs, such as 40% or 0.4")
+    return share
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Arguments of `FastLoader`.
+
+    Attributes:
+        workers: threads or processes.
+        shuffle: resolved.
+        read: as in `FastLoader`.
+    """
+
+    workers: int
+    shuffle: ResolvedShuffle
+    read: Read = "map"
+
+    @property
+    def order(self) -> str:
+        """The shuffle as a Python expression."""
+        return f'"{self.shuffle}"' if isinstance(self.shuffle, str) else repr_of_window(self.shuffle)
+
+    def arguments(self, default: Candidate) -> dict[str, str]:
+        """Returns the arguments that differ from the default, as Python expressions."""
+        given = {}
+        if self.workers != default.workers:
+            given["workers"] = str(self.workers)
+        if self.shuffle != default.shuffle:
+            given["shuffle"] = self.order
+        if self.read != default.read:
+            given["read"] = f'"{self.read}"'
+        return given
+
+
+def repr_of_window(shuffle: ChunkWindow | bool) -> str:
+    """Returns `ChunkWindow(16)`, or `False`."""
+    return f"ChunkWindow({shuffle.chunks})" if isinstance(shuffle, ChunkWindow) else str(shuffle)
+
+
+@dataclass(frozen=True)
+class DataTraits:
+    """Properties of the data that decide what is worth trying.
+
+    Attributes:
+        processes: whether samples need Python code, which processes run.
+        linear: whether each row can be read by itself, so that no chunk has to be read or decoded as a whole.
+        num_chunks: chunks of the rows; 0: no chunks, hence no windows of them.
+        cpus: that this rank may use.
+        chunks_kept: decoded chunks that fit in memory; windows of more than half as many would decode chunks
+            repeatedly.
+        cold: whether the file is dropped from the page cache before each trial.
+    """
+
+    processes: bool
+    linear: bool
+    num_chunks: int
+    cpus: int
+    chunks_kept: int = 2**31
+    cold: bool = False
+
+
+def windows_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
+    """Returns other orders to try, where chunks are read whole or from disk; in the page cache all orders cost the
+    same.
+    """
+    if best.shuffle is False or not traits.num_chunks or traits.processes or (traits.linear and not traits.cold):
+        return []
+    shuffles: list[ResolvedShuffle] = [
+        ChunkWindow(chunks) for chunks in WINDOWS if chunks < traits.num_chunks and 2 * chunks <= traits.chunks_kept
+    ]
+    return _others(best, [replace(best, shuffle=shuffle) for shuffle in (*shuffles, "full")])
+
+
+def workers_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
+    """Returns other numbers of workers to try: powers of two."""
+    if traits.processes:
+        most = max(_MOST_WORKERS, traits.cpus)
+    elif traits.linear:
+        most = min(_MOST_WORKERS, max(2, traits.cpus))
+    else:
+        most = 2  # HDF5 has one lock for the whole process
+    numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    return _others(best, [replace(best, workers=number) for number in sorted({*numbers, best.workers})])
+
+
+def reads_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
+    """Returns other ways to read to try."""
+    if traits.processes or not traits.linear:
+        return []
+    return _others(best, [replace(best, read=read) for read in ("map", "pread")])
+
+
+STAGES = {"windows": windows_of, "workers": workers_of, "read": reads_of}
+
+
+def _others(best: Candidate, candidates: Sequence[Candidate]) -> list[Candidate]:
+    return [candidate for candidate in candidates if candidate != best]

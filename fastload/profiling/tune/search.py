@@ -1,0 +1,389 @@
+"""Searches argument by argument: candidates run in turn, and those that cannot win any more are dropped.
+
+Each round runs every candidate once, back and forth (A B C, C B A, ...), so that a machine that slows down affects all
+of them. At the end the best of all stages runs against the default.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from fastload.dataset import PackedDataset
+from fastload.distributed.ranks import local_world_size
+from fastload.errors import OptionError
+from fastload.inspection.shuffle_quality import LEAST_ROWS, OrderQuality, measure_shuffles
+from fastload.loader.loader import FastLoader
+from fastload.plan import ChunkWindow
+from fastload.prefetch.factory import default_workers
+from fastload.prefetch.inputs import OtherInput, PackedInput, as_input
+from fastload.profiling.bench.steps import NetworkStep, StepChoice, TrainingStep, make_step, parse_step
+from fastload.profiling.bench.subject import crop_call, crop_for, crop_text
+from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions
+from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose
+from fastload.profiling.tune.trials import Runner, TrialMode
+from fastload.read.hdf5_chunks import CACHE_BYTES
+from fastload.system.machine import available_cpus
+from fastload.system.page_cache import drop
+
+BATCH_SIZE = 256
+ROUNDS = 5
+_ROUNDS_OF_ALL = 2  # before the first candidates are dropped
+_ROUNDS_OF_LAST = 15  # many, because this race decides, and other work on the machine disturbs it
+_STAGES_PART = 0.8  # of the time; the rest is for the last race, against the default
+_TRIALS_PART = 0.6  # of that; the rest goes into opening and closing loaders
+_LEAST_TRIAL_S = 0.05
+# Where a sample takes milliseconds to load, small batches say as much as large ones, which would take seconds each.
+_SMALL_BATCH = 16
+_TINY_BATCH = 2  # where each sample decodes a whole chunk
+
+OnStep = Callable[[str, int, int], None]
+"""Called with (stage, trials done, trials at most)."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Result of a search.
+
+    Attributes:
+        name: of the file or dataset.
+        rows: one for each candidate, the default first, then in the order of the trials.
+        default: the arguments that `FastLoader` takes by default.
+        chosen: the best row, with its figures of the last race, and the reason; None: nothing was measured.
+        call: the Python call to paste.
+        gain: rate of the chosen candidate divided by the default's, for each round of the last race; empty if they are
+            the same or did not race.
+        batch_size: of all trials.
+        cpu_budget: as in the options.
+        cpus: number of CPUs that `cpu_budget` is a share of.
+        step: name of the training step; empty: none.
+        notes: what was left out, and why.
+        elapsed_s: time of the search.
+        interrupted: whether Ctrl-C ended it.
+        step_on_cpu: whether the step uses CPUs too; CPU shares then include it.
+        crop: (height, width) of the random crop of each image; None: no crop.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    default: Candidate
+    chosen: Chosen | None
+    call: str
+    gain: tuple[float, ...]
+    batch_size: int
+    cpu_budget: float
+    cpus: int
+    step: str
+    notes: tuple[str, ...]
+    elapsed_s: float
+    interrupted: bool = False
+    step_on_cpu: bool = False
+    crop: tuple[int, int] | None = None
+
+
+@dataclass
+class _Progress:
+    """State of a search."""
+
+    runners: dict[Candidate, Runner] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    mixing: dict[str, OrderQuality] = field(default_factory=dict)
+    done: int = 0
+
+
+class Search:
+    """One search; call `run`.
+
+    Args:
+        source: as in `FastLoader`.
+        options: of the search.
+
+    Attributes:
+        traits: of the data.
+        default: the arguments that `FastLoader` takes by default.
+
+    Raises:
+        MissingFileError, FormatError: the file is missing or cannot be read.
+        OptionError: an option is invalid, or does not fit the data.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | PackedDataset | Dataset[Any],
+        options: TuneOptions | None = None,
+    ) -> None:
+        self.options = options = options or TuneOptions()
+        step = parse_step(options.step) if options.step is not None else None
+        if isinstance(source, (str, Path)):
+            source = PackedDataset(source, options.split)
+        elif options.split is not None:
+            raise OptionError(f"split={options.split!r}: give it to the PackedDataset itself")
+        self._dataset: Any = source
+        data = as_input(source)
+        self.batch_size = options.batch_size or max(1, min(BATCH_SIZE, len(data.plan_rows) // 8))
+        self._cpus = max(1, available_cpus() // local_world_size())
+        self._path = data.dataset.file.path if isinstance(data, PackedInput) else None
+        if options.cold and self._path is None:
+            raise OptionError("cold: only a file can be dropped from the page cache")
+        self.traits = _traits_of(data, self._cpus, cold=options.cold)
+        self.crop = None if options.transform and options.size is None else crop_for(data, options.size)
+        self._transform = (*([self.crop] if self.crop else []), *options.transform)
+        in_threads = bool(self._transform) and not self.traits.processes and options.device in (None, "cpu")
+        stored = isinstance(data, PackedInput) and data.ragged  # threads that read also decode
+        self.default = Candidate(
+            default_workers(processes=self.traits.processes, computing=in_threads or stored),
+            data.resolve_shuffle(options.shuffle, cached=True),
+        )
+        slow = self.traits.processes or not self.traits.linear
+        # A network's time per image depends on the batch size, a simulated accelerator's does not.
+        small = slow and (step is None or step.name == "sim")
+        self._tried_size = min(self.batch_size, _SMALL_BATCH) if small else self.batch_size
+        # The loader checks its options, so wrong ones fail before anything is measured.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._loader(self.default).close()
+        self._data = data
+        self._step_choice = step
+        self._step: TrainingStep | None = None
+        self._on_progress: OnStep = lambda stage, done, total: None
+        self._log = _Progress()
+        if self.crop is not None:
+            self._log.notes.append(
+                f"{crop_text(self.crop, options.size)}; from fastload.transforms import RandomResizedCrop."
+            )
+        if self._tried_size < self.batch_size:
+            self._log.notes.append(f"Tried in batches of {self._tried_size}, because a sample takes long to load here.")
+        self._begun_s = self._until_s = 0.0
+
+    def run(self, on_progress: OnStep = lambda stage, done, total: None) -> Tuned:
+        """Searches until all candidates are tried or the time is over. Ctrl-C ends it and keeps the results so far.
+
+        Args:
+            on_progress: called before each trial.
+        """
+        self._on_progress = on_progress
+        self._begun_s = time.perf_counter()
+        rows: list[Row] = []  # of the last race
+        interrupted = False
+        try:
+            rows = self._stages()
+        except KeyboardInterrupt:
+            interrupted = True
+            rows = list(self._rows())
+        finally:
+            self._close(())
+        chosen = choose(rows, cpu_budget=self.options.cpu_budget) if rows else None
+        best = chosen.row.candidate if chosen is not None else self.default
+        base = next((row for row in rows if row.candidate == self.default), None)
+        gain: tuple[float, ...] = ()
+        if chosen is not None and base is not None and best != self.default:
+            pairs = zip(chosen.row.trials, base.trials, strict=False)
+            gain = tuple(way.samples_per_s / one.samples_per_s for way, one in pairs)
+        if self._over:
+            self._log.notes.append("The time was up before all candidates had run often enough; give more --seconds.")
+        return Tuned(
+            name=self._path.name if self._path is not None else self._data.name,
+            rows=self._rows(),
+            default=self.default,
+            chosen=chosen,
+            call=self.call(best),
+            gain=gain,
+            batch_size=self.batch_size,
+            cpu_budget=self.options.cpu_budget,
+            cpus=self._cpus,
+            step=self._step.name if self._step is not None else "",
+            crop=self.crop.size if self.crop is not None else None,
+            notes=tuple(self._log.notes),
+            elapsed_s=time.perf_counter() - self._begun_s,
+            interrupted=interrupted,
+            step_on_cpu=isinstance(self._step, NetworkStep) and self._step.device.type == "cpu",
+        )
+
+    def call(self, candidate: Candidate) -> str:
+        """Returns the Python expression for a loader with these arguments."""
+        options = self.options
+        what = repr(str(self._path)).replace("'", '"') if self._path is not None else "dataset"
+        if self._path is not None and options.split is not None:
+            what = f'PackedDataset({what}, split="{options.split}")'
+        elif self._path is not None and self.traits.processes:
+            what = "dataset"
+        given = {"batch_size": str(self.batch_size), **candidate.arguments(self.default)}
+        if options.device is not None:
+            given["device"] = f'"{options.device}"'
+        if self._transform:
+            given["transform"] = "transform"
+        if self.crop is not None:
+            given["transform"] = (
+                f"[{', '.join([crop_call(self.crop), *(['*transform'] if options.transform else [])])}]"
+            )
+        return f"FastLoader({what}, {', '.join(f'{name}={value}' for name, value in given.items())})"
+
+    def _stages(self) -> list[Row]:
+        """Varies one argument after another, then races the best against the default; returns the last race's rows."""
+        if self._step_choice is not None:
+            self._step = self._open_step(self._step_choice)
+        best, rows = self.default, list[Row]()
+        self._until_s = self._begun_s + _STAGES_PART * self.options.seconds
+        for stage, candidates_of in STAGES.items():
+            others = candidates_of(best, self.traits)
+            if others and not self._over:
+                if stage == "windows":
+                    self._measure_mixing(others)
+                # The best so far runs last: with a compressed file it may take all the time that is left.
+                raced = self._race(stage, [*others, best])
+                # A race in which some candidate never ran says nothing, unless nothing else is known.
+                rows = raced if len(raced) > len(others) or not rows else rows
+                best = choose(rows, cpu_budget=self.options.cpu_budget).row.candidate
+        self._until_s = self._begun_s + self.options.seconds
+        if not rows or (best != self.default and not self._over):
+            finalists = list(dict.fromkeys([self.default, best]))
+            raced = self._race("the best and the default", finalists, rounds=_ROUNDS_OF_LAST)
+            rows = raced if len(raced) == len(finalists) else rows
+        return rows
+
+    @property
+    def num_trials(self) -> int:
+        """Largest number of trials, reached if the default wins every stage."""
+        stages = [candidates_of(self.default, self.traits) for candidates_of in STAGES.values()]
+        return sum(1 + len(others) for others in stages if others) * ROUNDS + 2 * _ROUNDS_OF_LAST
+
+    @property
+    def _trial_s(self) -> float:
+        return max(_LEAST_TRIAL_S, _TRIALS_PART * self.options.seconds / self.num_trials)
+
+    @property
+    def _over(self) -> bool:
+        return time.perf_counter() > self._until_s
+
+    def _race(self, stage: str, candidates: Sequence[Candidate], *, rounds: int | None = None) -> list[Row]:
+        """Runs the candidates in turn and returns their rows.
+
+        Args:
+            rounds: of all candidates; None: up to `ROUNDS`, dropping those that can no longer win after two.
+        """
+        racing = runners = [self._runner(candidate) for candidate in candidates]
+        self._close(runners)
+        first = [len(runner.trials) for runner in runners]
+        rows: list[Row] = []
+        for turn in range(rounds or ROUNDS):
+            for runner in racing if turn % 2 == 0 else racing[::-1]:
+                if not self._over or not self._log.done:
+                    self._on_progress(stage, self._log.done, self.num_trials)
+                    runner.run(self._trial_s)
+                self._log.done += 1
+            rows = [
+                self._with_mixing(runner.row(since))
+                for runner, since in zip(runners, first, strict=True)
+                if len(runner.trials) > since
+            ]
+            if turn + 1 >= _ROUNDS_OF_ALL and rows and rounds is None:
+                left = {row.candidate for row in can_still_win(rows, cpu_budget=self.options.cpu_budget)}
+                racing = [runner for runner in racing if runner.candidate in left]
+                if len(racing) < 2:
+                    break
+        return rows
+
+    def _runner(self, candidate: Candidate) -> Runner:
+        if candidate not in self._log.runners:
+            window = candidate.shuffle.chunks if isinstance(candidate.shuffle, ChunkWindow) else 0
+            self._log.runners[candidate] = Runner(
+                self._loader,
+                candidate,
+                self._mode,
+                cpus=self._cpus,
+                least_rows=window * self._data.chunk_rows or _SMALL_BATCH,
+                step=self._step,
+            )
+        return self._log.runners[candidate]
+
+    @property
+    def _mode(self) -> TrialMode:
+        return TrialMode(
+            continues=self.traits.processes,
+            whole=not self.traits.linear and not self.traits.processes,
+            before=self._drop if self.options.cold else None,
+        )
+
+    def _close(self, keep: Sequence[Runner]) -> None:
+        for runner in self._log.runners.values():
+            if runner not in keep:
+                runner.close()
+
+    def _loader(self, candidate: Candidate) -> FastLoader:
+        options = self.options
+        return FastLoader(
+            self._dataset,
+            self._tried_size if candidate.shuffle != "full" or not self._mode.whole else _TINY_BATCH,
+            shuffle=candidate.shuffle,
+            seed=options.seed,
+            share=None,
+            workers=candidate.workers,
+            device=options.device,
+            transform=self._transform,
+            read=candidate.read,
+        )
+
+    def _drop(self) -> None:
+        assert self._path is not None, "there is a file to drop"
+        left = drop(self._path)
+        if left is not None and left > 0.01 and not any("stayed" in note for note in self._log.notes):
+            self._log.notes.append(f"{left:.0%} of the file stayed in the page cache: these figures are warm.")
+
+    def _open_step(self, choice: StepChoice) -> TrainingStep:
+        rate = None
+        if choice.relative:
+            alone = Runner(self._loader, self.default, self._mode, cpus=self._cpus)
+            rate = statistics.median(alone.run(self._trial_s).samples_per_s for _ in range(3))
+            alone.close()
+        channels, classes = 3, 10
+        if isinstance(self._data, PackedInput):
+            channels, classes = self._data.image_spec()[0][0], len(self._data.dataset.classes) or 10
+        return make_step(
+            choice,
+            channels=channels,
+            num_classes=classes,
+            device=self.options.device,
+            loader_samples_per_s=rate,
+        )
+
+    def _measure_mixing(self, candidates: Sequence[Candidate]) -> None:
+        """Measures how well each order mixes the samples, to be shown with its speed."""
+        if self._path is None or len(self._data.plan_rows) < max(LEAST_ROWS, 2 * self.batch_size):
+            self._log.notes.append("How well the orders mix was not measured, because there are too few samples.")
+            return
+        chunks = {one.shuffle.chunks for one in (self.default, *candidates) if isinstance(one.shuffle, ChunkWindow)}
+        self._on_progress("shuffle quality", self._log.done, self.num_trials)
+        found = measure_shuffles(self._path, batch_size=self.batch_size, windows=tuple(sorted(chunks)))
+        self._log.mixing = {order.shuffle: order for order in found.orders}
+
+    def _with_mixing(self, row: Row) -> Row:
+        order = self._log.mixing.get(row.candidate.order.strip('"'))
+        if order is None:
+            return row
+        return replace(row, mixing=order.verdict, mixes_worse=not order.as_good)
+
+    def _rows(self) -> tuple[Row, ...]:
+        tried = [runner for runner in self._log.runners.values() if runner.trials]
+        tried.sort(key=lambda runner: runner.candidate != self.default)
+        return tuple(self._with_mixing(runner.row()) for runner in tried)
+
+
+def _traits_of(data: PackedInput | OtherInput, cpus: int, *, cold: bool) -> DataTraits:
+    """Returns the properties of the data that decide what is worth trying."""
+    linear = isinstance(data, PackedInput) and all(
+        data.dataset.file.fields[name].offset is not None or data.dataset.file.fields[name].ragged is not None
+        for name, _, _ in data.dataset.layout()
+    )
+    chunks = -(-len(data.plan_rows) // data.chunk_rows) if data.chunk_rows else 0
+    kept = 2**31
+    if isinstance(data, PackedInput) and data.chunk_rows and not linear:
+        field = data.dataset.file.fields["images" if "images" in data.dataset.file.fields else data.dataset.fields[0]]
+        kept = CACHE_BYTES // (field.row_bytes * data.chunk_rows)
+    return DataTraits(data.runs_python, linear, chunks, cpus, kept, cold=cold)

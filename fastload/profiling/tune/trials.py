@@ -1,0 +1,197 @@
+"""Tries candidates: opens a loader with their arguments and times short runs of it."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from fastload.loader.loader import FastLoader
+from fastload.profiling.bench.passes import cpu_seconds, repeat_epochs, touch_batch
+from fastload.profiling.bench.steps import TrainingStep
+from fastload.profiling.meter import Meter
+from fastload.profiling.meter.sampler import family_of, process_memory
+from fastload.profiling.tune.candidates import Candidate
+from fastload.profiling.tune.selection import Row, Trial
+
+MakeLoader = Callable[[Candidate], FastLoader]
+
+# Batches before the clock starts: the system allocates the memory of a new ring while the first ones are read.
+_WARM_UP = 6
+_LEAST_BATCHES = 2  # in a trial, however long they take
+# A trial that has to load whole windows may take this many times the time given for it.
+_PATIENCE = 4
+
+
+@dataclass(frozen=True)
+class TrialMode:
+    """How the trials of some data are run.
+
+    Attributes:
+        continues: trials are slices of one pass, because starting a pass starts processes; batches that were ready
+            before a slice do not count.
+        whole: a trial counts a pass from its start, in whole windows: a window first decodes its chunks and yields most
+            rows after that.
+        before: called before each trial, with the loader closed, for example to drop the file from the page cache;
+            None: the loader stays open between trials.
+    """
+
+    continues: bool = False
+    whole: bool = False
+    before: Callable[[], object] | None = None
+
+
+class Runner:
+    """The open loader of one candidate, and its measurements. Call `close` at the end.
+
+    Args:
+        make: returns the loader.
+        candidate: its arguments.
+        mode: how trials are run.
+        cpus: that this rank may use.
+        least_rows: smallest number of rows in a trial of whole windows: those of a window, if there are windows.
+        step: training step; None: one byte of each memory page of a batch is read.
+    """
+
+    def __init__(
+        self,
+        make: MakeLoader,
+        candidate: Candidate,
+        mode: TrialMode,
+        *,
+        cpus: int,
+        least_rows: int = 0,
+        step: TrainingStep | None = None,
+    ) -> None:
+        self._make = make
+        self._mode = mode
+        self._cpus = cpus
+        self._least_rows = least_rows if mode.whole else 0
+        self._step = step
+        self._loader: FastLoader | None = None
+        self._stack = ExitStack()
+        self._meter: Meter | None = None
+        self._batches: Iterator[Any] | None = None
+        self.candidate = candidate
+        self.trials: list[Trial] = []
+        self.first_batch_s = 0.0
+        self.memory_bytes = 0
+
+    def row(self, since: int = 0) -> Row:
+        """Returns the trials from number `since` on; at least one."""
+        return Row(self.candidate, tuple(self.trials[since:]), self.first_batch_s, self.memory_bytes)
+
+    def run(self, seconds: float) -> Trial:
+        """Runs a trial of about so many seconds, keeps it and returns it."""
+        if self._mode.before is not None:
+            self.close()
+            self._mode.before()
+        if self._loader is None:
+            self._open(seconds)
+        trial = self._trial(seconds)
+        self.trials.append(trial)
+        return trial
+
+    def close(self) -> None:
+        """Closes the loader; the next trial opens it again."""
+        self._end_pass()
+        self._stack.close()
+        self._meter = None
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    def _open(self, seconds: float) -> None:
+        before = _memory()
+        begin = time.perf_counter()
+        with warnings.catch_warnings():
+            # torch warns of more processes than CPUs; here that is only a candidate.
+            warnings.simplefilter("ignore")
+            loader = self._loader = self._make(self.candidate)
+            batches = iter(loader)
+            batch: Any = next(batches)
+        first_s = time.perf_counter() - begin
+        self.first_batch_s = min(self.first_batch_s or first_s, first_s)
+        if self._mode.before is None and not self._mode.whole:
+            for _ in range(_WARM_UP + self.candidate.workers):
+                if batch is None or time.perf_counter() - begin > seconds:
+                    break
+                touch_batch(batch)
+                batch = next(batches, None)
+        self.memory_bytes = max(self.memory_bytes, _memory() - before)
+        if self._step is not None:
+            self._meter = self._stack.enter_context(Meter(device=self._step.device, sample_every_s=0))
+        if self._mode.continues:
+            self._batches = chain(batches, repeat_epochs(loader)) if self._meter is None else None
+        else:
+            del batches, batch
+
+    def _pass(self) -> Iterator[Any]:
+        """Returns the batches to come. From a cold cache only one epoch: a second would come from the page cache."""
+        if self._batches is None or not self._mode.continues:
+            self._end_pass()
+            assert self._loader is not None, "it was opened"
+            watched = self._meter.watch(self._loader) if self._meter is not None else self._loader
+            self._batches = repeat_epochs(watched, epochs=1 if self._mode.before else None)
+        return self._batches
+
+    def _end_pass(self) -> None:
+        batches, self._batches = self._batches, None
+        if isinstance(batches, Generator):
+            batches.close()
+
+    def _trial(self, seconds: float) -> Trial:
+        step, batches = self._step, self._pass()
+        # Batches that were ready when the clock started do not count. From a cold cache an epoch may have only one.
+        ready = (
+            2 * self.candidate.workers if self._mode.continues else 0 if self._mode.whole or self._mode.before else 1
+        )
+        for _ in range(ready):
+            next(batches)
+        if step is not None:
+            step.begin()
+        waited = self._waited()
+        begin, cpu_s = time.perf_counter(), cpu_seconds()
+        samples = 0
+        for count, batch in enumerate(batches, 1):
+            if step is not None:
+                step(batch)
+                samples += len(batch[0])
+            else:
+                samples += touch_batch(batch)
+            del batch  # so that the loader can reuse its memory
+            taken_s = time.perf_counter() - begin
+            enough = count >= _LEAST_BATCHES and samples >= self._least_rows
+            if taken_s >= seconds and (enough or taken_s >= _PATIENCE * seconds):
+                break
+        if step is not None:
+            step.finish()
+        taken_s, spent_s = time.perf_counter() - begin, cpu_seconds() - cpu_s
+        stall_share = self._stall_share(waited) if step is not None else None
+        assert samples, "a loader has one batch at least"
+        return Trial(samples / taken_s, 1000 * spent_s / samples, spent_s / taken_s / self._cpus, stall_share)
+
+    def _waited(self) -> tuple[float, float]:
+        """Returns the seconds that steps have waited so far, and their duration so far."""
+        if self._meter is None:
+            return 0.0, 0.0
+        totals = self._meter.totals
+        return totals.wait_s, totals.duration_s
+
+    def _stall_share(self, before: tuple[float, float]) -> float:
+        """Returns the share of the time that steps waited, from the accelerator if it knows, else from the meter."""
+        assert self._step is not None and self._meter is not None, "there is a step"
+        if self._step.utilization is not None:
+            return min(1.0, max(0.0, 1 - self._step.utilization))
+        now = self._waited()
+        waited_s, taken_s = now[0] - before[0], now[1] - before[1]
+        return min(1.0, max(0.0, waited_s / max(1e-9, taken_s)))
+
+
+def _memory() -> int:
+    return sum(map(process_memory, family_of(os.getpid())))

@@ -1,0 +1,218 @@
+"""The input of a verdict: a loop's measured steps and batches (`Demands`), and their mean costs (`Costs`)."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from dataclasses import dataclass, field, replace
+
+from fastload.timing.results import BatchWork, Step
+
+MAKING_STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
+"""The stages of making a batch, in order."""
+
+
+@dataclass(frozen=True)
+class Demands:
+    """One loader's batches and the steps that used them; all times in seconds.
+
+    Attributes:
+        batches: their costs, in the order of the steps, as far as they are known.
+        steps: of the loop that asked for the batches.
+        workers: threads or processes that make batches; 0: the loop makes them itself.
+        ahead: batches that may be in progress or ready at once.
+        cpus: CPUs that the job may use.
+        receive_s: mean CPU time of the loop for receiving a batch, part of its wait.
+        receive_blocked_s: mean time that receiving a batch waits for the worker that made it: a thread of that process
+            passes the memory on, and gets its GIL late while it runs Python.
+        startups_s: for each epoch, the time from asking for its iterator to its first batch, minus the time of a usual
+            batch, plus the loop's wait at the end of the epoch.
+        ended_s: the part of `startups_s` that was spent waiting at the ends of epochs, which belongs to no step.
+        step_running_s: mean CPU time of the loop's process, all threads, in a step outside its wait.
+        step_runnable_s: mean time in a step, outside its wait, in which the loop's thread was ready to run but had no
+            CPU.
+        fewer_workers: result of a trial: the number of workers allowed to work at once, and the mean seconds of a step
+            with that many and with all of them; None: there was no trial.
+        by_threads: whether workers are threads of the loop's process.
+        persistent: whether workers live from epoch to epoch.
+        is_fastload: whether the loader is a FastLoader.
+        compression_ratio: for a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the
+            file; 0: nothing is decoded.
+        notes: further evidence, a line each, such as the line of code that takes longest.
+    """
+
+    batches: tuple[BatchWork, ...]
+    steps: tuple[Step, ...]
+    workers: int
+    ahead: int
+    cpus: int
+    receive_s: float = 0.0
+    receive_blocked_s: float = 0.0
+    startups_s: tuple[float, ...] = ()
+    ended_s: float = 0.0
+    step_running_s: float = 0.0
+    step_runnable_s: float = 0.0
+    fewer_workers: tuple[int, float, float] | None = None
+    by_threads: bool = False
+    persistent: bool = False
+    is_fastload: bool = False
+    compression_ratio: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Mean seconds per batch or per step, made from `Demands` by `costs_of`.
+
+    Attributes:
+        running, blocked: time to make a batch by stage, on a CPU and waiting. `lock contention` and `a slow sample now
+            and then` are taken out of the stages in which they happen.
+        workers, cpus: as in `Demands`.
+        receive_s, receive_blocked_s: as in `Demands`.
+        copy_s: time of the loop to bring a batch to the device.
+        augment_s: time of the loop to transform a batch when it is received.
+        compute_s: the rest of the loop's time, the step itself.
+        loop_running_s: CPU time of the loop's process, outside its wait.
+        startup_s: start-up of all epochs, divided by the number of steps.
+        stretch: factor by which workers are slowed down because they wait for CPUs.
+    """
+
+    running: dict[str, float]
+    blocked: dict[str, float]
+    workers: int
+    cpus: int
+    receive_s: float
+    receive_blocked_s: float
+    copy_s: float
+    augment_s: float
+    compute_s: float
+    loop_running_s: float
+    startup_s: float
+    stretch: float = 1.0
+
+    @property
+    def make_s(self) -> float:
+        """Time of one worker to make one batch, if it always has a CPU."""
+        return sum(self.running.values()) + sum(self.blocked.values())
+
+    @property
+    def production_s(self) -> float:
+        """Time between two finished batches, if no worker waits for the loop."""
+        cpu_s = (sum(self.running.values()) + self.receive_s + self.loop_running_s) / self.cpus
+        return max(self.make_s * self.stretch / max(1, self.workers), cpu_s if self.workers else 0.0)
+
+    @property
+    def loop_s(self) -> float:
+        """Time between two steps, if the loop never waits for a batch."""
+        return self.receive_s + self.receive_blocked_s + self.copy_s + self.augment_s + self.compute_s
+
+    @property
+    def step_s(self) -> float:
+        """Time of a step by the model, without start-up."""
+        if self.workers == 0:
+            return self.production_s + self.copy_s + self.augment_s + self.compute_s
+        return max(self.production_s, self.loop_s)
+
+    def without(self, cause: str) -> Costs:
+        """Returns the costs after one cause is removed."""
+        if cause == "copy to the device":
+            return replace(self, copy_s=0.0, loop_running_s=max(0.0, self.loop_running_s - self.copy_s))
+        if cause == "worker start-up":
+            return replace(self, startup_s=0.0)
+        before_s = sum(self.running.values())
+        running, blocked = self.running | {cause: 0.0}, self.blocked | {cause: 0.0}
+        if cause == "hand-over":
+            return replace(self, running=running, blocked=blocked, receive_s=0.0, receive_blocked_s=0.0)
+        # A worker that runs less Python gives its GIL sooner to the thread that passes the batch's memory on.
+        late_s = self.receive_blocked_s * sum(running.values()) / before_s if before_s > 0 else 0.0
+        augment_s = 0.0 if cause == "transform" else self.augment_s
+        return replace(self, running=running, blocked=blocked, receive_blocked_s=late_s, augment_s=augment_s)
+
+    def with_workers(self, workers: int) -> Costs:
+        """Returns the costs with another number of workers; a loop that had none now has to receive its batches."""
+        if self.workers <= workers:
+            return replace(self, workers=workers)
+        # With fewer workers, all that grows with their number shrinks: start-up, and waits for CPUs.
+        share = workers / self.workers
+        return replace(
+            self,
+            workers=workers,
+            startup_s=self.startup_s * share,
+            receive_blocked_s=self.receive_blocked_s * share,
+            stretch=max(1.0, self.stretch * share),
+        )
+
+
+def costs_of(demands: Demands) -> Costs:
+    """Returns the mean costs over all batches and steps."""
+    running, blocked = dict.fromkeys(MAKING_STAGES, 0.0), dict.fromkeys(MAKING_STAGES, 0.0)
+    batches = demands.batches
+    count = max(1, len(batches))
+    for batch in batches:
+        for stage, work in batch.stages.items():
+            running[stage] = running.get(stage, 0.0) + work.running_s / count
+            blocked[stage] = blocked.get(stage, 0.0) + work.blocked_s / count
+    # A FastLoader reads without a lock: what looks like one is its threads waiting for the GIL, or for the disk.
+    lock_s = 0.0 if demands.is_fastload else sum(batch.lock_s for batch in batches) / count
+    _move(running, blocked, "lock contention", lock_s, from_blocked=True)
+    slow_s = sum(batch.slow_s for batch in batches) / count
+    _move(running, blocked, "a slow sample now and then", slow_s, from_blocked=False)
+    steps = demands.steps
+    copy_s = statistics.fmean(step.copy_s for step in steps)
+    own_s = statistics.fmean(step.compute_s for step in steps)
+    return Costs(
+        running=running,
+        blocked=blocked,
+        workers=demands.workers,
+        cpus=max(1, demands.cpus),
+        receive_s=demands.receive_s,
+        receive_blocked_s=demands.receive_blocked_s,
+        copy_s=copy_s,
+        augment_s=statistics.fmean(step.transform_s for step in steps),
+        compute_s=max(own_s, _device_step_s(demands)),
+        loop_running_s=demands.step_running_s,
+        startup_s=sum(demands.startups_s) / len(steps),
+        stretch=_stretch(demands),
+    )
+
+
+def _stretch(demands: Demands) -> float:
+    """Returns the factor by which waiting for CPUs lengthens making a batch."""
+    made_s = sum(work.running_s + work.blocked_s for batch in demands.batches for work in batch.stages.values())
+    return 1.0 + sum(batch.runnable_s for batch in demands.batches) / made_s if made_s > 0 else 1.0
+
+
+def _move(
+    running: dict[str, float], blocked: dict[str, float], cause: str, cost_s: float, *, from_blocked: bool
+) -> None:
+    """Moves seconds out of the stages, in proportion to what each has, into an entry `cause` of their own."""
+    running[cause] = blocked[cause] = 0.0
+    stages = [stage for stage in ("reading", "decoding", "transform") if running[stage] + blocked[stage] > 0]
+    total = sum(blocked[stage] + (0.0 if from_blocked else running[stage]) for stage in stages)
+    if cost_s <= 0 or total <= 0:
+        return
+    share = min(1.0, cost_s / total)
+    for stage in stages:
+        blocked[cause] += blocked[stage] * share
+        blocked[stage] *= 1 - share
+        if not from_blocked:
+            running[cause] += running[stage] * share
+            running[stage] *= 1 - share
+
+
+def _device_step_s(demands: Demands) -> float:
+    """Returns the time of a step on a device that works asynchronously, 0.0 when it is not known.
+
+    A loop that only launches kernels goes on at once while the device is idle. When several batches are ready in a row,
+    the loop waits for the device inside the step instead: the median of such steps is the device's time.
+    """
+    steps = demands.steps
+    mean_s = statistics.fmean(step.duration_s for step in steps)
+    ready = [
+        second.compute_s
+        for first, second in itertools.pairwise(steps)
+        if max(first.wait_s, second.wait_s) < 0.1 * mean_s
+    ]
+    if len(ready) < 4:
+        return 0.0
+    return min(statistics.median(ready), mean_s)

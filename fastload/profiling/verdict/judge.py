@@ -1,0 +1,158 @@
+"""Predicts what each change to the loading would gain, and chooses the cause to name and the change to make first.
+
+The model is small. W workers finish a batch every `production_s`: the larger of (a) the running and blocked time of a
+batch divided by W, stretched by waits for CPUs, and (b) the running time of the whole job divided by its CPUs. A step
+takes the larger of that and of the loop's own time; start-up of epochs comes on top. What a measured step takes beyond
+the model (a disk that others use, batches that come in bursts) stays in every prediction, in proportion to the work
+that is left. No cost is assumed; all are measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fastload.profiling.verdict.demands import MAKING_STAGES, Costs, Demands, costs_of
+from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, with_sentence
+from fastload.timing.results import Remedy, Verdict
+
+WORTH = 1.1
+"""Gain below which a change is not worth making."""
+
+# Changing the number of workers is less effort than any other change, so it comes first if it saves at least this share
+# of the time that the best change saves. More workers only hide a cost, fewer remove one: hence the two shares.
+_SHARE_OF_BEST = {"too few workers": 0.75, "too many workers": 0.5}
+
+# Costs that are small in a well-written loader. Where one of them takes more than _MUCH of a batch, more workers would
+# only hide it.
+_UNUSUAL = ("collate", "hand-over", "lock contention", "a slow sample now and then")
+_MUCH = 0.4
+
+# A gain that was measured in a trial, and is larger than the noise between trials of a second, comes first.
+_TRIED = 1.2
+
+# If all changes together gain this much, something other than compute binds, although no change alone is worth making.
+_SHARED = 1.25
+
+
+def judge(demands: Demands) -> Verdict:
+    """Returns what limits this loop, the change to make first, and how much that gains at most.
+
+    Args:
+        demands: with at least one step.
+    """
+    costs = costs_of(demands)
+    steps = demands.steps
+    step_s = statistics.fmean(step.duration_s for step in steps) + demands.ended_s / len(steps)
+    waited_s = sum(step.wait_s for step in steps) + demands.ended_s
+    stall_share = waited_s / (step_s * len(steps)) if step_s > 0 else 0.0
+    best_s = costs.copy_s + costs.compute_s  # with a loader that costs nothing
+    remedies = sorted(_remedies(demands, costs, step_s), key=lambda remedy: remedy.step_s)
+    first = _choose(demands, costs, remedies, step_s)
+    worth_making = first is not None and first.gain >= WORTH
+    # Several causes together may cost a lot although removing any one of them gains little.
+    total_gain = (step_s - _first_startup(demands)) / max(best_s, 1e-9)
+    cause = first.cause if first is not None and (worth_making or total_gain > _SHARED) else "compute"
+    if not demands.batches and not worth_making and total_gain >= WORTH:
+        cause = ""  # the cost of the batches was not measured
+    others = [remedy for remedy in remedies if remedy is not first and remedy.gain >= WORTH]
+    verdict = Verdict(
+        cause=cause,
+        sentence="",
+        evidence=(),
+        step_s=step_s,
+        stall_share=stall_share,
+        cures=() if first is None else (first, *others),
+        worth_making=worth_making,
+        fastload_helps=cause in FASTLOAD_HELPS and not demands.is_fastload,
+    )
+    return with_sentence(verdict, demands, costs, best_s)
+
+
+def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]:
+    """Yields every change that saves any time, with the predicted time of a step after it."""
+    steady_s = max(step_s - costs.startup_s, 1e-9)
+    # Where production binds, the model is scaled to the measured step, by a third at most; the rest is added on top.
+    factor = min(1.5, max(0.67, steady_s / costs.step_s)) if costs.production_s > costs.loop_s else 1.0
+    unexplained_s = max(0.0, steady_s - _steady(costs, factor))
+    waited_s = step_s - statistics.fmean(step.duration_s - step.wait_s for step in demands.steps)
+
+    def predicted(after: Costs, factor: float = factor) -> float:
+        left = _work(after) / _work(costs) if _work(costs) > 0 else 1.0
+        # No change to the loading saves more time than the loop waits for it.
+        own_s = costs.copy_s + costs.augment_s + costs.compute_s
+        least_s = step_s - waited_s - (own_s - after.copy_s - after.augment_s - after.compute_s)
+        return min(step_s, max(least_s, _steady(after, factor) + unexplained_s * left + after.startup_s))
+
+    def remedy(cause: str, after_s: float, workers: int = 0) -> Remedy:
+        return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
+
+    for cause in (*MAKING_STAGES, "lock contention", "copy to the device"):
+        after = costs.without(cause)
+        # Threads hand nothing over: the batch stays in the memory in which it was made.
+        if after != costs and not (cause == "hand-over" and demands.by_threads):
+            yield remedy(cause, predicted(after))
+    # Batches come in order, so one with a slow sample holds up all after it. Without it, the model needs less scaling.
+    slow = costs.without("a slow sample now and then")
+    if slow.make_s < costs.make_s:
+        share = 1 - slow.make_s / costs.make_s
+        yield remedy("a slow sample now and then", predicted(slow, min(factor, 1 + (factor - 1) * (1 - share))))
+    if demands.startups_s and not demands.is_fastload and not (demands.persistent and len(demands.startups_s) > 1):
+        # Persistent workers still start once. If the run had one epoch only, that one start is the cost to remove.
+        startup_s = _first_startup(demands) if len(demands.startups_s) > 1 else 0.0
+        yield remedy("worker start-up", predicted(replace(costs, startup_s=startup_s)))
+    workers = _enough_workers(costs, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus)
+    if workers > costs.workers:
+        yield remedy("too few workers", predicted(costs.with_workers(workers)), workers)
+    if costs.workers > costs.cpus:
+        # With fewer workers, the loop's thread no longer waits for a CPU.
+        compute_s = max(0.0, costs.compute_s - demands.step_runnable_s)
+        fewer = replace(costs.with_workers(costs.cpus), compute_s=compute_s)
+        after_s = predicted(fewer, min(factor, 1.0))
+        if demands.fewer_workers is not None:
+            # It was measured in a trial, so only the start-up has to be modelled.
+            _, few_s, full_s = demands.fewer_workers
+            after_s = min(step_s, steady_s * few_s / full_s + fewer.startup_s)
+        yield remedy("too many workers", after_s, costs.cpus)
+
+
+def _first_startup(demands: Demands) -> float:
+    """Returns the start-up of the first epoch, per step: no change removes it, and a longer run makes it small."""
+    return demands.startups_s[0] / len(demands.steps) if demands.startups_s else 0.0
+
+
+def _work(costs: Costs) -> float:
+    """Returns all time spent on a batch before its step, by workers and loop."""
+    return costs.make_s + costs.receive_s + costs.receive_blocked_s
+
+
+def _steady(costs: Costs, factor: float) -> float:
+    """Returns the time of a step without start-up, with production scaled by `factor`."""
+    if costs.workers == 0:
+        return costs.step_s * factor
+    return max(costs.production_s * factor, costs.loop_s)
+
+
+def _enough_workers(costs: Costs, most: int) -> int:
+    """Returns the smallest number of workers that keeps the loop fed by the model, at most `most`."""
+    wanted = math.ceil(costs.make_s / max(costs.loop_s, 1e-9) * 1.1)
+    return max(1, min(most, wanted))
+
+
+def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: float) -> Remedy | None:
+    """Returns the change to make first; `remedies` are sorted, best first."""
+    if not remedies:
+        return None
+    best = remedies[0]
+    unusual_s = max(costs.running[cause] + costs.blocked[cause] for cause in _UNUSUAL)
+    more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
+    for remedy in remedies:
+        is_count = more_may_help if remedy.cause == "too few workers" else remedy.cause == "too many workers"
+        saves_most = is_count and step_s - remedy.step_s >= _SHARE_OF_BEST[remedy.cause] * (step_s - best.step_s)
+        tried = remedy.cause == "too many workers" and demands.fewer_workers is not None and remedy.gain >= _TRIED
+        if remedy.gain >= WORTH and (saves_most or tried):
+            return remedy
+    # More workers than CPUs would only hide what the workers wait for; that wait is the cause.
+    return next((remedy for remedy in remedies if remedy.cause != "too few workers"), None)

@@ -1,0 +1,296 @@
+"""Rows of varying length: their index, their encoded bytes, and their pixels.
+
+`RaggedReader` hands out encoded bytes only: its caller decides how much of a row to decode, and in which thread.
+`decode_rows` decodes whole rows in the calling thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FormatError, ImageError
+from fastload.format.header import Field, PackedFile
+from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, RaggedExtent, RaggedIndex, index_names
+from fastload.images.decode_part import decode_mask_row, decode_row
+from fastload.images.image_header import MAX_PIXELS
+from fastload.read.hdf5_chunks import ChunkedRows
+from fastload.read.identity import open_checked
+from fastload.read.mapped import MappedRows
+from fastload.read.pread import PreadRows
+from fastload.timing.stopwatch import current
+
+
+class RaggedReader:
+    """Reads the encoded rows of one ragged field. Any thread may call it, also after a fork.
+
+    Args:
+        fd: descriptor of the file, open for reading as long as this lives.
+        file: its header.
+        name: name of a ragged field.
+        read: "map" hands out views of a mapping of the file, "pread" copies.
+        verify: raises ImageError, the reason only, if a row of the file is not what was packed. Only `require_packed`
+            and `row_error` need it.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        file: PackedFile,
+        name: str,
+        read: Literal["map", "pread"],
+        verify: Callable[[int], None] | None = None,
+    ) -> None:
+        extent = file.fields[name].ragged
+        assert extent is not None, f"{name} is not ragged"
+        self._fd = fd
+        self._file = file
+        self._field = file.fields[name]
+        self._extent: RaggedExtent = extent
+        self._verify = verify
+        # A mask has its image's size.
+        self._parts = {part: f"{name}_{part}" for part in INDEX_DTYPES if f"{name}_{part}" in index_names(name)}
+        if "shape" not in self._parts and "images_shape" in file.fields:
+            self._parts["shape"] = "images_shape"
+        datasets = tuple(self._parts.values())
+        linear = tuple(data for data in datasets if file.fields[data].offset is not None)
+        if linear != datasets:
+            raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")
+        self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...], int, int]] = {}
+        for part, (dtype, shape) in INDEX_DTYPES.items():
+            field = file.fields.get(self._parts.get(part, ""))
+            self._layout[part] = np.dtype(dtype), shape, (field and field.offset) or 0, field.row_bytes if field else 0
+        self._rows: MappedRows | PreadRows = (
+            MappedRows(fd, file, linear) if read == "map" else PreadRows(fd, file, linear)
+        )
+        flat = self._rows.flat(extent.base, extent.num_bytes) if isinstance(self._rows, MappedRows) else None
+        self._flat: NDArray[np.uint8] | None = flat
+        # A memoryview: slicing it takes a quarter of the time that slicing an array takes.
+        self._view = None if flat is None else flat.data
+        self._packed: set[int] = set()  # suspected rows that turned out to be what was packed
+
+    @property
+    def flat(self) -> NDArray[np.uint8] | None:
+        """All bytes of the field as mapped, uint8 (T,), read-only, valid until `close`; None if nothing is mapped."""
+        return self._flat
+
+    def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
+        """Returns the index entries of rows, checked.
+
+        Args:
+            rows: int64 (n,), checked to be in range; any order, repeats allowed.
+
+        Raises:
+            FormatError: an entry is impossible; names the row.
+        """
+        index = self.look_up(rows)
+        for at, reason in impossible_rows(index, self._field).items():
+            raise FormatError(
+                f"{self._file.path}: row {rows[at]} of {self._field.name!r} cannot be: {reason}. The file was changed "
+                f"after packing; copy it again, or pack it again."
+            )
+        return index
+
+    def look_up(self, rows: NDArray[np.int64]) -> RaggedIndex:
+        """Returns the index entries of rows as the file has them, unchecked; otherwise like `index`."""
+        return RaggedIndex(*(self.part(part, rows) for part in INDEX_DTYPES))
+
+    def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns one array of `look_up`.
+
+        Args:
+            part: "offset", "bytes", "shape", "encoding" or "orientation".
+            rows: as in `look_up`.
+        """
+        dtype, shape, offset, row_bytes = self._layout[part]
+        dataset = self._parts.get(part)
+        if dataset is None:
+            height, width = self._field.shape[:2]
+            value = np.array([height, width, 1] if part == "shape" else 1, dtype)
+            return np.broadcast_to(value, (len(rows), *shape))
+        if len(rows) == 1 and self._view is None:
+            # One pread: setting up a request of `PreadRows` takes ten times as long.
+            data = os.pread(self._fd, row_bytes, offset + int(rows[0]) * row_bytes)
+            if len(data) == row_bytes:
+                return np.frombuffer(data, dtype).reshape(1, *shape)
+        found = np.empty((len(rows), *shape), dtype)
+        self._rows.gather(rows, {dataset: found})
+        return found
+
+    def take(self, index: RaggedIndex) -> list[memoryview]:
+        """Returns the encoded bytes of rows: views of the mapping, valid until `close`, or copies.
+
+        Raises:
+            FileChangedError: the file ends before a row does.
+        """
+        starts, lengths = index.offset.tolist(), index.bytes.tolist()
+        view = self._view
+        if view is None:
+            ends = np.cumsum(index.bytes)
+            memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+            starts = (ends - index.bytes).tolist()
+            assert isinstance(self._rows, PreadRows), "without a mapping it is read"
+            self._rows.read_ranges(self._field.name, self._extent.base + index.offset, index.bytes, memory)
+            view = memory.data
+        return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+
+    def require_packed(self, row: int) -> None:
+        """Raises ImageError, the reason only, if a row is no longer what was packed. For suspects only: it is slow."""
+        assert self._verify is not None, "opened with it"
+        if row not in self._packed:
+            self._verify(row)
+            self._packed.add(row)
+
+    def row_error(self, row: int, encoding: int, error: Exception) -> FormatError:
+        """Returns the error to raise for a row that cannot be decoded."""
+        why = str(error) if isinstance(error, ImageError) else "not enough memory"
+        whose = "its mask's" if self._field.name == "masks" else "its"
+        what = f"{whose} stored {_encoding_name(encoding)} cannot be decoded ({why})"
+        if isinstance(error, ImageError):
+            with suppress(ImageError):
+                self.require_packed(row)
+                return FormatError(
+                    f"{sample_name(self._file, row)}: {what}, and was packed like that. Fix its file and pack again, "
+                    f"or leave it out: `fastload repack {self._file.path} OUT.h5 --on-error skip`."
+                )
+        return sample_error(self._file, row, what)
+
+    def close(self) -> None:
+        """Releases the mapping; the descriptor stays open."""
+        self._flat = self._view = None
+        self._rows.close()
+
+
+def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
+    """Returns the impossible entries of an index: number of the entry -> reason. Empty unless the file is damaged.
+
+    Args:
+        index: entries as the file has them.
+        field: `images` or `masks`, ragged.
+    """
+    assert field.ragged is not None, "a ragged field"
+    shape = index.shape.astype(np.int64)[:, : len(field.shape)]
+    height, width = shape[:, 0], shape[:, 1]
+    end = field.ragged.num_bytes
+    # The sides first, so that their product can be computed.
+    sides = (shape.min(axis=1) < 1) | (shape.max(axis=1) > MAX_PIXELS)
+    size = sides | (height * width > MAX_PIXELS)
+    pixel_bytes = np.where(size, 0, shape.prod(axis=1)) * field.dtype.itemsize
+    kinds = index.encoding >= len(ENCODINGS)
+    if field.name == "masks":
+        kinds |= index.encoding == JPEG
+    common = np.array(field.shape)
+    rules: list[tuple[NDArray[np.bool_], Callable[[int], str]]] = [
+        (
+            (index.offset < 0) | (index.bytes < 0) | (index.offset > end - index.bytes),
+            lambda at: (
+                f"its extent in `{field.name}` ({index.bytes[at]:,} bytes from {index.offset[at]:,} on) lies outside "
+                f"of its {end:,} bytes"
+            ),
+        ),
+        (kinds, lambda at: f"its encoding in `{field.name}` has the number {index.encoding[at]}, which means nothing"),
+        (size, lambda at: f"its size is {width[at]}x{height[at]} (width x height)"),
+        (
+            ((shape != common) & (common > 0)).any(axis=1),
+            lambda at: f"its shape is {tuple(shape[at].tolist())} where rows of `{field.name}` have {field.shape}",
+        ),
+        (
+            (index.encoding == RAW) & (index.bytes != pixel_bytes),
+            lambda at: f"it has {index.bytes[at]:,} bytes in `{field.name}`, its pixels need {pixel_bytes[at]:,}",
+        ),
+        (
+            (index.orientation < 1) | (index.orientation > 8),
+            lambda at: f"its EXIF orientation is {index.orientation[at]}, which means nothing",
+        ),
+    ]
+    bad = np.flatnonzero(np.logical_or.reduce([rule for rule, _ in rules]))
+    return {at: next(said(at) for rule, said in rules if rule[at]) for at in bad.tolist()}
+
+
+def decode_rows(
+    reader: RaggedReader, file: PackedFile, name: str, rows: NDArray[np.int64], outs: NDArray[Any] | None
+) -> list[NDArray[Any]]:
+    """Decodes rows, upright, one after another in the calling thread; returns an array for each.
+
+    Args:
+        reader: reader of this field.
+        file: its file's header.
+        name: name of the field.
+        rows: int64 (n,), checked to be in range.
+        outs: (n, ...), filled in place; None allocates an array for each row.
+
+    Raises:
+        FormatError: a row cannot be decoded; names its sample.
+    """
+    index = reader.index(rows)
+    data = reader.take(index)
+    stopwatch = current()
+    if stopwatch is not None:
+        stopwatch.lap("reading")
+    dtype = file.fields[name].dtype
+    shapes, encodings, orientations = index.shape.tolist(), index.encoding.tolist(), index.orientation.tolist()
+    decoded = []
+    for i, (height, width, channels) in enumerate(shapes):
+        try:
+            if name == "masks":
+                mask = np.empty((height, width), np.uint8) if outs is None else outs[i]
+                decoded.append(decode_mask_row(data[i], encodings[i], (height, width), mask))
+            else:
+                shape = (height, width, channels)
+                image = np.empty(shape, dtype.newbyteorder("=")) if outs is None else outs[i]
+                on_suspect = functools.partial(reader.require_packed, int(rows[i]))
+                decoded.append(decode_row(data[i], encodings[i], shape, orientations[i], dtype, image, on_suspect))
+        except (ImageError, MemoryError) as error:
+            raise reader.row_error(int(rows[i]), encodings[i], error) from error
+    if stopwatch is not None:
+        stopwatch.lap("decoding" if any(encodings) else "reading")
+    return decoded
+
+
+def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
+    """Returns the error to raise for a damaged row: it names the sample, and says what to do.
+
+    Args:
+        file: header.
+        row: row of the file.
+        reason: what is wrong, such as "its stored JPEG cannot be decoded (...)".
+    """
+    return FormatError(
+        f"{sample_name(file, row)}: {reason}. The file was damaged after packing: list all damage with "
+        f"`fastload verify {file.path}`, then copy it again, or pack it again."
+    )
+
+
+def sample_name(file: PackedFile, row: int) -> str:
+    """Returns what messages call a sample: its file, key and row.
+
+    Raises:
+        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
+    """
+    field = file.fields.get("key")
+    if field is None or field.dtype.kind != "S":
+        return f"{file.path}: row {row}"
+    found = np.empty(1, field.dtype)
+    if field.offset is None:
+        keys = ChunkedRows(file, ["key"])
+        keys.gather(np.array([row]), {"key": found})
+        keys.close()
+    else:
+        fd = open_checked(file)
+        try:
+            PreadRows(fd, file, ["key"], use_aio=False).gather(np.array([row]), {"key": found})
+        finally:
+            os.close(fd)
+    return f"{file.path}: sample {found[0].decode('utf-8', errors='backslashreplace')!r} (row {row})"
+
+
+def _encoding_name(number: int) -> str:
+    return {"jpeg": "JPEG", "raw": "raw pixels", "zstd": "zstd frame"}.get(
+        ENCODINGS[number] if number < len(ENCODINGS) else "", f"encoding {number}"
+    )

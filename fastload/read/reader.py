@@ -1,0 +1,259 @@
+"""`RowReader`: gathers rows of a file into memory that is there already; and the readers that a process keeps open.
+
+One call a batch, from any number of threads. No torch here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FormatError, OptionError
+from fastload.format.header import PackedFile
+from fastload.read.checked import CheckedSamples, require_packed
+from fastload.read.hdf5_chunks import ChunkedRows
+from fastload.read.identity import check_open, open_checked
+from fastload.read.mapped import KEEPS_GIL, MappedRows
+from fastload.read.pread import PreadRows
+from fastload.read.ragged_rows import RaggedReader, decode_rows
+
+Read = Literal["map", "pread"]
+
+_CACHE_CHUNKS = 32
+_MAX_OPEN = 64
+
+ReaderT = TypeVar("ReaderT")
+
+
+class RowSource(Protocol):
+    """One way to read rows of some fields."""
+
+    def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
+        """Copies rows, checked to be in range, into C-contiguous arrays of their fields' dtype, (B, ...) each."""
+        ...
+
+    def close(self) -> None:
+        """Releases what it holds."""
+        ...
+
+
+class RowReader:
+    """Reads any rows of some fields of a file. Threads may share it, it survives a fork, and it cannot be pickled.
+
+    Args:
+        file: header, as `read_header` gave it.
+        fields: names of the fields to read.
+        read: "map" copies from a mapping of the file; "pread" never maps it, so that truncating the file cannot kill
+            the process (SIGBUS).
+        cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
+
+    Raises:
+        OptionError: unknown field or `read`.
+        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
+    """
+
+    def __init__(
+        self,
+        file: PackedFile,
+        fields: Sequence[str],
+        read: Read = "map",
+        *,
+        cache_chunks: int = 8,
+        windows: bool = False,
+    ) -> None:
+        if read not in ("map", "pread"):
+            raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
+        for name in fields:
+            if name not in file.fields:
+                raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
+        self.file = file
+        self._fd = open_checked(file)
+        self._sources: list[tuple[RowSource, tuple[str, ...]]] = []
+        self._ragged: dict[str, RaggedReader] = {}
+        verify = functools.partial(require_packed, file)
+        linear = tuple(name for name in fields if file.fields[name].offset is not None)
+        other = tuple(name for name in fields if file.fields[name].offset is None and file.fields[name].ragged is None)
+        try:
+            for name in fields:
+                if file.fields[name].ragged is not None:
+                    self._ragged[name] = RaggedReader(self._fd, file, name, read, verify)
+            # Small fields first: the pixels push everything else out of the CPU's cache.
+            linear = tuple(sorted(linear, key=lambda name: file.fields[name].row_bytes))
+            if linear:
+                kind = MappedRows if read == "map" else PreadRows
+                self._sources.append((kind(self._fd, file, linear), linear))
+            if other:
+                self._sources.append((ChunkedRows(file, other, cache_chunks=cache_chunks, windows=windows), other))
+        except BaseException:
+            self.close()
+            raise
+
+    def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
+        """Copies rows of the file into the arrays given, and returns the number of bytes copied.
+
+        Args:
+            rows: int64, (B,), any order, repeats allowed.
+            outs: field -> C-contiguous array (B, ...) of the field's dtype in native byte order; arrays of other names
+                are left alone. Fields whose rows differ in shape are read by `decoded`.
+
+        Raises:
+            IndexError: a row is outside the file.
+            FormatError: a row cannot be decoded; names its sample.
+            FileChangedError: the file was replaced, truncated or written to since its header was read.
+        """
+        check_rows(rows, self.file.num_rows, self.file.path)
+        self.check_identity()
+        copied = 0
+        for source, names in self._sources:
+            chosen = {name: outs[name] for name in names if name in outs}
+            source.gather(rows, chosen)
+            copied += sum(out.nbytes for out in chosen.values())
+        for name, ragged in self._ragged.items():
+            if name in outs:
+                assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
+                decode_rows(ragged, self.file, name, rows, outs[name])
+                copied += outs[name].nbytes
+        return copied
+
+    def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Decodes rows of a ragged field; returns an array for each: (H, W, C), masks (H, W).
+
+        Args:
+            name: name of a ragged field.
+            rows: int64, (B,), any order, repeats allowed.
+
+        Raises:
+            IndexError: a row is outside the file.
+            FormatError: a row cannot be decoded; names its sample.
+            FileChangedError: the file was replaced, truncated or written to since its header was read.
+        """
+        check_rows(rows, self.file.num_rows, self.file.path)
+        self.check_identity()
+        return decode_rows(self._ragged[name], self.file, name, rows, None)
+
+    def ragged(self, name: str) -> RaggedReader:
+        """Returns the reader of a ragged field's encoded bytes; valid until `close`.
+
+        The caller must call `check_identity` before each batch and check the range of rows, as `gather` does.
+        """
+        return self._ragged[name]
+
+    def mapped(self, name: str) -> NDArray[np.uint8] | None:
+        """Returns all rows of a field as mapped, uint8 (N, row_bytes), read-only; None where they are not mapped.
+
+        Valid until `close`. The caller must call `check_identity` before each batch and check the range of rows, as
+        `gather` does.
+        """
+        for source, names in self._sources:
+            if name in names and isinstance(source, MappedRows):
+                return source.rows(name)
+        return None
+
+    @property
+    def fd(self) -> int:
+        """The open file's descriptor, valid until `close`."""
+        return self._fd
+
+    def check_identity(self) -> None:
+        """Raises FileChangedError if the file is not, byte for byte, what it was when its header was read."""
+        # Before every batch: touching a mapping of a truncated file kills the process, and 2 us is little beside a
+        # batch's copy. This sees writes and truncation; another file under the same name leaves the open one as it was.
+        check_open(self.file, self._fd)
+
+    def close(self) -> None:
+        """Closes what it opened; no gather may be running. Calling it again does nothing."""
+        sources, self._sources = self._sources, []
+        for source, _ in sources:
+            source.close()
+        ragged, self._ragged = self._ragged, {}
+        for reader in ragged.values():
+            reader.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter ends, globals are gone, and the kernel closes the file.
+        if getattr(self, "_fd", -1) >= 0 and not _is_finalizing():
+            self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a RowReader holds an open file and cannot be pickled; pickle a PackedDataset")
+
+
+def check_rows(rows: NDArray[np.int64], num_rows: int, what: object) -> None:
+    """Raises IndexError, naming the first row outside [0, num_rows). Gathers clip, so a bad row would pass unseen."""
+    unsigned = rows.view(np.uint64)  # a negative row is then larger than any
+    for first in range(0, len(rows), KEEPS_GIL):
+        if unsigned[first : first + KEEPS_GIL].max() >= num_rows:
+            bad = rows[unsigned >= num_rows][0]
+            raise IndexError(f"{what}: row {bad} is outside 0..{num_rows - 1}")
+
+
+def image_axes(file: PackedFile) -> Literal["HWC", "CHW", "HW"]:
+    """Returns the order of the axes of one image in the file, by its shape: other writers do not say.
+
+    Raises:
+        FormatError: neither the first nor the last axis can be channels.
+    """
+    shape = file.fields["images"].shape
+    if len(shape) == 2:
+        return "HW"
+    if len(shape) == 3 and shape[2] in (1, 3, 4):
+        return "HWC"
+    if len(shape) == 3 and shape[0] in (1, 3, 4):
+        return "CHW"
+    raise FormatError(
+        f"{file.path}: one image has the shape {shape}; expected (H, W, C), (C, H, W) or (H, W) with 1, 3 or 4 "
+        f"channels. Pack the original files."
+    )
+
+
+class OpenReaders(Generic[ReaderT]):
+    """Readers that stay open, shared by the threads of a process: opening one anew would lose its decoded chunks.
+
+    Args:
+        open_one: opens a reader of a file and a dataset; it must close itself when its last user drops it.
+    """
+
+    def __init__(self, open_one: Callable[[PackedFile, str], ReaderT]) -> None:
+        self._open_one = open_one
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._open: dict[tuple[str, str, int, int], ReaderT] = {}
+
+    def of(self, file: PackedFile, name: str = "") -> ReaderT:
+        """Returns the reader of a file and a dataset; opens it if it is not open for this very file."""
+        key = (str(file.path), name, file.identity.inode, file.identity.mtime_ns)
+        if self._pid != os.getpid():
+            self.__init__(self._open_one)  # type: ignore[misc]  # neither locks nor HDF5 handles cross a fork
+        with self._lock:
+            reader = self._open.pop(key, None)
+            if reader is None:
+                while len(self._open) >= _MAX_OPEN:
+                    self._open.pop(next(iter(self._open)))
+                reader = self._open_one(file, name)
+            self._open[key] = reader  # at the end: the first one is the least recently used
+            return reader
+
+    def close(self) -> None:
+        """Drops all of them."""
+        with self._lock:
+            self._open.clear()
+
+
+READERS = OpenReaders(lambda file, name: RowReader(file, [name], read="pread", cache_chunks=_CACHE_CHUNKS))
+SAMPLES = OpenReaders(lambda file, _: CheckedSamples(file))
+
+
+def close_readers() -> None:
+    """Drops the readers that this process keeps open; a reader still in use is closed after that."""
+    READERS.close()
+    SAMPLES.close()

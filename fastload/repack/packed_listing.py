@@ -1,0 +1,212 @@
+"""The listing of a packed file: its rows as samples, with its attributes and digests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FormatError, SourceError
+from fastload.format.codecs import load_filters
+from fastload.format.column import Column
+from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
+from fastload.format.header import PIXEL_FIELDS, Field, PackedFile, open_hdf5, read_header
+from fastload.format.ragged import index_names
+from fastload.repack.packed_rows import mask_rows_of, rows_of
+from fastload.sources.listing import Listing, Masks, first_few, require_unique
+
+CARRIED = ("decoder", "source_layout", "seed", "shuffled", "pack_options", "repacked")
+"""Root attributes that also hold for copied rows."""
+
+_OWN = {*PIXEL_FIELDS, *DIGEST_FIELDS, "split", "key"}
+
+
+def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
+    """Returns the header and the listing of a packed file, or of another HDF5 file that can be read as one.
+
+    Rows keep their order, so splits are contiguous. The header and the columns are checked against their digests.
+    Labels of another tool's file that are texts become class numbers, in the order of the sorted texts.
+
+    Raises:
+        MissingFileError, FormatError: the file is not there, cannot be read, or its header is not the one that was
+            written; or masks or labels of another tool's file are of a kind that a packed file does not hold.
+        SourceError: values of a row are damaged; it names the rows.
+    """
+    file = read_header(path)
+    with open_hdf5(file.path) as hdf5:
+        try:
+            _check_header(file, hdf5)
+            notes = _left_out(file, hdf5)
+            names = [name for name in file.fields if name not in PIXEL_FIELDS]
+            for name in names:
+                load_filters(file.path, name, hdf5[name])
+            values = {name: hdf5[name][()] for name in names}
+        except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
+            raise FormatError(f"{file.path}: its fields cannot be read ({exc}). Copy the file again.") from exc
+    keys = _keys(file, values)
+    if file.version is not None:
+        _check_fields(file, values, keys)
+    split_names = tuple(file.splits) or ("all",)
+    split = np.zeros(file.num_rows, np.uint8)
+    for number, rows in enumerate(file.splits.values()):
+        split[rows.start : rows.stop] = number
+    own = _OWN.union(*(index_names(name) for name in PIXEL_FIELDS if name in file.fields and file.fields[name].ragged))
+    columns = {name: _column(file, name, values[name]) for name in file.fields if name not in own and values[name].size}
+    masks = None
+    if "masks" in file.fields:
+        field = file.fields["masks"]
+        extra = {name: value for name, value in field.attrs.items() if name != "ignore_index"}
+        masks = Masks(
+            files=mask_rows_of(file),
+            present=np.ones(file.num_rows, dtype=bool),
+            names=field.names,
+            ignore_index=_ignored(field),
+            attrs={} if file.version is None else extra,
+        )
+    hashed = file.version is not None and any(name in file.fields for name in PIXEL_FIELDS)
+    digests = values["digest"].astype(np.uint64) if hashed else None
+    return file, Listing(
+        layout=str(file.attrs.get("source_layout", "hdf5")),
+        keys=tuple(keys),
+        split=split,
+        split_names=split_names,
+        columns=columns,
+        notes=notes,
+        sizes=_sizes(file, values),
+        mtimes_ns=np.full(file.num_rows, file.identity.mtime_ns, np.int64),
+        files=rows_of(file, "images") if "images" in file.fields else None,
+        masks=masks,
+        attrs=_attrs(file),
+        digests=digests,
+    )
+
+
+def _sizes(file: PackedFile, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+    """Returns the bytes of each row's image and mask as they are stored, int64 (N,)."""
+    sizes = np.zeros(file.num_rows, np.int64)
+    for name in PIXEL_FIELDS:
+        if name in file.fields:
+            field = file.fields[name]
+            sizes += field.row_bytes if field.ragged is None else values[f"{name}_bytes"]
+    return sizes
+
+
+def _check_header(file: PackedFile, hdf5: h5py.File) -> None:
+    if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
+        raise FormatError(
+            f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
+            f"changed or damaged after packing. Copy the file again, or pack it again."
+        )
+
+
+def _left_out(file: PackedFile, hdf5: h5py.File) -> tuple[str, ...]:
+    """Returns notes on what another tool's file holds besides the fields of its rows."""
+    names = [name for name in hdf5 if name not in file.fields]
+    lost = [name for name in ("labels", "masks") if name in names]
+    if lost:
+        raise FormatError(
+            f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. Pack it: "
+            f"`fastload pack {file.path} OUT.h5`."
+        )
+    return (f"{file.path.name}: left out, being no numbers by row: {first_few(names)}.",) if names else ()
+
+
+def pack_options(file: PackedFile) -> dict[str, Any]:
+    """Returns the options that a file was packed with; empty when it does not say."""
+    try:
+        found = json.loads(file.attrs["pack_options"])
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def regroup(listing: Listing, order: NDArray[np.int64]) -> Listing:
+    """Returns some rows of a listing in this order, with only the splits that have rows, numbered as they appear."""
+    part = listing.take(order)
+    numbers, first = np.unique(part.split, return_index=True)
+    numbers = numbers[np.argsort(first)]
+    renumber = np.zeros(256, np.uint8)
+    renumber[numbers] = np.arange(len(numbers))
+    names = tuple(listing.split_names[number] for number in numbers.tolist())
+    return replace(part, split=renumber[part.split], split_names=names)
+
+
+def _ignored(field: Field) -> int | None:
+    """Returns the masks' attribute `ignore_index`, if it is a value that they can hold."""
+    found = field.attrs.get("ignore_index")
+    return int(found) if isinstance(found, (int, float)) and found in range(256) else None
+
+
+def _attrs(file: PackedFile) -> dict[str, Any]:
+    """Returns the root attributes to carry over, with defaults for those that another tool's file lacks."""
+    given = {"decoder": "unknown", "source_layout": "hdf5", "seed": 0, "shuffled": False, "pack_options": "{}"}
+    return given | {name: file.attrs[name] for name in CARRIED if name in file.attrs}
+
+
+def _keys(file: PackedFile, values: dict[str, NDArray[Any]]) -> list[str]:
+    found = values.get("key")
+    if found is None or found.dtype.kind != "S" or found.ndim != 1:
+        return [f"{row:08d}" for row in range(file.num_rows)]
+    keys = [bytes(key).decode("utf-8", errors="backslashreplace") for key in found.tolist()]
+    if file.version is None and len(set(keys)) < len(keys):
+        return [f"{row:08d}" for row in range(file.num_rows)]
+    require_unique(keys, str(file.path))
+    return keys
+
+
+def _column(file: PackedFile, name: str, values: NDArray[Any]) -> Column:
+    field = file.fields[name]
+    attrs = dict(field.attrs)
+    if field.names:
+        attrs["names"] = field.names
+    if file.version is None:
+        # Attributes of other tools may have any type, so only names are copied.
+        attrs = {"names": tuple(map(str, field.names))} if field.names else {}
+        if name == "labels":
+            return _labels(file, values, attrs)
+    return Column(values.astype(values.dtype.newbyteorder("="), copy=False), attrs)
+
+
+def _labels(file: PackedFile, values: NDArray[Any], attrs: dict[str, Any]) -> Column:
+    """Returns labels of another tool's file as class numbers int64 (N,), or as they are if rows have several."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values.reshape(-1)
+    if values.ndim == 1 and values.dtype.kind == "S":
+        texts = [bytes(value).decode("utf-8", errors="backslashreplace") for value in values.tolist()]
+        names = tuple(sorted(set(texts) - {""}))
+        numbers = {name: number for number, name in enumerate(names)} | {"": -1}
+        return Column(np.array([numbers[text] for text in texts], np.int64), {"names": names} if names else {})
+    whole = values.dtype.kind in "biu" or (
+        values.dtype.kind == "f" and bool((np.isfinite(values) & (values == np.trunc(values))).all())
+    )
+    if not whole:
+        raise FormatError(
+            f"{file.path}: `labels` are {values.dtype} {values.shape}; expected whole numbers, or one text a row. "
+            f"Convert them, or give numbers to be estimated another name, such as `targets`."
+        )
+    if values.ndim == 1:
+        return Column(values.astype(np.int64), attrs)
+    return Column(values.astype(values.dtype.newbyteorder("="), copy=False), attrs)
+
+
+def _check_fields(file: PackedFile, values: dict[str, NDArray[Any]], keys: list[str]) -> None:
+    """Compares the values of every row, except for pixels, with their digest."""
+    missing = [name for name in DIGEST_FIELDS if name not in values or values[name].dtype != np.uint64]
+    if missing:
+        raise FormatError(
+            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(missing)}). The file "
+            f"was changed after packing; pack it again."
+        )
+    found = row_digests({name: values[name] for name in values if name not in DIGEST_FIELDS})
+    wrong = np.flatnonzero(found != values["digest_fields"])
+    if len(wrong):
+        rows = first_few([f"row {row} ({keys[row]})" for row in wrong.tolist()])
+        raise SourceError(
+            f"{file.path}: labels or other values of {len(wrong)} rows are not those that were packed: {rows}. Copy "
+            f"the file again, or pack it again."
+        )

@@ -1,0 +1,391 @@
+"""The images and masks of a packed file (or another HDF5 file) as the images and masks of a listing.
+
+`rows_of` and `mask_rows_of` choose: rows that lie back to back are read from the file itself (`RawRows`), compressed or
+scattered ones through HDF5 (`Hdf5Rows`), rows of varying length as they are stored (`RaggedRows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FileChangedError, FormatError, ImageError, SourceError
+from fastload.format.header import PackedFile
+from fastload.format.ragged import RAW, ZSTD, EncodedRow
+from fastload.images.image_header import ImageHeader
+from fastload.pack.fill import array_header
+from fastload.pack.pack_options import Progress
+from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged
+from fastload.read.reader import READERS, SAMPLES, image_axes
+from fastload.sources.arrays.raw_rows import JoinedRows, RawRows
+from fastload.sources.listing import Arrays, Files, Pictures, first_few
+from fastload.system.machine import available_cpus
+from fastload.system.threads import in_threads
+
+
+def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | RaggedRows:
+    """Returns every row of a pixel dataset."""
+    field = file.fields[name]
+    if has_ragged(file):
+        return RaggedRows.of(file, name)
+    shape, axes = field.shape, image_axes(file) if name == "images" else "HWC"
+    if field.offset is None:
+        return Hdf5Rows(file, name, np.arange(file.num_rows))
+    return RawRows.of(
+        file.path,
+        offset=field.offset,
+        num_rows=file.num_rows,
+        shape=(*shape, 1) if axes == "HW" else shape,
+        dtype=field.dtype,
+        axes="CHW" if axes == "CHW" else "HWC",
+    )
+
+
+def mask_rows_of(file: PackedFile) -> Arrays | RaggedRows:
+    """Returns every row of `masks` as uint8 (H, W), whatever integers the file holds.
+
+    Raises:
+        FormatError: the masks are not integers, or have several numbers for a pixel.
+    """
+    field = file.fields["masks"]
+    single = len(field.shape) == 2 or (len(field.shape) == 3 and field.shape[2] == 1)
+    if field.dtype.kind not in "biu" or not single:
+        raise FormatError(
+            f"{file.path}: `masks` is {field.dtype} {(file.num_rows, *field.shape)}; expected one class number a "
+            f"pixel, uint8 (N, H, W). Convert them."
+        )
+    rows = rows_of(file, "masks")
+    plain = field.dtype == np.uint8 and len(field.shape) == 2
+    return rows if plain or isinstance(rows, RaggedRows) else MaskRows(rows, file.path, np.arange(file.num_rows))
+
+
+@dataclass(frozen=True, eq=False)
+class MaskRows:
+    """Masks of other integers as uint8 `Arrays`; each value is checked to be 0 to 255.
+
+    Attributes:
+        source: the rows as the file holds them.
+        path: the file, for messages.
+        rows: int64 (N,), the row of the file for each sample, for messages.
+    """
+
+    source: Arrays
+    path: Path
+    rows: NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W)."""
+        return self.source.shape[:2]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8."""
+        return np.dtype(np.uint8)
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fills out with these rows.
+
+        Raises:
+            SourceError: a value is not 0 to 255.
+        """
+        found = np.empty((len(indices), *self.source.shape), self.source.dtype)
+        self.source.read_rows(indices, found)
+        found = found.reshape(out.shape)
+        outside = (found < 0) | (found > 255)
+        if outside.any():
+            bad = np.flatnonzero(outside.reshape(len(found), -1).any(axis=1))
+            raise SourceError(
+                f"{self.path}: `masks` holds {found[outside][0]} (rows "
+                f"{first_few([str(row) for row in self.rows[indices[bad]].tolist()])}); a packed mask holds 0 to 255. "
+                f"Give what is no class a value in there, such as 255, and say so in its attribute ignore_index."
+            )
+        out[:] = found
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> MaskRows:
+        """Returns some of the rows, in the order of indices."""
+        return MaskRows(self.source.take(indices), self.path, self.rows[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class Hdf5Rows:
+    """Rows that only HDF5 can read, as `Arrays`: compressed ones, or chunks that do not lie back to back.
+
+    Each process opens the file for itself, at its first read; a pickle holds the header only.
+
+    Attributes:
+        file: header of the file.
+        name: name of the dataset.
+        rows: int64 (N,), the row of the file for each sample.
+    """
+
+    file: PackedFile
+    name: str
+    rows: NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C) of images, whichever order of axes the file has; (H, W) of masks."""
+        in_file, axes = self.file.fields[self.name].shape, self._axes
+        if axes == "CHW":
+            return (*in_file[1:], in_file[0])
+        return (*in_file, 1) if axes == "HW" else in_file
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8 or uint16, in native byte order."""
+        return self.file.fields[self.name].dtype.newbyteorder("=")
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fills out with these rows.
+
+        Raises:
+            SourceError: rows cannot be read; it names them.
+        """
+        rows = np.ascontiguousarray(self.rows[indices], dtype=np.int64)
+        if len(rows) == 0:
+            return
+        values = np.empty((len(rows), *self.file.fields[self.name].shape), self.dtype)
+        try:
+            self._gather(rows, values)
+        except ImageError as exc:
+            bad = self._unreadable(rows) or rows.tolist()
+            raise SourceError(
+                f"{self.file.path}: {exc} (rows {first_few(list(map(str, bad)))}). List all damage with `fastload "
+                f"verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
+            ) from exc
+        out[:] = np.moveaxis(values, 1, -1) if self._axes == "CHW" else values.reshape(out.shape)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Hdf5Rows:
+        """Returns some of the rows, in the order of indices."""
+        return Hdf5Rows(self.file, self.name, self.rows[indices])
+
+    def _gather(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        try:
+            READERS.of(self.file, self.name).gather(rows, {self.name: out})
+        except FileChangedError:
+            raise
+        except FormatError as exc:  # From the decoder without h5py: its cause is the reason alone.
+            raise ImageError(f"`{self.name}` cannot be read: {exc.__cause__ or exc}") from exc
+        except (OSError, RuntimeError) as exc:  # From h5py, where a filter fails.
+            raise ImageError(f"`{self.name}` cannot be read: {exc}") from exc
+
+    def _unreadable(self, rows: NDArray[np.int64]) -> list[int]:
+        """Returns which of these rows cannot be read: as a rule those of one damaged chunk."""
+        bad = []
+        one = np.empty((1, *self.file.fields[self.name].shape), self.dtype)
+        for row in rows.tolist():
+            try:
+                self._gather(np.array([row]), one)
+            except ImageError:
+                bad.append(row)
+        return bad
+
+    @property
+    def _axes(self) -> str:
+        return image_axes(self.file) if self.name == "images" else "HWC"
+
+
+@dataclass(frozen=True, eq=False)
+class RowByRow:
+    """Rows of `Arrays` as `Pictures`: a row that cannot be read has an error of its own, and its neighbours are packed.
+
+    Attributes:
+        rows: the rows.
+    """
+
+    rows: Arrays
+
+    @staticmethod
+    def of(files: Files | Pictures | Arrays) -> Files | Pictures | Arrays:
+        """Returns rows one by one if reading one can fail; rows that lie back to back stay, digests check those."""
+        parts = files.parts if isinstance(files, JoinedRows) else (files,)
+        return (
+            RowByRow(files)
+            if isinstance(files, Arrays) and any(isinstance(p, (Hdf5Rows, MaskRows)) for p in parts)
+            else files
+        )
+
+    def header(self, i: int) -> ImageHeader:
+        """Returns the header that every row has."""
+        return array_header(self.rows)
+
+    def read(self, i: int) -> NDArray[Any]:
+        """Returns (H, W, C) of an image, (H, W) of a mask.
+
+        Raises:
+            ImageError: it cannot be read.
+        """
+        out = np.empty((1, *self.rows.shape), self.rows.dtype)
+        try:
+            self.rows.read_rows(np.array([i]), out)
+        except SourceError as exc:
+            raise ImageError(str(exc.__cause__ if isinstance(exc.__cause__, ImageError) else exc)) from exc
+        row: NDArray[Any] = out[0]
+        return row
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> RowByRow:
+        """Returns some of the rows, in the order of indices."""
+        return RowByRow(self.rows.take(indices))
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedRows:
+    """Images or masks of files with rows of varying length, as `Pictures`: copied as stored, decoded on request.
+
+    A pickle holds headers and numbers only. Where images are ragged, masks of one size are read in this way, too.
+
+    Attributes:
+        files: headers of the files.
+        name: "images" or "masks".
+        part: int32 (N,), the file of each sample.
+        row: int64 (N,), its row there.
+        plain: `encoded` decompresses rows that are compressed with zstd.
+    """
+
+    files: tuple[PackedFile, ...]
+    name: Literal["images", "masks"]
+    part: NDArray[np.int32]
+    row: NDArray[np.int64]
+    plain: bool = False
+
+    @classmethod
+    def of(cls, file: PackedFile, name: Literal["images", "masks"]) -> RaggedRows:
+        """Returns all rows of a file."""
+        return cls((file,), name, np.zeros(file.num_rows, np.int32), np.arange(file.num_rows, dtype=np.int64))
+
+    @staticmethod
+    def joined(parts: Sequence[RaggedRows]) -> RaggedRows:
+        """Returns the rows of all parts, one after another."""
+        firsts = np.cumsum([0, *(len(part.files) for part in parts)]).tolist()
+        return RaggedRows(
+            files=tuple(file for part in parts for file in part.files),
+            name=parts[0].name,
+            part=np.concatenate([part.part + np.int32(first) for part, first in zip(parts, firsts[:-1], strict=True)]),
+            row=np.concatenate([part.row for part in parts]),
+        )
+
+    @property
+    def kind(self) -> str:
+        """Dtype, form and channels, which files to be merged must share; for messages."""
+        field = self.files[0].fields[self.name]
+        channels = f" with {field.shape[2]} channels" if self.name == "images" else ""
+        return f"{field.dtype.name} rows of varying length{channels}"
+
+    def header(self, i: int) -> ImageHeader:
+        """Returns the header of the decoded pixels."""
+        samples, row = self._at(i)
+        height, width, channels = samples.shape(row)
+        channels = 1 if self.name == "masks" else channels
+        bits = 8 * self.files[self.part[i]].fields[self.name].dtype.itemsize
+        kind = {1: "L", 3: "RGB", 4: "RGBA"}[channels] if bits == 8 else {1: "I;16"}.get(channels, "RGB;16")
+        return ImageHeader(height, width, channels, bits, kind, 1)
+
+    def read(self, i: int) -> NDArray[Any]:
+        """Returns (H, W, C) of an image, (H, W) of a mask.
+
+        Raises:
+            ImageError: it cannot be read or decoded, or is not what was packed; the message is the reason only.
+        """
+        return self.checked(i).pixels[self.name]
+
+    def pixels(self, i: int) -> NDArray[Any]:
+        """Returns the same as `read`, without comparing digests."""
+        samples, row = self._at(i)
+        return samples.pixels(self.name, row)
+
+    @property
+    def is_jpeg(self) -> NDArray[np.bool_]:
+        """bool (N,): whether the image of a sample is stored as JPEG."""
+        found = np.zeros(len(self.row), bool)
+        for number, file in enumerate(self.files):
+            here = self.part == number
+            found[here] = SAMPLES.of(file).is_jpeg()[self.row[here]]
+        return found
+
+    @property
+    def stored_bytes(self) -> NDArray[np.int64]:
+        """int64 (N,): bytes of each sample's row as it is stored."""
+        found = np.zeros(len(self.row), np.int64)
+        for number, file in enumerate(self.files):
+            here = self.part == number
+            found[here] = SAMPLES.of(file).stored_bytes(self.name)[self.row[here]]
+        return found
+
+    def encoded(self, i: int) -> EncodedRow:
+        """Returns the whole sample, image and mask, as it is stored, or decompressed.
+
+        Raises:
+            ImageError: it cannot be read, or is not what was packed; the message is the reason only.
+            FileChangedError: the file was written to since its header was read.
+        """
+        samples, row = self._at(i)
+        found = samples.encoded(row)
+        if not self.plain:
+            return found
+        if found.encoding == ZSTD:
+            found = replace(found, image=_bytes_of(samples.pixels("images", row)), encoding=RAW)
+        if found.mask_encoding == ZSTD:
+            found = replace(found, mask=_bytes_of(samples.pixels("masks", row)), mask_encoding=RAW)
+        return found
+
+    def check(self, i: int) -> None:
+        """Decodes a sample as a test.
+
+        Raises:
+            DamagedBefore: it is what was packed, and its JPEG cannot be decoded.
+            ImageError: it cannot be read, or is not what was packed; the message is the reason only.
+        """
+        samples, row = self._at(i)
+        samples.checked(row)
+
+    def checked(self, i: int, *, jpeg: bool = True) -> CheckedSample:
+        """Returns a sample as it is stored with its pixels, those of a JPEG only if `jpeg` is set."""
+        samples, row = self._at(i)
+        return samples.checked(row, jpeg=jpeg)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> RaggedRows:
+        """Returns some of the rows, in the order of indices."""
+        return replace(self, part=self.part[indices], row=self.row[indices])
+
+    def _at(self, i: int) -> tuple[CheckedSamples, int]:
+        samples = SAMPLES.of(self.files[self.part[i]])
+        samples.check_identity()
+        return samples, int(self.row[i])
+
+
+def _bytes_of(pixels: NDArray[Any]) -> memoryview:
+    little = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
+
+
+def undecodable(rows: RaggedRows, threads: int | None, progress: Progress | None) -> dict[int, str]:
+    """Returns {sample: reason} of JPEGs that are what was packed and yet cannot be decoded.
+
+    Args:
+        threads: number of threads that decode, by default one for each CPU.
+        progress: called with ("decoding", done, total).
+    """
+    jpegs = np.flatnonzero(rows.is_jpeg).tolist()
+
+    def tried(i: int) -> tuple[int, str]:
+        try:
+            rows.check(i)
+        except DamagedBefore as exc:
+            return i, str(exc)
+        except ImageError:
+            pass  # Copying reports it.
+        return i, ""
+
+    found = {}
+    for done, (i, reason) in enumerate(in_threads(tried, jpegs, available_cpus() if threads is None else threads)):
+        if reason:
+            found[i] = reason
+        if progress:
+            progress("decoding", done + 1, len(jpegs))
+    return found

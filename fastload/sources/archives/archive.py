@@ -1,0 +1,149 @@
+"""Lists a .zip or an uncompressed .tar as a Tree; the standard library lists the members, they are read by offset."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.sources.archives.members import PLAIN, ArchiveFiles, FoundMembers, with_parents
+from fastload.sources.archives.tar import list_tar
+from fastload.sources.archives.zip import list_zip
+from fastload.sources.listing import first_few, require_unique
+from fastload.sources.tree import Tree, hidden_note, is_hidden, is_image, key_of, walk_order
+
+# Compressors whose output cannot be read at random: first bytes -> name, and the command that unpacks it.
+_PACKERS = {
+    b"\x1f\x8b": ("gzip", "gunzip {path}"),
+    b"BZh": ("bzip2", "bunzip2 {path}"),
+    b"\xfd7zXZ\x00": ("xz", "unxz {path}"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd {path}"),
+    b"7z\xbc\xaf\x27\x1c": ("7-Zip", "7z x {path}"),
+    b"Rar!": ("RAR", "unrar x {path}"),
+}
+
+
+def list_archive(path: Path) -> Tree:
+    """Returns the tree of a .zip or an uncompressed .tar, recognised by its content.
+
+    Raises:
+        SourceError: the file is neither, is compressed as a whole, damaged, truncated, or holds a name twice.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512)
+        status = os.stat(path)
+    except OSError as exc:
+        raise SourceError(f"{path} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
+    suffix = path.suffix.lower()
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")) or (suffix == ".zip" and not _packer(head)):
+        found = list_zip(path)
+    elif head[257:262] == b"ustar" or (suffix == ".tar" and not _packer(head)):
+        found = list_tar(path, status.st_size)
+    else:
+        raise SourceError(_not_an_archive(path, head))
+    return _tree(path, path, status, found)
+
+
+def tar_order(tree: Tree) -> NDArray[np.int64]:
+    """Returns the positions of a tar's members in the order in which they lie in it; none for any other tree."""
+    files = tree.files
+    if not isinstance(files, ArchiveFiles) or not (files.methods == PLAIN).all():
+        return np.zeros(0, np.int64)
+    return np.argsort(files.offsets, kind="stable").astype(np.int64)
+
+
+def list_inner_tar(tree: Tree, position: int) -> Tree:
+    """Returns the tree of a tar that is itself a file of a tree (of a folder or a tar); nothing is unpacked.
+
+    Args:
+        tree: of a folder or a .tar.
+        position: position of the inner tar in tree.names.
+
+    Raises:
+        SourceError: the file is no tar, is damaged, cut short or holds a name twice; or it lies in a zip.
+    """
+    name = key_of(tree.names[position])
+    if not tree.archive:
+        return list_archive(tree.path / Path(tree.names[position]))
+    files = tree.files
+    if not isinstance(files, ArchiveFiles) or files.methods[position] != PLAIN:
+        raise SourceError(
+            f"{tree.path}: {name} lies in a zip, where it cannot be read in place. "
+            f"Unpack {tree.path} (not {name}) and pack the folder."
+        )
+    head, inner = files.read_head(position, 512), tree.path / name
+    if head[257:262] != b"ustar" and (_packer(head) or not head):
+        raise SourceError(_not_an_archive(inner, head))
+    status = os.stat(files.path)
+    offset, size = int(files.offsets[position]), int(files.sizes[position])
+    found = list_tar(Path(files.path), status.st_size, start=offset, size=size, inner=name)
+    return _tree(inner, Path(files.path), status, found)
+
+
+def _tree(path: Path, archive: Path, status: os.stat_result, found: FoundMembers) -> Tree:
+    """Returns the tree of the members found; `path` is shown to the user, `archive` is the file that is read."""
+    require_unique([key_of(member.name) for member in found.members], str(path))
+    members = sorted((m for m in found.members if not _hidden(m.name)), key=lambda m: walk_order(m.name))
+    folders = {name for name in found.folders if not _hidden(name)}
+    for folder in {walk_order(member.name)[0] for member in members}:
+        folders.update(with_parents(folder))
+
+    def column(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        return np.fromiter((getattr(member, name) for member in members), dtype, len(members))
+
+    files = ArchiveFiles(
+        path=os.path.abspath(archive),
+        archive_size=status.st_size,
+        archive_mtime_ns=status.st_mtime_ns,
+        offsets=column("offset", np.int64),
+        stored_sizes=column("stored_size", np.int64),
+        sizes=column("size", np.int64),
+        methods=column("method", np.uint8),
+        crcs=column("crc", np.uint32),
+    )
+    hidden = [key_of(member.name) for member in found.members if _hidden(member.name)]
+    passed = [f"{key_of(name)} {reason}" for name, reason in found.passed if not _hidden(name)]
+    notes = [hidden_note(hidden)] if hidden else []
+    if passed:
+        notes.append(f"Passed over in the archive ({len(passed)}): {first_few(passed)}.")
+    return Tree(
+        path=path,
+        archive=True,
+        names=[member.name for member in members],
+        folders=sorted(folders),
+        sizes=files.sizes,
+        mtimes_ns=np.full(len(members), status.st_mtime_ns, dtype=np.int64),
+        files=files,
+        broken=sorted((name, reason) for name, reason in found.broken if not _hidden(name)),
+        notes=tuple(notes),
+    )
+
+
+def _hidden(name: str) -> bool:
+    if name[:1] != "." and "/." not in name and "__MACOSX" not in name:
+        return False
+    return any(is_hidden(part) for part in name.split("/") if part != "..")
+
+
+def _packer(head: bytes) -> tuple[str, str] | None:
+    return next((packer for magic, packer in _PACKERS.items() if head.startswith(magic)), None)
+
+
+def _not_an_archive(path: Path, head: bytes) -> str:
+    packer = _packer(head)
+    if packer is not None:
+        name, unpack = packer
+        return (
+            f"{path} is compressed as a whole ({name}), so its images cannot be read one by one. "
+            f"Unpack it first (`{unpack.format(path=path)}`) and pack what comes out."
+        )
+    if not head:
+        return f"{path} is an empty file. Copy or download it again."
+    if is_image(path.name):
+        return f"{path} is a single image. Give the folder, .zip or .tar that holds the images."
+    return f"{path} is neither a folder nor a .zip or .tar: its content is none of these. Give one of them."

@@ -1,0 +1,121 @@
+"""Lists the members of a .zip, and refuses those that cannot be read safely: encrypted, overlapping, bombs."""
+
+from __future__ import annotations
+
+import stat
+import struct
+import zipfile
+from pathlib import Path
+
+from fastload.errors import SourceError
+from fastload.sources.archives.members import (
+    DEFLATED,
+    LOCAL_HEADER,
+    STORED,
+    FoundMembers,
+    Member,
+    cut_short,
+    normal,
+    why_unsafe,
+)
+from fastload.sources.tree import key_of
+
+_METHODS = {9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "zstd", 95: "xz"}
+
+_UNIX = (3, 19)  # made where a member's mode means something: Unix, macOS
+_DEFLATE_RATIO = 1032  # the most that deflate can shrink anything (zlib's technical details)
+_LARGE, _SUSPICIOUS_RATIO = 2**28, 100  # no image that large shrinks that much
+
+
+def list_zip(path: Path) -> FoundMembers:
+    """Returns the members of a zip, by the directory at its end.
+
+    Raises:
+        SourceError: the directory is damaged or missing, or names bytes that are not there.
+    """
+    found = FoundMembers()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos, end = archive.infolist(), archive.start_dir
+    except (zipfile.BadZipFile, UnicodeDecodeError, struct.error, EOFError) as exc:
+        raise SourceError(
+            f"{path}: the list of members at the end of this zip is damaged or missing ({exc}). "
+            f"The copy or download was probably cut short: fetch it again, or try `zip -FF {path} --out repaired.zip`."
+        ) from exc
+    # Some archivers of Windows write `train\\cat\\1.jpg` against the specification.
+    backslashes = any("\\" in info.filename for info in infos) and not any("/" in info.filename for info in infos)
+    overlapping = _overlapping(infos)
+    for info in infos:
+        given = _zip_name(info).replace("\\", "/") if backslashes else _zip_name(info)
+        name = normal(given)
+        if reason := why_unsafe(given):
+            found.refuse(given or "a member", reason)
+        elif info.is_dir():
+            found.folders.append(name)
+        elif reason := _why_not_a_file(info) or overlapping.get(info.header_offset, "") or _why_a_bomb(info):
+            found.refuse(name, reason)
+        elif info.flag_bits & 0x1:
+            found.refuse(name, "is encrypted; unpack the archive with its password")
+        elif info.compress_type not in (STORED, DEFLATED):
+            kind = _METHODS.get(info.compress_type, "unknown")
+            found.refuse(
+                name, f"is compressed with method {info.compress_type} ({kind}); only stored and deflate are read"
+            )
+        elif info.header_offset < 0 or info.header_offset + LOCAL_HEADER.size + info.compress_size > end:
+            raise SourceError(cut_short(path, name))
+        else:
+            size = (info.compress_size, info.file_size)
+            found.members.append(Member(name, info.header_offset, *size, info.compress_type, info.CRC))
+    return found
+
+
+def _why_not_a_file(info: zipfile.ZipInfo) -> str:
+    kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system in _UNIX else 0
+    if kind == stat.S_IFLNK:
+        return "is a symbolic link, which is not followed in a zip; unpack the archive"
+    return "" if kind in (0, stat.S_IFREG, stat.S_IFDIR) else "is a device or a pipe, not a plain file"
+
+
+def _why_a_bomb(info: zipfile.ZipInfo) -> str:
+    if info.compress_type != DEFLATED:
+        return ""
+    if info.file_size > _DEFLATE_RATIO * info.compress_size + 1024:
+        return f"claims {info.file_size} bytes, more than {info.compress_size} compressed ones can hold"
+    if info.file_size > _LARGE and info.file_size > _SUSPICIOUS_RATIO * info.compress_size:
+        return (
+            f"would inflate {info.compress_size} bytes to {info.file_size}, as a decompression bomb does; "
+            "unpack the archive if it is none"
+        )
+    return ""
+
+
+def _overlapping(infos: list[zipfile.ZipInfo]) -> dict[int, str]:
+    """Returns offset -> reason to refuse it, for each member that shares bytes with another.
+
+    Small zips that inflate to terabytes use the same bytes again and again.
+    """
+    found: dict[int, str] = {}
+    before: zipfile.ZipInfo | None = None
+    for info in sorted(infos, key=lambda info: info.header_offset):
+        if before is not None and info.header_offset < _end(before):
+            for one, other in ((info, before), (before, info)):
+                shown = key_of(_zip_name(other))
+                found.setdefault(one.header_offset, f"overlaps {shown} in the zip, as in a decompression bomb")
+        if before is None or _end(info) > _end(before):
+            before = info
+    return found
+
+
+def _end(info: zipfile.ZipInfo) -> int:
+    # The least it can be: name and extra field come on top.
+    return info.header_offset + LOCAL_HEADER.size + info.compress_size
+
+
+def _zip_name(info: zipfile.ZipInfo) -> str:
+    if info.flag_bits & 0x800 or info.filename.isascii():
+        return info.filename
+    # Without the flag the specification says cp437, but many archivers write UTF-8 all the same.
+    try:
+        return info.filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return info.filename

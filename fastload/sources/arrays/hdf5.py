@@ -1,0 +1,343 @@
+"""HDF5 files that fastload did not write: datasets of equal length, taken by their names as NumPy's arrays are.
+
+    images, labels                          (N, H, W, C) or (N, C, H, W), at the top or in train/ and test/
+    features, targets, attribute `split`    fuel
+    ..._train_x.h5, ..._train_y.h5, ...     PatchCamelyon: one file for each split and field
+
+Links to other files, storage outside the file and virtual datasets are refused. A dataset whose rows lie back to back
+in the file is read in place. Any other is read through HDF5: as a whole if it fits into half of the available memory,
+else by chunks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FileChangedError, FormatError, SourceError
+from fastload.format.digests import linear_offset, plain
+from fastload.format.header import open_hdf5
+from fastload.sources.arrays.named import list_named_arrays
+from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, upright
+from fastload.sources.arrays.roles import IMAGES, NamedArray
+from fastload.sources.listing import SPLITS, Arrays, Listing, OnError, SourceOptions, first_few, in_split_order
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import Tree, key_of
+from fastload.system.machine import available_memory
+
+_SUFFIXES = (".h5", ".hdf5", ".hdf")
+_FUEL = ("split", "split_array")
+
+
+def hdf5_evidence(tree: Tree) -> list[str]:
+    """Returns the HDF5 files of a tree without images; none for any other tree."""
+    if len(tree.images()):
+        return []
+    return [key_of(name) for name in tree.names if name.lower().endswith(_SUFFIXES)]
+
+
+def list_hdf5(
+    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
+) -> Listing:
+    """Returns the listing of the rows of HDF5 datasets; `list_named_arrays` decides by name what each dataset is.
+
+    Raises:
+        SourceError: there is no HDF5 file, or one that is unsafe, damaged or packed by fastload; or for the reasons of
+            `list_named_arrays`.
+    """
+    masks_wanted = options is None or options.masks != "none"
+    tree = open_tree(source)
+    names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
+    if not names:
+        raise SourceError(f"{tree.given}: no HDF5 file (.h5, .hdf5). Give the file, or the folder that holds it.")
+    if tree.archive:
+        raise SourceError(f"{tree.given}: HDF5 in an archive cannot be read in place. Unpack it, and pack the folder.")
+    notes = list(tree.notes)
+    arrays: list[NamedArray] = []
+    splits: dict[str, NDArray[np.int64]] = {}
+    hidden: dict[str, NDArray[np.int64]] = {}
+    for name in names:
+        path = tree.path / name
+        split = next((part for part in re.split(r"[-_./]", name.lower()) if part in SPLITS), "")
+        try:
+            with open_hdf5(path) as file:
+                if "fastload_version" in file.attrs:
+                    raise SourceError(
+                        f"{path}: fastload packed this file. Change its chunks, order or rows with "
+                        f"`fastload repack {path} OUT.h5`."
+                    )
+                found = list(_datasets(path, file, notes))
+                arrays += [replace(array, split=split if len(names) > 1 else "") for array in found]
+                if len(names) == 1:
+                    splits, hidden, lists = _fuel_splits(path, file)
+                    arrays = [array for array in arrays if array.name not in lists]
+        except FormatError as exc:
+            raise SourceError(str(exc)) from exc
+        except (OSError, RuntimeError, KeyError) as exc:  # what h5py raises if the metadata is damaged
+            raise SourceError(f"{path}: its HDF5 metadata is damaged ({exc}). Copy it again.") from exc
+    twice = [array.name for at, array in enumerate(arrays)
+             if any((array.name, array.split) == (other.name, other.split) for other in arrays[:at])]  # fmt: skip
+    if twice:
+        raise SourceError(f"{tree.given}: several files hold {first_few(sorted(set(twice)))}. Give one of them.")
+    listing = list_named_arrays(
+        arrays, layout="hdf5", where=str(tree.given), notes=tuple(notes), masks_wanted=masks_wanted
+    )
+    return _with_splits(listing, splits, hidden, str(tree.given)) if splits else listing
+
+
+@dataclass(frozen=True, eq=False)
+class _Hdf5Rows:
+    """Rows that only HDF5 can read, compressed or scattered; each batch decodes the chunks that it needs.
+
+    Attributes:
+        path: absolute path of the file.
+        file_bytes: bytes of the file when it was listed.
+        mtime_ns: its time of modification then.
+        name: name of the dataset.
+        shape: (H, W, C), or (H, W).
+        dtype: in native byte order.
+        chunk_rows: rows that HDF5 decodes together.
+        stored_shape: shape of a row in the file.
+        rows: int64 (N,), number in the dataset of each row.
+        axes: order of the axes in the file.
+    """
+
+    path: str
+    file_bytes: int
+    mtime_ns: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: int
+    stored_shape: tuple[int, ...]
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    axes: Axes = "HWC"
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fills `out` with the rows at these indices, chunk by chunk."""
+        rows = self.rows[indices]
+        try:
+            status = os.stat(self.path)
+            if (status.st_size, status.st_mtime_ns) != (self.file_bytes, self.mtime_ns):
+                raise FileChangedError(f"{self.path}: was written to since it was listed. Leave it alone, run again.")
+            with open_hdf5(Path(self.path)) as file:
+                chunk = rows // self.chunk_rows
+                for number in np.unique(chunk).tolist():
+                    where, first = np.flatnonzero(chunk == number), number * self.chunk_rows
+                    block = np.asarray(file[self.name][first : first + self.chunk_rows])
+                    block = block.reshape(len(block), *self.stored_shape)
+                    out[where] = upright(block, self.axes)[rows[where] - first]
+        except (OSError, RuntimeError, KeyError, FormatError) as exc:
+            if isinstance(exc, FileChangedError):
+                raise
+            raise SourceError(f"{self.path}: {self.name} cannot be read ({exc}). Copy the file again.") from exc
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> _Hdf5Rows:
+        """Returns the rows at these indices, in their order."""
+        return replace(self, rows=self.rows[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class _Hdf5Dataset:
+    """One dataset of an HDF5 file, which is opened anew for each read.
+
+    Attributes:
+        path: the file.
+        name: name of the dataset.
+        shape: (N, ...).
+        dtype: as stored.
+        offset: byte of the file at which row 0 lies, if the rows lie back to back; else None.
+        chunk_rows: rows of a chunk, 1 without chunks.
+        is_text: whether it holds texts of varying length.
+    """
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int | None
+    chunk_rows: int
+    is_text: bool
+
+    def values(self) -> NDArray[Any]:
+        """Returns the whole dataset as an array."""
+        try:
+            with open_hdf5(self.path) as file:
+                item = file[self.name]
+                return np.array(item.asstr(errors="backslashreplace")[()].tolist()) if self.is_text else item[()]
+        except (OSError, RuntimeError, KeyError) as exc:
+            raise SourceError(f"{self.path}: {self.name} cannot be read ({exc}). Copy the file again.") from exc
+
+    def rows(self, shape: tuple[int, ...], axes: Axes) -> Arrays:
+        """Returns the reader of its rows, each (stored) of `shape`: in place, from memory, or through HDF5."""
+        if self.offset is not None:
+            return RawRows.of(
+                self.path, offset=self.offset, num_rows=self.shape[0], shape=shape, dtype=self.dtype, axes=axes
+            )
+        if int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize <= available_memory() // 2:
+            return MemoryRows.of(self.values().reshape(self.shape[0], *shape), axes)
+        status = os.stat(self.path)
+        final = upright(np.empty((0, *shape), np.uint8), axes).shape[1:]
+        return _Hdf5Rows(
+            os.path.abspath(self.path), status.st_size, status.st_mtime_ns, self.name, final,
+            self.dtype.newbyteorder("="), self.chunk_rows, shape, np.arange(self.shape[0], dtype=np.int64), axes,
+        )  # fmt: skip
+
+
+def _datasets(path: Path, file: Any, notes: list[str]) -> Iterator[NamedArray]:
+    """Yields every dataset of a file, also those in groups. If one group holds all, names omit it."""
+    found = dict(_walk(path, file, file, "", set()))
+    tops = {name.partition("/")[0] for name in found}
+    around = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in found) else ""
+    if around.rstrip("/").lower() in SPLITS:
+        around = ""
+    mtime = os.stat(path).st_mtime_ns
+    for name, item in found.items():
+        where, short = f"{path}: {name}", name.removeprefix(around)
+        if item.shape is None or item.shape == ():
+            notes.append(f"Ignored {name}: a single value.")
+            continue
+        import h5py
+
+        is_text = h5py.check_string_dtype(item.dtype) is not None and item.dtype.kind == "O" and len(item.shape) == 1
+        if item.dtype.kind not in "biufS" and not is_text:
+            if short.rpartition("/")[2].lower() in IMAGES:
+                raise SourceError(
+                    f"{where}: rows of different length (or of type {item.dtype}), which have no one shape. Export "
+                    "the images to files, and pack those with --size."
+                )
+            notes.append(f"Ignored {name}: of type {item.dtype}.")
+            continue
+        names = plain(item.attrs["names"]) if "names" in item.attrs else ()
+        stored = _Hdf5Dataset(
+            path, name, tuple(int(n) for n in item.shape), item.dtype, _offset(item),
+            int(item.chunks[0]) if item.chunks else 1, is_text,
+        )  # fmt: skip
+        yield NamedArray(
+            short, where, stored.shape, np.dtype("U1") if is_text else item.dtype, stored.values, stored.rows, mtime,
+            tuple(map(str, names)) if isinstance(names, tuple) else (str(names),),
+        )  # fmt: skip
+
+
+def _walk(path: Path, file: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yields (name, dataset) of all datasets below a group. Groups in `seen` are not entered: links may form a circle.
+
+    Raises:
+        SourceError: a link or storage outside of the file.
+    """
+    import h5py
+
+    seen.add(h5py.h5o.get_info(group.id).addr)
+    for name in group:
+        where = f"{path}: `{prefix}{name}`"
+        link = group.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise SourceError(f"{where} is a link into another file ({link.filename}); refused as unsafe.")
+        try:
+            item = group[name]
+        except KeyError as exc:
+            raise SourceError(f"{where} leads nowhere; refused. Copy the file again, or remove the link.") from exc
+        if Path(item.file.filename) != Path(file.filename):
+            raise SourceError(f"{where} leads into another file ({item.file.filename}); refused as unsafe.")
+        if isinstance(item, h5py.Group):
+            if h5py.h5o.get_info(item.id).addr not in seen:
+                yield from _walk(path, file, item, f"{prefix}{name}/", seen)
+        elif isinstance(item, h5py.Dataset):
+            if item.external:
+                raise SourceError(f"{where} keeps its data in another file ({item.external[0][0]}); refused as unsafe.")
+            if item.is_virtual:
+                raise SourceError(f"{where} is a virtual dataset over other files; refused as unsafe.")
+            yield f"{prefix}{name}", item
+
+
+def _offset(item: Any) -> int | None:
+    """Returns the byte at which row 0 lies if the rows lie back to back, in any byte order; else None."""
+    if item.dtype.kind not in "biufS":
+        return None
+    if item.chunks is None and not item.id.get_create_plist().get_nfilters():
+        offset = item.id.get_offset()
+        return None if offset is None else int(offset)
+    return linear_offset(item)
+
+
+def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]], set[str]]:
+    """Returns the contents of fuel's table of splits; all empty without such a table.
+
+    Returns:
+        Split -> its rows; source -> rows whose values are withheld; names of the datasets that list rows.
+
+    Raises:
+        SourceError: the table is not as fuel writes it.
+    """
+    import h5py
+
+    name = next((name for name in _FUEL if name in file.attrs), "")
+    table = file.attrs[name] if name else None
+    if not isinstance(table, np.ndarray) or not table.dtype.names:
+        return {}, {}, set()
+    if not {"split", "source", "start", "stop"} <= set(table.dtype.names):
+        raise SourceError(
+            f"{path}: attribute `{name}` is not fuel's table of splits. Remove it to pack without splits."
+        )
+    splits: dict[str, NDArray[np.int64]] = {}
+    hidden: dict[str, list[NDArray[np.int64]]] = {}
+    lists: set[str] = set()
+    for line in table:
+        split, source = (str(plain(line[key])) for key in ("split", "source"))
+        rows = np.arange(int(line["start"]), int(line["stop"]), dtype=np.int64)
+        indices = line["indices"] if "indices" in table.dtype.names else None
+        if isinstance(indices, h5py.Reference) and indices:
+            target = file[indices]
+            if not isinstance(target, h5py.Dataset) or target.dtype.kind not in "iu" or len(target.shape) != 1:
+                raise SourceError(f"{path}: the indices of the split {split!r} are no list of rows.")
+            rows = target[()].astype(np.int64)
+            lists.add(str(target.name).lstrip("/"))
+        if "available" in table.dtype.names and not line["available"]:
+            hidden.setdefault(source, []).append(rows)
+        else:
+            before = splits.setdefault(split, rows)
+            if not np.array_equal(before, rows):
+                raise SourceError(
+                    f"{path}: the split {split!r} has other rows for {source} than for what stands before it."
+                )
+    return splits, {source: np.concatenate(rows) for source, rows in hidden.items()}, lists
+
+
+def _with_splits(
+    listing: Listing, splits: dict[str, NDArray[np.int64]], hidden: dict[str, NDArray[np.int64]], where: str
+) -> Listing:
+    """Returns the listing with fuel's splits. Rows in no split form the split `other`; withheld labels become -1."""
+    by_name = {SPLITS.get(name.lower(), name): rows for name, rows in splits.items()}
+    names = list(in_split_order(by_name))
+    split = np.full(len(listing), 255, np.uint8)
+    for number, name in enumerate(names):
+        rows = by_name[name]
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(listing)):
+            raise SourceError(f"{where}: the split {name!r} names rows that are not there, of {len(listing)}.")
+        taken = np.unique(split[rows])
+        if len(taken) and taken[0] != 255:
+            raise SourceError(
+                f"{where}: the splits {names[taken[0]]!r} and {name!r} share rows. Each sample is in one split; "
+                "remove one of them from the attribute."
+            )
+        split[rows] = number
+    notes = [f"Splits as fuel's attribute has them: {', '.join(names)}."]
+    if np.any(split == 255):
+        notes.append(f"Rows in no split ({int(np.sum(split == 255))}) are the split 'other'.")
+        split[split == 255] = len(names)
+        names.append("other")
+    columns = dict(listing.columns)
+    for source, rows in hidden.items():
+        if source in ("targets", "labels") and "labels" in columns and columns["labels"].values.ndim == 1:
+            labels = columns["labels"].values.copy()
+            labels[rows] = -1
+            columns["labels"] = replace(columns["labels"], values=labels)
+            notes.append(f"{source} are withheld for {len(rows)} rows: their labels are -1.")
+    return replace(listing, split=split, split_names=tuple(names), columns=columns, notes=(*listing.notes, *notes))

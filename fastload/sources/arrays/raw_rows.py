@@ -1,0 +1,354 @@
+"""Reads samples of one shape that lie in arrays. Each class is one way to fulfil the protocol `listing.Arrays`.
+
+    RawRows       in a file, at a fixed distance: 60,000 x 784 bytes behind a header of 16; records of 1 + 3072 bytes
+    MemoryRows    in memory: arrays that had to be decompressed
+    JoinedRows    several of these as one: five files of 10,000 rows
+
+Whole batches are copied at once, with no Python loop over rows.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FileChangedError, SourceError
+from fastload.sources.listing import Arrays
+from fastload.sources.tree import Tree
+from fastload.system.files import read_into
+
+Axes = Literal["HWC", "CHW", "WHC"]
+"""The order in which a sample's axes are stored. For masks, (H, W), it is "HWC", without the C."""
+
+_ORDER: dict[Axes, tuple[int, int, int]] = {"HWC": (0, 1, 2), "CHW": (1, 2, 0), "WHC": (1, 0, 2)}
+
+# Rows are transposed in blocks of so many bytes, which stay in the core's cache.
+_BLOCK_BYTES = 512 * 2**10
+
+
+@dataclass(frozen=True, eq=False)
+class RawRows:
+    """Rows in one file at a fixed distance, stored as in memory except for byte order and order of axes.
+
+    Consecutive rows are read straight into the output, others are copied from a memory map. The file's size and time
+    are compared before and after each read: reading a map of a file that was truncated kills the process.
+
+    Attributes:
+        path: absolute path of the file.
+        file_bytes: bytes of the file when it was listed.
+        mtime_ns: its time of modification then.
+        offset: byte at which the first row begins.
+        stride: bytes from the beginning of a row to that of the next.
+        stored_shape: shape of a row in the file.
+        stored_dtype: type of its elements, with their byte order.
+        rows: int64 (N,), number in the file of each row.
+        axes: order of the axes in the file.
+    """
+
+    path: str
+    file_bytes: int
+    mtime_ns: int
+    offset: int
+    stride: int
+    stored_shape: tuple[int, ...]
+    stored_dtype: np.dtype[Any]
+    rows: NDArray[np.int64]
+    axes: Axes = "HWC"
+    _mapped: list[NDArray[np.uint8]] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        path: str | Path,
+        *,
+        offset: int,
+        num_rows: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any] | type[np.generic],
+        stride: int | None = None,
+        axes: Axes = "HWC",
+    ) -> RawRows:
+        """Returns the rows of a file that lie back to back, or at a stride in bytes.
+
+        Raises:
+            SourceError: the file cannot be read, or is shorter than the rows need.
+        """
+        dtype = np.dtype(dtype)
+        row_bytes = math.prod(shape) * dtype.itemsize
+        stride = row_bytes if stride is None else stride
+        try:
+            status = os.stat(path)
+        except OSError as exc:
+            raise SourceError(f"{path} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
+        end = offset + (num_rows - 1) * stride + row_bytes if num_rows else offset
+        if offset < 0 or stride < row_bytes or end > status.st_size:
+            raise SourceError(
+                f"{path}: {num_rows} rows of {row_bytes} bytes reach to byte {end:,}, the file has "
+                f"{status.st_size:,}. The copy was probably cut short; copy or download it again."
+            )
+        rows = np.arange(num_rows, dtype=np.int64)
+        absolute = os.path.abspath(path)
+        return cls(absolute, status.st_size, status.st_mtime_ns, offset, stride, shape, dtype, rows, axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C), or (H, W) for masks."""
+        return _shape(self.stored_shape, self.axes)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8 or uint16, in native byte order."""
+        return self.stored_dtype.newbyteorder("=")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.stored_shape) * self.stored_dtype.itemsize
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fills `out` with the rows at these indices."""
+        rows = self.rows[indices]
+        if len(rows) == 0:
+            return
+        self._require_unchanged()
+        if self.axes == "HWC" and self.stride == self.row_bytes and out.flags.c_contiguous and _is_run(rows):
+            self._read_run(int(rows[0]), out)
+        else:
+            _gather(self._map(), rows, self.stored_shape, self.stored_dtype, self.axes, out)
+        self._require_unchanged()
+        if not self.stored_dtype.isnative:
+            out.byteswap(inplace=True)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> RawRows:
+        """Returns the rows at these indices, in their order."""
+        return replace(self, rows=self.rows[indices])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state without the memory map, which each process makes for itself."""
+        return {**vars(self), "_mapped": []}
+
+    def _map(self) -> NDArray[np.uint8]:
+        """Returns the bytes of all rows of the file from a memory map, uint8 (rows in the file, row_bytes)."""
+        if not self._mapped:
+            try:
+                with open(self.path, "rb") as file:
+                    mapping = mmap.mmap(file.fileno(), self.file_bytes, prot=mmap.PROT_READ)
+            except (OSError, ValueError) as exc:
+                raise FileChangedError(_changed(self.path, f"it can no longer be mapped: {exc}")) from exc
+            count = (self.file_bytes - self.offset - self.row_bytes) // self.stride + 1
+            shape, strides = (count, self.row_bytes), (self.stride, 1)
+            # As bytes, whatever the dtype: NumPy would copy the whole source if it is not aligned to its elements.
+            self._mapped.append(np.ndarray(shape, np.uint8, mapping, self.offset, strides))
+        return self._mapped[0]
+
+    def _read_run(self, first: int, out: NDArray[Any]) -> None:
+        view, at = out.reshape(-1).view(np.uint8).data, self.offset + first * self.stride
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                done = read_into(file.fileno(), view, at)
+        except OSError as exc:
+            raise SourceError(f"{self.path} cannot be read: {exc.strerror}. Check the disk, and run again.") from exc
+        if done < len(view):
+            raise FileChangedError(_changed(self.path, f"it ends at byte {at + done:,}"))
+
+    def _require_unchanged(self) -> None:
+        try:
+            status = os.stat(self.path)
+        except OSError as exc:
+            raise FileChangedError(_changed(self.path, f"it can no longer be opened: {exc.strerror}")) from exc
+        if (status.st_size, status.st_mtime_ns) != (self.file_bytes, self.mtime_ns):
+            raise FileChangedError(_changed(self.path, "it was written to or replaced since it was listed"))
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryRows:
+    """Rows of an array in memory. Pickling copies the array.
+
+    Attributes:
+        values: (rows, *stored shape), C-contiguous.
+        rows: int64 (N,), number in `values` of each row.
+        axes: order of the axes in `values`.
+    """
+
+    values: NDArray[Any]
+    rows: NDArray[np.int64]
+    axes: Axes = "HWC"
+
+    @classmethod
+    def of(cls, values: NDArray[Any], axes: Axes = "HWC") -> MemoryRows:
+        """Returns all rows of an array of uint8 or uint16, which is copied if it is not C-contiguous."""
+        values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+        return cls(values, np.arange(len(values), dtype=np.int64), axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C), or (H, W) for masks."""
+        return _shape(self.values.shape[1:], self.axes)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8 or uint16."""
+        return self.values.dtype
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fills `out` with the rows at these indices."""
+        source = self.values.reshape(-1).view(np.uint8).reshape(len(self.values), -1)
+        _gather(source, self.rows[indices], self.values.shape[1:], self.dtype, self.axes, out)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> MemoryRows:
+        """Returns the rows at these indices, in their order."""
+        return replace(self, rows=self.rows[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedRows:
+    """Rows of several readers of equal shape as one sequence.
+
+    Attributes:
+        parts: the readers.
+        part: int32 (N,), the part that each row belongs to.
+        index: int64 (N,), the index of each row in its part.
+    """
+
+    parts: tuple[Arrays, ...]
+    part: NDArray[np.int32]
+    index: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Arrays, int]]) -> JoinedRows:
+        """Returns the rows of all parts, one part behind the other; each is given with its number of rows.
+
+        Raises:
+            SourceError: their shapes or types differ.
+        """
+        kinds = {(rows.shape, rows.dtype) for rows, _ in parts}
+        if len(kinds) > 1:
+            shown = " and ".join(sorted(f"{dtype} {shape}" for shape, dtype in kinds))
+            raise SourceError(f"Rows of different kinds cannot be one dataset: {shown}. Pack them one by one.")
+        counts = [count for _, count in parts]
+        return cls(
+            parts=tuple(rows for rows, _ in parts),
+            part=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+            index=np.concatenate([np.zeros(0, np.int64), *(np.arange(count) for count in counts)]),
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C), or (H, W) for masks."""
+        return self.parts[0].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8 or uint16."""
+        return self.parts[0].dtype
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Fills `out` with the rows at these indices."""
+        part, index = self.part[indices], self.index[indices]
+        for number in np.unique(part).tolist():
+            where = np.flatnonzero(part == number)
+            if _is_run(where):
+                self.parts[number].read_rows(index[where], out[where[0] : where[-1] + 1])
+            else:
+                mixed = np.empty((len(where), *self.shape), self.dtype)
+                self.parts[number].read_rows(index[where], mixed)
+                out[where] = mixed
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> JoinedRows:
+        """Returns the rows at these indices, in their order."""
+        return replace(self, part=self.part[indices], index=self.index[indices])
+
+
+def rows_in_tree(
+    tree: Tree,
+    i: int,
+    data: bytes,
+    *,
+    offset: int,
+    num_rows: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any] | type[np.generic],
+    stride: int | None = None,
+    axes: Axes = "HWC",
+) -> Arrays:
+    """Returns the reader of rows in file i of a tree: in place, or from its content `data` if the tree is an archive.
+
+    The other arguments are those of `RawRows.of`.
+
+    Raises:
+        SourceError: the file is shorter than the rows need.
+    """
+    if not tree.archive:
+        path = tree.path / tree.names[i]
+        return RawRows.of(path, offset=offset, num_rows=num_rows, shape=shape, dtype=dtype, stride=stride, axes=axes)
+    dtype = np.dtype(dtype)
+    within = np.ndarray(shape, dtype, data, offset).strides if num_rows else ()
+    row_bytes = math.prod(shape) * dtype.itemsize
+    values = np.ndarray((num_rows, *shape), dtype, data, offset, (stride or row_bytes, *within))
+    return MemoryRows.of(values, axes)
+
+
+def upright(values: NDArray[Any], axes: Axes) -> NDArray[Any]:
+    """Returns a view of samples (n, ...) with their axes in the order H, W, C."""
+    if values.ndim == 3:
+        return values
+    return values.transpose(0, *(axis + 1 for axis in _ORDER[axes]))
+
+
+def _shape(stored: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
+    return stored if len(stored) == 2 else tuple(stored[axis] for axis in _ORDER[axes])
+
+
+def _is_run(rows: NDArray[np.int64]) -> bool:
+    """Whether rows are consecutive: first, first + 1, first + 2, ..."""
+    return int(rows[-1] - rows[0]) == len(rows) - 1 and bool(np.all(np.diff(rows) == 1))
+
+
+def _gather(
+    source: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    stored: tuple[int, ...],
+    dtype: np.dtype[Any],
+    axes: Axes,
+    out: NDArray[Any],
+) -> None:
+    """Copies rows of source, uint8 (rows, row_bytes), to out, with axes as H, W, C and the byte order kept."""
+    if axes == "HWC" and out.flags.c_contiguous:
+        _copy(source, rows, out.reshape(-1).view(np.uint8).reshape(len(out), source.shape[1]))
+        return
+    step = max(1, _BLOCK_BYTES // source.shape[1])
+    block = np.empty((min(step, len(rows)), source.shape[1]), np.uint8)
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        _copy(source, some, block[: len(some)])
+        images = block[: len(some)].view(dtype.newbyteorder("=")).reshape(len(some), *stored)
+        target = out[start : start + step]
+        if axes == "HWC":
+            target[...] = images
+        elif axes == "WHC":
+            target[...] = images.transpose(0, 2, 1, 3)
+        else:
+            # One channel at a time takes a third of the time of one transposed copy.
+            for channel in range(stored[0]):
+                target[..., channel] = images[:, channel]
+
+
+def _copy(source: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    if source.flags.c_contiguous:
+        # mode="raise" would copy through a buffer; all rows are known to exist, so "clip" changes nothing.
+        np.take(source, rows, axis=0, out=out, mode="clip")
+    else:
+        # np.take would first make the whole source contiguous.
+        out[...] = source[rows]
+
+
+def _changed(path: str, what: str) -> str:
+    return f"{path}: {what}. Leave it alone while it is read, and run again."

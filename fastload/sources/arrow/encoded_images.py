@@ -1,0 +1,183 @@
+"""Readers of the images and masks in a column of Parquet or Arrow files: of their bytes, or of files they name."""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.sources.arrow.features import Features, values_in
+from fastload.sources.arrow.shards import Shard, UnpackedImages, translate_errors
+from fastload.sources.assemble import JoinedFiles, fill_value
+from fastload.sources.listing import Files, Masks
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tables.image_index import ImageIndex
+from fastload.sources.tree import Tree, key_of
+
+
+class EncodedColumn(NamedTuple):
+    """The images in one column of all shards, R rows.
+
+    Attributes:
+        parts: readers of the bytes.
+        part: int32 (R,), the part that each row belongs to.
+        position: int64 (R,), the position of each row in its part.
+        sizes: int64 (R,), bytes of each image; 0 for a row without bytes.
+        paths: the path that each row names; "" for none.
+    """
+
+    parts: tuple[Files, ...]
+    part: NDArray[np.int32]
+    position: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    paths: list[str]
+
+
+def encoded_column(shards: list[Shard], name: str, features: Features, tree: Tree) -> EncodedColumn:
+    """Returns the images of a column that holds bytes, or only paths of files."""
+    if name in features.images and not str(shards[0].schema.field(name).type).endswith("string"):
+        return encoded_images(shards, name, tree.path)
+    paths = values_in(shards, name, features).texts()
+    nothing = np.zeros(len(paths), np.int64)
+    return EncodedColumn((), nothing.astype(np.int32), nothing, nothing, paths)
+
+
+def encoded_images(shards: list[Shard], name: str, dataset_folder: Path) -> EncodedColumn:
+    """Returns the images of a column of bytes: of Arrow in place, of Parquet unpacked to a temporary file.
+
+    Args:
+        shards: all files, of one kind.
+        name: the column, a struct of bytes and path, or binary.
+        dataset_folder: where the temporary file is made if the usual folders have no room.
+
+    Raises:
+        SourceError: a file is damaged, or there is no room for the temporary file.
+    """
+    parquet = shards[0].parquet
+    spill = UnpackedImages(sum(shard.num_bytes() for shard in shards), dataset_folder) if parquet else None
+    offsets, sizes, paths, parts, counts = [], [], list[str](), list[Files](), list[int]()
+    for shard in shards:
+        mine_offsets, mine_sizes = [], []
+        for array, base in shard.batches(name):
+            with translate_errors(shard.path):
+                starts, lengths, buffer = _bytes_of(array, paths)
+            if spill:
+                first, last = (int(starts[0]), int(starts[-1] + lengths[-1])) if len(starts) else (0, 0)
+                at = spill.write(memoryview(buffer)[first:last]) if buffer is not None and last > first else 0
+                starts = starts - first + at
+            elif buffer is not None:
+                starts = starts + (buffer.address - base)
+            mine_offsets.append(starts)
+            mine_sizes.append(lengths)
+        offsets.append(np.concatenate([np.zeros(0, np.int64), *mine_offsets]))
+        sizes.append(np.concatenate([np.zeros(0, np.int64), *mine_sizes]))
+        counts.append(len(offsets[-1]))
+        shard.check(counts[-1])
+        if not spill:
+            parts.append(shard.spans(offsets[-1], sizes[-1]))
+    if spill:
+        parts, counts = [spill.spans(np.concatenate(offsets), np.concatenate(sizes))], [sum(counts)]
+    return EncodedColumn(
+        parts=tuple(parts),
+        part=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+        position=np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
+        sizes=np.concatenate(sizes),
+        paths=paths,
+    )
+
+
+def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
+    """Returns where each image begins in an array's buffer, its length (0: null), and the buffer; appends to paths."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    while isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    rows = len(array)
+    valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
+    if pa.types.is_struct(array.type):
+        paths += [path or "" for path in pc.struct_field(array, "path").to_pylist()]
+        array = pc.struct_field(array, "bytes")  # null where the struct is
+        valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
+    else:
+        paths += [""] * rows
+    if pa.types.is_null(array.type):
+        return np.zeros(rows, np.int64), np.zeros(rows, np.int64), None
+    wide = pa.types.is_large_binary(array.type)
+    _, ends, data = array.buffers()
+    starts = np.frombuffer(ends, np.int64 if wide else np.int32)[array.offset : array.offset + rows + 1].astype(
+        np.int64
+    )
+    lengths = np.where(valid, np.diff(starts), 0)
+    return starts[:-1], lengths, data
+
+
+def resolve_images(
+    encoded: EncodedColumn, tree: Tree, names: list[str], shard_of: NDArray[np.int64]
+) -> tuple[Files, NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
+    """Returns the reader of the images; their sizes; their times of modification; and row -> why it has no image.
+
+    A row without bytes names a file of the tree. The time of an image in the table itself is 0.
+    """
+    part, at_part, sizes = encoded.part.copy(), encoded.position.copy(), encoded.sizes.copy()
+    mtimes = np.zeros(len(sizes), np.int64)
+    bad: dict[int, str] = {}
+    absent = np.flatnonzero(sizes == 0)
+    parts = encoded.parts
+    if len(absent):
+        index = image_index(tree)
+        parts = (*parts, index.tree.files)
+        for shard in np.unique(shard_of[absent]).tolist():
+            rows = absent[shard_of[absent] == shard]
+            folder = posixpath.dirname(names[shard])
+            here = index.at(f"{folder}/" if folder else "")
+            found = here.find([encoded.paths[row] for row in rows.tolist()], [""] * len(rows))
+            for k, row in enumerate(rows.tolist()):
+                position, path = int(found.positions[k]), encoded.paths[row]
+                if position >= 0:
+                    part[row], at_part[row], sizes[row] = len(parts) - 1, position, index.tree.sizes[position]
+                    mtimes[row] = index.tree.mtimes_ns[position]
+                elif path:
+                    why = found.reasons.get(k, "is not there")
+                    bad[row] = f"holds no bytes, only the path {path!r}, which {why}"
+                else:
+                    bad[row] = "holds no image: its bytes are null or empty"
+    return JoinedFiles(parts, part, at_part), sizes, mtimes, bad
+
+
+def resolve_masks(
+    encoded: EncodedColumn, tree: Tree, names: list[str], shard_of: NDArray[np.int64], notes: list[str], name: str
+) -> tuple[Masks, NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the masks in a column, their sizes and times of modification; absent masks get an unused value."""
+    files, sizes, mtimes, bad = resolve_images(encoded, tree, names, shard_of)
+    present = np.ones(len(shard_of), np.bool_)
+    present[list(bad)] = False
+    notes.append(f"Masks by column {name!r}.")
+    fill, filled = fill_value(files, present, str(tree.given)) if present.any() else (255, [])
+    notes += filled
+    return Masks(files, present, ignore_index=fill), sizes, mtimes
+
+
+def image_index(tree: Tree) -> ImageIndex:
+    """Returns the index of the image files in the folder of the tables."""
+    return ImageIndex(open_tree(tree.path) if tree.file else tree)
+
+
+def keys_of(encoded: EncodedColumn | None, names: list[str], counts: list[int]) -> list[str]:
+    """Returns the keys of the rows: shard and path, if the paths in the shard are unique, else shard and row number."""
+    keys: list[str] = []
+    start = 0
+    for name, count in zip(names, counts, strict=True):
+        paths = encoded.paths[start : start + count] if encoded else []
+        start += count
+        if paths and "" not in paths and len(set(paths)) == count:
+            inner = [path.replace("\\", "/").rpartition("/")[2] for path in paths]
+            if len(set(inner)) < count:
+                inner = [path.lstrip("/") for path in paths]
+        else:
+            inner = [f"{row:08d}" for row in range(count)]
+        keys += [f"{key_of(name)}/{key_of(path)}" for path in inner]
+    return keys

@@ -1,0 +1,210 @@
+"""Columns of Arrow tables as Values, and the features (images, classes) that Hugging Face's `datasets` wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.sources.arrow.shards import Shard
+from fastload.sources.listing import first_few
+from fastload.sources.tables.columns import LABELS, plain_name
+from fastload.sources.tables.values import Values, nothing, other
+
+
+@dataclass(frozen=True)
+class Features:
+    """The images and classes among the columns of a table, by its schema.
+
+    Attributes:
+        images: the columns that hold images, in order.
+        classes: column -> names of its classes.
+    """
+
+    images: tuple[str, ...]
+    classes: dict[str, tuple[str, ...]]
+
+
+def features_of(schema: Any) -> Features:
+    """Returns the features from a schema's metadata, else from its types: a struct of bytes and path is an image."""
+    import pyarrow as pa
+
+    try:
+        described = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        described = {}
+    images, classes = [], {}
+    for field in schema:
+        feature = described.get(field.name) if isinstance(described, dict) else None
+        said = feature.get("_type", "") if isinstance(feature, dict) else ""
+        kind = field.type
+        pair = pa.types.is_struct(kind) and {kind.field(i).name for i in range(kind.num_fields)} >= {"bytes", "path"}
+        binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        if said == "Image" or ((pair or binary) and said in ("", "Value")):  # not Audio, Video or Pdf
+            images.append(field.name)
+        while isinstance(feature, dict) and "feature" in feature:
+            feature = feature["feature"]
+        if isinstance(feature, list) and len(feature) == 1:
+            feature = feature[0]
+        if isinstance(feature, dict) and "_type" not in feature:  # objects with boxes: the classes are inside
+            inner = [value.get("feature", value) for value in feature.values() if isinstance(value, dict)]
+            feature = next((value for value in inner if isinstance(value, dict) and "names" in value), None)
+        if (
+            isinstance(feature, dict)
+            and feature.get("_type") == "ClassLabel"
+            and isinstance(feature.get("names"), list)
+        ):
+            classes[field.name] = tuple(map(str, feature["names"]))
+    return Features(tuple(images), classes)
+
+
+def common_classes(each: list[Features], counts: list[int]) -> tuple[Features, list[str]]:
+    """Returns the features of all files of a dataset; if their lists of classes differ, the union of these.
+
+    Args:
+        each: the features of each file, in order.
+        counts: number of rows of each file; a file without rows is ignored.
+
+    Returns:
+        The features, and the columns whose classes differ between files.
+    """
+    classes: dict[str, tuple[str, ...]] = {}
+    differ: list[str] = []
+    for features, count in zip(each, counts, strict=True):
+        for name, names in features.classes.items() if count else ():
+            known = classes.setdefault(name, names)
+            if known != names:
+                # New names are appended: a longer list that begins like the known one keeps its numbers.
+                classes[name] = (*known, *[one for one in names if one not in known])
+                differ += [name] if name not in differ else []
+    images = dict.fromkeys(name for features in each for name in features.images)
+    return Features(tuple(images), each[0].classes | classes), differ
+
+
+def values_in(shards: list[Shard], name: str, features: Features) -> Values:
+    """Returns one column of all files, with classes numbered as in `features`, even if files number them differently.
+
+    Raises:
+        SourceError: a class has no name in its file; or lists of classes are numbered differently.
+    """
+    import pyarrow as pa
+
+    kinds = [shard.schema.field(name).type for shard in shards if name in shard.schema.names]
+    kind = next((kind for kind in kinds if not pa.types.is_null(kind)), pa.null())
+    chunks: list[Any] = []
+    for shard in shards:
+        there = name in shard.schema.names and shard.schema.field(name).type == kind
+        chunks += shard.column(name).chunks if there else [pa.nulls(shard.num_rows, kind)]
+    names = features.classes.get(name, ())
+    try:
+        values = values_of_arrow(pa.chunked_array(chunks, kind), name, names)
+    except UnicodeDecodeError as exc:
+        raise SourceError(f"{shards[0].path}: column {name!r} holds text that is not UTF-8: {exc}.") from exc
+    return _by_common_classes(shards, name, values) if names else values
+
+
+def _by_common_classes(shards: list[Shard], name: str, values: Values) -> Values:
+    """Returns the values with the classes of each file renumbered to those of `values.names`."""
+    renumbered = values.values.copy()
+    start = 0
+    for shard in shards:
+        rows = slice(start, start + shard.num_rows)
+        start += shard.num_rows
+        own = features_of(shard.schema).classes.get(name, values.names)
+        if values.kind != "int":
+            require_same_classes(shard, name, own, values.names)
+            continue
+        numbers = values.values[rows]
+        if len(numbers) and int(numbers.max()) >= len(own):
+            raise SourceError(
+                f"{shard.path}: column {name!r} holds the class {numbers.max()}, but its schema names only "
+                f"{len(own)}. Fix the schema, or fetch the files again."
+            )
+        if own != values.names[: len(own)]:
+            table = np.array([*map(values.names.index, own), -1], np.int64)  # the last: below 0 stays without a class
+            renumbered[rows] = table[np.maximum(numbers, -1)]
+    return replace(values, values=renumbered)
+
+
+def require_same_classes(shard: Shard, name: str, own: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Refuses a file whose classes are in another order than `names`; for columns of lists, which are not renumbered.
+
+    Raises:
+        SourceError: they are in another order.
+    """
+    if own != names[: len(own)]:
+        raise SourceError(
+            f"{shard.path}: the classes of column {name!r} are numbered otherwise than in other files: "
+            f"{first_few(list(own), 4)}, not {first_few(list(names), 4)}. Write all files with one list of classes."
+        )
+
+
+def values_of_arrow(column: Any, name: str, names: tuple[str, ...] = ()) -> Values:
+    """Returns the values of a chunked array; nested lists of numbers, all of one length, become (N, L, ...)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    while isinstance(column.type, pa.BaseExtensionType):  # Array2D and its kin, where `datasets` is imported
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    kind, rows = column.type, len(column)
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if column.null_count == rows or pa.types.is_null(kind):
+        return nothing(rows)
+    missing = np.asarray(pc.is_null(column, nan_is_null=pa.types.is_floating(kind)).to_numpy())
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        filled = pc.fill_null(column, False if pa.types.is_boolean(kind) else 0)
+        numbers = filled.to_numpy()
+        if numbers.dtype == np.uint64 and numbers.max() >= 2**63:
+            return other(rows)
+        return Values("int", numbers.astype(np.int64), missing, names)
+    if pa.types.is_floating(kind):
+        return Values("float", column.cast(pa.float64()).to_numpy().astype(np.float64), missing)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        values = np.empty(rows, object)
+        values[:] = ["" if cell is None else cell for cell in column.to_pylist()]
+        return Values("text", values, missing | (values == ""))
+    if _is_list(kind):
+        fixed = _fixed(column)
+        if fixed is not None:
+            return Values("list", fixed, missing)
+        leaf = kind.value_type
+        tags = pa.types.is_integer(leaf) or pa.types.is_string(leaf)
+        if tags and (names or plain_name(name) in LABELS):
+            values = np.empty(rows, object)
+            values[:] = [[] if cell is None else cell for cell in column.to_pylist()]
+            return Values("list", values, missing, names)
+    return other(rows)
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _fixed(column: Any) -> NDArray[Any] | None:
+    """Returns lists as a numeric array (N, L, ...) if all lists of a level have one length; else None."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    shape = [len(column)]
+    while _is_list(column.type):
+        if column.null_count or len(column) == 0:
+            return None
+        lengths = pc.min_max(pc.list_value_length(column)).as_py()
+        if lengths["min"] != lengths["max"] or lengths["min"] == 0:
+            return None
+        shape.append(lengths["min"])
+        column = pc.list_flatten(column)
+    if column.null_count or not (
+        pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
+    ):
+        return None
+    numbers = column.to_numpy()
+    return np.asarray(numbers.astype(np.uint8) if numbers.dtype == np.bool_ else numbers).reshape(shape)

@@ -1,0 +1,132 @@
+"""Finds the form of columns that hold boxes or points by their name, so that packing can scale them with the image.
+
+A format that only names its columns does not say whether four numbers are two corners or a corner and a size. The names
+of the numbers decide; else the values, if only one of the two forms lies within the images; else the form is unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import ImageError
+from fastload.format.column import Column, Moves
+from fastload.images.fit import axis_letter
+from fastload.sources.listing import Arrays, Files, Listing, Pictures
+
+BOXES = ("bbox", "boxes")
+POINTS = ("landmarks", "keypoints")
+
+UNKNOWN = "unknown"
+"""The attribute `coordinates` of a column that cannot be scaled with the image."""
+
+_PROBED = 64  # images whose size is read: those with the largest coordinates
+
+
+def with_box_forms(listing: Listing) -> Listing:
+    """Returns the listing with the form of its columns of boxes and points, or with a mark that it is unknown.
+
+    Notes say which. Columns whose form is known, in pixels, and datasets without images remain as they are.
+    """
+    if listing.files is None:
+        return listing
+    columns, notes = dict(listing.columns), list(listing.notes)
+    for name, column in listing.columns.items():
+        if column.moves and _are_fractions(column.values):
+            columns[name] = replace(column, attrs=column.attrs | {"coordinates": UNKNOWN}, moves="")
+            notes.append(f"Column {name!r} seems to hold fractions of the image, not pixels: not scaled with it.")
+            continue
+        if column.moves or "coordinates" in column.attrs or column.values.dtype.kind not in "iuf":
+            continue
+        if name.lower() in BOXES:
+            moves, why = _box_form(listing.files, column)
+        elif name.lower() in POINTS:
+            moves, why = _point_form(name.lower(), column)
+        else:
+            continue
+        if moves:
+            named = {} if moves == "points" else {"names": CORNERS if moves == "xyxy" else SIZED}
+            columns[name] = replace(column, attrs=named | column.attrs, moves=moves)
+            notes.append(f"Column {name!r} holds {_SHOWN[moves]}, {why}.")
+        else:
+            columns[name] = replace(column, attrs=column.attrs | {"coordinates": UNKNOWN})
+            notes.append(f"Column {name!r} holds coordinates in an unknown form: {why}.")
+    return replace(listing, columns=columns, notes=tuple(notes))
+
+
+_SHOWN = {"points": "points x, y", "xywh": "boxes x, y, width, height", "xyxy": "boxes by two corners"}
+
+
+def _point_form(name: str, column: Column) -> tuple[Moves, str]:
+    last = column.values.shape[-1] if column.values.ndim > 1 else 1
+    if last % 2 or (name == "keypoints" and last != 2 and last % 3 == 0):
+        return "", f"{last} numbers in a row are no pairs x, y, or may be triples"
+    if _are_fractions(column.values):
+        return "", "they seem to be fractions of its size"
+    return "points", "by its name"
+
+
+def _box_form(files: Files | Pictures | Arrays, column: Column) -> tuple[Moves, str]:
+    values = column.values
+    if values.ndim not in (2, 3) or values.shape[-1] != 4:
+        return "", f"a row is {values.shape[1:]}, not 4 numbers or (M, 4)"
+    if names := column.attrs.get("names"):
+        letters = "".join(map(axis_letter, names))
+        if letters == "xyxy":
+            return "xyxy", "by the names of its numbers"
+        return ("xywh", "by the names of its numbers") if letters == "xywh" else ("", f"named {', '.join(names)}")
+    if _are_fractions(values):
+        return "", "they seem to be fractions of its size"
+    boxes = values.reshape(len(values), -1, 4).astype(np.float64)
+    if (boxes == -1).all(axis=2).any():
+        return "", "some are -1 throughout"
+    boxes[np.isnan(boxes).any(axis=2)] = 0  # an absent box fits both forms as zeros
+    corners = bool((boxes[..., 2:] >= boxes[..., :2]).all())
+    sized = bool((boxes[..., 2:] >= 0).all())
+    if corners and sized:
+        rows, sizes = _sizes(files, boxes)
+        ends = boxes[rows]
+        # Annotations may end up to a pixel outside of the image.
+        corners = bool((ends[..., 2:] <= sizes + 1).all())
+        sized = bool((ends[..., :2] + ends[..., 2:] <= sizes + 1).all())
+    if corners == sized:
+        return "", f"{'both' if corners else 'neither'} two corners and a corner with a size would fit"
+    return ("xyxy" if corners else "xywh"), "as only those lie within the images"
+
+
+def _sizes(files: Files | Pictures | Arrays, boxes: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the rows whose boxes reach furthest (as x, y, w, h), and width and height of their images, (R, 1, 2)."""
+    if isinstance(files, Arrays):
+        height, width = files.shape[:2]
+        return np.arange(len(boxes)), np.full((len(boxes), 1, 2), (width, height))
+    from fastload.images.image_header import probe_image
+
+    reach = (boxes[..., :2] + boxes[..., 2:]).max(axis=1, initial=0)
+    rows, sizes = [], []
+    for row in np.unique(np.argsort(-reach, axis=0, kind="stable")[:_PROBED]).tolist():
+        try:
+            if isinstance(files, Files):
+                header = probe_image(lambda size, row=row: files.read_head(row, size))  # type: ignore[misc]
+            else:
+                header = files.header(row)
+        except ImageError:
+            continue  # packing reports the images that cannot be read
+        rows.append(row)
+        sizes.append((header.width, header.height))
+    return np.array(rows, np.int64), np.array(sizes, np.int64).reshape(-1, 1, 2)
+
+
+def _are_fractions(values: NDArray[Any]) -> bool:
+    if values.dtype.kind != "f" or not values.size:
+        return False
+    known = values[np.isfinite(values)]
+    return bool(known.any() and known.min() >= 0 and known.max() <= 1)
+
+
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+SIZED = ("x", "y", "width", "height")

@@ -1,0 +1,220 @@
+"""COCO: folders of images, and in `annotations/` the objects in them.
+
+    train2017/000000000009.jpg, val2017/
+    annotations/instances_train2017.json, instances_val2017.json      boxes, polygons and run lengths
+    test2017/                                                          images without annotations
+
+Boxes are packed as they are; masks are drawn from the polygons only if they are asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fastload.errors import SourceError
+from fastload.format.column import Column
+from fastload.sources.assemble import Contradictions, assemble, recognised_note, split_path
+from fastload.sources.coco.annotations import Boxes, Classes, InstancesFile
+from fastload.sources.coco.instances import read_instances
+from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import Tree, key_of
+
+_INSTANCES = re.compile(r"(?:^|/)instances_([^/]+)\.json$")
+_OTHERS = re.compile(r"(?:^|/)((?:person_keypoints|captions|stuff|panoptic|image_info)_[^/]+\.json)$")
+_YEAR = re.compile(r"_?\d{4}$")
+
+
+def coco_evidence(tree: Tree) -> list[str]:
+    """Returns the files instances_*.json of a tree."""
+    return [key_of(name) for name in tree.names if name.endswith(".json") and _INSTANCES.search(name)]
+
+
+def list_coco(
+    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
+) -> Listing:
+    """Returns the listing of COCO's images, with or without annotations, split by split, in the order of their names.
+
+    Columns: `image_id` int64 (N,), -1 if no file lists the image; `boxes` float32 (N, M, 4) as x, y, width, height from
+    0, in the order of the file, also those without area; `box_labels` int64 (N, M), category ids mapped to 0, 1, ... in
+    ascending order (attributes `names` and, with the original ids, `category_ids`), -1 behind the last box;
+    `box_crowd` uint8 (N, M); `num_boxes` int64 (N,).
+
+    Masks, if asked for, have `ignore_index` 255. Smaller annotations (by `area`) are drawn over larger ones, crowds
+    below all others:
+      "semantic": 0 = background, box label + 1 = class, also of crowds.
+      "instance": 0 = background, k = the k-th box of the image, counted from 1; crowds are 255, as they are many.
+
+    Raises:
+        SourceError: there is no instances file, or it is damaged or contradicts itself; there are no images; an image
+            is not listed, a listed image has no file, an annotation has a bad box, region or category (these leave out
+            the image if skipped); more classes or instances than a mask can hold.
+    """
+    options = options or SourceOptions()
+    drawn = options.masks if options.masks in ("semantic", "instance") else ""
+    tree = open_tree(source)
+    found = Contradictions(tree, on_error)
+    notes = [recognised_note("coco", coco_evidence(tree))]
+    ignored = [key_of(name) for name in tree.names if name.endswith(".json") and _OTHERS.search(name)]
+    if ignored:
+        notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
+    parts = _read_parts(tree, bool(drawn), found, notes)
+    classes = _same_categories(tree, parts)
+    images, splits, ids = [], [], []
+    for part in parts:
+        kept = np.flatnonzero(part.rows >= 0)
+        images += part.rows[kept].tolist()
+        splits += [part.split] * len(kept)
+        ids.append(part.instances.image_ids[kept])
+    tests = _unlisted(tree, parts, found, notes)
+    images += tests
+    splits += ["test"] * len(tests)
+    ids.append(np.full(len(tests), -1, np.int64))
+    boxes = Boxes.of(parts, len(images))
+    columns = {"image_id": Column(np.concatenate(ids)), **boxes.columns(classes)}
+    empty = int((boxes.counts == 0).sum()) - len(tests)
+    if empty:
+        notes.append(f"Images without an annotation were kept ({empty}).")
+    thin = int((boxes.boxes[:, 2:] == 0).any(axis=1).sum())
+    if thin:
+        notes.append(f"Boxes without area were kept as they are ({thin}).")
+    skipped = found.as_skipped()
+    masks = boxes.masks(tree, drawn, parts, images, classes) if drawn and images else None
+    if masks is not None:
+        regions = [part.instances.regions for part in parts if part.instances.regions is not None]
+        without = sum(int(region.empty().sum()) for region in regions)
+        if without:
+            notes.append(f"Annotations without a region have a box, and are not in the masks ({without}).")
+    elif options.masks == "auto":
+        notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
+    listing = assemble(
+        tree,
+        "coco",
+        images=images,
+        splits=splits,
+        columns=columns,
+        notes=notes,
+        skipped=skipped,
+        masks=masks,
+    )
+    if masks is None:
+        return listing
+    # Masks are drawn from the instances files: a resumed pack must notice if these change.
+    jsons = [part.position for part in parts]
+    return replace(
+        listing,
+        sizes=listing.sizes + tree.sizes[jsons].sum(),
+        mtimes_ns=np.maximum(listing.mtimes_ns, tree.mtimes_ns[jsons].max()),
+    )
+
+
+def _read_parts(tree: Tree, drawn: bool, found: Contradictions, notes: list[str]) -> list[InstancesFile]:
+    """Returns the instances files of which images are there.
+
+    Raises:
+        SourceError: there is no such file; two are the same split or list the same image; one is damaged.
+    """
+    position_of = {tree.names[i]: i for i in tree.images().tolist()}
+    folders = {split_path(name)[0] for name in position_of}
+    parts: list[InstancesFile] = []
+    owner: dict[int, str] = {}
+    jsons = [(i, match) for i, name in enumerate(tree.names) if (match := _INSTANCES.search(name))]
+    if not jsons:
+        raise SourceError(
+            f"{tree.given}: there is no instances_*.json. Unpack COCO's annotations into a folder annotations next to "
+            "the folders of images."
+        )
+    for position, match in jsons:
+        json = key_of(tree.names[position])
+        candidates = _image_folders(tree.names[position], match[1])
+        if not any(folder.startswith(at) for at in candidates[:-2] for folder in folders) and not any(
+            at in folders for at in candidates[-2:]
+        ):
+            notes.append(f"{json} was ignored: its images are not there (no {key_of(candidates[0])}).")
+            continue
+        bare = _YEAR.sub("", match[1])
+        split = SPLITS.get(bare.lower(), key_of(bare))
+        if split in [part.split for part in parts]:
+            other = next(part.json for part in parts if part.split == split)
+            raise SourceError(f"{tree.given}: {other} and {json} are both the split {split!r}. Move one of them away.")
+        instances = read_instances(tree.read_text(position), f"{tree.path / json}", drawn)
+        folder = max(candidates, key=lambda at: sum(at + name in position_of for name in instances.names))
+        rows = np.array([position_of.get(folder + name, -1) for name in instances.names], np.int64)
+        keys = [key_of(folder + name) for name in instances.names]
+        if not keys:
+            raise SourceError(f"{tree.path / json} lists no images. Fetch it again, or move it away.")
+        for i, row in enumerate(rows.tolist()):
+            if row < 0:
+                found.add(keys[i], f"is listed in {json}, but has no file")
+            elif row in owner:
+                raise SourceError(
+                    f"{tree.path / json}: {keys[i]} is listed a second time (first in {owner[row]}). "
+                    "Fix the file: an image is one sample of one split."
+                )
+            else:
+                owner[row] = json
+        for at, reason in instances.bad:
+            if at < 0:
+                found.add(f"{json}: {reason.partition(' has ')[0]}", f"has {reason.partition(' has ')[2]}")
+            else:
+                found.add(keys[at], f"is contradicted by {json}: {reason}")
+        bad = [at for at, _ in instances.bad if at >= 0]
+        listed = rows.copy()
+        listed[bad] = -1
+        notes.append(f"Split {split}: {len(rows)} images of {json} in {key_of(folder) or 'the folder itself'}.")
+        parts.append(InstancesFile(split, json, instances, listed, frozenset(rows.tolist()), position))
+    if not parts:
+        raise SourceError(
+            f"{tree.given}: there are no images of {first_few([key_of(tree.names[i]) for i, _ in jsons])}. Unpack them "
+            "next to the folder annotations, as train2017/ and val2017/."
+        )
+    return parts
+
+
+def _image_folders(json: str, name: str) -> list[str]:
+    """Returns folders in which the images of an instances file may lie, likeliest first.
+
+    Images may lie anywhere below these; for the last two only directly in them.
+    """
+    folder = split_path(json)[0]
+    root = split_path(folder[:-1])[0] if split_path(folder[:-1])[1] == "annotations" else folder
+    named = [f"{at}{part}/" for part in dict.fromkeys((name, _YEAR.sub("", name))) for at in ("", "images/")]
+    return [root + at for at in (*named, "images/", "")]
+
+
+def _same_categories(tree: Tree, parts: list[InstancesFile]) -> Classes:
+    first = parts[0].instances
+    for part in parts[1:]:
+        if (part.instances.category_ids, part.instances.category_names) != (first.category_ids, first.category_names):
+            raise SourceError(
+                f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or "
+                "fix the files."
+            )
+    return Classes(tuple(map(key_of, first.category_names)), first.category_ids)
+
+
+def _unlisted(tree: Tree, parts: list[InstancesFile], found: Contradictions, notes: list[str]) -> list[int]:
+    """Returns the positions of images in folders such as test2017/; unlisted images next to listed ones are noted."""
+    listed = frozenset().union(*(part.listed for part in parts))
+    folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
+    jsons = " or ".join(part.json for part in parts)
+    tests, others = [], []
+    for i in tree.images().tolist():
+        folder = split_path(tree.names[i])[0]
+        if i in listed:
+            continue
+        if folder in folders:
+            found.add(key_of(tree.names[i]), f"is not listed in {jsons}")
+        elif SPLITS.get(_YEAR.sub("", split_path(folder[:-1])[1]).lower()) == "test":
+            tests.append(i)
+        else:
+            others.append(key_of(tree.names[i]))
+    if tests:
+        notes.append(f"Split test: {len(tests)} images without annotations; num_boxes is 0 and image_id -1.")
+    if others:
+        notes.append(f"Ignored images in folders without instances ({len(others)}): {first_few(others)}.")
+    return tests

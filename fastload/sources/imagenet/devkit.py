@@ -1,0 +1,184 @@
+"""Parses ImageNet's tables: the words of each class, and the class of each validation image.
+
+    ILSVRC2012_devkit_t12.tar.gz    the devkit, packed or unpacked: data/meta.mat, data/..._ground_truth.txt
+    LOC_synset_mapping.txt          Kaggle: `n01440764 tench, Tinca tinca`; Caffe's synset_words.txt is the same
+    LOC_val_solution.csv            Kaggle: `ILSVRC2012_val_00000001,n01751748 111 108 441 193`
+    val_annotations.txt             Tiny ImageNet: `val_0.JPEG n03444034 0 32 44 62`, with tabs
+
+The devkit's ground truth holds ILSVRC2012_IDs, 1 to 1000, which follow no order of names; only meta.mat maps them to
+wnids (WordNet ids such as n01440764).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zlib
+
+from fastload.errors import MissingExtraError, SourceError
+from fastload.sources.tree import Tree, key_of
+
+WNID = re.compile(r"n\d{8}")
+DEVKIT = re.compile(r"ILSVRC2012_devkit_t12\.(tar\.gz|tgz|tar)", re.IGNORECASE)
+GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+META = "meta.mat"
+SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt")
+SOLUTION = "LOC_val_solution.csv"
+TINY = "val_annotations.txt"
+WORDS = "words.txt"
+
+_MAX_DEVKIT = 2**26  # bytes when unpacked; the real devkit has 8 million
+_MAX_SECONDS = 120  # to start SciPy and read meta.mat, which takes a few seconds
+
+_READ_META = """
+import io, json, sys
+from scipy.io import loadmat
+synsets = loadmat(io.BytesIO(sys.stdin.buffer.read()), variable_names=["synsets"], squeeze_me=True)["synsets"]
+leaves = [synset for synset in synsets.reshape(-1) if int(synset["num_children"]) == 0]
+print(json.dumps([[int(one["ILSVRC2012_ID"]), str(one["WNID"]), str(one["words"])] for one in leaves]))
+"""
+
+
+def read_devkit(tree: Tree, position: int) -> dict[str, bytes]:
+    """Returns base name -> content of meta.mat and the ground truth in a packed devkit, as far as they are in it.
+
+    Raises:
+        SourceError: the devkit is damaged, or far too large.
+    """
+    import gzip
+    import tarfile
+
+    where = f"{tree.path}: {key_of(tree.names[position])}"
+    data = tree.read_text(position)
+    try:
+        if data.startswith(b"\x1f\x8b"):
+            with gzip.open(io.BytesIO(data)) as packed:
+                data = packed.read(_MAX_DEVKIT + 1)
+        if len(data) > _MAX_DEVKIT:
+            raise SourceError(f"{where} holds more than {_MAX_DEVKIT} bytes: this is not the devkit. Fetch it again.")
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            found = {}
+            for info in archive:
+                if info.size < 0:
+                    raise tarfile.ReadError(f"{info.name} has the size {info.size}")
+                base = info.name.rpartition("/")[2]
+                file = archive.extractfile(info) if base in (META, GROUND_TRUTH) and info.isreg() else None
+                if file is not None:
+                    found[base] = file.read()
+            return found
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as exc:
+        raise SourceError(f"{where} is damaged or cut short ({exc}). Copy or download it again.") from exc
+
+
+def parse_meta(data: bytes, where: str) -> dict[int, tuple[str, str]]:
+    """Returns ILSVRC2012_ID -> (wnid, words) of the 1000 classes, from meta.mat.
+
+    Raises:
+        MissingExtraError: SciPy, which reads .mat files, is not installed.
+        SourceError: the file is not the devkit's.
+    """
+    import importlib.util
+    import json
+    import subprocess
+    import sys
+
+    if importlib.util.find_spec("scipy") is None:
+        raise MissingExtraError(
+            f"{where}: SciPy reads this file, which holds the classes of the validation images, and is not installed. "
+            "Install it with `pip install scipy`."
+        )
+    try:
+        # In a process of its own: a damaged file makes SciPy crash (segmentation fault in SciPy 1.17).
+        read = subprocess.run(
+            [sys.executable, "-P", "-c", _READ_META], input=data, capture_output=True, timeout=_MAX_SECONDS, check=False
+        )
+        rows = json.loads(read.stdout) if read.returncode == 0 else []
+        said = read.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    except subprocess.TimeoutExpired:
+        rows, said = [], f"not read within {_MAX_SECONDS} seconds"
+    found = {number: (wnid, words) for number, wnid, words in rows}
+    if not found or not all(WNID.fullmatch(wnid) for wnid, _ in found.values()):
+        raise SourceError(
+            f"{where} is not the devkit's table of classes: no wnids such as n01440764 in it"
+            f"{f' ({said})' if said else ''}. Fetch the devkit again."
+        )
+    return found
+
+
+def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str) -> dict[str, str]:
+    """Returns stem of each validation image -> wnid.
+
+    Raises:
+        SourceError: a line is no ID of `meta`.
+    """
+    wnids: dict[str, str] = {}
+    for number, line in enumerate(data.split(), 1):
+        known = meta.get(int(line)) if line.isdigit() and len(line) < 9 else None
+        if known is None:
+            shown = line[:40].decode("utf-8", "backslashreplace")
+            raise SourceError(
+                f"{where}, line {number}: {shown!r} is not an ILSVRC2012_ID of {META} ({min(meta)} to {max(meta)}). "
+                "Fetch the devkit again."
+            )
+        wnids[f"ILSVRC2012_val_{number:08d}"] = known[0]
+    return wnids
+
+
+def parse_words(data: bytes) -> dict[str, str]:
+    """Returns wnid -> words from Tiny ImageNet's words.txt; other lines are passed over."""
+    lines = (line.partition("\t") for line in data.decode("utf-8", "replace").splitlines())
+    return {wnid: words.strip() for wnid, _, words in lines if WNID.fullmatch(wnid)}
+
+
+def parse_synsets(data: bytes, where: str) -> dict[str, str]:
+    """Returns wnid -> words from LOC_synset_mapping.txt.
+
+    Raises:
+        SourceError: a line has no wnid, or a wnid occurs twice.
+    """
+    words: dict[str, str] = {}
+    for number, line in enumerate(_text(data, where).splitlines(), 1):
+        wnid, _, rest = line.strip().partition(" ")
+        if not wnid:
+            continue
+        if not WNID.fullmatch(wnid) or wnid in words:
+            why = "occurs twice" if wnid in words else "is no wnid such as n01440764"
+            raise SourceError(f"{where}, line {number}: {wnid[:40]!r} {why}. Fix the line or remove the file.")
+        words[wnid] = rest.strip()
+    return words
+
+
+def parse_solution(data: bytes, where: str) -> dict[str, str]:
+    """Returns stem of each image -> wnid, from LOC_val_solution.csv or, with tabs, val_annotations.txt.
+
+    Raises:
+        SourceError: a row has no wnid or different ones, or an image occurs twice.
+    """
+    import csv
+
+    text = _text(data, where)
+    if where.endswith(TINY):
+        rows = [
+            [row[0].rpartition(".")[0], row[1]] for row in csv.reader(io.StringIO(text), delimiter="\t") if len(row) > 1
+        ]
+    else:
+        rows = list(csv.reader(io.StringIO(text)))
+    wnids: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        if not row or row[0] == "ImageId":
+            continue
+        # Each wnid is followed by the four numbers of a box.
+        found = set(row[1].split()[::5]) if len(row) == 2 else set()
+        (wnid,) = found if len(found) == 1 else ("",)
+        if not WNID.fullmatch(wnid) or row[0] in wnids:
+            why = "occurs twice" if row[0] in wnids else "has not one wnid such as n01440764 before its boxes"
+            raise SourceError(f"{where}, line {number}: {row[0][:60]!r} {why}. Fix the line or fetch the file again.")
+        wnids[row[0]] = wnid
+    return wnids
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise SourceError(f"{where} is not UTF-8 (byte {exc.start}). Fetch it again.") from exc

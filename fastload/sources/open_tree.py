@@ -1,0 +1,151 @@
+"""Opens a path as a Tree: walks a folder, lists an archive, or takes a single table or array file as it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from array import array
+from pathlib import Path
+
+import numpy as np
+
+from fastload.errors import MissingFileError, SourceError
+from fastload.sources.listing import first_few
+from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_image, key_of, walk_order
+
+_TABLES = tuple(".csv .tsv .jsonl .ndjson .json .parquet .npy .npz .h5 .hdf5 .hdf .txt".split())
+
+_IDX = re.compile(r"idx[123]-(ubyte|int)(\.gz)?$")
+
+
+def open_tree(path: str | Path | Tree) -> Tree:
+    """Returns the files of a folder, a .zip or an uncompressed .tar; for a table or array file, a tree of that file.
+
+    Archives are recognised by their content. Symbolic links are followed, into folders too, but never in a circle.
+    Names that begin with a dot, and `__MACOSX`, are passed over and counted in the notes.
+
+    Args:
+        path: the folder, archive or file; a tree is returned as it is.
+
+    Raises:
+        MissingFileError: there is nothing at path.
+        SourceError: path is neither folder nor archive, is damaged or unreadable, or holds a name twice.
+    """
+    if isinstance(path, Tree):
+        return path
+    path = Path(path)
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        fix = "Give the folder, .zip or .tar that holds the images."
+        if re.search(r"[{*?\[]", path.name):
+            fix = f"Patterns are not expanded. To pack all shards, give the folder that holds them: {path.parent}"
+        raise MissingFileError(f"{path}: there is no such file or folder. {fix}") from exc
+    except OSError as exc:
+        raise SourceError(
+            f"{path} cannot be read: {exc.strerror}. Check the permissions of the folders above it."
+        ) from exc
+    if stat.S_ISDIR(mode):
+        return _walk(path)
+    if stat.S_ISREG(mode) and (path.name.lower().endswith(_TABLES) or _IDX.search(path.name.lower())):
+        return _single(path)
+    # Imported here: a folder is listed without zipfile, tarfile and lzma.
+    from fastload.sources.archives.archive import list_archive
+
+    return list_archive(path)
+
+
+def _single(path: Path) -> Tree:
+    status = os.stat(path)
+    name = os.fsdecode(path.name)
+    return Tree(
+        path=path.parent,
+        archive=False,
+        names=[name],
+        folders=[],
+        sizes=np.array([status.st_size], np.int64),
+        mtimes_ns=np.array([status.st_mtime_ns], np.int64),
+        files=FolderFiles.of(os.path.abspath(os.fsencode(path.parent)), [os.fsencode(name)]),
+        broken=[],
+        notes=(),
+        file=name,
+    )
+
+
+def _walk(root: Path) -> Tree:
+    top = os.path.abspath(os.fsencode(root))
+    names: list[str] = []
+    folders: list[str] = []
+    sizes, mtimes = array("q"), array("q")
+    broken: list[tuple[str, str]] = []
+    hidden: list[str] = []
+    circles: list[str] = []
+    status = os.stat(top)
+    # A folder is not entered below itself; two links to one folder are both followed.
+    pending = [("", frozenset([(status.st_dev, status.st_ino)]))]
+    while pending:
+        prefix, above = pending.pop()
+        for entry in _entries(root, top, prefix):
+            part = entry.name.decode("utf-8", "surrogateescape")
+            name = prefix + part
+            if is_hidden(part):
+                hidden.append(key_of(name))
+                continue
+            try:
+                is_folder = entry.is_dir()
+                status = entry.stat()
+            except OSError as exc:
+                if is_image(name):
+                    broken.append((name, _why_broken(exc)))
+                continue
+            if is_folder:
+                identity = (status.st_dev, status.st_ino)
+                if identity in above:
+                    circles.append(key_of(name))
+                else:
+                    folders.append(name)
+                    pending.append((name + "/", above | {identity}))
+            elif stat.S_ISREG(status.st_mode):
+                names.append(name)
+                sizes.append(status.st_size)
+                mtimes.append(status.st_mtime_ns)
+            elif is_image(name):
+                broken.append((name, "is not a regular file"))
+    order = sorted(range(len(names)), key=[walk_order(name) for name in names].__getitem__)
+    names = [names[i] for i in order]
+    notes = [hidden_note(hidden)] if hidden else []
+    if circles:
+        notes.append(f"Links that lead back to a folder above them were not followed: {first_few(sorted(circles))}.")
+    return Tree(
+        path=root,
+        archive=False,
+        names=names,
+        folders=sorted(folders),
+        sizes=np.array(sizes, dtype=np.int64)[order],
+        mtimes_ns=np.array(mtimes, dtype=np.int64)[order],
+        files=FolderFiles.of(top, [name.encode("utf-8", "surrogateescape") for name in names]),
+        broken=sorted(broken),
+        notes=tuple(notes),
+    )
+
+
+def _entries(root: Path, top: bytes, prefix: str) -> list[os.DirEntry[bytes]]:
+    # Listed as bytes: names must not depend on the locale of the machine that packs.
+    try:
+        with os.scandir(os.path.join(top, prefix.encode("utf-8", "surrogateescape"))) as entries:
+            return list(entries)
+    except OSError as exc:
+        raise SourceError(
+            f"{root / key_of(prefix)}: the folder cannot be listed: {exc.strerror}. "
+            "Make it readable for this user, or move it out of the dataset."
+        ) from exc
+
+
+def _why_broken(exc: OSError) -> str:
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "is a link to a file that does not exist"
+    if exc.errno == errno.ELOOP:
+        return "is a link that leads back to itself"
+    return f"cannot be read: {exc.strerror}"

@@ -1,0 +1,266 @@
+"""Boxes in a table: in four columns, one box in a row and as many rows for an image as it has boxes; or in one cell."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.format.column import Column, Moves
+from fastload.sources.box_forms import CORNERS, SIZED
+from fastload.sources.listing import OnError, SourceOptions, first_few
+from fastload.sources.tables.columns import categories, columns_of, plain_name
+from fastload.sources.tables.values import Values, values_of
+
+OBJECTS = ("objects", "annotations")
+_BOX_KEYS = ("bbox", "bboxes", "boxes", "box")
+_LABEL_KEYS = ("category", "categories", "category_id", "label", "labels", "class")
+
+
+_NAMES: dict[Moves, tuple[str, ...]] = {"xyxy": CORNERS, "xywh": SIZED}
+_NUMBER = r"\s*(-?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)\s*"
+_FOUR = re.compile(rf"\s*[\[(]{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}[\])]\s*")
+
+_FORMS: tuple[tuple[Moves, tuple[str, str, str, str]], ...] = (
+    ("xyxy", CORNERS),
+    ("xyxy", ("x_min", "y_min", "x_max", "y_max")),
+    ("xyxy", ("x1", "y1", "x2", "y2")),
+    ("xyxy", ("x_1", "y_1", "x_2", "y_2")),
+    ("xyxy", ("left", "top", "right", "bottom")),
+    ("xywh", ("x", "y", "w", "h")),
+    ("xywh", SIZED),
+    ("xywh", ("bbox_x", "bbox_y", "bbox_w", "bbox_h")),
+    ("xywh", ("bbox_x", "bbox_y", "bbox_width", "bbox_height")),
+    ("xywh", ("x_1", "y_1", "width", "height")),
+)
+
+
+def box_columns(names: Iterable[str]) -> tuple[Moves, tuple[str, ...]]:
+    """Returns the form of the boxes in a table and the four columns that hold them; "" and () if there are none."""
+    known = {plain_name(name).removeprefix("bbox_"): name for name in names}
+    known |= {plain_name(name): name for name in names}
+    for moves, form in _FORMS:
+        if all(name in known for name in form):
+            return moves, tuple(known[name] for name in form)
+    return "", ()
+
+
+def boxes_of(values: list[Values]) -> NDArray[np.float32] | None:
+    """Returns boxes as float32 (R, 4), NaN for empty cells (a row without a box); None if they are not numbers."""
+    if any(column.kind not in ("int", "float") or column.values.ndim > 1 for column in values):
+        return None
+    boxes = np.stack([np.where(column.missing, np.nan, column.values) for column in values], axis=1)
+    return boxes.astype(np.float32)
+
+
+def wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
+    """Returns row -> why its box is wrong: infinite, partly empty, of negative size, or with swapped corners."""
+    empty = np.isnan(boxes)
+    reasons: dict[int, str] = {}
+    sizes = boxes[:, 2:] - boxes[:, :2] if moves == "xyxy" else boxes[:, 2:]
+    said = "which ends before it begins" if moves == "xyxy" else "of a negative size"
+    for row in np.flatnonzero(~empty.all(axis=1) & (empty | ~np.isfinite(boxes)).any(axis=1)).tolist():
+        reasons[row] = f"has the box {_shown(boxes[row])}, which is not four numbers"
+    for row in np.flatnonzero((sizes < 0).any(axis=1)).tolist():
+        reasons.setdefault(row, f"has the box {_shown(boxes[row])} ({', '.join(_NAMES[moves])}), {said}")
+    return reasons
+
+
+def _shown(box: NDArray[np.float32]) -> str:
+    return ", ".join(f"{number:g}" for number in box.tolist())
+
+
+def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str]:
+    """Returns the columns of a table with a column of "[x, y, w, h]" spread to four, and its name ("" if none)."""
+    for name, column in cells.items():
+        given = [cell for cell in column if cell not in (None, "")]
+        if plain_name(name) not in _BOX_KEYS or not given or {"x", "y", "w", "h"} & set(cells):
+            continue
+        found = [_four(cell) for cell in given]
+        if not all(found):
+            continue
+        rows = iter(found)
+        four = [(None,) * 4 if cell in (None, "") else next(rows) for cell in column]
+        rest = {other: values for other, values in cells.items() if other != name}
+        return rest | {f"bbox_{part}": [row[at] for row in four] for at, part in enumerate("xywh")}, name
+    return cells, ""
+
+
+def _four(cell: Any) -> tuple[Any, ...]:
+    """Returns the four numbers of a cell, as text; () for any other cell."""
+    match = _FOUR.fullmatch(cell) if isinstance(cell, str) else None
+    return match.groups() if match else ()
+
+
+def one_each(boxes: NDArray[np.float32], moves: Moves) -> dict[str, Column]:
+    """Returns column `bbox`, float32 (N, 4), of images with one box each."""
+    return {"bbox": Column(boxes, {"names": CORNERS if moves == "xyxy" else SIZED}, moves)}
+
+
+def many_each(
+    boxes: NDArray[np.float32], moves: Moves, sample: NDArray[np.int64], count: int, labels: Column | None
+) -> dict[str, Column]:
+    """Returns the columns `boxes`, `num_boxes` and, with labels, `box_labels` of images with any number of boxes.
+
+    Args:
+        boxes: float32 (R, 4), one box for each row of the table; NaN for none.
+        moves: form of the boxes.
+        sample: int64 (R,), the sample that each row belongs to.
+        count: number of samples, N.
+        labels: int64 (R,), label of each box.
+
+    Returns:
+        `boxes` float32 (N, M, 4) as x, y, width, height, `num_boxes` int64 (N,), `box_labels` int64 (N, M), -1 behind
+        the last box.
+    """
+    rows = np.flatnonzero(~np.isnan(boxes).any(axis=1))
+    rows = rows[np.argsort(sample[rows], kind="stable")]
+    owner = sample[rows]
+    numbers = np.bincount(owner, minlength=count)
+    most = max(1, int(numbers.max(initial=0)))
+    slot = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+    padded = np.zeros((count, most, 4), np.float32)
+    padded[owner, slot] = boxes[rows]
+    if moves == "xyxy":
+        padded[..., 2:] -= padded[..., :2]
+    columns = {
+        "boxes": Column(padded, {"names": SIZED}, "xywh"),
+        "num_boxes": Column(numbers.astype(np.int64)),
+    }
+    if labels is not None:
+        classes = np.full((count, most), -1, np.int64)
+        classes[owner, slot] = labels.values[rows]
+        columns["box_labels"] = Column(classes, labels.attrs)
+    return columns
+
+
+def nested_boxes(
+    cells: Sequence[Any], location: Callable[[int], str], names: tuple[str, ...] = ()
+) -> dict[str, Column] | None:
+    """Returns columns of boxes from cells that hold objects, as Hugging Face writes them.
+
+    Args:
+        cells: N cells {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...}.
+        location: returns the location of a row, for messages.
+        names: names of the classes that the categories stand for.
+
+    Returns:
+        The columns of `many_each`; None if the cells hold something else.
+
+    Raises:
+        SourceError: a row has not as many boxes as categories.
+    """
+    owners: list[int] = []
+    boxes: list[Any] = []
+    labels: list[Any] = []
+    for i, cell in enumerate(cells):
+        several = isinstance(cell, dict)
+        for part in [cell] if several else cell or []:
+            if not isinstance(part, dict):
+                return None
+            box = next((part[key] for key in _BOX_KEYS if key in part), None)
+            label = next((part[key] for key in _LABEL_KEYS if key in part), None)
+            box = (box or []) if several else [box]
+            label = label if several else [label]
+            if not isinstance(box, list) or (label is not None and (not isinstance(label, list))):
+                return None
+            if label is not None and len(label) != len(box):
+                raise SourceError(
+                    f"{location(i)}: {len(box)} boxes and {len(label)} categories. Each box needs one; fix the row."
+                )
+            owners += [i] * len(box)
+            boxes += box
+            labels += label or [None] * len(box)
+    array = np.zeros((0, 4), np.float32)
+    if boxes:
+        with contextlib.suppress(ValueError, TypeError):
+            array = np.array(boxes, np.float32)
+        if array.shape != (len(boxes), 4):
+            return None
+    classes = values_of(labels) if boxes else None
+    column = None
+    if classes is not None and classes.kind == "int" and not classes.missing.any():
+        column = Column(classes.values, {"names": names} if names else {})
+    elif classes is not None and classes.kind == "text":
+        column = categories(classes)
+    return many_each(array, "xywh", np.array(owners, np.int64), len(cells), column)
+
+
+def columns_with_boxes(
+    table: dict[str, Values],
+    sample: NDArray[np.int64] | None,
+    split: NDArray[np.uint8],
+    split_names: tuple[str, ...],
+    options: SourceOptions,
+    where: str,
+    location: Callable[[int], str],
+    on_error: OnError,
+) -> tuple[dict[str, Column], dict[int, str], list[str]]:
+    """Returns the columns of boxes and, by `columns_of`, all others; row -> reason of unusable samples; notes.
+
+    Args:
+        table: name -> values of R rows.
+        sample: int64 (R,), the sample that each row belongs to; None if each row is one.
+        split: uint8 (N,), split of each sample.
+        split_names: names of the splits.
+        options: which columns are labels.
+        where: the table, for messages.
+        location: returns the location of a row, for messages.
+        on_error: whether wrong boxes are an error.
+
+    Raises:
+        SourceError: a box is wrong (unless skipped), or box columns hold no numbers; for the reasons of `columns_of`.
+    """
+    moves, four = box_columns(table)
+    boxes = boxes_of([table[name] for name in four]) if four else None
+    if boxes is None and sample is not None:
+        raise SourceError(
+            f"{where}: images with more than one row, whose box columns {', '.join(four)} are no numbers."
+        )
+    if boxes is None:
+        return columns_of(table, wanted=options.labels, split=split, split_names=split_names, where=where)
+    wrong = wrong_boxes(boxes, moves)
+    if wrong and on_error == "fail":
+        shown = first_few([f"{location(row)} {why}" for row, why in wrong.items()])
+        raise SourceError(
+            f"{where}: boxes in {', '.join(four)} that cannot be ({len(wrong)}): {shown}. Fix the rows, or leave "
+            "those images out with `--on-error skip`."
+        )
+    boxes[list(wrong)] = 0 if sample is None else np.nan
+    rest = {name: values for name, values in table.items() if name not in four}
+    said = f"Boxes by the columns {', '.join(four)}."
+    if sample is None:
+        if np.isnan(boxes).any():
+            boxed = many_each(boxes, moves, np.arange(len(boxes)), len(boxes), None)
+        else:
+            boxed = one_each(boxes, moves)
+        columns, bad, notes = columns_of(rest, wanted=options.labels, split=split, split_names=split_names, where=where)
+        bad |= wrong
+        return boxed | columns, bad, [said, *notes]
+    count = len(split)
+    every = np.zeros(len(sample), np.uint8)
+    empty: NDArray[np.bool_] = np.asarray(np.isnan(boxes).any(axis=1))
+    made, bad, notes = columns_of(rest, wanted=options.labels, split=every, split_names=("all",), where=where)
+    labels = made.pop("labels", None)
+    if labels is not None and labels.values.ndim > 1:
+        made["labels"], labels = labels, None
+    columns = many_each(boxes, moves, sample, count, labels)
+    first = np.full(count, -1, np.int64)
+    first[sample[::-1]] = np.arange(len(sample))[::-1]
+    varying = []
+    for name, column in made.items():
+        if np.array_equal(column.values, column.values[first][sample]):
+            columns[name] = Column(column.values[first], column.attrs)
+        else:
+            varying.append(name)
+    notes = [said, "Several rows of an image are its boxes.", *notes]
+    if varying:
+        notes.append(f"Columns ignored, since they differ among the boxes of an image: {first_few(varying)}.")
+    lost = {int(sample[row]): why for row, why in bad.items() if not empty[row]}
+    lost |= {int(sample[row]): why for row, why in wrong.items()}
+    return columns, lost, notes

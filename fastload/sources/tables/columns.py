@@ -1,0 +1,289 @@
+"""Turns the columns of a table into those of a listing: labels, targets, vectors of attributes and other numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.format.column import Column
+from fastload.sources.listing import first_few, free_name
+from fastload.sources.tables.values import Values
+
+LABELS = (
+    "label labels target targets class class_id classid class_idx class_index label_id category category_id classes "
+    "class_name classname label_name diagnosis species breed tags finding_labels fine_label"
+).split()
+"""Usual names of the column of labels, likeliest first."""
+
+MOST_TAGS = 1000  # most different tags in cells of several; more are run lengths or ids
+_TAG_CELLS = (re.compile(r"[^|]+(\|[^|]+)*"), re.compile(r"[^;]+(;[^;]+)*"), re.compile(r"\d+( \d+)*"))
+
+
+def columns_of(
+    table: Mapping[str, Values],
+    *,
+    wanted: tuple[str, ...],
+    split: NDArray[np.uint8],
+    split_names: tuple[str, ...],
+    where: str,
+) -> tuple[dict[str, Column], dict[int, str], list[str]]:
+    """Returns the columns of a listing made of those of a table that are neither image, split, mask nor box.
+
+    Labels are the columns wanted; else one with a usual name; else all columns, if there is only one or all hold only
+    0 and 1. Labels that are integers stay as they are, text becomes its index among the sorted classes, several columns
+    of 0 and 1 become a vector, so do cells of several tags, and floats become `targets`. Every other column of numbers
+    or of recurring text keeps its name.
+
+    Args:
+        table: name -> values of N rows.
+        wanted: the columns that the user names as labels.
+        split: uint8 (N,), index into split_names. If no row of a split has a label, the whole split has none (-1).
+        split_names: names of the splits.
+        where: the table, for messages.
+
+    Returns:
+        The columns; row -> reason, for rows without a label; notes.
+
+    Raises:
+        SourceError: a wanted column does not exist, or cannot hold labels.
+    """
+    columns: dict[str, Column] = {}
+    bad: dict[int, str] = {}
+    notes: list[str] = []
+    usable = {name: values for name, values in table.items() if values.kind != "other" and not values.missing.all()}
+    labels = _label_columns(usable, table, wanted, where, notes)
+    if labels:
+        columns, bad = _labels({name: usable[name] for name in labels}, split, split_names, where, notes, bool(wanted))
+    ignored = {name: "empty" for name, values in table.items() if values.missing.all()}
+    ignored |= {name: "nested, or neither numbers nor text" for name, values in table.items() if values.kind == "other"}
+    for name, values in usable.items():
+        if name in labels:
+            continue
+        made = _extra(values)
+        if isinstance(made, str):
+            ignored[name] = made
+            continue
+        if values.missing.any():
+            notes.append(f"Column {name!r} lacks {int(values.missing.sum())} values: {_gap(made)} there.")
+        columns[field_name(name, columns)] = made
+    if ignored:
+        shown = first_few([f"{name} ({why})" for name, why in ignored.items()], 8)
+        notes.append(f"Columns ignored: {shown}.")
+    return columns, bad, notes
+
+
+def field_name(name: str, used: Mapping[str, Any]) -> str:
+    """Returns the name of a column as a field of the packed file, different from those used."""
+    return free_name(re.sub(r"[/\0]+", "_", name).strip(" .") or "column", used)
+
+
+def plain_name(name: str) -> str:
+    """Returns a column's name for comparison: `Image ID` and `image-id` become image_id."""
+    return re.sub(r"[\s\-.]+", "_", name.strip().lower())
+
+
+def is_free_text(values: Values) -> bool:
+    """Whether text is captions, names or ids and not classes: there are more than half as many texts as rows."""
+    if values.kind != "text":
+        return False
+    rows = len(values)
+    return len(set(values.values.tolist())) * 2 > rows and (rows >= 20 or max(map(len, values.values.tolist())) > 40)
+
+
+def _label_columns(
+    usable: dict[str, Values], table: Mapping[str, Values], wanted: tuple[str, ...], where: str, notes: list[str]
+) -> list[str]:
+    if wanted:
+        for name in wanted:
+            if name not in table:
+                there = f"There are {', '.join(table)}." if table else "All columns have another meaning already."
+                raise SourceError(f"{where}: there is no column {name!r} for labels. {there}")
+            if name not in usable or usable[name].values.ndim > 1:
+                raise SourceError(f"{where}: the column {name!r} can be no label: it is empty or nested.")
+        return list(wanted)
+    plain = {plain_name(name): name for name in reversed(list(usable))}
+    named = [plain[name] for name in LABELS if name in plain and usable[plain[name]].values.ndim == 1]
+    if named:
+        # With `label` (numbers) and `class_name` (text), the first is the label, the other stays a column.
+        return named[:1]
+    classes = [name for name, values in usable.items() if values.names]
+    if len(classes) == 1:
+        return classes
+    left = [name for name, values in usable.items() if not is_free_text(values) and values.values.ndim == 1]
+    left = [name for name in left if name and not _counts_rows(name, usable[name])]
+    if len(left) == 1 or (len(left) > 1 and all(usable[name].is_binary() for name in left)):
+        return left
+    if len(left) > 1:
+        notes.append(f"No column is called label: each stays a column of its own ({first_few(left)}). Say `--labels`.")
+    return []
+
+
+def _counts_rows(name: str, values: Values) -> bool:
+    """Whether a column only numbers the rows, as the index that pandas writes."""
+    return (
+        plain_name(name) in ("", "unnamed:_0", "index", "idx", "id", "image_id", "row")
+        and values.kind == "int"
+        and values.values.ndim == 1
+        and len(set(values.values.tolist())) == len(values)
+    )
+
+
+def _labels(
+    table: dict[str, Values],
+    split: NDArray[np.uint8],
+    split_names: tuple[str, ...],
+    where: str,
+    notes: list[str],
+    asked: bool,
+) -> tuple[dict[str, Column], dict[int, str]]:
+    names = tuple(table)
+    infinite = {name: np.isinf(values.values) for name, values in table.items() if values.kind == "float"}
+    table |= {name: replace(table[name], missing=table[name].missing | rows) for name, rows in infinite.items()}
+    bad: dict[int, str] = {}
+    unlabelled = np.zeros(len(split), np.bool_)
+    missing = np.logical_or.reduce([values.missing for values in table.values()])
+    for i, name in enumerate(split_names):
+        rows = split == i
+        if rows.any() and all(values.missing[rows].all() for values in table.values()) and not missing.all():
+            unlabelled |= rows
+            notes.append(f"The split {name!r} has no labels: they are -1 there (NaN where they are floats).")
+    for row in np.flatnonzero(missing & ~unlabelled).tolist():
+        bad[row] = f"its {next(name for name, values in table.items() if values.missing[row])} is empty or NaN"
+    for name, rows in infinite.items():
+        bad |= dict.fromkeys(np.flatnonzero(rows).tolist(), f"its {name} is infinite")
+    binary = len(names) > 1 and all(_restricted(values, ~missing).is_binary() for values in table.values())
+    if binary:
+        bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")
+        vectors = np.stack([values.values == 1 for values in table.values()], axis=1).astype(np.uint8)
+        notes.append(f"Labels are the columns {first_few(list(names))}: vectors of 0 and 1.")
+        return {"labels": Column(vectors, {"names": names})}, bad
+    if len(names) > 1 and all(values.kind == "float" for values in table.values()):
+        notes.append(f"Targets are the columns {first_few(list(names))}.")
+        stacked = np.stack([values.values for values in table.values()], axis=1).astype(np.float32)
+        return {"targets": Column(stacked, {"names": names})}, bad
+    columns: dict[str, Column] = {}
+    for name, values in table.items():
+        column, kind = _label(values, name, where, notes, asked)
+        columns[kind if len(names) == 1 else field_name(name, columns)] = column
+    if len(names) > 1:
+        notes.append(f"They are of several kinds, and so stored as {', '.join(map(repr, columns))}; none is `labels`.")
+    if len(names) == 1 and "labels" in columns and columns["labels"].values.ndim > 1:
+        bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")
+    return columns, bad
+
+
+def _restricted(values: Values, rows: NDArray[np.bool_]) -> Values:
+    return values.take(np.flatnonzero(rows))
+
+
+def _label(values: Values, name: str, where: str, notes: list[str], asked: bool) -> tuple[Column, str]:
+    """Returns a column of labels, and the name it gets: `labels` or `targets`."""
+    given = ~values.missing
+    if values.kind == "float":
+        whole = values.values[given]
+        # pandas writes integers as 1.0 where some are missing.
+        is_whole = bool((np.isfinite(whole) & (whole == np.round(whole)) & (np.abs(whole) < 2**53)).all())
+        if is_whole and (asked or plain_name(name) in LABELS):
+            notes.append(f"Labels are the column {name!r}, whole numbers written as floats.")
+            return Column(np.where(given, values.values, -1).astype(np.int64)), "labels"
+        notes.append(f"Targets are the column {name!r}, of floats.")
+        return Column(values.values.astype(np.float32)), "targets"
+    if values.kind == "list" or (values.kind == "text" and _has_tags(values)):
+        return _tags(values, name, where, notes), "labels"
+    if values.kind == "int":
+        labels = np.where(given, values.values, -1)
+        known = np.unique(values.values[given])
+        extent = "" if values.names else f", kept as they are: {known[0]} to {known[-1]}, {len(known)} different"
+        notes.append(f"Labels are the column {name!r}{extent}.")
+        return Column(labels, {"names": values.names} if values.names else {}), "labels"
+    column = categories(values)
+    notes.append(f"Labels are the column {name!r}: {first_few(list(column.attrs['names']))}.")
+    return column, "labels"
+
+
+def categories(values: Values) -> Column:
+    """Returns text as the index into its sorted different values, -1 for missing ones."""
+    cells = values.values.tolist()
+    classes = sorted({cell for cell, gone in zip(cells, values.missing.tolist(), strict=True) if not gone})
+    index = {cell: i for i, cell in enumerate(classes)}
+    labels = np.fromiter((index.get(cell, -1) for cell in cells), np.int64, len(cells))
+    labels[values.missing] = -1
+    return Column(labels, {"names": tuple(classes)})
+
+
+def _has_tags(values: Values) -> bool:
+    cells = [cell for cell in values.values.tolist() if cell]
+    for pattern, mark in zip(_TAG_CELLS, "|; ", strict=True):
+        if any(mark in cell for cell in cells) and all(pattern.fullmatch(cell) for cell in cells):
+            return True
+    return False
+
+
+def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
+    """Returns cells of several tags ("0 3 7", "cat|dog", [0, 3]) as vectors of 0 and 1, uint8 (N, tags)."""
+    cells: list[list[Any]]
+    if values.kind == "list":
+        cells = list(values.values.tolist())
+    else:
+        texts = values.values.tolist()
+        mark = next(mark for mark in "|; " if any(mark in text for text in texts))
+        cells = [[tag.strip() for tag in text.split(mark) if tag.strip()] for text in texts]
+        if mark == " ":
+            cells = [list(map(int, tags)) for tags in cells]
+    try:
+        tags = sorted({tag for cell in cells for tag in cell})
+    except TypeError:
+        tags = []
+    if not tags or not all(isinstance(tag, (int, str)) for tag in tags) or len(tags) > MOST_TAGS:
+        raise SourceError(
+            f"{where}: the cells of {name!r} hold several values, {len(tags)} different ones, which are no labels that "
+            "can be packed. Name another column with `--labels`."
+        )
+    index = {tag: i for i, tag in enumerate(tags)}
+    vectors = np.zeros((len(cells), len(tags)), np.uint8)
+    for row, cell in enumerate(cells):
+        vectors[row, [index[tag] for tag in cell]] = 1
+    names = values.names if values.names and tags[-1] < len(values.names) else ()
+    shown = tuple(names[tag] if names else str(tag) for tag in tags)
+    said = first_few(list(shown))
+    notes.append(f"Labels are the column {name!r}, several tags a cell: vectors of 0 and 1 for {said}.")
+    return Column(vectors, {"names": shown})
+
+
+def _extra(values: Values) -> Column | str:
+    """Returns the column made of values that are not labels, or why they are ignored."""
+    if values.kind == "text":
+        return "text, mostly different in each row" if is_free_text(values) else categories(values)
+    if values.kind == "list":
+        if values.values.ndim == 1:
+            return "lists of different lengths"
+        return Column(values.values)
+    attrs = {"names": values.names} if values.names else {}
+    if values.kind == "int":
+        if not values.missing.any():
+            return Column(values.values, attrs)
+        if values.names:
+            return Column(np.where(values.missing, -1, values.values), attrs)
+        return Column(np.where(values.missing, np.nan, values.values).astype(np.float32))
+    if values.values.dtype == np.float64:
+        return Column(values.values.astype(np.float32))
+    return Column(values.values)
+
+
+def _gap(column: Column) -> str:
+    return "NaN" if column.values.dtype.kind == "f" else "-1"
+
+
+def missing_labels(bad: Mapping[int, str], name: Callable[[int], str], where: str) -> SourceError:
+    """Returns the error about rows without a label; `name` returns how a row is called."""
+    shown = first_few([f"{name(row)}: {why}" for row, why in sorted(bad.items())])
+    return SourceError(
+        f"{where}: rows without a label ({len(bad)}): {shown}. Fill them in, or leave those images out with "
+        "`--on-error skip`."
+    )

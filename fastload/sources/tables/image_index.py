@@ -1,0 +1,287 @@
+"""Finds the file that each cell of a table names: by a path, by the end of a path, or by a name without suffix."""
+
+from __future__ import annotations
+
+import copy
+import os
+import posixpath
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.sources.listing import split_of_parts
+from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of
+
+_MASK_FOLDER = re.compile(r"mask|annot|segment|label", re.IGNORECASE)
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+_MANY = 100  # from so many rows on, a beginning and end that they lack alike are looked for
+_ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
+
+
+class _Lookup(NamedTuple):
+    """Positions of images by name: `one` holds one image of each name, `many` all images of names that recur."""
+
+    one: dict[str, int]
+    many: dict[str, list[int]]
+
+
+class FoundFiles(NamedTuple):
+    """The files of R cells.
+
+    Attributes:
+        positions: int64 (R,), position of each file in the tree; -1 for none.
+        reasons: row -> why there is no file, if more is known than that it is absent.
+        renamed: number of rows whose file has another suffix than they say.
+    """
+
+    positions: NDArray[np.int64]
+    reasons: dict[int, str]
+    renamed: int
+
+
+@dataclass(eq=False)
+class ImageIndex:
+    """The images of a tree by path, by name, and by name without suffix.
+
+    Attributes:
+        tree: the tree of the images.
+        base: folder of the table in the tree ("" or ending in `/`), which its paths are relative to.
+        legacy: 8-bit encoding the table was read with, whose bytes may be those of file names; "" for none.
+    """
+
+    tree: Tree
+    base: str = ""
+    legacy: str = ""
+    _paths: dict[str, int] = field(init=False)
+    _lookups: dict[bool, _Lookup] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = self.tree.names
+        self._paths = {names[i]: i for i in self.tree.images().tolist()}
+
+    def at(self, base: str, legacy: str = "") -> ImageIndex:
+        """Returns the index of the same images for a table in another folder or encoding."""
+        other = copy.copy(self)  # shares the look-up tables
+        other.base, other.legacy = base, legacy
+        return other
+
+    def find(self, cells: list[str], split: list[str], *, masks: bool = False) -> FoundFiles:
+        """Returns the file of each cell.
+
+        A path is relative to the table's folder, else to the top of the tree. Otherwise the file counts whose path ends
+        with the cell, with or without suffix; of several, the one in a folder named after the row's split, and the one
+        outside of (if masks: inside) a folder of masks.
+
+        Args:
+            cells: R cells; "" for none.
+            split: split of each of the R rows; "" if unknown.
+            masks: whether masks are looked for.
+
+        Raises:
+            SourceError: a cell leads out of the tree.
+        """
+        paths, base = self._paths, self.base
+        positions = np.fromiter((paths.get(base + cell, -1) for cell in cells), np.int64, len(cells))
+        reasons: dict[int, str] = {}
+        lost = np.flatnonzero(positions < 0)
+        if len(lost) > _MANY:
+            self._find_alike(cells, split, lost, masks, positions)
+            lost = lost[positions[lost] < 0]
+        for row in lost.tolist():
+            if cells[row]:
+                found = self._search(cells[row], split[row], masks)
+                if isinstance(found, str):
+                    reasons[row] = found
+                else:
+                    positions[row] = found
+        lost = np.flatnonzero(positions < 0)
+        renamed = 0
+        # Rows may say 000001.jpg while the files are 000001.png. This counts only if it is so for all rows: else a
+        # missing file would silently be replaced by one of the same stem.
+        if len(cells) and len(lost) == len(cells) and not reasons:
+            for row in lost.tolist():
+                if is_image(cells[row]):
+                    found = self._search(cells[row].rpartition(".")[0], split[row], masks)
+                    if isinstance(found, str):
+                        reasons[row] = found
+                    else:
+                        positions[row] = found
+                        renamed += found >= 0
+        return FoundFiles(positions, reasons, renamed)
+
+    def hits(self, cells: list[str]) -> tuple[int, int]:
+        """Returns how many cells name an image by path or whole name, and how many by name without suffix."""
+        whole = stem = 0
+        for cell in cells:
+            path = _plain(cell)
+            if not path or _ADDRESS.match(path):
+                continue
+            below = self._below(path) if path.startswith("/") or _DRIVE.match(path) else path
+            if below is None:
+                whole += is_image(cell)  # it names an image outside of the tree, which `find` reports
+            elif any(self._candidates(variant, stems=False) for variant in self._variants(below)):
+                whole += 1
+            elif any(self._candidates(bare, stems=True) for bare in self._variants(_stem(below))):
+                stem += 1
+        return whole, stem
+
+    def _find_alike(
+        self, cells: list[str], split: list[str], lost: NDArray[np.int64], masks: bool, positions: NDArray[np.int64]
+    ) -> None:
+        """Finds all cells at once that lack the same beginning and end of the path as the first cell does."""
+        if self._lookup(stems=True).many:
+            return  # a match might not be the only one
+        cell = cells[lost[0]]
+        found = self._search(cell, split[lost[0]], masks) if cell else -1
+        if isinstance(found, str) or found < 0:
+            return
+        before, middle, after = self.tree.names[found].partition(cell)
+        if not middle:
+            return
+        theirs = _split_of(before)
+        rows = [row for row in lost.tolist() if cells[row] and (not theirs or split[row] in ("", theirs))]
+        positions[rows] = [self._paths.get(before + cells[row] + after, -1) for row in rows]
+
+    def _search(self, cell: str, split: str, masks: bool) -> int | str:
+        """Returns the position of a cell's file; -1 if there is none; or why it is ambiguous or not a file."""
+        if _ADDRESS.match(cell):
+            return "is an address: download it first"
+        path = _plain(cell)
+        if path.startswith("/") or _DRIVE.match(path):
+            below = self._below(path)
+            if below is None:
+                raise SourceError(
+                    f"{self.tree.path}: a table names {cell!r}, which lies outside. Give the folder that holds the "
+                    "images, or write paths relative to it."
+                )
+            found = self._paths.get(below)
+            return -1 if found is None else found
+        for start in (self.base, ""):
+            inside = posixpath.normpath(start + path)
+            if inside == ".." or inside.startswith("../"):
+                raise SourceError(
+                    f"{self.tree.path}: a table names {cell!r}, which leads out of the folder. Give the folder that "
+                    "holds the images, or write paths relative to it."
+                )
+            if inside in self._paths:
+                return self._paths[inside]
+            if ".." in path:
+                break
+        for variant in self._variants(path):
+            for stems in (False, True):
+                if candidates := self._candidates(variant, stems=stems):
+                    return self._choose(candidates, split, masks)
+        return -1
+
+    def _below(self, path: str) -> str | None:
+        if self.tree.archive:
+            return None
+        top = os.path.abspath(self.tree.path)
+        path = posixpath.normpath(path)
+        return path[len(top) + 1 :] if path.startswith(top + "/") else None
+
+    def _variants(self, path: str) -> list[str]:
+        if path.isascii():
+            # pandas writes whole numbers as 1.0 if the column has missing ones.
+            return [path, path[:-2]] if path.endswith(".0") and path[:-2].isdecimal() else [path]
+        variants = [
+            path,
+            unicodedata.normalize("NFC", path),
+            unicodedata.normalize("NFD", path),
+        ]  # macOS splits accents
+        if self.legacy:
+            raw = path.encode(self.legacy, "ignore").decode("utf-8", "surrogateescape")
+            variants.append(raw)
+        return variants
+
+    def _candidates(self, path: str, *, stems: bool) -> list[int]:
+        folder, _, base = path.rpartition("/")
+        one, many = self._lookup(stems=stems)
+        if base not in one:
+            return []
+        found = sorted(many.get(base) or [one[base]])
+        if not folder:
+            return found
+        names = self.tree.names
+        return [i for i in found if f"/{names[i].rpartition('/')[0]}".endswith(f"/{folder}")]
+
+    def _lookup(self, *, stems: bool) -> _Lookup:
+        if stems not in self._lookups:
+            parts = [name.rpartition("/")[2] for name in self._paths]
+            if stems:
+                parts = [part.rpartition(".")[0] for part in parts]
+            one, many = dict(zip(parts, self._paths.values(), strict=True)), dict[str, list[int]]()
+            if len(one) < len(parts):
+                for part, i in zip(parts, self._paths.values(), strict=True):
+                    if one[part] != i:  # `one` holds the last image of a name
+                        many.setdefault(part, [one[part]]).append(i)
+            self._lookups[stems] = _Lookup(one, many)
+        return self._lookups[stems]
+
+    def _choose(self, candidates: list[int], split: str, masks: bool) -> int | str:
+        names = self.tree.names
+
+        def keep(positions: list[int], wanted: list[bool]) -> list[int]:
+            return [i for i, good in zip(positions, wanted, strict=True) if good] or positions
+
+        if split:
+            # The same ids may occur in train/ and test/: a row of train never means a file below test/.
+            theirs = [_split_of(names[i]) for i in candidates]
+            candidates = [i for i, name in zip(candidates, theirs, strict=True) if name in ("", split)]
+            if not candidates:
+                return -1
+            candidates = keep(candidates, [_split_of(names[i]) == split for i in candidates])
+        if len(candidates) > 1:
+            masked = [bool(_MASK_FOLDER.search(names[i].rpartition("/")[0])) for i in candidates]
+            candidates = keep(candidates, [here == masks for here in masked])
+        if len(candidates) > 1:
+            here = [posixpath.dirname(names[i]) == self.base.rstrip("/") for i in candidates]
+            candidates = keep(candidates, here)
+        if len(candidates) > 1:
+            shown = " and ".join(key_of(names[i]) for i in candidates[:3])
+            return f"may be {shown}: say which folder paths begin in with `--root`"
+        return candidates[0]
+
+
+def _plain(cell: str) -> str:
+    """Returns a cell as a path with `/`, without `./`."""
+    path = cell.strip()
+    if "\\" in path and "/" not in path:
+        path = path.replace("\\", "/")
+    return path.removeprefix("./")
+
+
+def _stem(name: str) -> str:
+    low = name.lower()
+    for suffix in IMAGE_SUFFIXES:
+        if low.endswith(suffix):
+            return name[: -len(suffix)]
+    return name
+
+
+def _split_of(name: str) -> str:
+    """Returns the split that a folder above a file is named after; "" for none."""
+    return split_of_parts(name.split("/")[:-1])
+
+
+def folder_splits(names: list[str]) -> list[str]:
+    """Returns the split of each file by the folders above it; "" for none."""
+    known: dict[str, str] = {}
+    found = []
+    for name in names:
+        folder = name.rpartition("/")[0]
+        if folder not in known:
+            known[folder] = _split_of(name)
+        found.append(known[folder])
+    return found
+
+
+def common_folders(names: list[str]) -> list[tuple[str, int]]:
+    """Returns (folder, number of files) of the folders that some files lie in, fullest first."""
+    return Counter(key_of(name.rpartition("/")[0]) for name in names).most_common()

@@ -1,0 +1,381 @@
+"""Finds the tables of a tree that name its images: whether each has a header, and which column names the images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import ImageError, SourceError
+from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, folder_around
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
+from fastload.sources.tables.columns import LABELS, plain_name
+from fastload.sources.tables.image_index import ImageIndex, folder_splits
+from fastload.sources.tables.read_table import DELIMITED, JSON_LINES, PARQUET, ParsedTable, read_rows
+from fastload.sources.tree import Tree, is_image, key_of
+
+IMAGE_COLUMNS = (
+    "file_name filename image_path img_path filepath file_path path image_file image_name img_name image_id img_id "
+    "imageid image img file fname name photo photo_id picture image_index id id_code uuid"
+).split()
+"""Usual names of the column that names images, likeliest first."""
+
+METADATA = (
+    "metadata"  # stem of Hugging Face's imagefolder tables, .csv, .jsonl or .parquet, in the folder of the images
+)
+
+_HEAD_BYTES = 2**16
+
+_LOOKED_AT = 40  # cells of a column that are looked up to see whether it names images
+
+_MOST_TABLES = 50
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTable:
+    """One table that names images.
+
+    Attributes:
+        name: path of the table in the tree.
+        base: folder that its paths are relative to, "" or ending in `/`.
+        split: split that its name or folder says; "" for none.
+        rows: its content, with a name for each column.
+        image: the column that names the images.
+    """
+
+    name: str
+    base: str
+    split: str
+    rows: ParsedTable
+    image: str
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """The R rows of all tables, one table behind the other.
+
+    Attributes:
+        tables: the tables.
+        table: int64 (R,), index of each row's table.
+        images: the cell of each row that names its image.
+        cells: column -> R cells, for the other columns.
+        lines: line number of each row in its table.
+    """
+
+    tables: list[ImageTable]
+    table: NDArray[np.int64]
+    images: list[str]
+    cells: dict[str, list[Any]]
+    lines: list[int]
+
+    def location(self, row: int) -> str:
+        """Returns the line and table of a row, for messages."""
+        table = self.tables[int(self.table[row])]
+        return f"line {self.lines[row]} of {key_of(table.name)}"
+
+
+def manifest_evidence(tree: Tree) -> list[str]:
+    """Returns the tables of a tree that name images that are there, each with an example; or the table given."""
+    if tree.file:
+        return [tree.file] if tree.file.lower().endswith((*DELIMITED, *JSON_LINES)) else []
+    positions = _table_positions(tree)
+    if not positions or not len(tree.images()):
+        return []
+    index = ImageIndex(tree)
+    found: list[str] = []
+    named, usual, by_file = 0, False, False
+    for i in positions:
+        name = tree.names[i]
+        table = _read_head(tree, i, index.at(_folder(name)))
+        if table:
+            rows, column, count = table
+            cells = list(map(str, rows.columns[rows.names.index(column)]))
+            found.append(f"{key_of(name)} (column {column}, e.g. {key_of(cells[0])})")
+            named += count
+            usual |= plain_name(column) in IMAGE_COLUMNS
+            by_file |= any(is_image(cell) for cell in cells[:_LOOKED_AT])
+            if _stem(name) == METADATA:
+                return found
+    # A log or a list of some images may lie next to class folders.
+    classed = in_class_folders(tree) if found else 0
+    if classed and not usual and (named < classed or not by_file):
+        return []
+    if named < classed:
+        raise SourceError(
+            f"{tree.given}: two layouts fit: manifest by {first_few(found)}, which names about {named} images, and "
+            f"folder by class folders with {classed}. Say which one it is: `--layout manifest` or `--layout folder`."
+        )
+    return found
+
+
+def in_class_folders(tree: Tree) -> int:
+    """Returns how many images lie in class folders by the folders' names: several siblings, none called images."""
+    names = [tree.names[i] for i in tree.images().tolist()]
+    around = folder_around(names, tree.archive)
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        top, _, rest = name[len(around) :].partition("/")
+        split = top if rest and top.lower() in SPLITS else ""
+        groups.setdefault(split, []).append(rest if split else name[len(around) :])
+    count = 0
+    for inside in groups.values():
+        tops = {name.partition("/")[0].lower() for name in inside if "/" in name}
+        if (
+            len(tops) > 1
+            and all("/" in name for name in inside)
+            and tops.isdisjoint(IMAGE_FOLDERS | ANNOTATION_FOLDERS)
+        ):
+            count += len(inside)
+    return count
+
+
+def find_tables(
+    tree: Tree, options: SourceOptions, index_of: Callable[[str], ImageIndex]
+) -> tuple[list[ImageTable], list[str]]:
+    """Returns the tables that make up the dataset, sorted by split, and notes about other tables.
+
+    These are the table that was given; or Hugging Face's metadata files; or the only table at the top that names
+    images; or several at the top that are named after splits.
+
+    Args:
+        tree: what was given.
+        options: what the user says about it.
+        index_of: returns the index of the images, given the folder that a table's paths are relative to.
+
+    Raises:
+        SourceError: a table is broken, none names images, or several do without being named after splits.
+    """
+    if tree.file:
+        table = _read(tree, 0, options, index_of(""))
+        if table is None:
+            raise SourceError(_no_images(tree, key_of(tree.file), index_of("")))
+        return [table], []
+    notes: list[str] = []
+    tables: list[ImageTable] = []
+    others: list[str] = []
+    for i in _table_positions(tree):
+        name = tree.names[i]
+        try:
+            table = _read(tree, i, options, index_of(_folder(name)))
+        except SourceError:
+            # Only a broken table that may belong to the dataset is an error.
+            if split_of_name(name) or _stem(name) == METADATA or _read_head(tree, i, index_of(_folder(name))):
+                raise
+            others.append(f"{key_of(name)} (broken)")
+            continue
+        if table is None:
+            others.append(key_of(tree.names[i]))
+        else:
+            tables.append(table)
+    metadata = [table for table in tables if _stem(table.name) == METADATA]
+    if metadata:
+        chosen = metadata
+    else:
+        samples = [table for table in tables if _stem(table.name).startswith("sample_sub")]
+        chosen = [table for table in tables if table not in samples] or samples
+        splits = [table.split for table in chosen]
+        if len(chosen) > 1 and ("" in splits or len(set(splits)) < len(splits)):
+            raise SourceError(
+                f"{tree.path}: several tables name its images: {first_few([key_of(table.name) for table in chosen])}. "
+                "Give the one that is meant itself, or name them after their splits: train.csv, val.csv, test.csv."
+            )
+    if not chosen:
+        looked = f" (looked at {first_few(others)})" if others else ""
+        raise SourceError(
+            f"{tree.path}: no table at the top names images that are there{looked}. Give the .csv, .tsv or .jsonl "
+            "itself, and the folder of its images with `--root`."
+        )
+    others += [key_of(table.name) for table in tables if table not in chosen]
+    if others:
+        notes.append(f"Tables ignored: {first_few(others)}.")
+    order = (*SPLIT_ORDER, "")
+    return sorted(chosen, key=lambda table: order.index(table.split)), notes
+
+
+def join_rows(tables: list[ImageTable]) -> TableRows:
+    """Returns the rows of several tables as one; a column that a table lacks is empty for its rows."""
+    names = dict.fromkeys(name for table in tables for name in table.rows.names if name != table.image)
+    cells: dict[str, list[Any]] = {name: [] for name in names}
+    image: list[str] = []
+    for table in tables:
+        count = len(table.rows.lines)
+        columns = dict(zip(table.rows.names, table.rows.columns, strict=True))
+        image += text_cells(columns.pop(table.image))
+        for name in names:
+            cells[name] += columns.get(name) or [None] * count
+    return TableRows(
+        tables=tables,
+        table=np.repeat(np.arange(len(tables)), [len(table.rows.lines) for table in tables]),
+        images=image,
+        cells=cells,
+        lines=[line for table in tables for line in table.rows.lines],
+    )
+
+
+def is_table(name: str) -> bool:
+    """Whether a file in a folder may be a table of images, by its suffix."""
+    # The last letter rules most names out quickly: there may be a million.
+    if name[-1:] in "tT":
+        return name.rpartition("/")[2].lower() == METADATA + PARQUET  # any other is of layout parquet
+    return name[-1:] in "vVlLnN" and name.lower().endswith((".csv", ".tsv", *JSON_LINES))
+
+
+def split_of_name(name: str) -> str:
+    """Returns the split that a file is named after (train_labels.csv, trainLabels.csv, val-0.parquet); "" if none."""
+    words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name.rpartition("/")[2].rpartition(".")[0])
+    found = {SPLITS[word] for word in re.split(r"[^a-z]+", words.lower()) if word in SPLITS}
+    return found.pop() if len(found) == 1 else ""
+
+
+def text_cells(column: Iterable[Any]) -> list[str]:
+    """Returns cells as text: numbers as they are written, "" for an empty cell."""
+    return [cell.strip() if isinstance(cell, str) else "" if cell is None else str(cell) for cell in column]
+
+
+def _table_positions(tree: Tree) -> list[int]:
+    """Returns the positions of tables in the outermost folder that holds more than one, and of metadata tables."""
+    around = ""
+    while tree.names:
+        top = tree.names[0][len(around) :].partition("/")[0]
+        if not all(name.startswith(f"{around}{top}/") for name in (tree.names[0], tree.names[-1])):
+            break
+        if not all(name.startswith(f"{around}{top}/") for name in tree.names):
+            break
+        around += f"{top}/"
+    found = []
+    for i, name in enumerate(tree.names):
+        if is_table(name):
+            below = name[len(around) :]
+            if "/" not in below or (_stem(name) == METADATA and below.count("/") <= 2):
+                found.append(i)
+    return found[:_MOST_TABLES]
+
+
+def _read(tree: Tree, i: int, options: SourceOptions, index: ImageIndex) -> ImageTable | None:
+    name = tree.names[i]
+    shown = str(tree.path / key_of(name))
+    rows = read_rows(tree.read_text(i), shown)
+    named = _with_image_column(rows, index.at(index.base, rows.legacy), options, len(rows.lines))
+    if named is None:
+        return None
+    split = split_of_name(name)
+    if _stem(name) == METADATA:
+        split = split_of_parts(name.split("/")[:-1])
+    return ImageTable(name, index.base, split, named[0], named[1])
+
+
+def _with_image_column(
+    rows: ParsedTable, index: ImageIndex, options: SourceOptions, count: int
+) -> tuple[ParsedTable, str] | None:
+    """Returns the rows with a name for each column, and the column that names images; None if there is none.
+
+    Args:
+        rows: rows of the table, or the first of them.
+        index: index of the images.
+        options: what the user says about the table.
+        count: number of rows of the whole table, estimated.
+    """
+    if not rows.names:
+        first = text_cells(column[0] for column in rows.columns)
+        if _is_header(first, index):
+            twice = [name for name in first if name and first.count(name) > 1]
+            if twice:
+                raise SourceError(f"{rows.path}: two columns are called {twice[0]!r}. Rename one.")
+            names = [name or "unnamed: 0" for name in first]
+            rows = replace(rows, names=tuple(names), columns=[c[1:] for c in rows.columns], lines=rows.lines[1:])
+        else:
+            names = [f"column_{i}" for i in range(1, len(first) + 1)]
+            rows = replace(rows, names=tuple(names), notes=(*rows.notes, f"{rows.path} has no header."))
+    if not rows.lines:
+        return None
+    if options.image_column:
+        if options.image_column not in rows.names:
+            raise SourceError(
+                f"{rows.path}: there is no column {options.image_column!r} for images. "
+                f"There are {', '.join(rows.names)}."
+            )
+        return rows, options.image_column
+    name = _image_column(rows, index, count)
+    return (rows, name) if name else None
+
+
+def _is_header(first: list[str], index: ImageIndex) -> bool:
+    """Whether a first row is a header: none of its cells names an image."""
+    if any(map(is_image, first)):
+        return False
+    if any(plain_name(cell) in (*IMAGE_COLUMNS, *LABELS) for cell in first):
+        return True  # even if there is an image called image.jpg or label.png
+    return not any(any(index.hits([cell])) for cell in first)
+
+
+def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:
+    """Returns the column whose cells name images: a usual name is preferred, then most hits; "" for none."""
+    step = max(1, len(rows.lines) // _LOOKED_AT)
+    scores = []
+    for at, (name, column) in enumerate(zip(rows.names, rows.columns, strict=True)):
+        plain = plain_name(name)
+        cells = [cell for cell in text_cells(column[::step][:_LOOKED_AT]) if cell]
+        if not cells or "mask" in plain or any(isinstance(cell, (list, dict)) for cell in column[::step][:_LOOKED_AT]):
+            continue
+        whole, stem = index.hits(cells)
+        usual = IMAGE_COLUMNS.index(plain) if plain in IMAGE_COLUMNS else len(IMAGE_COLUMNS)
+        if plain.endswith("_file_name"):
+            usual = 0
+        # Labels 0 to 9 or the epochs of a log may equal stems such as 0.jpg to 9.jpg by chance. Then cells recur, or
+        # they name only part of the images.
+        if not whole and stem < len(cells) / 2:
+            stem = 0
+        if not whole and stem and usual == len(IMAGE_COLUMNS):
+            named = count * stem / len(column[::step][:_LOOKED_AT])
+            if len(set(cells)) < len(cells) or 2 * named < _images_of(rows.path, index):
+                stem = 0
+        if whole or stem:
+            scores.append((whole == 0, usual, -whole - stem, at, name))
+    return min(scores)[-1] if scores else ""
+
+
+def _images_of(table: str, index: ImageIndex) -> int:
+    """Returns how many images a table may name: those in folders of its split, if it is named after one; else all."""
+    names = [index.tree.names[i] for i in index.tree.images().tolist()]
+    split = split_of_name(table)
+    return (folder_splits(names).count(split) if split else 0) or len(names)
+
+
+def _read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[ParsedTable, str, int] | None:
+    """Returns the first rows of a table, its column of images, and an estimate of its number of rows.
+
+    None if there is no such column, or the rows cannot be read.
+    """
+    try:
+        name, size = key_of(tree.names[i]), int(tree.sizes[i])
+        data = tree.files.read(i) if name.lower().endswith(PARQUET) else tree.files.read_head(i, _HEAD_BYTES)
+        rows = read_rows(data, name, head=len(data) < size)
+        count = len(rows.lines) * size // max(1, len(data))
+        named = _with_image_column(rows, index, SourceOptions(), count)
+        if named is None:
+            return None
+        # The number of different cells if the whole table was read; else a tenth more than estimated.
+        cells = named[0].columns[named[0].names.index(named[1])]
+        return *named, len(set(map(str, cells))) if len(data) >= size else count * 11 // 10
+    except (SourceError, ImageError):
+        return None
+
+
+def _no_images(tree: Tree, name: str, index: ImageIndex) -> str:
+    where = index.tree.path
+    return (
+        f"{tree.path / name}: no column names images that lie below {where}, by path or by name without suffix. "
+        "Give the folder of the images with `--root`, or the column with `--image-column`."
+    )
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0] + "/" if "/" in name else ""
+
+
+def _stem(name: str) -> str:
+    return name.rpartition("/")[2].rpartition(".")[0].lower()

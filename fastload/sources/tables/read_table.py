@@ -1,0 +1,234 @@
+"""Reads tables into cells: delimited text, JSON lines and Parquet. Text is decoded and split, not interpreted."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastload.errors import MissingExtraError, SourceError
+
+DELIMITED = (".csv", ".tsv", ".txt")
+JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
+
+_BLOCK_ROWS = 4096
+_HEAD_ROWS = 50  # rows by which the delimiter is found
+
+
+@dataclass(frozen=True, eq=False)
+class ParsedTable:
+    """The R rows of one table, by column.
+
+    Attributes:
+        path: path of the file, for messages.
+        names: names of the C columns; empty for delimited text, whose header is found later.
+        columns: C lists of R cells: text of delimited text, else any JSON value.
+        lines: line on which each row begins, from 1; for Parquet the number of the row.
+        notes: sentences about anything unusual.
+        legacy: the encoding, if it is an 8-bit one, whose bytes may be those of file names; else "".
+    """
+
+    path: str
+    names: tuple[str, ...]
+    columns: list[list[Any]]
+    lines: list[int]
+    notes: tuple[str, ...] = ()
+    legacy: str = ""
+
+
+def read_rows(data: bytes, path: str, *, head: bool = False) -> ParsedTable:
+    """Returns the rows of a table: JSON lines, Parquet or delimited text by its suffix.
+
+    Args:
+        data: content of the file.
+        path: its path, for the suffix and messages.
+        head: data is only the beginning of the file; its last, incomplete line is left out.
+
+    Raises:
+        SourceError: a row has another number of cells than the first, a quote is never closed, a line of JSON is
+            broken, the content is binary; the message names the line.
+        MissingExtraError: the table is Parquet, and pyarrow is not installed.
+    """
+    if path.lower().endswith(PARQUET):
+        return _parquet(data, path)
+    if head:
+        data = _whole_lines(data)
+    text, legacy, notes = _decode(data, path)
+    if path.lower().endswith(JSON_LINES):
+        return _json_lines(text, path, legacy, notes)
+    return _delimited(text, path, legacy, notes, head)
+
+
+def _whole_lines(data: bytes) -> bytes:
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    if not wide:
+        return data[: data.rfind(b"\n") + 1] or data
+    little = data[:2] == b"\xff\xfe"
+    at = data.rfind(b"\n\0" if little else b"\0\n")
+    return data[: at + 2] if at > 0 else data[: len(data) // 2 * 2]
+
+
+def _decode(data: bytes, path: str) -> tuple[str, str, list[str]]:
+    """Returns the text; its encoding, if that is an 8-bit one, else ""; and notes about it."""
+    try:
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return data.decode("utf-16"), "", [f"{path} is UTF-16."]
+        if b"\0" in data:
+            at = data.count(b"\n", 0, data.index(b"\0")) + 1
+            raise SourceError(
+                f"{path}, line {at}: holds a zero byte, so it is no table of text, or UTF-16 without its mark. "
+                "Save it as UTF-8."
+            )
+        return data.decode("utf-8-sig"), "", []
+    except UnicodeDecodeError as exc:
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise SourceError(f"{path} is damaged: no valid UTF-16 ({exc.reason}). Save it as UTF-8.") from exc
+        start = exc.start
+    legacy = "cp1252"
+    try:
+        text = data.decode(legacy)
+    except UnicodeDecodeError:
+        legacy = "latin-1"
+        text = data.decode(legacy)
+    line = data.count(b"\n", 0, start) + 1
+    word = text[max(0, start - 12) : start + 12].replace("\r", " ").replace("\n", " ")
+    return (
+        text,
+        legacy,
+        [f"{path} is not UTF-8 (line {line}): read as {legacy}, e.g. {word!r}. If wrong, save as UTF-8."],
+    )
+
+
+def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) -> ParsedTable:
+    stream = io.StringIO(text, newline="")  # LF, CRLF or CR, and kept as they are within quotes
+    lines = list(itertools.islice(stream, _HEAD_ROWS))
+    hint = lines[0].strip() if lines else ""
+    first = int(hint.lower().startswith("sep=") and len(hint) == 5)  # Excel's line that names the separator
+    delimiter = hint[-1] if first else _delimiter(lines, path)
+    stream.seek(len(lines[0]) if first else 0)
+    reader = csv.reader(stream, delimiter=delimiter, strict=True, skipinitialspace=True)
+    begins: list[int] = []  # number of lines before each row, and before the next
+    # Without quotes each row is one line, which needs no counting.
+    rows = _counted(reader, begins) if '"' in text else reader
+    columns: list[list[Any]] = []
+    numbers: list[int] = []
+    done = 0
+    while True:
+        try:
+            block = list(itertools.islice(rows, _BLOCK_ROWS))
+        except csv.Error as exc:
+            if head and columns:
+                break  # the end of data lies in a quoted cell
+            line = first + (begins[-1] if begins else reader.line_num - 1) + 1
+            raise SourceError(
+                f"{path}, line {line}: {exc}. Is a quote not closed, or within a quoted cell not doubled?"
+            ) from exc
+        if not block:
+            break
+        lines_here = [
+            first + n + 1 for n in (begins[done : done + len(block)] if begins else range(done, done + len(block)))
+        ]
+        done += len(block)
+        if delimiter == " ":
+            block = [[cell for cell in row if cell] for row in block]  # any number of spaces
+        if min(map(len, block)) < 2:
+            good = [bool(row) and (len(row) > 1 or bool(row[0].strip())) for row in block]  # not an empty line
+            lines_here = list(itertools.compress(lines_here, good))
+            block = list(itertools.compress(block, good))
+        if not block:
+            continue
+        width = len(columns or block[0])
+        if set(map(len, block)) != {width}:
+            row, line = next((row, n) for row, n in zip(block, lines_here, strict=True) if len(row) != width)
+            raise SourceError(
+                f"{path}, line {line}: {len(row)} cells, but the first row has {width} (separator {delimiter!r}). "
+                "Fix the line; a cell that holds the separator must stand in quotes."
+            )
+        columns = columns or [[] for _ in range(width)]
+        for column, cells in zip(columns, zip(*block, strict=True), strict=True):
+            column.extend(cells)
+        numbers += lines_here
+    if not columns:
+        raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
+    return ParsedTable(path, (), columns, numbers, tuple(notes), legacy)
+
+
+def _counted(reader: Any, begins: list[int]) -> Iterator[list[str]]:
+    begins.append(0)
+    for row in reader:
+        begins.append(reader.line_num)
+        yield row
+
+
+def _delimiter(lines: list[str], path: str) -> str:
+    """Returns the separator that splits most of the first rows into equally many cells, more than one; else a comma."""
+    best, best_share = ",", 0.0
+    candidates = "\t;,|" if not path.lower().endswith(".tsv") else "\t,;|"
+    for delimiter in candidates + (" " if path.lower().endswith(".txt") else ""):
+        try:
+            # Not strict: the last line may end within a quoted cell.
+            rows = [row for row in csv.reader(lines, delimiter=delimiter, skipinitialspace=True) if row]
+        except csv.Error:
+            continue
+        widths = Counter(len([cell for cell in row if cell]) if delimiter == " " else len(row) for row in rows)
+        if not widths:
+            continue
+        width, count = widths.most_common(1)[0]
+        share = count / len(rows)
+        if width > 1 and share > best_share:
+            best, best_share = delimiter, share
+    return best
+
+
+def _json_lines(text: str, path: str, legacy: str, notes: list[str]) -> ParsedTable:
+    records: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    names: dict[str, None] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            reason = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+            raise SourceError(
+                f"{path}, line {number}: is not JSON ({reason}). Each line must hold one object; fix or remove it."
+            ) from exc
+        if not isinstance(record, dict):
+            raise SourceError(
+                f"{path}, line {number}: holds {type(record).__name__}, expected an object with named values. "
+                "Fix or remove it."
+            )
+        names.update(dict.fromkeys(record))
+        records.append(record)
+        numbers.append(number)
+    if not records:
+        raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
+    columns = [[record.get(name) for record in records] for name in names]
+    return ParsedTable(path, tuple(names), columns, numbers, tuple(notes), legacy)
+
+
+def _parquet(data: bytes, path: str) -> ParsedTable:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as exc:
+        raise MissingExtraError(
+            f"{path}: pyarrow reads it, and is not installed. Install it with `pip install pyarrow`."
+        ) from exc
+    try:
+        table = pq.read_table(io.BytesIO(data))
+        columns = [column.to_pylist() for column in table.columns]
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise SourceError(f"{path} cannot be read: {str(exc).splitlines()[0]}. Fetch it again.") from exc
+    names = tuple(table.column_names)
+    if not table.num_rows or len(set(names)) < len(names):
+        why = "has two columns of one name" if table.num_rows else "holds no rows"
+        raise SourceError(f"{path} {why}. Fetch it again, or give the folder of images without it.")
+    return ParsedTable(path, names, columns, list(range(1, table.num_rows + 1)))

@@ -1,0 +1,209 @@
+"""Groups the members of WebDataset shards to samples, and chooses the file of each sample that is its image."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import OptionError, SourceError
+from fastload.sources.assemble import JoinedFiles, leave_out_broken
+from fastload.sources.listing import OnError, first_few
+from fastload.sources.tree import Tree, is_image, key_of
+
+MASK_WORDS = frozenset("seg mask masks segmentation semantic semseg annotation".split())
+"""Words before the suffix of an image that make it a mask: seg.png."""
+
+_KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+_META = re.compile(r"__[^/]*__")
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The F members of all shards, one shard behind the other, each in its archive's order.
+
+    Attributes:
+        names: paths relative to what was given: shard.tar/member.
+        shards: prefix of the names of each shard; "" if the shard itself was given.
+        shard: int64 (F,), the shard of each member.
+        files: reads the members.
+        sizes: int64 (F,), bytes of each member.
+        mtimes_ns: int64 (F,), time of modification of its shard.
+        notes: sentences about what was passed over.
+    """
+
+    names: list[str]
+    shards: list[str]
+    shard: NDArray[np.int64]
+    files: JoinedFiles
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
+    notes: tuple[str, ...]
+
+
+class Sample(NamedTuple):
+    """One sample: its name (shard and key), its shard, and field -> member."""
+
+    name: str
+    shard: int
+    fields: dict[str, int]
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Returns the key (with folder) and the field (in lower case) of a member; None if it belongs to no sample."""
+    match = _KEY.fullmatch(name)
+    return (match[1], match[2].lower()) if match and not _META.fullmatch(name) else None
+
+
+def is_picture(field: str) -> bool:
+    """Whether a field is an image or mask, by its suffix."""
+    return is_image(f".{field}")
+
+
+def is_mask(field: str) -> bool:
+    """Whether a field is a mask: seg.png."""
+    return is_picture(field) and not MASK_WORDS.isdisjoint(field.split(".")[:-1])
+
+
+def open_shards(tree: Tree, on_error: OnError, notes: list[str]) -> tuple[Members, list[tuple[str, str]]]:
+    """Returns the members of the shard given, or of all shards in a folder, and (key, reason) of skipped ones.
+
+    Raises:
+        SourceError: there is no shard, or one is damaged or holds unreadable images (these unless skipped).
+    """
+    from fastload.sources.archives.archive import list_archive, tar_order
+
+    shards = [("", tree)]
+    if not tree.archive:
+        found = [name for name in tree.names if name.lower().endswith(".tar")]
+        if not found:
+            packed = [name for name in tree.names if name.lower().endswith((".tar.gz", ".tgz"))]
+            fix = f"Unpack them first (`gunzip {key_of(packed[0])}`)." if packed else "Is it the right folder?"
+            raise SourceError(f"{tree.path} holds no shard: no .tar. {fix}")
+        others = len(tree.names) - len(found)
+        if others:
+            names = [key_of(name) for name in tree.names if not name.lower().endswith(".tar")]
+            notes.append(f"Ignored other files ({others}): {first_few(names)}.")
+        # By number, so that 9 precedes 10 even without leading zeros.
+        found.sort(key=lambda name: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name)])
+        shards = [(f"{name}/", list_archive(tree.path / Path(name))) for name in found]
+    skipped = [
+        (key_of(prefix) + key, why) for prefix, shard in shards for key, why in leave_out_broken(shard, on_error)
+    ]
+    trees = [shard for _, shard in shards]
+    orders = [tar_order(shard) for shard in trees]
+    if not tree.archive and any(len(order) < len(shard.names) for order, shard in zip(orders, trees, strict=True)):
+        raise SourceError(f"{tree.path}: a shard is not a tar but a zip named so. Move it away.")
+    names = [
+        prefix + shard.names[i] for order, (prefix, shard) in zip(orders, shards, strict=True) for i in order.tolist()
+    ]
+    members = Members(
+        names=names,
+        shards=[prefix for prefix, _ in shards],
+        shard=np.repeat(np.arange(len(shards)), [len(order) for order in orders]),
+        files=JoinedFiles.of([(one.files.take(order), len(order)) for order, one in zip(orders, trees, strict=True)]),
+        sizes=np.concatenate([shard.sizes[order] for order, shard in zip(orders, trees, strict=True)]),
+        mtimes_ns=np.concatenate([shard.mtimes_ns[order] for order, shard in zip(orders, trees, strict=True)]),
+        notes=tuple(dict.fromkeys(note for one in (tree, *trees) for note in one.notes)),
+    )
+    return members, skipped
+
+
+def group_samples(members: Members, unusable: dict[int, str], notes: list[str]) -> list[Sample]:
+    """Returns the samples, in the order of the shards.
+
+    Args:
+        members: members of all shards.
+        unusable: index of a sample -> why it cannot be packed; added to.
+        notes: a note is appended about members that belong to no sample.
+    """
+    samples: list[Sample] = []
+    known: dict[str, int] = {}
+    others: list[str] = []
+    for member, (name, shard) in enumerate(zip(members.names, members.shard.tolist(), strict=True)):
+        prefix = members.shards[shard]
+        split = split_name(name[len(prefix) :])
+        if split is None:
+            others.append(key_of(name))
+            continue
+        whole, field = prefix + split[0], split[1]
+        if not samples or samples[-1].name != whole:
+            if whole in known:
+                unusable[known[whole]] = f"has fields that are not adjacent in the shard: {key_of(name)} is elsewhere"
+                continue
+            known[whole] = len(samples)
+            samples.append(Sample(whole, shard, {}))
+        if samples[-1].fields.setdefault(field, member) != member:
+            unusable[len(samples) - 1] = f"has the field {field!r} twice"
+    if others:
+        notes.append(f"Members that are no fields of a sample were ignored ({len(others)}): {first_few(others)}.")
+    return samples
+
+
+def choose_images(
+    tree: Tree, samples: list[Sample], counts: Counter[str], wanted: str, unusable: dict[int, str], notes: list[str]
+) -> NDArray[np.int64]:
+    """Returns the member that is the image of each sample, -1 for a sample without one.
+
+    Args:
+        tree: what was given, for messages.
+        samples: all samples.
+        counts: field -> number of samples that have it.
+        wanted: the field that the user names as the image; "" to find it.
+        unusable: index of a sample -> why it cannot be packed; added to.
+        notes: a note is appended about further images.
+
+    Raises:
+        OptionError: no sample has the field wanted.
+        SourceError: a sample has several images.
+    """
+    pictures = [field for field in counts if is_picture(field) and not is_mask(field)]
+    if wanted:
+        if wanted.lower() not in counts:
+            there = first_few(sorted(counts))
+            raise OptionError(f"{tree.path}: no sample has the field --image-column {wanted!r}; there are {there}.")
+        pictures = [wanted.lower()]
+    else:
+        _leave_out_dotted(samples, counts, unusable)
+    images = np.full(len(samples), -1, np.int64)
+    passed: Counter[str] = Counter()
+    for i, sample in enumerate(samples):
+        here = [field for field in pictures if field in sample.fields]
+        plain = [field for field in here if "." not in field]
+        if len(here) > 1 and len(plain) == 1:  # 0.jpg and 0.thumb.jpg
+            passed.update(set(here) - {plain[0]})
+            here = plain
+        if len(here) > 1 and i not in unusable:
+            said = ", ".join(f"{field} ({counts[field]})" for field in sorted(pictures))
+            raise SourceError(
+                f"{tree.path}: the sample {key_of(sample.name)} has {len(here)} images; its shards have the fields "
+                f"{said}. Say which one to pack: `--image-column {here[0]}`."
+            )
+        if here:
+            images[i] = sample.fields[here[0]]
+    if passed:
+        notes.append(f"Further images of samples were not packed: {first_few(sorted(passed))}.")
+    if (images >= 0).any():
+        for i in np.flatnonzero(images < 0).tolist():
+            unusable.setdefault(i, f"has no image, only {first_few(sorted(samples[i].fields))}")
+    return images
+
+
+def _leave_out_dotted(samples: list[Sample], counts: Counter[str], unusable: dict[int, str]) -> None:
+    """Notes samples cut at a dot in the stem of their files as unusable: a_0.5.jpg is the field 5.jpg of a_0."""
+    rare = {field for field, count in counts.items() if 2 * count < len(samples) and is_picture(field)}
+    odd = {
+        field for field in counts if "." in field and (field[0].isdecimal() or (field in rare and not is_mask(field)))
+    }
+    for i, sample in enumerate(samples) if odd else ():
+        if found := sorted(odd.intersection(sample.fields)):
+            unusable.setdefault(
+                i,
+                f"has the field {found[0]!r}: its files have a dot before their suffix, and the key ends at the first "
+                "one (rename the files, or say which field is the image with `--image-column`)",
+            )

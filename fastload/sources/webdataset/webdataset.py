@@ -1,0 +1,207 @@
+"""WebDataset: tar shards in which the files that share a name up to its first dot are one sample.
+
+    train-000000.tar     00000.jpg  00000.cls  00001.jpg  00001.cls  ...
+    train-000001.tar     ...                  a folder of shards, or one shard
+
+The part of the base name behind the first dot, in lower case, is the field: `jpg` or another image, `cls` and the like
+(an integer as text), `json` (its numbers), `npy` (arrays of one shape), `seg.png` (a mask). Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import SourceError
+from fastload.sources.assemble import fill_value, recognised_note
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, Masks, OnError, SourceOptions, first_few
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tree import Tree, is_image, key_of
+from fastload.sources.webdataset.fields import ARRAY, INTEGERS, JSON, PICKLES, collect_columns, kind_of
+from fastload.sources.webdataset.samples import (
+    Members,
+    Sample,
+    choose_images,
+    group_samples,
+    is_mask,
+    open_shards,
+    split_name,
+)
+
+_MARKING_IF_FLAT = frozenset(
+    ("txt", JSON, ARRAY)
+)  # mark a shard only without folders: class folders may hold these too
+_SEARCHED = 2**16  # members searched for two of one sample that are not adjacent
+
+
+def webdataset_evidence(tree: Tree) -> list[str]:
+    """Returns two members of the (first) tar that are fields of one sample; nothing if there are none.
+
+    They are adjacent among its first members; or anywhere, if one is an image: then listing the shard reports that its
+    fields are not adjacent, while as a folder of images it would lose its labels.
+    """
+    names, prefix = _first_names(tree)
+    marking = _marking_fields(names)
+    parts = [(name, *split) for name in names if (split := split_name(name))]
+    for (one, key, field), (other, next_key, next_field) in pairwise(parts):
+        if key == next_key and not marking.isdisjoint((kind_of(field), kind_of(next_field))):
+            return [key_of(prefix + one), key_of(prefix + other)]
+    if not any(map(is_image, names)) and not marking.intersection(kind_of(field) for _, _, field in parts):
+        return []
+    names, prefix = _first_names(tree, _SEARCHED)
+    marking = _marking_fields(names) | PICKLES
+    images = {split[0]: name for name in names if is_image(name) and (split := split_name(name))}
+    for name in names:
+        split = split_name(name)
+        if split and split[0] in images and kind_of(split[1]) in marking:
+            return [key_of(prefix + images[split[0]]), key_of(prefix + name)]
+    return []
+
+
+def _marking_fields(names: list[str]) -> frozenset[str]:
+    """Returns the fields that mark a WebDataset shard; more if all members lie in one folder."""
+    flat = len({name.rpartition("/")[0] for name in names}) == 1
+    return INTEGERS | _MARKING_IF_FLAT if flat else INTEGERS
+
+
+def _first_names(tree: Tree, count: int = 64) -> tuple[list[str], str]:
+    """Returns the first members, in order, of a tar or of the first tar in a folder without images; their prefix."""
+    from fastload.sources.archives.archive import tar_order
+    from fastload.sources.archives.tar import first_names
+
+    if tree.archive:
+        return [tree.names[i] for i in tar_order(tree)[:count].tolist()], ""
+    shards = [name for name in tree.names if name.lower().endswith(".tar")]
+    if not shards or any(map(is_image, tree.names)):
+        return [], ""
+    return first_names(tree.path / Path(shards[0]), count), f"{shards[0]}/"
+
+
+def list_webdataset(
+    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
+) -> Listing:
+    """Returns the listing of the samples of a shard, or of all shards in a folder, in their order.
+
+    Columns: `labels` int64 (N,) from `cls` (or `class`, or `label` in the json); other integer fields by their names;
+    every number of the json; arrays of the npy. Keys are the members that hold the images, below their shard.
+
+    Raises:
+        SourceError: fields of a sample are not adjacent or occur twice, a sample lacks a field that most have, a field
+            is a pickle or has a wrong value (these unless skipped); a sample has several images and no option says
+            which to pack.
+    """
+    tree = open_tree(source)
+    options = options or SourceOptions()
+    evidence = webdataset_evidence(tree)
+    notes = [recognised_note("webdataset", evidence)]
+    members, skipped = open_shards(tree, on_error, notes)
+    if lacking := _missing_shards(members.shards):
+        notes.append(f"Shards are missing by the numbers of the others ({len(lacking)}): {first_few(lacking)}.")
+    unusable: dict[int, str] = {}
+    samples = group_samples(members, unusable, notes)
+    if not samples:
+        raise SourceError(f"{tree.path} holds no sample: no member is named like 00000.jpg. Is it the right folder?")
+    counts = Counter(field for sample in samples for field in sample.fields)
+    said = [f"{field} ({count})" for field, count in counts.most_common()]
+    notes.append(f"{len(samples)} samples in shards ({len(members.shards)}), fields: {first_few(said, 12)}.")
+    images = choose_images(tree, samples, counts, options.image_column, unusable, notes)
+    columns = collect_columns(tree, members, samples, options.labels, on_error, unusable, notes)
+    masks = None if options.masks == "none" else _choose_masks(samples, notes)
+    packed = None if masks is None else _masks(members, masks, str(tree.given), notes)
+    reasons = [(key_of(samples[i].name), why) for i, why in sorted(unusable.items())]
+    if reasons and on_error == "fail":
+        raise SourceError(
+            f"{tree.path}: samples that are not as the others ({len(reasons)}): "
+            f"{first_few([f'{key} {why}' for key, why in reasons], 3)}. Fix the shards, or leave those samples out "
+            "with `--on-error skip`."
+        )
+    keep = np.array([i for i in range(len(samples)) if i not in unusable], np.int64)
+    if len(keep) == 0:
+        raise SourceError(f"{tree.path}: not one of the {len(samples)} samples can be packed: {reasons[0][1]}.")
+    # The member whose size and time stand for the sample: its image, else any of its members.
+    shown = np.where(images >= 0, images, [next(iter(sample.fields.values())) for sample in samples])
+    split, split_names = _splits(tree, members.shards, samples, notes)
+    listing = Listing(
+        layout="webdataset",
+        keys=tuple(
+            key_of(members.names[i] if i >= 0 else sample.name)
+            for i, sample in zip(images.tolist(), samples, strict=True)
+        ),
+        split=split,
+        split_names=split_names,
+        columns=columns,
+        notes=(*notes, *members.notes),
+        sizes=members.sizes[shown],
+        mtimes_ns=members.mtimes_ns[shown],
+        files=members.files.take(images) if (images >= 0).any() else None,
+        skipped=(*skipped, *reasons),
+        masks=packed,
+    )
+    return _without_empty_splits(listing.take(keep[np.argsort(split[keep], kind="stable")]))
+
+
+def _missing_shards(shards: list[str]) -> list[str]:
+    """Returns the names of shards that are missing between the first and the last number."""
+    there: dict[tuple[str, int, str], set[int]] = {}
+    for shard in shards:
+        if found := re.fullmatch(r"(.*?)(\d+)(\D*)", shard, re.DOTALL):
+            before, number, after = found.groups()
+            there.setdefault((before, len(number), after), set()).add(int(number))
+    lacking: list[str] = []
+    for (before, width, after), numbers in there.items():
+        if max(numbers) < 10 * len(numbers) + 10:  # else the numbers are dates or the like
+            gaps = sorted(set(range(max(numbers))) - numbers) if min(numbers) <= 1 else []
+            lacking += [key_of(f"{before}{number:0{width}d}{after.rstrip('/')}") for number in gaps if number]
+    return lacking
+
+
+def _choose_masks(samples: list[Sample], notes: list[str]) -> NDArray[np.int64] | None:
+    """Returns the member that is the mask of each sample, -1 for none; None if no sample has a mask."""
+    found = Counter(field for sample in samples for field in sample.fields if is_mask(field))
+    if not found:
+        return None
+    (field, count), *others = found.most_common()
+    notes.append(f"Masks: {field} ({count} of {len(samples)} samples).")
+    if others:
+        notes.append(f"Other masks are not packed: {first_few([name for name, _ in others])}.")
+    return np.array([sample.fields.get(field, -1) for sample in samples], np.int64)
+
+
+def _masks(members: Members, masks: NDArray[np.int64], where: str, notes: list[str]) -> Masks:
+    files, present = members.files.take(masks), masks >= 0
+    fill, filled = fill_value(files, present, where)
+    notes += filled
+    return Masks(files, present, ignore_index=fill)
+
+
+def _splits(
+    tree: Tree, shards: list[str], samples: list[Sample], notes: list[str]
+) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
+    """Returns the split of each sample, by names of shards and folders: train-000000.tar, val/000000.tar."""
+    split_of_shard = [_split_of(shard or tree.path.name) for shard in shards]
+    if not all(split_of_shard):
+        if any(split_of_shard):
+            notes.append("Not every shard names its split: all are one split, `all`.")
+        return np.zeros(len(samples), np.uint8), ("all",)
+    names = tuple(name for name in SPLIT_ORDER if name in split_of_shard)
+    index = [names.index(name) for name in split_of_shard]
+    return np.array([index[sample.shard] for sample in samples], np.uint8), names
+
+
+def _split_of(shard: str) -> str:
+    return next((SPLITS[word] for word in re.findall("[a-z]+", shard.lower()) if word in SPLITS), "")
+
+
+def _without_empty_splits(listing: Listing) -> Listing:
+    present = np.unique(listing.split)
+    return replace(
+        listing,
+        split=np.searchsorted(present, listing.split).astype(np.uint8),
+        split_names=tuple(listing.split_names[i] for i in present.tolist()),
+    )

@@ -1,0 +1,11 @@
+"""The operating system and the machine: CPUs, memory, files, threads; nothing about images or data sets.
+
+Goes in: paths, file descriptors, process ids. Comes out: numbers (CPUs, bytes of free memory, share of a file in the
+page cache), bytes of files, results of work done in threads.
+
+Read first: `machine` (CPUs and memory this process may use), `files` (output files, reads of any length), `syscalls`
+(calls that keep the GIL). Then `page_cache`, `switch_interval` (the GIL's), `thread_map` (threads over a stream),
+`whole_numbers` (checks of options).
+
+Imports only `errors` and `timing`; no torch.
+"""

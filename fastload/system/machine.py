@@ -1,0 +1,71 @@
+"""CPUs and memory that this process may use, and how busy other processes are. No torch here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from fastload.timing.stopwatch import process_cpu_s
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_CPU_QUOTA = _CGROUPS / "cpu.max"
+
+
+def available_cpus() -> int:
+    """Returns how many CPUs this process may use at once: its affinity, capped by the cgroup's quota; at least 1."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    try:
+        quota, period = _CPU_QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return count
+    if quota != "max":
+        count = min(count, -(-int(quota) // int(period)))
+    return max(1, count)
+
+
+def available_memory(cgroups: Path = _CGROUPS) -> int:
+    """Returns the bytes that can be allocated without swapping: free on the machine, and within the cgroup's limit.
+
+    Clean pages of files count as available: the kernel drops them when memory is asked for.
+    """
+    available = int(psutil.virtual_memory().available)
+    # Version 2, and where the memory controller of version 1 is mounted.
+    left = _left(cgroups, "memory.max", "memory.current", "inactive_file")
+    left_v1 = _left(cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    return max(0, min(value for value in (available, left, left_v1) if value is not None))
+
+
+def _left(folder: Path, limit_name: str, used_name: str, cached_name: str) -> int | None:
+    """Returns the bytes between what the cgroup's processes use and its limit; None when no limit can be read."""
+    try:
+        limit = int((folder / limit_name).read_text())  # "max", which is no number: there is no limit
+        used = int((folder / used_name).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat.get(cached_name, 0))
+    except (OSError, ValueError):
+        return None
+
+
+def busy_processes_s(pids: Iterable[int]) -> float | None:
+    """Returns the seconds that processes ran on a CPU or waited for one, since each began; None when one is gone.
+
+    The difference of two calls shows whether they compute, or wait for a disk, a network or a lock.
+    """
+    total_s = 0.0
+    for pid in pids:
+        running_s = process_cpu_s(pid)
+        if running_s is None:
+            return None
+        total_s += running_s + _runnable_s(pid)
+    return total_s
+
+
+def _runnable_s(pid: int) -> float:
+    """Returns how long the first thread, which makes the samples, waited for a CPU; 0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -1,0 +1,99 @@
+"""Threads whose work releases the GIL: a function mapped over a stream, and a shorter switch interval meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
+
+
+def in_threads(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], threads: int) -> Iterator[ResultT]:
+    """Yields results in the order in which they are done; with 0 threads, in the order of the tasks.
+
+    At most two tasks a thread are in progress. What a task raises is raised here, and tasks not begun are dropped.
+    """
+    if threads == 0:
+        yield from map(work, tasks)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        pending: set[Future[ResultT]] = set()
+        try:
+            for task in tasks:
+                pending.add(pool.submit(work, task))
+                if len(pending) >= 2 * threads:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def in_order(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], threads: int) -> Iterator[ResultT]:
+    """Yields results in the order of the tasks; otherwise like `in_threads`."""
+    if threads == 0:
+        yield from map(work, tasks)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        pending: deque[Future[ResultT]] = deque()
+        try:
+            for task in tasks:
+                pending.append(pool.submit(work, task))
+                if len(pending) >= 2 * threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+# A shorter switch interval for Python's threads while some of them decode.
+#
+# A thread that comes back from a decoder waits for the GIL until its owner's switch interval is over: 5 ms by
+# default, in which ten JPEGs of 400x533 could be decoded. Measured on two cores, with two threads that decode such
+# JPEGs and a main thread in pure Python: 155 images/s at 5 ms, 500 at 1 ms, 920 at 0.1 ms, and the main thread lost
+# nothing by it. `sys.setswitchinterval` is one setting for the whole process: it is lowered while anybody asks for
+# it, and restored afterwards unless somebody else changed it meanwhile.
+
+
+SWITCH_INTERVAL_S = 1e-4
+
+_lock = threading.Lock()
+_users = 0
+_before_s = 0.0
+
+
+class ShortSwitchInterval:
+    """Keeps the switch interval at `SWITCH_INTERVAL_S` or below until `end`; several may be active at once."""
+
+    def __init__(self) -> None:
+        global _users, _before_s
+        self._ended = False
+        with _lock:
+            _users += 1
+            if _users == 1:
+                _before_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(_before_s, SWITCH_INTERVAL_S))
+
+    def end(self) -> None:
+        """Restores the interval once no other instance is active. Calling it again does nothing."""
+        global _users
+        with _lock:
+            if self._ended:
+                return
+            self._ended = True
+            _users -= 1
+            if not _users and _is_ours(sys.getswitchinterval()):
+                sys.setswitchinterval(_before_s)
+
+
+def _is_ours(interval_s: float) -> bool:
+    # CPython keeps whole microseconds.
+    return abs(interval_s - min(_before_s, SWITCH_INTERVAL_S)) < 2e-6

@@ -1,0 +1,136 @@
+"""How a `FastLoader` reports what it does: to a `Meter` batch by batch (`Probe`), and as totals (`LoaderStats`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
+
+from fastload.timing.results import BatchWork
+
+
+class WorkerInfo(NamedTuple):
+    """The workers that make batches.
+
+    Attributes:
+        workers: threads or processes.
+        ahead: batches that may be in progress or ready at once.
+        by_threads: whether they are threads.
+        compression_ratio: bytes of the pixels over bytes of the encoded images that a packed file holds; 0 where it
+            holds pixels, so that nothing is decoded.
+    """
+
+    workers: int
+    ahead: int
+    by_threads: bool
+    compression_ratio: float = 0.0
+
+
+class Probe:
+    """A record of the batch that is being asked for. Only the thread of the training loop writes it; no lock.
+
+    Args:
+        mark: returns the present moment, as a `Clock` of the meter marks it.
+
+    Attributes:
+        worker_info: the loader's workers; set once.
+        in_copy: batches that are being copied to the device ahead of their use.
+        ready: mark of the moment at which the batch was read and, where workers do it, transformed.
+        looked_at: whether CPU times are wanted, too.
+        ready_running_s: `time.thread_time()` at that moment, if CPU times are wanted.
+        copied: mark of the moment at which the batch was on the device.
+        samples: samples in the batch.
+        queue_depth: batches that were ready when it was asked for.
+        work: cost of making it; None: not known, or an echo, which costs nothing.
+    """
+
+    def __init__(self, mark: Callable[[], Any]) -> None:
+        self._mark = mark
+        self.in_copy = 0
+        self.worker_info = WorkerInfo(0, 0, by_threads=False)
+        self.clear()
+
+    def clear(self, *, looked_at: bool = False) -> None:
+        """Begins the record of the next batch, which is now asked for."""
+        self.looked_at = looked_at
+        self.ready: Any = None
+        self.ready_running_s: float | None = None
+        self.copied: Any = None
+        self.samples = 0
+        self.queue_depth: int | None = None
+        self.work: BatchWork | None = None
+
+    def note_depth(self, in_host_memory: int | None) -> None:
+        """Records how many batches are ready: these, and those that are being copied to the device."""
+        self.queue_depth = None if in_host_memory is None else in_host_memory + self.in_copy
+
+    def note_work(self, work: BatchWork | None) -> None:
+        """Adds the cost of a batch received from the workers. With `MixedEcho` the first steps receive several."""
+        self.work = work if self.work is None or work is None else self.work + work
+
+    def note_ready(self) -> None:
+        """Marks the batch as ready; only the first call counts."""
+        if self.ready is None:
+            self.ready = self._mark()
+            if self.looked_at:
+                self.ready_running_s = time.thread_time()
+
+    def note_copied(self) -> None:
+        """Marks the batch as copied to the device."""
+        self.copied = self._mark()
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A loader that reports each batch to a probe."""
+
+    def iterate(self, probe: Probe | None = None) -> Iterator[Any]:
+        """Iterates as `iter()` does, and reports each batch to the probe."""
+        ...
+
+
+def is_probed(loader: object) -> TypeGuard[Probed]:
+    """Whether a loader reports to probes: the class that defines its `__iter__` also defines `iterate`."""
+    for kind in type(loader).__mro__:
+        if "__iter__" in vars(kind) or "iterate" in vars(kind):
+            return isinstance(loader, Probed) and {"__iter__", "iterate"} <= vars(kind).keys()
+    return False
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """The counts of one epoch of a loader, so far.
+
+    Attributes:
+        fresh_samples: samples read from the file.
+        consumed_samples: samples handed over, echoes included.
+        steps: batches handed over, echoes included.
+        elapsed_s: from the beginning of the epoch to the last batch handed over, or to its end.
+        stall_s: part of elapsed_s that the training loop waited for a batch.
+        bytes_read: bytes copied from the file, for the fresh samples.
+        echo: times each batch is used in this epoch.
+    """
+
+    fresh_samples: int = 0
+    consumed_samples: int = 0
+    steps: int = 0
+    elapsed_s: float = 0.0
+    stall_s: float = 0.0
+    bytes_read: int = 0
+    echo: int = 1
+
+    @property
+    def fresh_samples_per_s(self) -> float:
+        """Samples read per second: the rate of the disk and of this loader."""
+        return self.fresh_samples / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def consumed_samples_per_s(self) -> float:
+        """Samples trained on per second; with echoes more than were read."""
+        return self.consumed_samples / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def stall_share(self) -> float:
+        """Part of the time that the training loop waited, 0 to 1."""
+        return min(1.0, self.stall_s / self.elapsed_s) if self.elapsed_s else 0.0

@@ -1,0 +1,170 @@
+"""The results of measuring a training loop, which bench, doctor, tune and `Meter` print, draw and export.
+
+All of them are plain numbers and strings, so that they can be saved as JSON and read by another program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+STAGES = ("reading", "decoding", "transform", "collate", "hand-over", "copy to the device")
+"""The stages of making a batch, in order."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a training loop; times in seconds.
+
+    Attributes:
+        begin_s: when its batch was asked for, since the measurement began.
+        wait_s: time the loop waited for the batch.
+        copy_s: time of copying it to the device that the loop waited for (on a GPU: time of the device).
+        transform_s: time of augmenting it, likewise.
+        compute_s: the rest, until the next batch is asked for.
+        samples: samples in the batch.
+        queue_depth: batches that were ready when it was asked for; None: not known.
+    """
+
+    begin_s: float
+    wait_s: float
+    copy_s: float
+    transform_s: float
+    compute_s: float
+    samples: int
+    queue_depth: int | None = None
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from asking for this batch to asking for the next."""
+        return self.wait_s + self.copy_s + self.transform_s + self.compute_s
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds that threads spent on something: running on a CPU, and blocked by anything but the lack of a CPU."""
+
+    running_s: float = 0.0
+    blocked_s: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.running_s + other.running_s, self.blocked_s + other.blocked_s)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One change, and its expected gain.
+
+    Attributes:
+        cause: the cause it removes, one of `fastload.profiling.verdict.CAUSES`.
+        change: what to do, as an imperative clause.
+        step_s: mean seconds a step would take after it.
+        gain: speed of a step after it over the present one, at most.
+    """
+
+    cause: str
+    change: str
+    step_s: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The cause that limits the speed of a training loop, with evidence and remedies.
+
+    Attributes:
+        cause: one of `fastload.profiling.verdict.CAUSES`; empty: the loop waits, and its loader does not say for what.
+        sentence: the whole verdict in one sentence, without the word `verdict:`.
+        evidence: the measurements behind it, a line each.
+        step_s: mean seconds a step takes.
+        stall_share: part of the time that the loop waited for data, 0 to 1.
+        cures: the remedies considered, best first; empty when nothing would help.
+        worth_making: whether the first of them gains at least a factor of 1.1.
+        fastload_helps: whether packing the data and loading it with fastload removes the cause.
+    """
+
+    cause: str
+    sentence: str
+    evidence: tuple[str, ...]
+    step_s: float
+    stall_share: float
+    cures: tuple[Remedy, ...] = ()
+    worth_making: bool = False
+    fastload_helps: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text: a title, column heads and rows."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything measured in one run.
+
+    Attributes:
+        title: the subject, such as `fastload bench photos.h5`.
+        command: repeats the measurement; empty: it was not made by a command.
+        steps: steps of the loop, in order; of a long run an evenly spaced sample, with their own begin_s.
+        num_steps: number of all steps.
+        elapsed_s: seconds from asking for the first batch to the end.
+        samples_per_s: mean rate over that time.
+        stages: mean cost of a batch by stage of `STAGES`, in the threads or processes that did the work.
+        headspace_samples_per_s: rate of the same step without a loader; None: not known.
+        headspace_how: how that is known, such as `measured on one cached batch`.
+        readings: readings of the driver and the system, in order: `at_s` since the measurement began, and any of
+            `gpuN.utilization_percent`, `gpuN.memory_bytes`, `gpuN.power_w`, `gpuN.sm_mhz` (N: index), `cpu_percent`
+            (100: one core, all processes of the job), `cpu_percent.PID`, `memory_bytes` (anonymous and shared),
+            `disk_read_bytes_per_s` (by the job), `disk_busy_percent`.
+        verdict: what limits the speed.
+        facts: further figures, name and text, in the order in which they are shown.
+        tables: further tables.
+        environment: machine, versions, options; name and text.
+    """
+
+    title: str
+    command: str = ""
+    steps: tuple[Step, ...] = ()
+    num_steps: int = 0
+    elapsed_s: float = 0.0
+    samples_per_s: float = 0.0
+    stages: Mapping[str, Work] = field(default_factory=dict)
+    headspace_samples_per_s: float | None = None
+    headspace_how: str = ""
+    readings: tuple[Mapping[str, float], ...] = ()
+    verdict: Verdict | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+    tables: tuple[Table, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all of it as numbers, strings, lists and dicts; `version` is that of this layout."""
+        return {"version": 1, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class BatchWork:
+    """The cost of making one batch, in seconds.
+
+    Attributes:
+        stages: by stage of `STAGES` up to the hand-over, in the thread or process that makes batches.
+        lock_s: part of their blocked time spent waiting for a lock of another thread or process.
+        slow_s: part of their time that slow samples took beyond the usual time of a sample.
+        runnable_s: additional time that the thread waited for a CPU.
+    """
+
+    stages: Mapping[str, Work]
+    lock_s: float = 0.0
+    slow_s: float = 0.0
+    runnable_s: float = 0.0
+
+    def __add__(self, other: BatchWork) -> BatchWork:
+        names = {**self.stages, **other.stages}
+        stages = {name: self.stages.get(name, Work()) + other.stages.get(name, Work()) for name in names}
+        sums = self.lock_s + other.lock_s, self.slow_s + other.slow_s, self.runnable_s + other.runnable_s
+        return BatchWork(stages, *sums)

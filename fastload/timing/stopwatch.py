@@ -1,0 +1,286 @@
+"""Splits a thread's time into stages, and each into running on a CPU and being blocked. No torch here.
+
+Nothing here releases the GIL: a thread that does, if only for a microsecond, may wait 5 ms to get it back from a main
+thread that runs Python (see `fastload.system.syscalls`), so that measuring would change what is measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import psutil
+from PIL import ImageFile
+
+from fastload.timing.results import BatchWork, Work
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+_LINUX = platform.system() == "Linux"
+_SHORT_S = 20e-6  # off the CPU for less, a lap is not looked into
+_SLOW = 3.0  # a sample that takes so many times the usual is a slow one
+
+
+def run_delay_reader() -> Callable[[], float]:
+    """Returns a function that returns the seconds that this thread has waited for a CPU so far.
+
+    Only the calling thread may call it. Always 0 where the system does not say; Linux does, in
+    /proc/thread-self/schedstat.
+    """
+    file = _ProcFile.open("/proc/thread-self/schedstat")
+    return (lambda: 0.0) if file is None else lambda: int(file.read().split()[1]) / 1e9
+
+
+class Stopwatch:
+    """Measures the stages of the batch that the calling thread makes. Each thread has its own; `current` finds it.
+
+    A thread that is off the CPU and does not wait for one is blocked. If this process read files meanwhile, blocked
+    time counts as reading: pages of a mapped file are read wherever they are first touched, and a user's dataset may
+    read anywhere. (Not in the stage "transform", if another stage is known to read.) If it did not read, and workers
+    are threads, blocked time is waiting for a lock of another thread, first of all the GIL.
+
+    Args:
+        rest: the stage that gets the time behind the last lap.
+        by_threads: whether the work is done by threads of one process.
+    """
+
+    def __init__(self, rest: str, *, by_threads: bool) -> None:
+        self._rest = rest
+        self._by_threads = by_threads
+        self._delays = _ProcFile.open("/proc/thread-self/schedstat")
+        self._counters = _ProcFile.open("/proc/self/io")
+        self._faults = getattr(resource, "RUSAGE_THREAD", None)
+        self._was_read = self._read_so_far()
+        self.begin()
+
+    def start(self) -> Stopwatch:
+        """Makes this the calling thread's `current` stopwatch, as long as the thread lives."""
+        _local.stopwatch = self
+        return self
+
+    def begin(self) -> None:
+        """Begins a batch."""
+        self._running: dict[str, float] = {}
+        self._blocked: dict[str, float] = {}
+        self._lock_s = 0.0
+        self._samples: list[float] = []
+        if not self._by_threads:  # receiving the request for the batch was a read, too
+            self._was_read = self._read_so_far()
+        self._begun_waited_s = self._waited_s = self._delay_s()
+        self._spent_s = self._sample_s = 0.0
+        self._wall_s = time.perf_counter()
+        self._thread_s = time.thread_time()
+
+    def lap(self, stage: str) -> None:
+        """Adds the time since the last lap to a stage."""
+        wall_s, thread_s = time.perf_counter(), time.thread_time()
+        ran_s = thread_s - self._thread_s
+        off_s = wall_s - self._wall_s - ran_s
+        self._wall_s, self._thread_s = wall_s, thread_s
+        self._running[stage] = self._running.get(stage, 0.0) + ran_s
+        self._spent_s += ran_s
+        if off_s > _SHORT_S:
+            waited_s = self._delay_s()
+            blocked_s = max(0.0, off_s - (waited_s - self._waited_s))
+            self._waited_s = waited_s
+            self._blocked[stage] = self._blocked.get(stage, 0.0) + blocked_s
+            self._spent_s += blocked_s
+
+    def lap_for_lock(self, stage: str) -> None:
+        """Adds the time since the last lap to a stage, its blocked part as waiting for a lock."""
+        before_s = self._blocked.get(stage, 0.0)
+        self.lap(stage)
+        self._lock_s += self._blocked.get(stage, 0.0) - before_s
+        self._blocked[stage] = before_s
+
+    def sample_begins(self) -> None:
+        """Begins a sample at the last lap."""
+        self._sample_s = self._spent_s
+
+    def sample(self) -> None:
+        """Ends a sample at the last lap."""
+        self._samples.append(self._spent_s - self._sample_s)
+        self._sample_s = self._spent_s
+
+    def end(self) -> BatchWork:
+        """Ends the batch and returns its cost."""
+        self.lap(self._rest)
+        blocked, lock_s = self._blocked, self._lock_s
+        # Threads also count what was read between batches: read-ahead works while they wait for the next one.
+        was_read, self._was_read = self._was_read, self._read_so_far()
+        if was_read != self._was_read:
+            kept = {"reading"}
+            if not self._by_threads and {"reading", "decoding"} & set(self._running):
+                kept.add("transform")
+            others = [stage for stage in blocked if stage not in kept]
+            blocked["reading"] = blocked.get("reading", 0.0) + sum(map(blocked.pop, others))
+        elif self._by_threads:
+            lock_s += sum(blocked.values())
+        if self._lock_s:
+            blocked["reading"] = blocked.get("reading", 0.0) + self._lock_s
+        names = {**self._running, **blocked}
+        stages = {name: Work(self._running.get(name, 0.0), blocked.get(name, 0.0)) for name in names}
+        runnable_s = max(0.0, self._delay_s() - self._begun_waited_s)
+        return BatchWork(stages, lock_s, beyond_usual_s(self._samples), runnable_s)
+
+    def _delay_s(self) -> float:
+        return int(self._delays.read().split()[1]) / 1e9 if self._delays is not None else 0.0
+
+    def _read_so_far(self) -> tuple[int, ...]:
+        """Returns numbers that change when this process reads files, or this thread waits for pages of one."""
+        faults = resource.getrusage(self._faults).ru_majflt if self._faults is not None else 0
+        if self._counters is None:
+            return (faults,)
+        content = self._counters.read()
+        fields = content.split()
+        from_disk = int(fields[9])
+        if self._by_threads:  # reads of other threads say nothing about this one
+            return faults, from_disk
+        own = self._counters.num_bytes + (self._delays.num_bytes if self._delays is not None else 0)
+        return faults, from_disk, int(fields[1]) - own + len(content)
+
+
+class _ProcFile:
+    """A file of /proc that is read again and again without releasing the GIL.
+
+    Attributes:
+        num_bytes: bytes read so far; the system counts them among those that this process reads.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._buffer = ctypes.create_string_buffer(512)
+        self._pread = _pread()
+        self.num_bytes = 0
+        weakref.finalize(self, os.close, fd)
+
+    @classmethod
+    def open(cls, path: str) -> _ProcFile | None:
+        """Opens the file; returns None where there is none."""
+        try:
+            file = cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) if _LINUX else None
+        except OSError:
+            return None
+        return file if file is not None and file.read() else None  # some sandboxes open it and then refuse
+
+    def read(self) -> bytes:
+        """Returns its present content, at most 512 bytes."""
+        count: int = self._pread(self._fd, self._buffer, 512, 0)
+        if count <= 0:
+            return b""
+        self.num_bytes += count
+        content: bytes = self._buffer[:count]  # type: ignore[assignment]  # of c_char, typeshed says a list
+        return content
+
+
+_local = threading.local()
+
+
+def current() -> Stopwatch | None:
+    """Returns the stopwatch of this thread, if any."""
+    return getattr(_local, "stopwatch", None)
+
+
+def lap(stage: str, *, for_lock: bool = False) -> None:
+    """Ends a lap of this thread's stopwatch, if it has one."""
+    stopwatch = current()
+    if stopwatch is not None:
+        (stopwatch.lap_for_lock if for_lock else stopwatch.lap)(stage)
+
+
+def beyond_usual_s(samples_s: Sequence[float]) -> float:
+    """Returns the seconds that a batch's slow samples took beyond the median; 0 for fewer than three samples."""
+    if len(samples_s) < 3:
+        return 0.0
+    usual_s = statistics.median(samples_s)
+    return sum(taken_s - usual_s for taken_s in samples_s if taken_s > _SLOW * usual_s)
+
+
+def part_of(work: BatchWork, parts: int) -> BatchWork:
+    """Returns one of `parts` equal parts of some work."""
+    stages = {name: Work(one.running_s / parts, one.blocked_s / parts) for name, one in work.stages.items()}
+    return BatchWork(stages, work.lock_s / parts, work.slow_s / parts, work.runnable_s / parts)
+
+
+def process_cpu_s(pid: int) -> float | None:
+    """Returns the seconds that all threads of a process ran on a CPU; None when the process is gone."""
+    if _LINUX:
+        try:
+            # The clock of a process by its number, as clock_getcpuclockid(3) makes it: nanoseconds, where
+            # /proc/PID/stat counts hundredths of a second.
+            return time.clock_gettime((~pid << 3) | 2)
+        except OSError:
+            return None
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)
+
+
+@cache
+def _pread() -> Any:
+    pread = ctypes.PyDLL(None).pread
+    pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+    pread.restype = ctypes.c_ssize_t
+    return pread
+
+
+# Times the decoding within a user's dataset, in a worker process that is measured.
+
+
+_DECODERS = {
+    "simplejpeg": ("decode_jpeg",),
+    "cv2": ("imdecode", "imread"),
+    "torchvision.io": ("decode_image", "decode_jpeg", "decode_png", "read_image"),
+    "torchvision.io.image": ("decode_image", "decode_jpeg", "decode_png", "read_image"),
+}
+_MARK = "_fastload_lap"
+
+
+def watch_decoders() -> None:
+    """Wraps the decoders of Pillow, and of other packages imported so far, so that each call is a lap of the stopwatch.
+
+    A function that a module imported by name before is not wrapped; what it decodes counts as transform.
+    """
+    if not hasattr(ImageFile.ImageFile.load, _MARK):
+        ImageFile.ImageFile.load = _timed(ImageFile.ImageFile.load, only=_undecoded)  # type: ignore[method-assign]
+    for name, functions in _DECODERS.items():
+        module = sys.modules.get(name)
+        for function in functions:
+            found = getattr(module, function, None)
+            if found is not None and not hasattr(found, _MARK):
+                setattr(module, function, _timed(found))
+
+
+def _undecoded(image: Any, *_: Any, **__: Any) -> bool:
+    return bool(getattr(image, "tile", None))
+
+
+def _timed(decode: Callable[..., Any], *, only: Callable[..., bool] | None = None) -> Callable[..., Any]:
+    @functools.wraps(decode)
+    def timed(*words: Any, **options: Any) -> Any:
+        stopwatch = current()
+        if stopwatch is None or (only is not None and not only(*words, **options)):
+            return decode(*words, **options)
+        stopwatch.lap("reading")
+        try:
+            return decode(*words, **options)
+        finally:
+            stopwatch.lap("decoding")
+
+    setattr(timed, _MARK, True)
+    return timed

@@ -1,0 +1,12 @@
+"""Applies lists of transforms to batches: fuses neighbours into passes, and runs them on the CPU or on a GPU.
+
+Goes in: a list of transforms, a batch of images (a tensor, or rows of a mapping that are not gathered yet) and draws.
+Comes out: a new batch.
+
+Read first: `pipeline` (a list applied to a batch), then `fuse` (lists cut into passes) and `placement` (crops, resizes
+and flips as tables of numbers). `place` and `windows` move pixels by plain torch and NumPy, `cpu_program` in one call
+on the CPU, `gpu` by the kernel of `triton_kernels`. `size_head` does the same for images that differ in size;
+`buffers` is the memory of outputs.
+
+Imports the modules of `transforms`; nothing of files, loaders or threads.
+"""

@@ -1,0 +1,256 @@
+"""Applies a list of transforms to a batch, and checks beforehand that they fit it and one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fastload.errors import OptionError
+from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, as_handed_over, as_moved
+from fastload.transforms.draws import Draws
+from fastload.transforms.engine.buffers import OutputPool
+from fastload.transforms.engine.fuse import FusedPass, Images, gathered, passes_of, run_pass
+from fastload.transforms.engine.place import place_masks
+from fastload.transforms.engine.placement import ImageRows
+from fastload.transforms.normalize import Normalize
+from fastload.transforms.spec import (
+    BatchTransform,
+    CheckedTransform,
+    GeometricTransform,
+    ImageSpec,
+    MovesCoordinates,
+    Transform,
+)
+
+ImageFunction = Callable[[torch.Tensor], torch.Tensor]
+"""A function of the user's that takes and returns an image batch (B, C, H, W)."""
+
+_mask_pool = OutputPool()
+
+
+def check_pipeline(
+    transforms: Sequence[Transform | BatchTransform | ImageFunction],
+    image_shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    fields: Iterable[str],
+    coordinates: Mapping[str, Coordinates] | None = None,
+    *,
+    done: int = 0,
+) -> ImageSpec | None:
+    """Returns the spec of the images that the transforms make; None after a function whose output is not known.
+
+    Args:
+        transforms: in the order they run.
+        image_shape: (C, H, W), as an image arrives in a batch.
+        dtype: of the images, torch.uint8 or torch.uint16.
+        fields: names of all fields of the batch.
+        coordinates: how fields hold boxes and points, as far as it is known.
+        done: how many transforms have run when an image has that shape: the size head.
+
+    Raises:
+        OptionError: a transform that is none, does not fit the images or stands after Normalize; one that moves pixels
+            where a field holds coordinates that cannot follow, or that cannot move the masks.
+    """
+    if not isinstance(transforms, Sequence):
+        raise OptionError(
+            f"transform: expected a list of transforms in the order they run, got {type(transforms).__name__}. "
+            f"Write transform=[...], also around a single one."
+        )
+    names = list(fields)
+    spec: ImageSpec | None = ImageSpec(*image_shape, dtype)
+    normalized = False
+    for index, transform in enumerate(transforms):
+        known = isinstance(transform, (Transform, BatchTransform))
+        if isinstance(transform, type) or not (known or callable(transform)):
+            raise OptionError(
+                f"transform: {transform!r} is not a transform. Give an object such as RandomHorizontalFlip() (with its "
+                f"parentheses), or a function that takes and returns an image batch (B, C, H, W)."
+            )
+        if isinstance(transform, BatchTransform):
+            transform.check_fields(names)
+        elif isinstance(transform, Transform):
+            if normalized:
+                raise OptionError(
+                    f"transform: {_name(transform)} stands after Normalize. Normalize comes last, so that all others "
+                    f"move bytes and not floats: put it at the end of the list (only MixUp and CutMix may follow)."
+                )
+            if transform.geometric:
+                _check_moved_fields(transform, names, coordinates or {})
+        normalized |= isinstance(transform, Normalize)
+        if index >= done:
+            spec = _output(transform, spec)
+    return spec
+
+
+def apply_transforms(
+    transforms: Sequence[Transform | BatchTransform | ImageFunction],
+    fields: Mapping[str, torch.Tensor | ImageRows],
+    draws: Draws,
+    *,
+    ignore_index: int = 0,
+    batch_draws: Draws | None = None,
+    coordinates: Mapping[str, Coordinates] | None = None,
+    output: torch.Tensor | None = None,
+    kept: bool = False,
+    done: int = 0,
+) -> dict[str, torch.Tensor]:
+    """Returns the batch's fields with "images" transformed, and masks, boxes and points, where present, moved alike.
+
+    Transform i of the list draws from stream i, so each draws independently, and leaving the last one out changes
+    nothing for the others. Neighbours that fit together run in one pass over the pixels; see `fuse.py`.
+
+    Args:
+        transforms: in the order they run, as `check_pipeline` accepted them.
+        fields: by name; "images" (B, C, H, W) or rows not gathered yet, "masks" (B, H, W). They are not written to.
+        draws: for the batch's samples.
+        ignore_index: value of masks where padding was added.
+        batch_draws: for the batch as a whole, for transforms that mix samples.
+        coordinates: how fields hold boxes and points.
+        output: on the CPU, memory that the images may be written to, if the last transform supports it.
+        kept: whether the given batch will be used again, so that functions must not write to it.
+        done: how many transforms, from the first on, have been applied to the fields already (the size head).
+
+    Raises:
+        OptionError: a user's function returned images that do not fit the other fields, or wrote to those it was given.
+    """
+    given: object = fields
+    if not isinstance(given, Mapping) or "images" not in given:
+        raise OptionError('apply_transforms takes a dict of fields, with the batch (B, C, H, W) as "images"')
+    images: Images = fields["images"]
+    count = len(images.samples if isinstance(images, ImageRows) else images)
+    if len(draws) != count:
+        raise OptionError(f"draws are for {len(draws)} samples, and the batch has {count}: give Draws of its rows")
+    others = {name: tensor for name, tensor in fields.items() if name != "images" and isinstance(tensor, torch.Tensor)}
+    spec = images.spec if isinstance(images, ImageRows) else ImageSpec.of(images)
+    moves = any(isinstance(transform, Transform) and transform.geometric for transform in transforms[done:])
+    moved = as_moved(others, coordinates) if moves and coordinates else {}
+    parts = passes_of(transforms[done:], spec, first=done)
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        if isinstance(part, FusedPass):
+            if part.moves:
+                _move_others(part, others, moved, spec, draws, ignore_index)
+            images = run_pass(part, images, spec, draws, output if last else None)
+        else:
+            index, transform = part
+            images = gathered(images)
+            if isinstance(transform, BatchTransform):
+                assert batch_draws is not None, "transforms that mix samples need draws for the batch"
+                mixed = transform.apply_batch({"images": images, **others}, batch_draws.stream(index))
+                images, others = mixed.pop("images"), mixed
+            elif isinstance(transform, Transform):
+                images = _apply_alone(transform, index, images, others, moved, draws, ignore_index)
+            else:
+                followers = [name for name in others if name == "masks" or name in moved]
+                images = _called(transform, index, images, followers, kept=kept and images is fields["images"])
+        spec = ImageSpec.of(images)
+    images = gathered(images)
+    if moved:
+        others |= as_handed_over(moved, others, coordinates or {}, (spec.height, spec.width))
+    return {name: images if name == "images" else others[name] for name in fields}
+
+
+def _move_others(
+    part: FusedPass,
+    others: dict[str, torch.Tensor],
+    moved: dict[str, torch.Tensor],
+    spec: ImageSpec,
+    draws: Draws,
+    ignore_index: int,
+) -> None:
+    """Moves masks, boxes and points as a pass moves the images."""
+    if "masks" in others:
+        others["masks"] = place_masks(others["masks"], part.placement(spec, draws), ignore_index, _mask_pool)
+    for index, transform in part.moves:
+        _move_coordinates(transform, moved, spec, draws.stream(index))
+        spec = transform.output(spec)
+
+
+def _apply_alone(
+    transform: Transform,
+    index: int,
+    images: torch.Tensor,
+    others: dict[str, torch.Tensor],
+    moved: dict[str, torch.Tensor],
+    draws: Draws,
+    ignore_index: int,
+) -> torch.Tensor:
+    """Returns the images after one transform; moves the other fields alike."""
+    stream = draws.stream(index)
+    if transform.geometric and "masks" in others:
+        assert isinstance(transform, GeometricTransform), "check_pipeline refuses those that cannot move masks"
+        others["masks"] = transform.apply_masks(others["masks"], stream, ignore_index)
+    if transform.geometric and moved:
+        assert isinstance(transform, MovesCoordinates), "check_pipeline refuses those that cannot move coordinates"
+        _move_coordinates(transform, moved, ImageSpec.of(images), stream)
+    return transform.apply(images, stream)
+
+
+def _move_coordinates(
+    transform: MovesCoordinates, moved: dict[str, torch.Tensor], spec: ImageSpec, draws: Draws
+) -> None:
+    for name, values in moved.items():
+        move = transform.move_points if values.shape[-1] == 2 else transform.move_boxes
+        moved[name] = move(values, spec, draws)
+
+
+def _called(
+    function: ImageFunction, index: int, images: torch.Tensor, followers: list[str], *, kept: bool
+) -> torch.Tensor:
+    """Returns what a user's function makes of the images, checked to fit labels, masks and further echoes."""
+    version = images._version
+    result: object = function(images)
+    what = f"transform: {_name(function)}, number {index} of the list,"
+    if not isinstance(result, torch.Tensor) or len(result) != len(images):
+        found = f"{tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
+        raise OptionError(
+            f"{what} was given images {tuple(images.shape)} and returned {found}. A function in transform returns a "
+            f"tensor of as many images as it is given."
+        )
+    if kept and images._version != version:
+        raise OptionError(
+            f"{what} wrote to the images it was given, which the next echo of the batch begins with. Let it return a "
+            f"new tensor, for example by images = images.clone() in its first line."
+        )
+    if followers and result.shape[2:] != images.shape[2:]:
+        raise OptionError(
+            f"{what} made images of {tuple(result.shape[2:])} out of {tuple(images.shape[2:])} (height, width), and "
+            f"{' and '.join(followers)} cannot follow. Use a transform of fastload, or an object that moves them; see "
+            f"fastload/transforms/spec.py."
+        )
+    return result
+
+
+def _output(transform: object, spec: ImageSpec | None) -> ImageSpec | None:
+    if isinstance(transform, BatchTransform):
+        return spec
+    return transform.output(spec) if spec is not None and isinstance(transform, CheckedTransform) else None
+
+
+def _check_moved_fields(transform: Transform, fields: list[str], coordinates: Mapping[str, Coordinates]) -> None:
+    for name in fields:
+        if name not in coordinates and name not in COORDINATE_FIELDS:
+            continue
+        why = ""
+        if name not in coordinates:
+            why = "nothing says what its numbers are"
+        elif coordinates[name].unusable:
+            why = coordinates[name].unusable
+        elif not isinstance(transform, MovesCoordinates):
+            why = f"{_name(transform)} has no move_points and move_boxes to move them with the pixels"
+        if why:
+            raise OptionError(
+                f"transform: {_name(transform)} moves pixels, and the coordinates in {name} cannot follow: {why}. "
+                f"Leave {name} out of fields, or {_name(transform)} out of transform."
+            )
+    if "masks" in fields and not isinstance(transform, GeometricTransform):
+        raise OptionError(
+            f"transform: {_name(transform)} moves pixels, and has no apply_masks to move the masks with them. "
+            f"Add apply_masks(masks, draws, fill), or leave masks out of fields."
+        )
+
+
+def _name(transform: Any) -> str:
+    return str(getattr(transform, "__name__", type(transform).__name__))

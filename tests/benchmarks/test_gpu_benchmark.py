@@ -1,0 +1,220 @@
+"""benchmarks/gpu.py on the CPU: every branch runs, and a failure, a hang or a missing package stays where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "gpu.py"
+
+SECTIONS = [
+    "machine", "copy", "data", "kernel", "train-resnet50", "host-to-device", "device-cache", "host-cache",
+    "train-resnet18", "step-rate", "cpu-seconds", "plain-resnet50", "plain-resnet18", "parallel", "train-compiled",
+    "plots",
+]  # fmt: skip
+
+
+@pytest.fixture
+def in_benchmarks(monkeypatch):
+    for folder in ("benchmarks", "tools"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+
+
+def run(out, *words, expect=0, device="cpu"):
+    """The records of a tiny run, by section."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--device", device, "--tiny", "--out", out, "--data", out.parent, *words],
+        cwd=out.parent, env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == expect, done.stdout + done.stderr
+    lines = (out / "gpu.jsonl").read_text().splitlines()
+    return {record["section"]: record for record in map(json.loads, lines)}
+
+
+def may_be_absent(reason):
+    """What a CPU, or a machine without torchvision, cannot have; everything else must have run."""
+    return find_spec("torchvision") is None and "torchvision cannot be imported" in reason
+
+
+@pytest.mark.slow
+def test_every_section_gives_its_figures_and_nothing_is_left_behind(tmp_path):
+    records = run(tmp_path / "out")
+    assert list(records) == SECTIONS
+    for record in records.values():
+        assert "error" not in record and "skipped" not in record, record
+        assert record["note"] == "cpu, not a GPU figure"
+        for name, figure in record["figures"].items():
+            assert "error" not in figure, (name, figure)
+            assert "value" in figure or may_be_absent(figure["skipped"]), (name, figure)
+    measured = {name for record in records.values() for name, figure in record["figures"].items() if "value" in figure}
+    assert {
+        "copy device to device", "fused crop, batch 8", "correct crop, batch 8", "crop, batch 8, over plain torch",
+        "fused crop and colour", "fused resize 64", "page cache to device, batch 8, workers default",
+        "training resnet50", "training resnet18", "training resnet18, compiled", "highest step rate, cache None",
+        "CPU seconds per 1,000, fastload, cache None",
+    } <= measured  # fmt: skip
+    training = records["train-resnet50"]["figures"]["training resnet50"]
+    assert training["counters"]["utilization_percent"]["count"] >= 1
+    assert 0 <= training["stall_share"] <= 1
+    pictures = [tmp_path / "out" / f"gpu_{name}.png" for name in ("kernel", "feed", "training", "step_rate")]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.slow
+def test_failing_and_hanging_sections_leave_the_others(tmp_path):
+    words = ["--only", "copy", "kernel", "train-resnet50", "--fail", "copy", "--hang", "kernel", "--limit", "kernel=1"]
+    records = run(tmp_path / "out", *words, expect=1)
+    assert "code 1" in records["copy"]["error"]
+    assert "this section was told to fail" in records["copy"]["log"]
+    assert "over its limit of 1 s" in records["kernel"]["error"]
+    assert records["train-resnet50"]["figures"]["training resnet50"]["value"] > 0
+    assert "error" not in records["plots"]
+
+
+@pytest.mark.slow
+def test_without_data_what_needs_it_is_told_and_the_rest_is_measured(tmp_path):
+    records = run(tmp_path / "out", "--only", "copy", "step-rate", "--fail", "data", expect=1)
+    assert records["step-rate"]["error"] == "the data could not be made"
+    assert records["copy"]["figures"]["copy device to device"]["value"] > 0
+
+
+def test_sections_without_time_are_skipped_by_name(tmp_path):
+    records = run(tmp_path / "out", "--only", "copy", "--budget-s", "1")
+    assert "the budget left" in records["copy"]["skipped"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_without_the_device_nothing_is_measured_or_left(tmp_path):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--data", tmp_path], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 1
+    assert "nothing can be measured with --device cuda" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_every_section_runs_on_a_gpu(tmp_path):
+    records = run(tmp_path / "out", device="cuda")
+    assert list(records) == SECTIONS
+    for record in records.values():
+        assert "error" not in record and "skipped" not in record, record
+        for name, figure in record["figures"].items():
+            assert "error" not in figure and "void" not in figure, (name, figure)
+
+
+def test_figures_of_a_cpu_are_kept_out_of_the_results(tmp_path):
+    results = ROOT / "benchmarks" / "results"
+    for words, said in ((["--tiny", "--out", results / "cpu"], "no figure"), ([], "give --tiny")):
+        done = subprocess.run(
+            [sys.executable, SCRIPT, "--device", "cpu", *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert said in done.stderr
+    assert not (results / "cpu").exists()
+
+
+def test_one_figure_that_fails_leaves_the_next(tmp_path, in_benchmarks):
+    from gpu_bench import Bench, Sizes
+
+    bench = Bench(None, Sizes.of(tiny=True), tmp_path, tmp_path / "figures.jsonl")
+    bench.figure("wrong", lambda: {"value": 1 // 0})
+    bench.figure("right", lambda: {"value": 2.0}, target=">= 1")
+    wrong, right = map(json.loads, (tmp_path / "figures.jsonl").read_text().splitlines())
+    assert wrong["error"].startswith("ZeroDivisionError")
+    assert right == {"figure": "right", "value": 2.0, "target": ">= 1"}
+
+
+def test_counters_are_what_the_driver_has(in_benchmarks):
+    from gpu_meter import PretendNvml, counters
+
+    class OldDriver(PretendNvml):
+        def nvmlDeviceGetPowerUsage(self, handle):
+            raise RuntimeError("not supported")
+
+    driver = OldDriver()
+    with counters(driver, every_s=0.001, visible="0") as found:
+        while driver.asked < 3:
+            time.sleep(0.001)
+    assert set(found) == {"utilization_percent", "memory_bytes", "sm_mhz"}
+    assert found["sm_mhz"]["mean"] == 1980
+    assert 90 <= found["utilization_percent"]["lowest"] <= found["utilization_percent"]["highest"] <= 92
+
+
+def test_a_driver_that_is_not_there_is_an_error_among_the_counters(in_benchmarks):
+    from gpu_meter import PretendNvml, counters
+
+    class NoDriver(PretendNvml):
+        def nvmlInit(self):
+            raise RuntimeError("no driver")
+
+    with counters(NoDriver(), every_s=0.001) as found:
+        pass
+    assert found == {"error": "RuntimeError: no driver"}
+
+
+def test_bytes_to_move_are_those_of_the_windows_and_the_output(in_benchmarks):
+
+    import gpu_pipelines
+
+    images = torch.zeros(4, 3, 60, 50, dtype=torch.uint8)
+    resized = gpu_pipelines.bytes_to_move(gpu_pipelines.plain_resize(20), images, 20)
+    assert resized == 4 * 3 * (60 * 50 + 2 * 20 * 20)
+    cropped = gpu_pipelines.bytes_to_move(gpu_pipelines.augmentation(20), images, 20)
+    assert 4 * 3 * 2 * 20 * 20 < cropped < resized
+
+
+def test_launches_are_counted_and_get_the_options_of_a_configuration(in_benchmarks):
+    import gpu_pipelines
+
+    module = SimpleNamespace(fused=lambda source, **options: (source, options))
+    launches = gpu_pipelines.Launches(module)
+    assert not launches.any_since_last()
+    with launches.using(block_x=64):
+        assert module.fused(1, dtype=2) == (1, {"dtype": 2, "block_x": 64})
+    assert module.fused(1, dtype=2) == (1, {"dtype": 2})
+    assert launches.any_since_last()
+    assert not launches.any_since_last()
+
+
+def test_highest_rate_ends_where_the_ratio_first_falls(in_benchmarks):
+    from gpu_steps import highest_kept
+
+    def points(*ratios):
+        return [{"images_per_s": 100.0 * (i + 1), "ratio": {"median": ratio}} for i, ratio in enumerate(ratios)]
+
+    assert highest_kept(points(1.0, 0.995, 0.98, 0.995)) == 200.0
+    assert highest_kept(points(0.9, 1.0)) == 0.0
+    assert highest_kept(points(1.0, 1.0)) == 200.0
+
+
+def test_table_says_which_targets_are_met(in_benchmarks):
+    from gpu import judged
+
+    assert judged({"value": 0.7, "target": ">= 0.7"}) == ": met"
+    assert judged({"value": 0.69, "target": ">= 0.7"}) == ": MISSED"
+    assert judged({"value": 0.2, "target": "<= 0.1"}) == ": MISSED"
+    assert judged({"value": 0.9, "target": ">= 0.7", "void": "the fused kernel did not run"}) == ""
+    assert judged({"error": "OutOfMemoryError", "target": ">= 0.7"}) == ""
+
+
+def test_void_figures_are_not_drawn(tmp_path, in_benchmarks):
+    import plot_gpu
+
+    figures = {"kept": {"value": 1.0}, "fell back": {"value": 2.0, "void": "the fused kernel did not run"},
+               "failed": {"error": "OutOfMemoryError"}}  # fmt: skip
+    (tmp_path / "gpu.jsonl").write_text(json.dumps({"section": "kernel", "figures": figures, "time": "2026"}) + "\n")
+    assert list(plot_gpu.read(tmp_path / "gpu.jsonl")[0]) == ["kept"]

@@ -1,0 +1,78 @@
+"""The examiner of the doctor, with a few of its cases; `benchmarks/bench_doctor.py` runs all of them."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def cases(monkeypatch):
+    """The modules that draw the cases and that know what they hide."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "planted"))
+    import bench_doctor
+    import drawn
+
+    return drawn, bench_doctor
+
+
+def test_each_case_is_drawn_from_its_seed_and_its_cure_changes_what_it_should(cases):
+    drawn, bench_doctor = cases
+    assert set(drawn.plants()) == set(bench_doctor.PLANTS)
+    for plant in drawn.plants():
+        for seed in range(5):
+            assert drawn.draw(plant, seed) == drawn.draw(plant, seed)
+            with_it, without = drawn.draw(plant, seed)
+            assert (with_it.steps, with_it.step_s, with_it.batch) == (without.steps, without.step_s, without.batch)
+            causes = bench_doctor.PLANTS[plant].causes
+            assert (with_it != without) or causes[0] == "compute"
+        assert len({drawn.draw(plant, seed) for seed in range(5)}) == 5
+
+
+def test_every_documented_cause_is_planted(cases):
+    from fastload.profiling.verdict import CAUSES
+
+    _, bench_doctor = cases
+    counted = {plant.causes[0] for plant in bench_doctor.PLANTS.values() if plant.causes and plant.counts}
+    assert bench_doctor.CAUSES == CAUSES
+    assert counted == set(CAUSES)
+
+
+def test_no_name_in_a_case_tells_a_cause(cases):
+    _, bench_doctor = cases
+    code = (BENCHMARKS / "planted" / "case.py").read_text()
+    words = {word for cause in bench_doctor.CAUSES for word in cause.split() if len(word) > 5}
+    # A worker is what the DataLoader's own option is called.
+    assert not [word for word in words - {"workers", "worker", "device", "sample"} if f"def {word}" in code]
+
+
+@pytest.mark.slow
+def test_the_examiner_measures_a_case_with_its_hold_up_and_without(tmp_path):
+    out = tmp_path / "doctor.jsonl"
+    words = ["--quick", "--data", str(tmp_path), "--out", str(out)]
+    # The examiner imports its harness from its own folder.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    command = [sys.executable, str(BENCHMARKS / "bench_doctor.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr
+    (record,) = (json.loads(line) for line in out.read_text().splitlines())
+    assert (record["planted"], record["cause"]) == (["reading"], "reading"), done.stdout
+    assert record["line"].startswith("verdict: ") and record["uncured_s"] > record["cured_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plant", "cause"), [(40, "transform"), (20, "compute")])
+def test_the_doctor_names_a_slow_transform_and_a_busy_accelerator(cases, tmp_path, plant, cause):
+    _, bench_doctor = cases
+    options = argparse.Namespace(data=tmp_path, out=tmp_path / "doctor.jsonl", quick=True, part=1.0, seeds=[0])
+    found = bench_doctor.Examiner(options).examined(plant, 0)
+    assert bench_doctor.PLANTS[plant].causes[0] == cause == found["verdict"].get("cause"), found
+    assert found["line"].startswith("verdict: ")
+    assert cause != "compute" or found["verdict"]["worth_making"] is False

@@ -1,0 +1,83 @@
+"""Processes that tests start: what they inherit, and how several of them run together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import fastload
+
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+"""Variables by which torchrun tells a process its rank."""
+
+LIMIT_S = 600
+"""Ends a hang, and nothing that is slow on a busy machine."""
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """Returns the environment for a Python process: it imports the fastload under test and uses one thread.
+
+    It knows nothing of a launcher or a pytest around this run, and a script imports what lies beside it, which
+    PYTHONSAFEPATH (set by tools/test.sh) forbids.
+    """
+    outside = {"PYTHONSAFEPATH", *LAUNCHER}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in outside and not name.startswith("PYTEST")
+    }
+    folders = Path(fastload.__file__).parents[1], Path(__file__).resolve().parents[1] / "tools"  # sample_files.py
+    path = os.pathsep.join(map(str, folders))
+    return inherited | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"} | more
+
+
+def run_together(commands: Sequence[Sequence[object]], folder: Path) -> list[str]:
+    """Runs Python processes at the same time and returns what each printed, stdout and stderr in one.
+
+    The first one that fails ends the others, which may wait for it for ever; so do LIMIT_S seconds.
+
+    Args:
+        commands: of each process the words behind `python`.
+        folder: where they run, and where their output is kept until it is read.
+
+    Raises:
+        AssertionError: not all ended with 0; it shows the end of their outputs.
+    """
+    logs = [folder / f"log.{number}" for number in range(len(commands))]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for words, log in zip(commands, logs, strict=True):
+            with open(log, "wb") as out:
+                process = subprocess.Popen(
+                    [sys.executable, *map(str, words)], env=child_environment(), cwd=folder, start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                )  # fmt: skip
+            processes.append(process)
+        deadline = time.monotonic() + LIMIT_S
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    finally:
+        codes = [process.poll() for process in processes]
+        for process in processes:
+            if process.poll() is None:
+                _end(process)
+    said = [log.read_text() for log in logs]
+    shown = "\n".join(f"--- process {number}\n{text[-5000:]}" for number, text in enumerate(said))
+    assert not any(codes) and None not in codes, f"they ended with {codes} (None: had to be ended)\n{shown}"
+    return said
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # torchrun's ranks are in sessions of their own: it ends them when it is asked to end.
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from late_backend import POISON, LateBackend
+
+from fastload.device.backend import open_backend
+from fastload.device.copy import to_device
+from fastload.errors import OptionError
+
+
+@dataclass
+class Slot:
+    ring: Ring
+    arrays: dict[str, np.ndarray]
+    number: int
+    released: bool = False
+
+    def release(self):
+        assert not self.released, "a slot was given back twice"
+        self.released = True
+        for array in self.arrays.values():
+            array.view(np.uint8)[...] = POISON
+        self.ring.free.append(self.arrays)
+
+
+@dataclass
+class Ring:
+    """Slots filled one after another with what `expected` gives; `ready` follows a script."""
+
+    backend: LateBackend
+    slots: int
+    batches: int
+    ready_script: list[bool]
+    channels_first: bool = False
+    fail_at: int | None = None
+    free: list[dict[str, np.ndarray]] = field(default_factory=list)
+    made: int = 0
+    out: list[Slot] = field(default_factory=list)
+
+    def __post_init__(self):
+        for _ in range(self.slots):
+            memory = self.backend.allocate(2 * 3 * 4 * 5 + 2 * 8)
+            images = memory[: 2 * 3 * 4 * 5]
+            images = (
+                images.reshape(2, 3, 4, 5).transpose(0, 2, 3, 1) if self.channels_first else images.reshape(2, 4, 5, 3)
+            )
+            self.free.append({"images": images, "labels": memory[2 * 3 * 4 * 5 :].view(np.int64)})
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.made == self.batches:
+            raise StopIteration
+        if self.made == self.fail_at:
+            raise OSError("the disk is gone")
+        assert self.free, "the stage waits for a slot that it holds itself"
+        arrays = self.free.pop(0)
+        for name, values in expected(self.made).items():
+            arrays[name][...] = values
+        self.out.append(Slot(self, arrays, self.made))
+        self.made += 1
+        return self.out[-1]
+
+    def ready(self):
+        there = self.made < self.batches and self.made != self.fail_at and bool(self.free)
+        return there and self.ready_script[self.made % len(self.ready_script)]
+
+
+def expected(number: int) -> dict[str, np.ndarray]:
+    images = np.random.default_rng(number).integers(0, 200, (2, 4, 5, 3), dtype=np.uint8)
+    return {"images": images, "labels": np.array([number, -number], dtype=np.int64)}
+
+
+def assert_is_batch(fields, number):
+    values = expected(number)
+    assert torch.equal(fields["images"], torch.from_numpy(values["images"]).permute(0, 3, 1, 2))
+    assert fields["images"].permute(0, 2, 3, 1).is_contiguous()
+    assert fields["labels"].tolist() == values["labels"].tolist()
+
+
+@given(
+    patience=st.integers(1, 9),
+    slots_in_copy=st.integers(1, 4),
+    spare=st.integers(0, 3),
+    batches=st.integers(0, 12),
+    ready=st.lists(st.booleans(), min_size=1, max_size=5),
+    stop_after=st.integers(0, 13),
+    host_runs_ahead=st.booleans(),
+)
+def test_batches_are_right_and_every_slot_comes_back_once(
+    patience, slots_in_copy, spare, batches, ready, stop_after, host_runs_ahead
+):
+    backend = LateBackend(patience)
+    ring = Ring(backend, slots_in_copy + spare, batches, ready)
+    stage = to_device(ring, backend, slots_in_copy=slots_in_copy)
+    kept = []
+    for number, batch in zip(range(stop_after), stage, strict=False):
+        assert batch.source.number == number
+        if not host_runs_ahead:
+            backend.compute()
+            assert_is_batch(batch.fields, number)
+        assert sum(not slot.released for slot in ring.out) <= slots_in_copy
+        kept.append(batch.fields)
+    stage.close()
+    assert len(kept) == min(batches, stop_after)
+    assert all(slot.released for slot in ring.out)
+    backend.compute()
+    for number, fields in enumerate(kept):
+        assert_is_batch(fields, number)
+        # The allocator was told who reads each tensor.
+        assert all(tensor.untyped_storage().data_ptr() in backend.readers for tensor in fields.values())
+
+
+def test_the_next_copy_begins_before_a_batch_is_handed_over_if_the_ring_is_ready():
+    backend = LateBackend(patience=1)
+    stage = to_device(Ring(backend, 4, 5, [True]), backend)
+    next(stage)
+    backend.compute()
+    assert (backend.begun, backend.run) == (4, 2)  # two fields a batch: the second batch is begun, and not waited for
+
+
+def test_a_batch_is_not_held_back_for_one_that_is_still_being_read():
+    backend = LateBackend(patience=1)
+    stage = to_device(Ring(backend, 4, 5, [False]), backend)
+    next(stage)
+    assert backend.begun == 2
+
+
+def test_a_source_without_readiness_is_taken_batch_by_batch():
+    backend = LateBackend(patience=1)
+    ring = Ring(backend, 4, 5, [True])
+    stage = to_device((slot for slot in ring), backend)
+    assert [batch.source.number for batch in stage] == [0, 1, 2, 3, 4]
+
+
+def test_the_host_waits_for_no_copy_while_slots_are_free():
+    backend = LateBackend(patience=2)
+    for number, batch in enumerate(to_device(Ring(backend, 4, 20, [True, False]), backend, slots_in_copy=3)):
+        backend.compute()
+        assert_is_batch(batch.fields, number)
+    assert backend.host_waits == 0
+
+
+def test_images_stored_channels_first_are_copied_densely():
+    backend = LateBackend(patience=1)
+    ring = Ring(backend, 3, 2, [False], channels_first=True)
+    backend_copy, seen = backend.copy, []
+
+    def copy(host):
+        seen.append(host.is_contiguous())
+        tensor = backend_copy(host)
+        backend.run_until(backend.record())  # the device turns the image after the copy, in the stream's order
+        return tensor
+
+    backend.copy = copy
+    for number, batch in enumerate(to_device(ring, backend)):
+        assert_is_batch(batch.fields, number)
+    assert number == 1 and seen and all(seen)
+
+
+def test_an_error_of_the_source_comes_after_the_batches_before_it():
+    backend = LateBackend(patience=3)
+    ring = Ring(backend, 4, 9, [True], fail_at=3)
+    numbers = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        for batch in to_device(ring, backend):
+            numbers.append(batch.source.number)
+    assert numbers == [0, 1, 2]
+    assert all(slot.released for slot in ring.out)
+
+
+def test_memory_that_runs_out_on_the_device_gives_the_slot_back():
+    backend = LateBackend(patience=3)
+    ring = Ring(backend, 4, 9, [True])
+    backend_copy = backend.copy
+
+    def copy(host):
+        if ring.made == 3 and host.dtype == torch.int64:
+            raise torch.OutOfMemoryError("no memory left on the device")
+        return backend_copy(host)
+
+    backend.copy = copy
+    with pytest.raises(torch.OutOfMemoryError):
+        list(to_device(ring, backend))
+    assert len(ring.out) == 3 and all(slot.released for slot in ring.out)
+
+
+def test_a_batch_let_go_is_freed_while_the_next_is_not_asked_for():
+    backend = LateBackend(patience=1)
+    stage = to_device(Ring(backend, 4, 5, [True]), backend)
+    seen = weakref.ref(next(stage).fields["images"])
+    gc.collect()
+    assert seen() is None
+
+
+@dataclass
+class Plain:
+    arrays: dict[str, np.ndarray]
+
+    def release(self):
+        raise AssertionError("on the CPU a slot comes back by its references")
+
+
+def test_on_the_cpu_tensors_are_the_arrays_memory_and_nothing_else_keeps_them():
+    arrays = [expected(number) for number in range(3)]
+    alive = [weakref.ref(fields["images"]) for fields in arrays]
+    addresses = [fields["images"].ctypes.data for fields in arrays]
+    source = (Plain(arrays.pop(0)) for _ in range(3))
+    stage = to_device(source)
+    for number in range(3):
+        fields = next(stage).fields
+        assert fields["images"].data_ptr() == addresses[number]
+        assert_is_batch(fields, number)
+        held = fields["images"][0, 0]
+        del fields
+        assert alive[number]() is not None
+        del held
+        assert alive[number]() is None
+
+
+def test_cpu_devices_need_no_backend():
+    assert open_backend(None) is open_backend("cpu") is open_backend(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("gpu", "torch knows no such device"),
+        (3.5, "torch knows no such device"),
+        ("meta", "batches go to the CPU or to CUDA"),
+    ],
+)
+def test_devices_that_cannot_be_fed_are_refused(device, message):
+    with pytest.raises(OptionError, match=message):
+        open_backend(device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", torch.device("cuda", 0)])
+def test_cuda_without_cuda_is_one_clear_error(device):
+    with pytest.raises(OptionError, match=r"device='cuda.*no CUDA device.*nvidia-smi"):
+        open_backend(device)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_index_out_of_range_is_refused():
+    with pytest.raises(OptionError, match="CUDA_VISIBLE_DEVICES"):
+        open_backend(f"cuda:{torch.cuda.device_count()}")
+
+
+@dataclass
+class PinnedSlot:
+    arrays: dict[str, np.ndarray]
+    number: int
+    free: deque[dict[str, np.ndarray]]
+
+    def release(self):
+        self.arrays["images"][...] = POISON
+        self.free.append(self.arrays)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_batches_are_right_while_the_compute_stream_is_busy():
+    backend = open_backend("cuda")
+    shape = (64, 128, 128, 3)
+    free = deque({"images": backend.allocate(int(np.prod(shape))).reshape(shape)} for _ in range(4))
+    values = [np.random.default_rng(number).integers(0, 200, shape, dtype=np.uint8) for number in range(12)]
+
+    def slots():
+        for number, images in enumerate(values):
+            arrays = free.popleft()
+            arrays["images"][...] = images
+            yield PinnedSlot(arrays, number, free)
+
+    sums, work = [], torch.ones((2048, 2048), device="cuda")
+    for batch in to_device(slots(), backend):
+        images = batch.fields["images"]
+        assert images.is_cuda and images.is_contiguous(memory_format=torch.channels_last)
+        for _ in range(20):  # the step's kernels queue up: the batch is read long after the host went on
+            work = work @ work / 2048
+        sums.append(images.to(torch.int64).sum((1, 2, 3)))
+        del images, batch
+    for images, total in zip(values, sums, strict=True):
+        assert total.tolist() == images.astype(np.int64).sum((1, 2, 3)).tolist()
+    assert len(free) == 4

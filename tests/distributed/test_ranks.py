@@ -1,0 +1,80 @@
+"""Rank and world size from options, environment and torch.distributed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fastload.distributed.ranks import Share, check_share, local_world_size, resolve_share
+from fastload.errors import OptionError, ShareError
+
+pytestmark = pytest.mark.usefixtures("no_launcher")
+
+
+def test_alone_is_rank_0_of_1():
+    assert resolve_share("auto") == resolve_share(None) == Share(0, 1)
+    assert local_world_size() == 1
+
+
+def test_the_environment_is_taken_with_a_warning_that_gives_both_numbers(monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="rank 2 of 4"):
+        assert resolve_share("auto") == Share(2, 4)
+    assert resolve_share(None) == Share(0, 1)
+    assert local_world_size() == 2
+
+
+def test_one_process_alone_is_not_warned_about(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert resolve_share("auto") == Share(0, 1)
+    monkeypatch.delenv("RANK")
+    assert resolve_share("auto") == Share(0, 1)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(None, "2"), ("0", None), ("2", "2"), ("x", "2"), ("-1", "2")])
+def test_an_environment_that_names_no_rank_is_an_error(monkeypatch, rank, world_size):
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    if world_size is not None:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(ShareError, match="RANK"):
+        resolve_share("auto")
+
+
+def test_given_shares_are_checked():
+    assert resolve_share((1, 2)) == Share(1, 2)
+    for bad in ((2, 2), (-1, 2), (0, 0), (0,), "all", 1, (0.0, 1), (True, 2)):
+        with pytest.raises(OptionError, match="share="):
+            resolve_share(bad)
+
+
+def test_without_a_process_group_nothing_can_disagree():
+    # Raises nothing; within a process group such shares are refused, see test_loader.py and test_auto_echo.py.
+    check_share("auto", Share(1, 3))
+    check_share((0, 2), Share(0, 2))
+
+
+@pytest.mark.parametrize("rank", ["4", "17"])
+def test_a_rank_outside_the_world_is_refused_with_both_numbers(monkeypatch, rank):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ShareError, match=f"RANK='{rank}' and WORLD_SIZE='4', which name no rank"):
+        resolve_share("auto")
+    with pytest.raises(OptionError, match=rf"share=\({rank}, 4\).*0\.\.world_size - 1"):
+        resolve_share((int(rank), 4))
+
+
+def test_ranks_of_a_process_group_are_neighbours_unless_torchrun_says_otherwise(monkeypatch):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # nothing is exchanged
+    try:
+        assert resolve_share("auto") == Share(0, 2)
+        assert local_world_size() == min(2, torch.cuda.device_count() or 2)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+        assert local_world_size() == 3
+    finally:
+        dist.destroy_process_group()

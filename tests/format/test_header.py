@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xxhash
+
+from fastload.errors import FormatError, MissingFileError
+from fastload.format.column import Column
+from fastload.format.digests import header_digest, row_digests
+from fastload.format.header import IMAGES_OFFSET, read_header
+from sample_files import write_packed
+
+
+@pytest.fixture
+def images():
+    return np.random.default_rng(0).integers(0, 256, (50, 9, 7, 3), dtype=np.uint8)
+
+
+def _column(num_rows=50, names=("cat", "hund", "größe")):
+    return Column(np.arange(num_rows, dtype=np.int64) % len(names), {"names": names})
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 49, 50])
+def test_rows_lie_back_to_back_from_the_documented_byte(tmp_path, images, num_rows):
+    images = images[:num_rows]
+    path = write_packed(tmp_path / "a.h5", images, {"labels": _column(num_rows)}, chunk_rows=8)
+    header = read_header(path)
+    field = header.fields["images"]
+    assert field.offset == IMAGES_OFFSET and field.shape == (9, 7, 3) and field.chunk_rows == min(8, num_rows)
+    data = path.read_bytes()
+    assert data[IMAGES_OFFSET : IMAGES_OFFSET + images.nbytes] == images.tobytes()
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(file["images"][()], images)
+        np.testing.assert_array_equal(file["labels"][()], np.arange(num_rows) % 3)
+
+
+def test_header_says_what_was_written(tmp_path, images):
+    path = write_packed(
+        tmp_path / "a.h5", images, {"labels": _column()}, splits={"train": 40, "val": 10}, seed=5, shuffled=False
+    )
+    header = read_header(path)
+    assert header.version == 1 and header.num_rows == 50 and header.seed == 5 and not header.shuffled
+    assert header.splits == {"train": range(40), "val": range(40, 50)}
+    assert header.fields["labels"].names == ("cat", "hund", "größe")
+    assert list(header.fields)[:2] == ["images", "labels"]
+    assert header.attrs["fastload_version"] == 1
+    assert all(field.offset is not None for field in header.fields.values())
+
+
+def test_20000_class_names_fit(tmp_path, images):
+    names = tuple(f"n{i:08d} some longer class name" for i in range(20_000))
+    path = write_packed(tmp_path / "a.h5", images, {"labels": Column(np.arange(50), {"names": names})})
+    assert read_header(path).fields["labels"].names == names
+
+
+def test_equal_arrays_give_equal_bytes(tmp_path, images):
+    first = write_packed(tmp_path / "a.h5", images, {"labels": _column()}).read_bytes()
+    assert write_packed(tmp_path / "b.h5", images, {"labels": _column()}).read_bytes() == first
+
+
+def test_header_digest_covers_pixels_labels_attributes_and_names(tmp_path, images):
+    def digest(images=images, **options):
+        options = {"columns": {"labels": _column()}, **options}
+        return read_header(write_packed(tmp_path / "x.h5", images, **options)).header_digest
+
+    base = digest()
+    other = images.copy()
+    other[33, 4, 2, 1] ^= 1
+    changed = [
+        digest(other),
+        digest(columns={"labels": Column((np.arange(50) + 1) % 3, {"names": ("cat", "hund", "größe")})}),
+        digest(columns={"labels": _column(names=("cat", "hund", "grösse"))}),
+        digest(seed=1),
+        digest(splits={"train": 40, "val": 10}),
+        digest(chunk_rows=7),
+    ]
+    assert digest() == base
+    assert len({base, *changed}) == 7
+
+
+def test_stored_header_digest_is_the_one_computed(tmp_path, images):
+    path = write_packed(tmp_path / "a.h5", images)
+    with h5py.File(path) as file:
+        assert file.attrs["header_digest"] == header_digest(file).encode()
+
+
+def test_row_digests_hash_the_arrays_in_the_order_of_their_names():
+    a, b = np.arange(6, dtype=np.int64).reshape(3, 2), np.array([b"x", b"yy", b"zzz"])
+    found = row_digests({"b": b, "a": a})
+    assert int(found[1]) == xxhash.xxh3_64_intdigest(a[1].tobytes() + b"yy\0")
+
+
+def _edit(path, change):
+    with h5py.File(path, "r+") as file:
+        change(file)
+    return path
+
+
+def _external_storage(file):
+    file.create_dataset("extra", (50,), "u1", external=[("other.bin", 0, 50)])
+
+
+def _virtual(file):
+    layout = h5py.VirtualLayout(shape=(50,), dtype="u1")
+    layout[:] = h5py.VirtualSource("other.h5", "x", shape=(50,))
+    file.create_virtual_dataset("extra", layout)
+
+
+def _object(file):
+    file.create_dataset("extra", data=["a"] * 50, dtype=h5py.string_dtype())
+
+
+def _set_link(link):
+    def change(file):
+        file["extra"] = link
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set_link(h5py.ExternalLink("other.h5", "/x")), "link into another file"),
+        (_set_link(h5py.SoftLink("/nowhere")), "leads nowhere"),
+        (_external_storage, "in another file"),
+        (_virtual, "virtual dataset"),
+        (_object, "type object"),
+        (lambda file: file.create_dataset("extra", data=np.zeros(49)), "49 rows"),
+        (lambda file: file.create_group("extra"), "is a group"),
+        (lambda file: file.attrs.modify("fastload_version", 2), "format version 2"),
+    ],
+)
+def test_unsafe_newer_or_mismatched_files_are_refused_by_name(tmp_path, images, change, message):
+    path = _edit(write_packed(tmp_path / "a.h5", images), change)
+    with pytest.raises(FormatError, match=message):
+        read_header(path)
+
+
+def test_absent_folder_foreign_empty_and_truncated_files_are_named_errors(tmp_path, images):
+    with pytest.raises(MissingFileError, match="no such file"):
+        read_header(tmp_path / "absent.h5")
+    with pytest.raises(FormatError, match="a folder"):
+        read_header(tmp_path)
+    for content, message in [(b"", "empty"), (b"not hdf5" * 100, "not an HDF5 file")]:
+        (tmp_path / "bad.h5").write_bytes(content)
+        with pytest.raises(FormatError, match=message):
+            read_header(tmp_path / "bad.h5")
+    path = write_packed(tmp_path / "a.h5", images)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(FormatError, match="truncated"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("locking", [True, False, "best-effort", None])
+def test_a_file_that_the_user_has_open_is_read_all_the_same(tmp_path, images, locking):
+    path = write_packed(tmp_path / "a.h5", images)
+    with h5py.File(path, locking=locking) as file:
+        assert read_header(path).num_rows == len(file["images"])
+
+
+def test_a_split_in_two_pieces_is_refused(tmp_path, images):
+    path = write_packed(tmp_path / "a.h5", images, splits={"train": 40, "val": 10})
+    _edit(path, lambda file: file["split"].__setitem__(3, 1))
+    with pytest.raises(FormatError, match="one contiguous run"):
+        read_header(path)
+
+
+def test_compressed_foreign_and_big_endian_datasets_have_no_offset(tmp_path, images):
+    path = tmp_path / "foreign.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", data=images, chunks=(5, 9, 7, 3), compression="gzip", shuffle=True)
+        file.create_dataset("labels", data=np.arange(50, dtype=">i4"))
+        file.create_dataset("cut", data=images, chunks=(10, 9, 4, 3))
+        file.create_dataset("whole", data=images)
+        file.create_dataset("other", data=np.arange(3))
+        file.create_group("group")
+    header = read_header(path)
+    assert header.version is None and header.splits == {} and header.num_rows == 50
+    assert header.fields["images"].offset is None and header.fields["images"].filters == ("shuffle", "deflate")
+    assert header.fields["labels"].offset is None and header.fields["cut"].offset is None
+    assert header.fields["whole"].offset is not None
+    assert "other" not in header.fields and "group" not in header.fields
+    assert header.header_digest == read_header(path).header_digest
+
+
+def test_masks_are_laid_out_like_images(tmp_path, images):
+    masks = images[..., 0] % 12
+    path = write_packed(tmp_path / "a.h5", images, masks=masks, ignore_index=255, chunk_rows=16)
+    field = read_header(path).fields["masks"]
+    assert field.attrs["ignore_index"] == 255 and field.offset is not None
+    data = path.read_bytes()
+    assert data[field.offset : field.offset + masks.nbytes] == masks.tobytes()
+
+
+def test_hugging_face_hdf5_builder_loads_a_packed_file(tmp_path, images):
+    datasets = pytest.importorskip("datasets", reason="the Hugging Face package is not installed")
+    path = write_packed(tmp_path / "a.h5", images, {"labels": _column()}, splits={"train": 40, "val": 10})
+    loaded = datasets.load_dataset("hdf5", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+    assert len(loaded) == 50
+    np.testing.assert_array_equal(np.array(loaded[7]["images"], np.uint8), images[7])
+    assert loaded[7]["labels"] == 7 % 3
+
+
+def test_h5dump_reads_it(tmp_path, images):
+    import shutil
+
+    if shutil.which("h5dump") is None:
+        pytest.skip("h5dump is not installed")
+    path = write_packed(tmp_path / "a.h5", images[:1])
+    assert "images" in subprocess.run(["h5dump", "-H", path], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_golden_file_of_version_1_is_read_as_it_was_written():
+    path = Path(__file__).parents[1] / "data" / "format_v1.h5"
+    header = read_header(path)
+    images = (np.arange(10 * 5 * 4 * 3) * 7 % 251).astype(np.uint8).reshape(10, 5, 4, 3)
+    assert header.version == 1 and header.num_rows == 10 and header.seed == 11 and header.shuffled
+    assert header.splits == {"train": range(7), "val": range(7, 10)}
+    assert list(header.fields) == [
+        "images", "masks", "labels", "bbox", "digest", "digest_fields", "key", "split",
+    ]  # fmt: skip
+    assert header.fields["images"].chunks == (4, 5, 4, 3) and header.fields["images"].offset == 4096
+    assert header.fields["labels"].names == ("cat", "dog", "größe")
+    assert header.fields["masks"].attrs == {"ignore_index": 3}
+    assert header.header_digest == "fa387a44de290a992c38fec339ea0d92"
+    data = np.frombuffer(path.read_bytes(), np.uint8)
+    np.testing.assert_array_equal(data[4096 : 4096 + images.size].reshape(images.shape), images)
+    with h5py.File(path) as file:
+        assert int(file["digest"][4]) == xxhash.xxh3_64_intdigest(
+            images[4].tobytes() + (images[4, ..., 0] % 4).tobytes()
+        )
+        assert file["key"][3] == b"train/3.png"

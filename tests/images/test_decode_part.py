@@ -1,0 +1,159 @@
+"""Stored bytes become the pixels that they were made of."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from fastload.errors import ImageError
+from fastload.format.codecs import Codec
+from fastload.format.ragged import JPEG, RAW, ZSTD
+from fastload.images.decode_part import decode_mask_row, decode_part, decode_row, shrink_factor
+
+UINT8 = np.dtype(np.uint8)
+
+
+def photo(height: int, width: int, channels: int = 3) -> Image.Image:
+    rng = np.random.default_rng(height * 1000 + width)
+    coarse = rng.integers(0, 256, (height // 6 + 2, width // 6 + 2, channels), np.uint8).squeeze()
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def jpeg(image: Image.Image, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", **({"quality": 90} | options))
+    return file.getvalue()
+
+
+def turned(image: Image.Image, orientation: int) -> tuple[bytes, np.ndarray]:
+    """A JPEG file that tells an orientation, and its pixels upright."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = jpeg(image, exif=exif)
+    return data, np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+
+
+@pytest.mark.parametrize("dtype", ["<u1", "<u2"])
+@pytest.mark.parametrize("encoding", [RAW, ZSTD])
+def test_raw_and_compressed_pixels_come_back(dtype, encoding):
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3)).astype(dtype)
+    data = Codec("zstd", 3).compress(pixels.tobytes()) if encoding == ZSTD else pixels.tobytes()
+    found = decode_row(memoryview(data), encoding, (7, 5, 3), 1, np.dtype(dtype))
+    assert found.dtype == np.dtype(dtype) and np.array_equal(found, pixels)
+    out = np.empty_like(pixels)
+    assert decode_row(data, encoding, (7, 5, 3), 1, np.dtype(dtype), out) is out
+    assert np.array_equal(out, pixels)
+
+
+def test_raw_pixels_are_not_copied():
+    data = np.arange(24, dtype=np.uint8)
+    assert np.shares_memory(decode_row(data.data, RAW, (4, 2, 3), 1, UINT8), data)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_jpeg_is_turned_upright(orientation):
+    data, upright = turned(photo(40, 30), orientation)
+    out = np.empty(upright.shape, np.uint8)
+    decode_row(data, JPEG, upright.shape, orientation, UINT8, out)
+    assert np.array_equal(out, upright)
+    assert np.array_equal(decode_row(data, JPEG, upright.shape, orientation, UINT8), upright)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("least", [64, 16])
+def test_a_part_of_a_turned_jpeg_lies_upright_in_the_memory_given(orientation, least):
+    data, upright = turned(photo(80, 64), orientation)
+    scratch = np.empty(upright.size, np.uint8)
+    part = decode_part(data, upright.shape, orientation, (0, 0, *upright.shape[:2]), (least, least), scratch)
+    assert np.shares_memory(part.pixels, scratch) and part.pixels.flags.c_contiguous and part.top == 0
+    assert part.factor == (4 if least == 16 else 1)
+    if part.factor == 1:
+        assert np.array_equal(part.pixels, upright)
+    else:
+        shape = part.pixels.shape[1::-1]
+        small = np.asarray(Image.fromarray(upright).resize(shape, Image.Resampling.BOX), np.int16)
+        assert np.abs(small - part.pixels).mean() < 4
+
+
+def test_gray_becomes_colour_and_colour_gray():
+    gray, colour = photo(20, 30, 1), photo(20, 30)
+    assert np.array_equal(
+        decode_row(jpeg(gray), JPEG, (20, 30, 3), 1, UINT8),
+        decode_row(jpeg(gray), JPEG, (20, 30, 1), 1, UINT8).repeat(3, 2),
+    )
+    luma = np.asarray(Image.open(io.BytesIO(jpeg(colour))).convert("L"))[..., None]
+    assert np.array_equal(decode_row(jpeg(colour), JPEG, (20, 30, 1), 1, UINT8), luma)
+    part = decode_part(jpeg(colour), (20, 30, 1), 1, (0, 0, 8, 30), (8, 30))
+    assert np.array_equal(part.pixels, luma[part.top : part.top + len(part.pixels)])
+    assert decode_row(jpeg(colour), JPEG, (20, 30, 4), 1, UINT8)[..., 3].min() == 255
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {"optimize": True}], ids=str)
+def test_other_kinds_of_jpeg_are_read_whole(options):
+    data = jpeg(photo(120, 90), **options)
+    whole = np.asarray(Image.open(io.BytesIO(data)))
+    part = decode_part(data, (120, 90, 3), 1, (40, 0, 20, 90), (20, 90))
+    assert np.array_equal(part.pixels, whole[part.top : part.top + len(part.pixels)])
+
+
+def test_a_cmyk_jpeg_is_pillows():
+    data = jpeg(photo(24, 16).convert("CMYK"))
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.array_equal(decode_row(data, JPEG, (24, 16, 3), 1, UINT8), expected)
+    part = decode_part(data, (24, 16, 3), 1, (0, 0, 24, 16), (6, 4))
+    assert part.factor == 1 and np.array_equal(part.pixels, expected)
+
+
+@pytest.mark.parametrize(
+    ("window", "least", "factor"),
+    [((0, 0, 448, 448), (224, 224), 2), ((0, 0, 447, 900), (224, 224), 1), ((9, 9, 1800, 1792), (224, 224), 8)],
+)
+def test_a_window_keeps_at_least_as_many_pixels_as_it_shall_have(window, least, factor):
+    assert shrink_factor(window, least) == factor
+
+
+def test_memory_too_small_is_not_used():
+    part = decode_part(jpeg(photo(20, 30)), (20, 30, 3), 1, (0, 0, 20, 30), (20, 30), np.empty(100, np.uint8))
+    assert part.pixels.shape == (20, 30, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"restart_marker_rows": 1}], ids=str)
+def test_a_jpeg_cut_short_is_an_error_wherever_the_part_lies(options):
+    data = jpeg(photo(200, 150), **options)
+    for kept in (len(data) // 2, len(data) - 40):
+        with pytest.raises(ImageError, match="truncated"):
+            decode_row(data[:kept], JPEG, (200, 150, 3), 1, UINT8)
+        for top in (0, 100, 180):
+            with pytest.raises(ImageError, match="truncated"):
+                decode_part(data[:kept], (200, 150, 3), 1, (top, 0, 16, 150), (16, 150))
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "dtype", "reason"),
+    [
+        (b"12345", RAW, "u1", "5 bytes where its shape takes 18"),
+        (b"12345", ZSTD, "u1", "zstd"),
+        (Codec("zstd", 3).compress(b"1234"), ZSTD, "u1", "4 bytes where 18"),
+        (b"12345", JPEG, "u1", "not an image"),
+        (jpeg(photo(8, 8)), JPEG, "u1", "8x8 pixels .* where 3x2"),
+        (jpeg(photo(2, 3)), JPEG, "u2", "8 bits a channel"),
+    ],
+    ids=["short", "no-frame", "small-frame", "no-jpeg", "other-size", "too-few-bits"],
+)
+def test_what_cannot_be_decoded_says_why(data, encoding, dtype, reason):
+    with pytest.raises(ImageError, match=reason):
+        decode_row(data, encoding, (2, 3, 3), 1, np.dtype(dtype), np.empty((2, 3, 3), dtype))
+    if encoding == JPEG and dtype == "u1":
+        with pytest.raises(ImageError, match=reason):
+            decode_part(data, (2, 3, 3), 1, (0, 0, 1, 3), (1, 1))
+
+
+def test_masks_come_back_and_are_never_jpeg():
+    mask = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    assert np.array_equal(decode_mask_row(mask.tobytes(), RAW, (3, 4)), mask)
+    assert np.array_equal(decode_mask_row(Codec("zstd", 3).compress(mask.tobytes()), ZSTD, (3, 4)), mask)
+    with pytest.raises(ImageError, match="never a JPEG"):
+        decode_mask_row(b"", JPEG, (3, 4))

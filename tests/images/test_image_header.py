@@ -1,0 +1,298 @@
+"""probe_image: what it says of a file equals what Pillow makes of it, from as few bytes as possible."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+import warnings
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps, PngImagePlugin
+
+from fastload.errors import ImageError
+from fastload.images.image_header import ImageHeader, pillow_silenced, probe_image
+
+Encoded = Callable[..., bytes]
+
+
+def encode(image: Image.Image, suffix: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, suffix, **options)
+    return buffer.getvalue()
+
+
+def probe(data: bytes) -> ImageHeader:
+    return probe_image(lambda size: data[:size])
+
+
+def png_chunk(kind: bytes, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload)) + kind + payload + struct.pack(">I", zlib.crc32(kind + payload))
+
+
+def png(width: int, height: int, depth: int, colour: int, rows: bytes, *chunks: bytes, tail: bytes = b"") -> bytes:
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    pixels = png_chunk(b"IDAT", zlib.compress(rows))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + pixels + tail + png_chunk(b"IEND", b"")
+
+
+def exif_bytes(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif.tobytes()
+
+
+RGB = Image.new("RGB", (5, 3), (1, 2, 3))
+TRANSPARENT_PALETTE = Image.new("P", (5, 3))
+SIXTEEN = Image.fromarray(np.arange(15, dtype=np.uint16).reshape(3, 5) * 4000)
+KINDS = {
+    "jpeg": (encode(RGB, "JPEG"), 3, 8, "RGB"),
+    "jpeg gray": (encode(RGB.convert("L"), "JPEG"), 1, 8, "L"),
+    "jpeg cmyk": (encode(RGB.convert("CMYK"), "JPEG"), 3, 8, "CMYK"),
+    "png": (encode(RGB, "PNG"), 3, 8, "RGB"),
+    "png rgba": (encode(RGB.convert("RGBA"), "PNG"), 4, 8, "RGBA"),
+    "png gray": (encode(RGB.convert("L"), "PNG"), 1, 8, "L"),
+    "png gray alpha": (encode(RGB.convert("LA"), "PNG"), 4, 8, "LA"),
+    "png gray tRNS": (encode(RGB.convert("L"), "PNG", transparency=3), 4, 8, "L+alpha"),
+    "png rgb tRNS": (encode(RGB, "PNG", transparency=(1, 2, 3)), 4, 8, "RGB+alpha"),
+    "png 1 bit": (encode(RGB.convert("1"), "PNG"), 1, 8, "1"),
+    "png 2 bit gray": (png(5, 3, 2, 0, 3 * b"\0\x1b\x1b"), 1, 8, "L"),
+    "png palette": (encode(RGB.convert("P"), "PNG"), 3, 8, "P"),
+    "png palette tRNS": (encode(TRANSPARENT_PALETTE, "PNG", transparency=0), 4, 8, "P+alpha"),
+    "png 16-bit gray": (encode(SIXTEEN, "PNG"), 1, 16, "I;16"),
+    "png 16-bit gray tRNS": (png(5, 3, 16, 0, 3 * bytes(11), png_chunk(b"tRNS", b"\0\1")), 4, 16, "I;16+alpha"),
+    "png 16-bit rgb": (png(5, 3, 16, 2, 3 * bytes(31)), 3, 16, "RGB;16"),
+    "png 16-bit rgb tRNS": (png(5, 3, 16, 2, 3 * bytes(31), png_chunk(b"tRNS", bytes(6))), 4, 16, "RGB;16+alpha"),
+    "png 16-bit gray alpha": (png(5, 3, 16, 4, 3 * bytes(21)), 4, 16, "RGBA;16"),
+    "png 16-bit rgba": (png(5, 3, 16, 6, 3 * bytes(41)), 4, 16, "RGBA;16"),
+    "gif": (encode(RGB.convert("P"), "GIF"), 3, 8, "P"),
+    "gif gray": (encode(RGB.convert("L"), "GIF", optimize=False), 1, 8, "L"),
+    "gif transparent": (encode(TRANSPARENT_PALETTE, "GIF", transparency=0), 4, 8, "P+alpha"),
+    "webp": (encode(RGB, "WEBP"), 3, 8, "RGB"),
+    "webp alpha": (encode(Image.new("RGBA", (5, 3), (1, 2, 3, 4)), "WEBP", exact=True), 4, 8, "RGBA"),
+    "bmp": (encode(RGB, "BMP"), 3, 8, "RGB"),
+    "bmp 1 bit": (encode(RGB.convert("1"), "BMP"), 1, 8, "1"),
+    "tiff": (encode(RGB, "TIFF"), 3, 8, "RGB"),
+    "tiff gray": (encode(RGB.convert("L"), "TIFF"), 1, 8, "L"),
+    "tiff rgba": (encode(RGB.convert("RGBA"), "TIFF"), 4, 8, "RGBA"),
+    "tiff cmyk": (encode(RGB.convert("CMYK"), "TIFF"), 3, 8, "CMYK"),
+    "tiff lab": (encode(Image.new("LAB", (5, 3)), "TIFF"), 3, 8, "LAB"),
+    "tiff ycbcr": (encode(RGB.convert("YCbCr"), "TIFF"), 3, 8, "YCbCr"),
+    "tiff 16-bit gray": (encode(SIXTEEN, "TIFF"), 1, 16, "I;16"),
+    "ppm": (encode(RGB, "PPM"), 3, 8, "RGB"),
+    "ppm 16 bit": (b"P6 5 3 65535\n" + bytes(90), 3, 16, "RGB;16"),
+    "pgm 16 bit": (b"P5 5 3 4095\n" + bytes(30), 1, 16, "I;16"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_channels_bits_and_kind_are_what_the_file_has(name: str) -> None:
+    data, channels, bits, kind = KINDS[name]
+    assert probe(data)._replace(jpeg=0) == ImageHeader(3, 5, channels, bits, kind, 1)
+
+
+@pytest.mark.parametrize(
+    ("image", "what"),
+    [
+        (Image.new("I", (5, 3)), "32-bit integer pixels are not supported"),
+        (Image.new("F", (5, 3)), "32-bit floating-point pixels are not supported"),
+    ],
+)
+def test_32_bit_images_are_refused(image: Image.Image, what: str) -> None:
+    with pytest.raises(ImageError, match=what):
+        probe(encode(image, "TIFF"))
+
+
+def planar_tiff() -> bytes:
+    """A 1x1 RGB TIFF of 16 bits, each colour a plane of its own."""
+    behind = 8 + 2 + 12 * 10 + 4
+    entries = [
+        (256, 3, 1, 1), (257, 3, 1, 1), (258, 3, 3, behind), (259, 3, 1, 1), (262, 3, 1, 2),
+        (273, 4, 3, behind + 6), (277, 3, 1, 3), (278, 3, 1, 1), (279, 4, 3, behind + 18), (284, 3, 1, 2),
+    ]  # fmt: skip
+    directory = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    strips = struct.pack("<3H3I3I", 16, 16, 16, behind + 30, behind + 32, behind + 34, 2, 2, 2)
+    return b"II*\0\x08\0\0\0\x0a\0" + directory + bytes(4) + strips + bytes(6)
+
+
+def test_planar_16_bit_tiff_is_refused_since_pillow_reads_it_wrong() -> None:
+    with pytest.raises(ImageError, match="plane by plane is not supported"):
+        probe(planar_tiff())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    suffix=st.sampled_from(["JPEG", "PNG", "TIFF", "WEBP"]),
+    orientation=st.integers(1, 8),
+    width=st.integers(1, 40),
+    height=st.integers(1, 40),
+)
+def test_size_is_upright(suffix: str, orientation: int, width: int, height: int) -> None:
+    data = encode(Image.new("RGB", (width, height)), suffix, exif=exif_bytes(orientation))
+    shown = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert probe(data)[:2] == (shown.height, shown.width) == ((width, height) if orientation > 4 else (height, width))
+
+
+def xmp_text() -> PngImagePlugin.PngInfo:
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", '<rdf tiff:Orientation="6"/>')
+    return info
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(png(5, 3, 8, 0, 3 * bytes(6), tail=png_chunk(b"eXIf", exif_bytes(6)[6:])), id="eXIf behind"),
+        pytest.param(encode(Image.new("L", (5, 3)), "PNG", pnginfo=xmp_text()), id="XMP"),
+    ],
+)
+def test_png_orientation_is_found_wherever_it_stands(data: bytes) -> None:
+    assert probe(data)[:2] == (5, 3)
+
+
+@pytest.mark.parametrize("suffix", ["GIF", "PNG", "WEBP", "TIFF", "MPO"])
+def test_frames_are_counted(suffix: str) -> None:
+    frames = [Image.new("RGB", (5, 3), (80 * i, 255, 9)) for i in range(3)]
+    header = probe(encode(frames[0], suffix, save_all=True, append_images=frames[1:]))
+    assert header.frames == 3
+    assert header[:2] == (3, 5)
+
+
+def sizes_read(data: bytes) -> list[int]:
+    asked: list[int] = []
+
+    def read_head(size: int) -> bytes:
+        asked.append(size)
+        return data[:size]
+
+    probe_image(read_head)
+    return asked
+
+
+def test_no_more_is_read_than_needed() -> None:
+    pixels = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
+    plain = encode(pixels, "JPEG")
+    assert len(plain) > 65536
+    assert sizes_read(plain) == [4096]
+    assert sizes_read(encode(pixels, "JPEG", icc_profile=bytes(20_000))) == [4096, 65536]
+    assert sizes_read(encode(pixels, "JPEG", icc_profile=bytes(200_000)))[-1] >= 200_000
+    everything = encode(pixels, "PNG")
+    assert len(everything) <= sizes_read(everything)[-1] <= 16 * len(everything)
+
+
+def test_what_reading_raises_is_passed_on() -> None:
+    def read_head(size: int) -> bytes:
+        raise PermissionError(13, "Permission denied", "a.jpg")
+
+    with pytest.raises(PermissionError):
+        probe_image(read_head)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", r"not an image \(0 bytes\)"),
+        (b"hello, world", "not an image: starts with b'hello, w'"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image: starts with b'%!PS-Ado'"),
+        (b"\xff\xd8\xff\xff\xff\xff", "its JPEG header is damaged"),
+        (encode(RGB, "PNG")[:20], "cannot be decoded"),
+        (png(5, 0, 8, 0, b""), "claims 5x0 pixels|PNG header is damaged"),
+        (png(20_000, 20_000, 8, 0, b""), "claims 20000x20000 pixels|400000000 pixels"),
+        (encode(RGB, "JPEG").replace(b"\x08\0\x03\0\x05", b"\x08\xff\xff\xff\xff"), "claims 65535x65535 pixels"),
+        (encode(RGB, "JPEG").replace(b"\x08\0\x03\0\x05", b"\x08\0\0\0\x05"), "claims 5x0 pixels"),
+    ],
+)
+def test_failures_name_their_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(ImageError, match=reason):
+        probe(data)
+
+
+def test_sizes_that_pillow_only_warns_of_pass_in_silence() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert probe(png(10_000, 10_000, 1, 0, b""))[:2] == (10_000, 10_000)
+
+
+def test_warning_filters_are_as_before_after_threads_probed() -> None:
+    data = png(10_000, 10_000, 1, 0, b"")
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(probe, [data] * 200))) == 1
+    assert warnings.filters == before
+
+
+def test_only_pillows_warnings_are_silenced() -> None:
+    with pillow_silenced(), pytest.warns(UserWarning, match="mine"):
+        warnings.warn("mine", UserWarning, stacklevel=1)
+
+
+def images_of(path: Path, *, every: int) -> list[bytes]:
+    with tarfile.open(path) as archive:
+        files = [member for member in archive if member.isfile()]
+        return [archive.extractfile(member).read() for member in files[::every]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "every"), [("clothing/clothing.tar", 60), ("celeba/img_align_celeba.tar", 100), ("camvid/camvid.tar", 40)]
+)
+def test_real_photos_are_described_as_by_pillow(shared_data: Path, name: str, every: int) -> None:
+    # The archive also holds a list in text.
+    photos = [data for data in images_of(shared_data / name, every=every) if data[:1] in (b"\xff", b"\x89")]
+    assert photos
+    for data in photos:
+        with Image.open(io.BytesIO(data)) as image:
+            shown = ImageOps.exif_transpose(image)
+        channels = {"RGB": 3, "L": 1}[shown.mode]
+        jpeg = int(data[:1] == b"\xff")
+        assert probe(data) == ImageHeader(shown.height, shown.width, channels, 8, shown.mode, 1, jpeg=jpeg)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(sorted(KINDS)),
+    cut=st.integers(0, 1000),
+    changes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4),
+)
+def test_damaged_files_raise_nothing_but_image_errors(name: str, cut: int, changes: list[tuple[int, int]]) -> None:
+    data = bytearray(KINDS[name][0])
+    for position, value in changes:
+        data[position % len(data)] = value
+    try:
+        header = probe(bytes(data[: max(1, len(data) - cut)] if cut < 500 else data))
+    except ImageError:
+        return
+    assert header.height * header.width > 0
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options", "kind"),
+    [(".jp2", [], "RGB;16"), (".avif", ["IMWRITE_AVIF_DEPTH", 10], "RGB;16"), (".avif", [], "RGB")],
+)
+def test_what_pillow_cuts_to_8_bits_is_told_by_its_kind(suffix: str, options: list[str | int], kind: str) -> None:
+    cv2 = pytest.importorskip("cv2", reason="OpenCV writes more than 8 bits")
+    pixels = np.full((64, 64, 3), 900, np.uint16) if kind == "RGB;16" else np.zeros((64, 64, 3), np.uint8)
+    try:
+        _, data = cv2.imencode(suffix, pixels, [getattr(cv2, str(options[0])), options[1]] if options else [])
+        header = probe(data.tobytes())
+    except (cv2.error, AttributeError, ImageError):
+        pytest.skip(f"this OpenCV or Pillow has no {suffix}")
+    assert header == ImageHeader(64, 64, 3, 8, kind, 1)
+
+
+def test_plain_jpegs_are_told_with_their_orientation() -> None:
+    def encoded(mode: str, orientation: int = 1, kind: str = "JPEG") -> bytes:
+        file, exif = io.BytesIO(), Image.Exif()
+        exif[0x0112] = orientation
+        Image.new(mode, (9, 5)).save(file, kind, exif=exif)
+        return file.getvalue()
+
+    assert [probe(encoded(mode, n)).jpeg for mode, n in (("RGB", 1), ("L", 3), ("RGB", 8))] == [1, 3, 8]
+    arithmetic = encoded("RGB").replace(b"\xff\xc0", b"\xff\xc9", 1)
+    assert [probe(data).jpeg for data in (encoded("CMYK"), encoded("RGB", kind="PNG"), arithmetic)] == [0, 0, 0]

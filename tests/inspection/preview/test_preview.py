@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageFont
+
+from fastload.errors import FormatError, MissingFileError, OptionError, OutputError
+from fastload.format.column import Column
+from fastload.format.header import open_hdf5, read_header
+from fastload.format.writer import create_file
+from fastload.inspection.preview import _spread, make_preview
+from fastload.inspection.preview.overlay import attributes_of, class_colour, class_name, legend_of, marks_of, wrap
+from fastload.inspection.preview.sheet import _columns, _shown_size
+from fastload.repack import repack_file
+from sample_files import write_packed
+
+PACKED = {"rows": 30, "size": (20, 16, 3)}
+
+
+def test_rows_are_spread_over_the_file_and_differ() -> None:
+    rows = _spread(range(100, 1100), 40, 0)
+    assert len(set(rows)) == 40
+    assert all(100 + 25 * i <= row < 125 + 25 * i for i, row in enumerate(rows))
+    assert _spread(range(5), 40, 3) == (0, 1, 2, 3, 4)
+    assert _spread(range(1000), 40, 1) != _spread(range(1000), 40, 2)
+
+
+def test_the_sheet_shows_the_pixels_of_the_rows_it_names(tmp_path: Path) -> None:
+    path = write_packed(
+        tmp_path / "a.h5", np.ones((3, 120, 120, 1), np.uint8) * np.uint8([[[[60]]], [[[120]]], [[[180]]]])
+    )
+    assert make_preview(path, tmp_path / "a.png") == (0, 1, 2)
+    sheet = np.asarray(Image.open(tmp_path / "a.png").convert("L"))
+    for value in (60, 120, 180):
+        assert np.count_nonzero(sheet == value) >= 120 * 120
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (20, 16, 3), (9, 300, 4), (1, 1, 3), (400, 500, 3)])
+def test_every_shape_is_drawn(packed_file: Callable[..., Path], tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = packed_file(rows=9, size=shape)
+    assert len(make_preview(path, tmp_path / "a.png")) == 9
+    with Image.open(tmp_path / "a.png") as sheet:
+        assert sheet.format == "PNG"
+        assert sheet.width >= 5 * min(112, shape[1])
+
+
+def test_small_images_grow_by_whole_factors_and_large_ones_shrink() -> None:
+    assert _shown_size(28, 28) == (112, 112)
+    assert _shown_size(32, 32) == (128, 128)
+    assert _shown_size(218, 178) == (178, 218)
+    assert _shown_size(1000, 500) == (112, 224)
+    assert _shown_size(2000, 1) == (1, 224)
+
+
+def test_sixteen_bits_are_scaled_to_the_largest_value(tmp_path: Path) -> None:
+    images = np.zeros((2, 120, 120, 1), np.uint16)
+    images[1] = 1000
+    make_preview(write_packed(tmp_path / "a.h5", images), tmp_path / "a.png")
+    sheet = np.asarray(Image.open(tmp_path / "a.png").convert("L"))
+    assert np.count_nonzero(sheet == 255) >= 120 * 120
+
+
+def test_masks_are_laid_over_except_what_is_ignored(tmp_path: Path) -> None:
+    images = np.full((1, 120, 120, 3), 200, np.uint8)
+    masks = np.full((1, 120, 120), 255, np.uint8)
+    masks[0, :60] = 3
+    path = write_packed(tmp_path / "a.h5", images, masks=masks, ignore_index=255)
+    make_preview(path, tmp_path / "a.png")
+    sheet = np.asarray(Image.open(tmp_path / "a.png"))
+    bare = np.all(sheet == 200, axis=2)
+    assert 60 * 120 <= np.count_nonzero(bare) < 61 * 120
+
+
+def test_a_foreign_file_with_channels_first_is_drawn(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = np.full((4, 3, 120, 130), 77, np.uint8)
+    make_preview(tmp_path / "a.h5", tmp_path / "a.png")
+    assert np.count_nonzero(np.all(np.asarray(Image.open(tmp_path / "a.png")) == 77, axis=2)) >= 4 * 120 * 130
+
+
+def test_one_split_is_shown_on_request(packed_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = packed_file(rows=30, splits={"train": 20, "val": 10})
+    assert make_preview(path, tmp_path / "a.png", split="val") == tuple(range(20, 30))
+    with pytest.raises(OptionError, match="no split 'test'; accepted: train, val"):
+        make_preview(path, tmp_path / "b.png", split="test")
+
+
+def test_the_same_seed_draws_the_same_picture(packed_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = packed_file(rows=200)
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        make_preview(path, tmp_path / f"{name}.png", seed=seed)
+    a, b, c = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_an_output_that_exists_is_kept_unless_overwrite(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("mine")
+    with pytest.raises(OutputError, match="exists"):
+        make_preview(packed, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_text() == "mine"
+    make_preview(packed, tmp_path / "a.png", overwrite=True)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_drawn_leaves_nothing_behind(packed_copy: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"ends in \.png"):
+        make_preview(packed_copy, tmp_path / "a.jpg")
+    with pytest.raises(OutputError, match="does not exist"):
+        make_preview(packed_copy, tmp_path / "nowhere" / "a.png")
+    with pytest.raises(OptionError, match="count=0"):
+        make_preview(packed_copy, tmp_path / "a.png", count=0)
+    with pytest.raises(MissingFileError):
+        make_preview(tmp_path / "absent.h5", tmp_path / "a.png")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.h5"]
+
+
+def test_labels_name_the_class_and_the_rarestattributes_of(tmp_path: Path) -> None:
+    assert class_name(0, ("tabby_cat",)) == "tabby cat"
+    assert class_name(7, ("tabby_cat",)) == "7"
+    assert class_name(-1, ("tabby_cat",)) == "no label"
+    assert class_name(0, ("Crème",)) == "Creme" and class_name(0, ("Größe",)) == "class 0"
+    assert class_name(1, ("a", "日本")) == "class 1"
+    assert attributes_of(["Hat", "Bald", "Smile", "Male", "Young"]) == "Hat, Bald, Smile, Male +1"
+    assert attributes_of([]) == "none"
+
+
+def test_no_line_is_wider_than_its_room_and_no_word_is_lost() -> None:
+    font = ImageFont.load_default(14)
+    text = "Wearing Necklace, 5 o Clock Shadow, aVeryLongWordThatDoesNotFitIntoTheWidthAtAll +3"
+    lines = wrap(text, font, 112, 20)
+    assert all(font.getlength(line) <= 112 for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    short = wrap(text, font, 112, 2)
+    assert len(short) == 2 and short[-1].endswith("...") and font.getlength(short[-1]) <= 112
+    assert wrap("", font, 112, 2) == []
+
+
+def test_the_grid_leaves_few_places_empty() -> None:
+    assert [_columns(count) for count in (1, 8, 12, 25, 40)] == [1, 8, 6, 5, 8]
+
+
+def test_attribute_vectors_and_splits_are_drawn(packed_file: Callable[..., Path], tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 2, (30, 40), dtype=np.uint8)
+    labels = Column(values, {"names": tuple(f"Attribute_{i}" for i in range(40))})
+    path = packed_file(rows=30, columns={"labels": labels}, splits={"train": 20, "val": 10})
+    assert len(make_preview(path, tmp_path / "a.png", count=12)) == 12
+    assert read_header(path).num_rows == 30
+
+
+def one_image(tmp_path: Path, **columns: Column) -> NDArray[np.uint8]:
+    """The part of a sheet that shows one image of 60 x 120, enlarged twice, with its fields."""
+    images = np.full((1, 60, 56, 3), 200, np.uint8)
+    make_preview(write_packed(tmp_path / "a.h5", images, columns), tmp_path / "a.png", overwrite=True)
+    sheet = np.asarray(Image.open(tmp_path / "a.png"))
+    rows, places = np.nonzero((sheet == (218, 216, 210)).all(axis=2))  # the frame around the image
+    return sheet[rows.min() + 1 : rows.max(), places.min() + 1 : places.max()]
+
+
+def test_boxes_are_outlines_of_the_colour_of_their_class(tmp_path: Path) -> None:
+    corners = np.zeros((1, 3, 4), np.float32)
+    corners[0, :2] = (10, 20, 30, 50), (40, 5, 50, 15)
+    labels = Column(np.array([[0, 2, -1]]), {"names": ("cat", "dog", "bird")})
+    found = one_image(tmp_path, boxes=Column(corners, {"names": ("xmin", "ymin", "xmax", "ymax")}), box_labels=labels)
+    for (left, top, right, bottom), index in zip(corners[0, :2].astype(int) * 2, (0, 2), strict=True):
+        y, x = np.nonzero((found == class_colour(index)).all(axis=2))
+        assert (x.min(), y.min(), x.max() + 1, y.max() + 1) == (left, top, right, bottom)
+    assert (found[0, 0] == 200).all()  # padding is not drawn
+    sizes = corners.copy()
+    sizes[..., 2:] -= sizes[..., :2]
+    again = one_image(tmp_path, boxes=Column(sizes, {"names": ("x", "y", "width", "height")}), box_labels=labels)
+    np.testing.assert_array_equal(again, found)
+
+
+def test_one_box_and_landmarks_are_drawn_where_they_are(tmp_path: Path) -> None:
+    box = Column(np.array([[10, 20, 20, 30]], np.int16), {"names": ("x_1", "y_1", "width", "height")})
+    points = Column(np.array([[12.5, 40.5, 50, 10]], np.float32), {"names": ("eye_x", "eye_y", "nose_x", "nose_y")})
+    found = one_image(tmp_path, bbox=box, landmarks=points)
+    assert tuple(found[40, 20]) == tuple(found[99, 59]) == (230, 30, 110)
+    assert tuple(found[81, 25]) == class_colour(0) and tuple(found[20, 100]) == class_colour(1)
+
+
+def test_places_of_another_image_are_not_drawn(tmp_path: Path) -> None:
+    values = np.array([[10, 20, 20, 30]], np.int16)
+    for attrs in (
+        {"names": ("x", "y", "w", "h"), "coordinates": "original"},
+        {},
+        {"names": ("x_center", "y_center", "w", "h")},
+    ):
+        assert (one_image(tmp_path, bbox=Column(values, attrs)) == 200).all()
+    points = Column(values, {"coordinates": "original"})
+    assert (one_image(tmp_path, landmarks=points) == 200).all()
+
+
+def test_the_legend_names_classes_of_masks_and_boxes(tmp_path: Path) -> None:
+    images = np.zeros((1, 40, 40, 3), np.uint8)
+    masks = np.zeros((1, 40, 40), np.uint8)
+    masks[0, :9], masks[0, 9:12] = 2, 1
+    boxes = Column(np.array([[[1, 1, 9, 9]]], np.float32), {"names": ("x", "y", "width", "height")})
+    columns = {"boxes": boxes, "box_labels": Column(np.array([[1]]), {"names": ("cat", "dog")})}
+    path = write_packed(tmp_path / "a.h5", images, columns, masks=masks, ignore_index=0)
+    with open_hdf5(path) as hdf5:
+        file = read_header(path)
+        entries = legend_of(file, marks_of(hdf5, file, [0], [masks[0]]))
+    assert [entry.name for entry in entries] == ["1", "2", "dog"]
+    assert [entry.kind for entry in entries] == ["mask", "mask", "box"]
+
+
+def test_a_file_without_images_has_no_preview(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["tokens"] = np.zeros((4, 8), np.int64)
+        file["labels"] = np.zeros(4, np.int64)
+    with pytest.raises((OptionError, FormatError), match="images"):
+        make_preview(tmp_path / "a.h5", tmp_path / "a.png")
+    columns = {
+        "tokens": Column(np.zeros((4, 8), np.int64)),
+        "split": Column(np.zeros(4, np.uint8), {"names": ("all",)}),
+    }
+    attrs = {"decoder": "none", "source_layout": "arrays", "pack_options": "{}", "seed": 0, "shuffled": True}
+    create_file(tmp_path / "b.h5", num_rows=4, pixels={}, columns=columns, attrs=attrs)
+    with pytest.raises(OptionError, match="holds no images, so there is nothing to draw"):
+        make_preview(tmp_path / "b.h5", tmp_path / "b.png")
+    assert not (tmp_path / "b.png").exists()
+
+
+def test_a_row_that_cannot_be_read_is_named(packed: Path, tmp_path: Path) -> None:
+    repack_file(packed, tmp_path / "z.h5", codec="gzip", chunk_bytes=20 * 16 * 3 * 4)
+    with h5py.File(tmp_path / "z.h5") as file:
+        at = file["images"].id.get_chunk_info(1).byte_offset
+    with open(tmp_path / "z.h5", "r+b") as raw:
+        raw.seek(at + 20)
+        raw.write(b"\xff" * 60)
+    with pytest.raises(FormatError, match=r"z\.h5: row 4 of `images` cannot be read"):
+        make_preview(tmp_path / "z.h5", tmp_path / "a.png")

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from fastload.inspection.chunk_layout import CACHE_BYTES, ChunkLayout, chunk_layout, findings, format_bytes
+
+FACE = (3, 218, 178)
+FACE_BYTES = 3 * 218 * 178
+
+
+def examine(tmp_path: Path, shape: tuple[int, ...], dtype: str = "u1", **options: Any) -> tuple[ChunkLayout, list[str]]:
+    with h5py.File(tmp_path / "file.h5", "w") as file:
+        dataset = file.create_dataset("images", shape, dtype, **options)
+        dataset[...] = np.random.default_rng(0).integers(0, 9, shape).astype(dtype)
+        layout = chunk_layout("images", dataset, None)
+        return layout, findings(dataset, layout)
+
+
+def test_the_classic_chunks_cut_each_image_in_two(tmp_path: Path) -> None:
+    layout, found = examine(tmp_path, (100, *FACE), chunks=(100, 3, 217, 178))
+    assert layout.chunks_per_image == 2
+    assert layout.chunk_bytes_per_image == 2 * 100 * 3 * 217 * 178
+    assert any("cut the images of `images` (3 x 218 x 178)" in text and "2 chunks" in text for text in found)
+    assert any("199 times" in text for text in found)
+    assert any("stored in full" in text for text in found)
+    assert any("larger than HDF5's chunk cache" in text for text in found)
+
+
+def test_an_unfiltered_chunk_beyond_the_cache_is_bypassed_and_one_within_it_is_read_whole(tmp_path: Path) -> None:
+    beyond, _ = examine(tmp_path, (80, *FACE), chunks=(80, *FACE))
+    assert beyond.chunk_bytes > CACHE_BYTES
+    assert beyond.read_bytes_per_image == FACE_BYTES
+    within, _ = examine(tmp_path, (16, *FACE), chunks=(8, *FACE))
+    assert within.chunk_bytes < CACHE_BYTES
+    assert within.read_bytes_per_image == 8 * FACE_BYTES
+
+
+def test_a_compressed_chunk_is_decoded_whole_for_one_image(tmp_path: Path) -> None:
+    layout, found = examine(tmp_path, (20, *FACE), chunks=(10, *FACE), compression="gzip", compression_opts=1)
+    assert layout.compressed
+    assert layout.decoded_bytes_per_image == 10 * FACE_BYTES
+    assert layout.read_bytes_per_image == layout.stored_bytes // 2
+    assert any("decodes 1.1 MiB, 10 times as much" in text and "not compressed" in text for text in found)
+
+
+def test_a_compressed_chunk_beyond_the_cache_is_named(tmp_path: Path) -> None:
+    _, found = examine(tmp_path, (80, *FACE), chunks=(80, *FACE), compression="lzf")
+    assert any("read and decoded again for each of its images" in text for text in found)
+
+
+def test_tiny_chunks_are_named(tmp_path: Path) -> None:
+    _, found = examine(tmp_path, (1100, 8, 8), chunks=(1, 8, 8))
+    assert any("Tiny chunks: 1,100 of 64 B each" in text for text in found)
+
+
+def test_chunks_never_written_are_counted(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "file.h5", "w") as file:
+        dataset = file.create_dataset("images", (100, 8, 8), "u1", chunks=(10, 8, 8))
+        dataset[:30] = 1
+        layout = chunk_layout("images", dataset, None)
+        assert layout.missing_chunks == 7
+        assert any("7 of 10 chunks" in text for text in findings(dataset, layout))
+
+
+def test_float_pixels_are_named(tmp_path: Path) -> None:
+    _, found = examine(tmp_path, (4, 8, 8, 3), "f4")
+    assert any("float32, 4 times the bytes of uint8" in text for text in found)
+
+
+def test_contiguous_uint8_needs_no_mending(tmp_path: Path) -> None:
+    layout, found = examine(tmp_path, (4, 8, 8, 3))
+    assert layout.read_bytes_per_image == layout.image_bytes == 192
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (2**23, "8.0 MiB"), (2**40 - 1, "1.0 TiB"), (2**30, "1.0 GiB")]
+)
+def test_sizes_are_written_for_people(count: int, text: str) -> None:
+    assert format_bytes(count) == text

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from fastload.errors import FormatError, MissingFileError
+from fastload.format.column import Column
+from fastload.inspection.info import inspect_file
+
+PACKED = {"rows": 10, "size": (6, 5, 3)}
+
+
+def test_a_packed_file_is_described_whole(packed_file: Callable[..., Path]) -> None:
+    labels = Column(np.array([0, 1, 1, 1, 0, -1, 1, 0, 0, 1]), {"names": ("cat", "dog")})
+    path = packed_file(**PACKED, columns={"labels": labels}, splits={"train": 7, "val": 3}, chunk_rows=4)
+    info = inspect_file(path)
+    assert (info.num_samples, info.version, info.seed, info.shuffled) == (10, 1, 0, True)
+    assert info.splits == {"train": (0, 7), "val": (7, 10)}
+    assert info.classes == ("cat", "dog")
+    assert info.class_counts == (4, 5)
+    assert next(iter(info.fields)) == "images"
+    assert info.fields["images"].shape == (10, 6, 5, 3)
+    assert info.fields["images"].linear
+    assert info.layout is not None
+    assert (info.layout.first_offset, info.layout.chunk_rows, info.layout.num_chunks) == (4096, 4, 3)
+    assert info.layout.read_bytes_per_image == info.layout.image_bytes == 90
+    assert info.pixel_bytes == 900
+    assert info.file_bytes == path.stat().st_size
+    assert info.header_digest and len(info.header_digest) == 32
+    assert info.findings == ()
+
+
+def test_set_attributes_are_counted(packed_file: Callable[..., Path]) -> None:
+    values = np.array([[1, 0, 1], [1, 0, 0]], dtype=np.uint8)
+    columns = {"labels": Column(values, {"names": ("Hat", "Beard", "Smile")})}
+    info = inspect_file(packed_file(rows=2, columns=columns))
+    assert info.class_counts == (2, 0, 1)
+
+
+def test_the_dictionary_is_json_and_keeps_the_names(packed: Path) -> None:
+    value = json.loads(json.dumps(inspect_file(packed).to_dict()))
+    assert value["num_samples"] == 10
+    assert value["fields"]["images"]["dtype"] == "uint8"
+    assert value["fields"]["images"]["chunks"] == [10, 6, 5, 3]
+    assert value["layout"]["linear"] is True
+    assert value["splits"] == {"all": [0, 10]}
+
+
+def test_a_foreign_file_with_groups_is_walked(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["train/x"] = np.zeros((30, 6, 5, 3), np.uint8)
+        file["train/y"] = np.arange(30)
+        file["test/x"] = np.zeros((5, 6, 5, 3), np.uint8)
+        file["elsewhere"] = h5py.ExternalLink("other.h5", "/x")
+    info = inspect_file(tmp_path / "a.h5")
+    assert info.version is None
+    assert info.layout is not None
+    assert info.layout.dataset == "train/x"
+    assert info.num_samples == 30
+    assert set(info.fields) == {"train/x", "train/y", "test/x"}
+    assert "cannot read this file as it is" in info.findings[0]
+    assert "fastload pack IMAGES OUT.h5" in info.findings[-1]
+
+
+def test_a_foreign_file_that_is_linear_needs_no_mending(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = np.zeros((10, 6, 5, 3), np.uint8)
+    info = inspect_file(tmp_path / "a.h5")
+    assert info.layout is not None and info.layout.linear
+    assert info.findings == ()
+
+
+def test_the_classic_chunks_are_found_in_a_foreign_file(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", (100, 3, 218, 178), "u1", chunks=(100, 3, 217, 178))[:] = 1
+    info = inspect_file(tmp_path / "a.h5")
+    assert info.layout is not None and info.layout.chunks_per_image == 2
+    assert any("cut the images" in text for text in info.findings)
+
+
+@pytest.mark.parametrize("content", ["nothing", "text", "encoded", "no rows"])
+def test_a_foreign_file_without_pixels_is_described_too(tmp_path: Path, content: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        if content == "text":
+            file["words"] = np.array([b"a", b"b"])
+        elif content == "encoded":
+            file.create_dataset("images", (3,), h5py.vlen_dtype(np.uint8))
+        elif content == "no rows":
+            file.create_dataset("images", (0, 4, 4, 3), "u1")
+    info = inspect_file(tmp_path / "a.h5")
+    assert info.layout is None
+    assert any("No dataset looks like images" in text for text in info.findings)
+    json.dumps(info.to_dict())
+
+
+def test_what_cannot_be_opened_is_a_named_error(packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="no such file"):
+        inspect_file(tmp_path / "absent.h5")
+    (tmp_path / "text.h5").write_text("not HDF5 at all" * 100)
+    with pytest.raises(FormatError, match="not an HDF5 file"):
+        inspect_file(tmp_path / "text.h5")
+    (tmp_path / "cut.h5").write_bytes(packed.read_bytes()[:4500])
+    with pytest.raises(FormatError, match="truncated"):
+        inspect_file(tmp_path / "cut.h5")
+
+
+def test_a_newer_format_is_refused_not_taken_for_foreign(packed_copy: Path) -> None:
+    with h5py.File(packed_copy, "r+") as file:
+        file.attrs["fastload_version"] = 99
+    with pytest.raises(FormatError, match="99"):
+        inspect_file(packed_copy)

@@ -1,0 +1,422 @@
+"""Packing in order: stores and compressed rows from real files, interrupted anywhere, with any number of workers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xxhash
+from PIL import Image
+
+from fastload.errors import OptionError, OutputError, ResumeError, SourceError
+from fastload.format.codecs import has_zstd
+from fastload.format.ragged import JPEG, RAW
+from fastload.pack import PackOptions, PackReport, pack_images, pack_listing
+from fastload.pack.encoding import EncodingOption, RaggedPlan, parse_encoding
+from fastload.pack.ordered.ordered_begin import _plan_text
+from fastload.sources.arrays.raw_rows import MemoryRows
+from fastload.sources.listing import Listing
+
+CHUNK = 6000
+needs_zstd = pytest.mark.skipif(not has_zstd(), reason="needs the extra [zstd]")
+
+
+def photos(root: Path, count: int = 24, *, masks: bool = False, side: int | None = None, names: str = "{}.jpg") -> Path:
+    """Photos of several sizes, or of one, with masks of their sizes on request."""
+    for i in range(count):
+        rng = np.random.default_rng(i)
+        height, width = (side, side) if side else (int(rng.integers(20, 60)), int(rng.integers(20, 60)))
+        path = root / ("images" if masks else f"class{i % 2}") / names.format(f"{i:02d}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 255, (height, width, 3), np.uint8)
+        Image.fromarray(pixels).save(path, quality=80)
+        if masks:
+            (root / "masks").mkdir(exist_ok=True)
+            Image.fromarray(np.full((height, width), i, np.uint8)).save(root / "masks" / f"{i:02d}.png")
+    return root
+
+
+def pack(source: Path, output: Path, **options: Any) -> PackReport:
+    return pack_images(source, output, **{"workers": 0, "chunk_bytes": CHUNK, **options})
+
+
+def stored_rows(path: Path, field: str = "images") -> list[bytes]:
+    """The bytes of each row of a store, each known to lie in one chunk and not to overlap another."""
+    with h5py.File(path) as file:
+        offsets, lengths = file[f"{field}_offset"][()], file[f"{field}_bytes"][()]
+        chunk = file[field].chunks[0]
+        assert ((offsets // chunk == (offsets + lengths - 1) // chunk) | (offsets % chunk == 0)).all()
+        assert (offsets[1:] >= (offsets + lengths)[:-1]).all()
+        data = file[field][()]
+        return [data[a : a + n].tobytes() for a, n in zip(offsets, lengths, strict=True)]
+
+
+def keys_of(path: Path) -> list[str]:
+    with h5py.File(path) as file:
+        return [key.decode() for key in file["key"][()]]
+
+
+def leftovers(output: Path) -> list[str]:
+    return sorted(path.name for path in output.parent.iterdir() if path.name.startswith(output.name + "."))
+
+
+def pixels_of(data: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_source_keeps_the_bytes_of_each_file_whoever_packs(tmp_path: Path, workers: int) -> None:
+    source = photos(tmp_path / "s", 70)
+    report = pack(source, tmp_path / "o.h5", store="source", workers=workers)
+    rows = stored_rows(report.path)
+    assert rows == [(source / key).read_bytes() for key in keys_of(report.path)]
+    with h5py.File(report.path) as file:
+        assert file["digest"][()].tolist() == [xxhash.xxh3_64_intdigest(row) for row in rows]
+        assert set(file["images_encoding"][()]) == {JPEG}
+    assert (report.store, report.encodings, report.image_shape) == ("source", {"jpeg": 70}, (0, 0, 3))
+    assert report.chunks >= 16 and leftovers(report.path) == [] and report.fields == ("labels",)
+    if workers:
+        assert report.path.read_bytes() == pack(source, tmp_path / "0.h5", store="source").path.read_bytes()
+
+
+@needs_zstd
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_images_and_masks_of_several_sizes_are_stores(tmp_path: Path, codec: str) -> None:
+    source = photos(tmp_path / "s", masks=True, names="{}.png")
+    report = pack(source, tmp_path / "o.h5", codec=codec)
+    with h5py.File(report.path) as file:
+        shapes, how = file["images_shape"][()], file["masks_encoding"][()]
+        assert (how == (RAW if codec == "none" else 2)).all() and file["masks"].attrs["row_shape"].tolist() == [0, 0]
+    images, masks = stored_rows(report.path), stored_rows(report.path, "masks")
+    for key, shape, image, mask in zip(keys_of(report.path), shapes, images, masks, strict=True):
+        if codec == "none":
+            assert np.array_equal(np.frombuffer(image, np.uint8).reshape(shape), pixels_of((source / key).read_bytes()))
+            assert mask == bytes([int(Path(key).stem)]) * (shape[0] * shape[1])
+
+
+@needs_zstd
+@pytest.mark.parametrize("options", [{"codec": "gzip"}, {"codec": "zstd:5"}, {"store": "jpeg"}])
+def test_rows_of_one_size_are_compressed_or_linear_next_to_ragged_ones(tmp_path: Path, options: dict[str, Any]) -> None:
+    source = photos(tmp_path / "s", masks=True, side=30, names="{}.png")
+    report = pack(source, tmp_path / "o.h5", **options)
+    plain = pack(source, tmp_path / "plain.h5", codec="none").path
+    with h5py.File(report.path) as file, h5py.File(plain) as expected:
+        assert file["key"][()].tolist() == expected["key"][()].tolist()
+        if options.get("codec") != "zstd:5":  # hdf5plugin is not needed to pack
+            assert np.array_equal(file["masks"][()], expected["masks"][()])
+        if options == {"codec": "gzip"}:
+            assert np.array_equal(file["images"][()], expected["images"][()])
+        if "codec" in options:
+            assert file["digest"][()].tolist() == expected["digest"][()].tolist()
+            assert file["images"].chunks[0] == CHUNK // 2700 and file["masks"].id.get_offset() is None
+    assert leftovers(report.path) == []
+
+
+def test_a_skipped_sample_gets_no_offset(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s")
+    good = pack(source, tmp_path / "good.h5", store="source", shuffle=False).path
+    for name in ("class0/04.jpg", "class1/09.jpg"):
+        data = (source / name).read_bytes()
+        (source / name).write_bytes(data[: len(data) // 2])
+    report = pack(source, tmp_path / "o.h5", store="source", shuffle=False, on_error="skip")
+    assert sorted(key for key, _ in report.skipped) == ["class0/04.jpg", "class1/09.jpg"]
+    gone = {keys_of(good).index(key) for key, _ in report.skipped}
+    assert stored_rows(report.path) == [row for at, row in enumerate(stored_rows(good)) if at not in gone]
+    assert report.num_samples == 22 and report.encodings == {"jpeg": 22}
+
+
+def test_an_error_keeps_what_was_done_before_it_and_a_repaired_source_continues(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", 80)
+    bad = source / "class0/40.jpg"
+    whole = bad.read_bytes()
+    expected = pack(source, tmp_path / "whole.h5", store="source", shuffle=False).path
+    output = tmp_path / "o.h5"
+    bad.write_bytes(whole[: len(whole) // 2])
+    stages: list[list[str]] = []
+    for workers in (2, 0):
+        stages.append([])
+        with pytest.raises(SourceError, match=r"1 of 80 images.*class0/40.jpg.*the same command continues"):
+            pack(
+                source, output, store="source", shuffle=False, workers=workers,
+                progress=lambda stage, done, total: stages[-1].append(stage),
+            )  # fmt: skip
+    # All that comes before the bad task is written the first time, whichever worker was faster.
+    assert "packing" in stages[0] and "packing" not in stages[1]
+    assert leftovers(output) == ["o.h5.journal", "o.h5.part"]
+    with pytest.raises(ResumeError, match=r"option store was source, now it is None.*--overwrite"):
+        pack(source, output, shuffle=False)
+    with pytest.raises(ResumeError, match="option chunk_bytes"):
+        pack(source, output, store="source", shuffle=False, chunk_bytes=CHUNK * 2)
+    bad.write_bytes(whole)
+    report = pack(source, output, store="source", shuffle=False)
+    row = keys_of(expected).index("class0/40.jpg")
+    assert 1 <= report.chunks_kept <= row and report.chunks_kept + report.chunks_decoded == report.chunks
+    assert output.read_bytes() == expected.read_bytes() and leftovers(output) == []
+
+
+def test_only_tasks_whose_bytes_and_sources_are_as_they_were_are_kept(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", 32)
+    last = source / "class1/31.jpg"
+    whole = last.read_bytes()
+    output = tmp_path / "o.h5"
+
+    def stop() -> None:
+        last.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(SourceError):
+            pack(source, output, shuffle=False, store="source")
+        last.write_bytes(whole)
+
+    order = keys_of(pack(source, tmp_path / "a.h5", shuffle=False, store="source").path)
+    stop()
+    with open(output.with_name("o.h5.part"), "r+b") as file:  # as a power failure may leave it
+        file.seek(4096 + sum((source / key).stat().st_size for key in order[:7]))
+        file.write(b"other bytes")
+    fresh = pack(source, output, shuffle=False, store="source")
+    assert fresh.chunks_kept <= 7 and output.read_bytes() == (tmp_path / "a.h5").read_bytes()
+    output.unlink()
+    stop()
+    Image.fromarray(np.zeros((33, 44, 3), np.uint8)).save(source / order[3])
+    assert pack(source, output, shuffle=False, store="source").chunks_kept <= 3
+    assert stored_rows(output)[3] == (source / order[3]).read_bytes()
+
+
+def test_an_unfinished_pack_of_another_kind_is_overwritten_only_on_demand(tmp_path: Path) -> None:
+    source, output = photos(tmp_path / "s", side=40), tmp_path / "o.h5"
+    data = (source / "class0/10.jpg").read_bytes()
+    (source / "class0/10.jpg").write_bytes(data[: len(data) // 2])
+    for first, second in (({}, {"store": "source"}), ({"store": "source"}, {})):
+        with pytest.raises(SourceError):
+            pack(source, output, overwrite=True, **first)
+        with pytest.raises(ResumeError, match="--overwrite"):
+            pack(source, output, **second)
+    (source / "class0/10.jpg").write_bytes(data)
+    with pytest.raises(ResumeError, match="--overwrite"):
+        pack(source, output)
+    assert pack(source, output, overwrite=True).image_shape == (40, 40, 3) and leftovers(output) == []
+
+
+def test_a_file_of_the_users_own_keeps_the_name_that_masks_would_have(tmp_path: Path) -> None:
+    """`.masks` is removed only where the journal says that it is of the pack, or the user does."""
+    source, output = photos(tmp_path / "s", masks=True), tmp_path / "o.h5"
+    own = tmp_path / "o.h5.masks"
+    own.write_bytes(b"mine")
+    with pytest.raises(ResumeError, match=r"o.h5.masks: exists.*--overwrite"):
+        pack(source, output)
+    assert leftovers(output) == ["o.h5.masks"]
+    for options in ({"size": 20, "codec": "none"}, {"masks": "none"}):  # neither needs the name
+        pack(source, output, overwrite=True, **options)
+        assert own.read_bytes() == b"mine" and leftovers(output) == ["o.h5.masks"]
+    pack(source, output, overwrite=True)
+    assert leftovers(output) == []
+    cut = source / "images" / "20.jpg"
+    whole = cut.read_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SourceError):
+        pack(source, output, overwrite=True)
+    assert leftovers(output) == ["o.h5.journal", "o.h5.masks", "o.h5.part"]
+    pack(source, output, overwrite=True, size=20, codec="none", on_error="skip")
+    assert leftovers(output) == []
+
+
+def test_an_image_larger_than_a_chunk_has_chunks_of_its_own_and_that_is_said(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", names="{}.png")
+    report = pack(source, tmp_path / "o.h5", chunk_bytes=4000)
+    sizes = [len(row) for row in stored_rows(report.path)]
+    large = sum(size > 4000 for size in sizes)
+    assert (
+        0 < large < len(sizes) and f"{large} images or masks are larger than a chunk (4,000 bytes)" in report.notes[-1]
+    )
+
+
+def test_arrays_are_encoded_by_threads_to_the_same_bytes(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 2**16, (50, 9, 7, 3), np.uint16)
+    zeros = np.zeros(50, np.int64)
+    keys = tuple(f"{i:02d}" for i in range(50))
+    files = MemoryRows.of(values)
+    listing = Listing("arrays", keys, zeros.astype(np.uint8), ("all",), {}, (), zeros, zeros, files)
+    for name, options in (
+        ("jpeg", PackOptions(bits=8, store=parse_encoding("jpeg:95"))),
+        ("gzip", PackOptions(codec="gzip:1", chunk_bytes=1000)),
+    ):
+        for workers in (0, 2):
+            pack_listing(
+                listing, tmp_path / f"{name}{workers}.h5", options=options, source_name="S", workers=workers
+            )  # fmt: skip
+        assert (tmp_path / f"{name}0.h5").read_bytes() == (tmp_path / f"{name}2.h5").read_bytes()
+    with h5py.File(tmp_path / "gzip2.h5") as file:
+        assert np.array_equal(file["images"][()], values[file["key"][()].astype(int)])
+
+
+def test_a_disk_that_is_full_stops_and_the_same_command_continues(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk."""
+    source, output = photos(tmp_path / "s"), tmp_path / "o.h5"
+    expected = pack(source, tmp_path / "whole.h5", store="source").path
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        with pytest.raises(OutputError, match="is kept: make room, then run the same command again"):
+            pack(source, output, store="source")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    report = pack(source, output, store="source")
+    assert report.chunks_kept >= 1 and output.read_bytes() == expected.read_bytes() and leftovers(output) == []
+
+
+def test_notes_name_files_without_an_end_marker_and_count_only_rows_made(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", 8)
+    half = source / "class0" / "02.jpg"
+    data = half.read_bytes()
+    half.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+    for name in ("a.png", "b.png"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3), np.uint8)).save(source / "class0" / name)
+    cut = source / "class0" / "b.png"
+    cut.write_bytes(cut.read_bytes()[:900])
+    report = pack(source, tmp_path / "o.h5", store="source", on_error="skip")
+    assert [key for key, _ in report.skipped] == ["class0/b.png"]
+    assert report.converted["no plain JPEG -> stored as pixels"] == 1
+    assert "1 JPEGs end without their end marker" in report.notes[-1] and "class0/02.jpg" in report.notes[-1]
+    assert half.read_bytes() in stored_rows(report.path)
+
+
+@needs_zstd
+@pytest.mark.parametrize("options", [{"codec": "zstd"}, {"codec": "gzip"}, {"codec": "none", "store": "jpeg"}])
+def test_compressed_chunks_need_extra_space_also_when_continued(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = photos(tmp_path / "s", masks=True, side=40, names="{}.png"), tmp_path / "o.h5"
+    pixels = 24 * 40 * 40 * 3
+    free = 10**9
+    monkeypatch.setattr("fastload.pack.begin.free_bytes", lambda path: free)
+    bad = source / "images" / "23.png"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SourceError):
+        pack(source, output, shuffle=False, **options)
+    bad.write_bytes(whole)
+    free = 100
+    with pytest.raises(OutputError, match=r"needs .* are free"):
+        pack(source, output, shuffle=False, **options)
+    assert "o.h5.part" in leftovers(output)
+    # Noise does not shrink: a codec needs the pixels once more, less what is there.
+    free = pixels * 3 // 2
+    report = pack(source, output, shuffle=False, **options)
+    assert report.chunks_kept > 1 and leftovers(output) == []
+    if options.get("codec") != "none":
+        with pytest.raises(OutputError, match=r"needs .* are free"):
+            pack(source, output, shuffle=False, overwrite=True, **options)
+        assert leftovers(output) == []
+
+
+def test_names_of_files_under_way_are_refused_and_every_sample_bad_is_an_error(tmp_path: Path) -> None:
+    source = photos(tmp_path / "s", 3)
+    with pytest.raises(OutputError, match="unfinished packs"):
+        pack(source, tmp_path / "o.h5.masks")
+    for path in source.rglob("*.jpg"):
+        path.write_bytes(path.read_bytes()[:-400])
+    with pytest.raises(SourceError, match="3 of 3 images"):
+        pack(source, tmp_path / "o.h5", store="source", on_error="skip")
+    with pytest.raises(OptionError):
+        pack(source, tmp_path / "p.h5", store="jpeg:200")
+
+
+_SCRIPT = """
+import json, os, random, signal, sys
+from fastload.pack import pack_images
+source, folder, options, tried = sys.argv[1], sys.argv[2], eval(sys.argv[3]), int(sys.argv[4])
+
+def attempt(name, kill_at=0, **others):
+    # In a fork: what it says, or that it was killed.
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        seen, output = 0, os.path.join(folder, name)
+        def step(event, args):
+            nonlocal seen
+            if event in ("open", "os.rename", "os.remove", "os.truncate") and output in str(args[0] if args else ""):
+                seen += 1
+                if seen == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(step)
+        report = pack_images(
+            source, output, chunk_bytes=6000, on_error="skip", **{**options, **others},
+            progress=lambda stage, count, total: step("open", (output,)),
+        )
+        os.write(write, json.dumps([report.chunks, report.chunks_kept, report.chunks_decoded, seen]).encode())
+        os._exit(0)
+    os.close(write)
+    killed = os.waitpid(child, 0)[1] == signal.SIGKILL
+    return "killed" if killed else json.loads(os.read(read, 100))
+
+def bytes_of(name):
+    path = os.path.join(folder, name)
+    return open(path, "rb").read() if os.path.exists(path) else None
+
+# Here, so that forks find everything imported.
+pack_images(source, os.path.join(folder, "whole"), chunk_bytes=6000, on_error="skip", **{**options, "workers": 0})
+tasks, _, _, events = attempt("counted.h5", workers=0)
+random.seed(str(options))
+kills = [events, *random.sample(range(1, events), 5)]
+if options["workers"]:  # some operations are theirs then
+    kills = [events // 2, events * 19 // 20]
+for kill_at in kills[:tried]:
+    name = f"{kill_at}.h5"
+    killed = attempt(name, kill_at)
+    half = bytes_of(name)
+    again = attempt(name)
+    print(json.dumps({
+        "at": kill_at, "killed": killed, "kept": again[1], "decoded": again[2], "tasks": tasks,
+        "no half file": half is None or half == bytes_of("whole"),
+        "same": bytes_of(name) == bytes_of("whole"), "left": [n for n in os.listdir(folder) if name + "." in n],
+    }))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "tried"),
+    [
+        ({"store": "jpeg", "workers": 0}, 6),
+        ({"codec": "gzip", "size": 30, "workers": 0}, 6),
+        ({"store": "source", "workers": 2}, 1),
+        pytest.param({"codec": "zstd", "workers": 2}, 1, marks=needs_zstd),
+        pytest.param({"codec": "zstd", "size": 30, "workers": 2}, 2, marks=needs_zstd),
+    ],
+)
+def test_killed_at_any_step_the_same_command_gives_the_same_bytes(
+    tmp_path: Path, options: dict[str, Any], tried: int
+) -> None:
+    """Kills the packer after tasks, at file operations and in its last steps; tasks that are done stay done."""
+    masks = options.get("store") != "source"
+    source = photos(tmp_path / "s", 64 if options["workers"] else 16, masks=masks)
+    cut = sorted(source.rglob("*10.jpg"))[0]
+    cut.write_bytes(cut.read_bytes()[:-500])
+    command = [sys.executable, "-c", _SCRIPT, str(source), str(tmp_path), repr(options), str(tried)]
+    # One thread, so that Python does not warn of the fork.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == tried
+    for result in results:
+        assert result["killed"] == "killed" and result["no half file"] and result["same"], result
+        assert result["left"] == [] and result["kept"] + result["decoded"] == result["tasks"], result
+        # Six operations come before the first task's end.
+        assert result["kept"] or result["at"] < 16, result
+
+
+def test_the_journal_names_a_plan_as_the_first_release_did():
+    option = EncodingOption("jpeg", 85)
+    plan = RaggedPlan(3, np.dtype(np.uint8), option, None, None, "ragged", "rows")
+    assert _plan_text(plan) == (
+        "StorePlan(channels=3, dtype=dtype('uint8'), option=StoreOption(kind='jpeg', quality=85, fraction=0.0), "
+        "target=None, max_size=None, images='store', masks='rows', image_codec=Codec(name='none', level=0), "
+        "mask_codec=Codec(name='none', level=0), chunk_bytes=8388608)"
+    ), "packs that 0.1.0 began could not be continued"

@@ -1,0 +1,212 @@
+"""What images become, from their headers and the options alone."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from fastload.errors import OptionError, SourceError
+from fastload.format.codecs import Codec
+from fastload.pack import PackOptions, pack_images, survey_source
+from fastload.pack.decisions import (
+    decide,
+    image_row_bytes,
+    note_on_unused_codec,
+    plan_ragged,
+    row_sizes,
+    shrunk,
+    source_exceptions,
+    too_large,
+)
+from fastload.pack.encoding import (
+    EncodingOption,
+    RaggedPlan,
+    fitted_size,
+    fitted_sizes,
+    jpegs_kept_and_made,
+    parse_encoding,
+)
+from fastload.pack.fill import HEADERS
+
+
+def headers(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
+    return np.array(list(rows), HEADERS)
+
+
+VARIED = headers((400, 500, 3, 8, 1), (300, 200, 3, 8, 6), (40, 30, 1, 8, 1), (70, 90, 3, 8, 0))
+SAME = headers(*[(40, 50, 3, 8, 1)] * 3)
+
+
+def planned(rows: np.ndarray, *, masks: bool = False, **options: object) -> RaggedPlan:
+    if "store" in options:
+        options["store"] = parse_encoding(str(options["store"]))
+    chosen = PackOptions(**options)  # type: ignore[arg-type]
+    return plan_ragged(decide(rows, chosen, "SRC"), chosen, masks=masks, source="SRC")
+
+
+def test_plain_rows_of_one_size_are_packed_as_ever():
+    assert not planned(SAME, masks=True).special
+    assert not planned(VARIED, size=(20, 20)).special
+    assert not planned(headers((40, 60, 3, 8, 1), (80, 120, 3, 8, 1)), max_size=20).special, "all become 20 x 30"
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "images", "masks"),
+    [
+        (VARIED, {}, "ragged", "ragged"),
+        (SAME, {"store": "source"}, "ragged", "rows"),
+        (VARIED, {"store": "jpeg", "size": (8, 8)}, "ragged", "rows"),
+        (SAME, {"codec": "gzip:1"}, "rows", "rows"),
+        (VARIED, {"codec": "zstd:5", "store": "mixed:0.5"}, "ragged", "ragged"),
+    ],
+)
+def test_rows_without_a_size_beforehand_are_ragged(rows, options, images, masks):
+    plan = planned(rows, masks=True, **options)
+    assert (plan.images, plan.masks, plan.special) == (images, masks, True)
+    assert planned(rows, **options).masks is None
+    codec = {"gzip:1": Codec("gzip", 1), "zstd:5": Codec("zstd", 5)}.get(options.get("codec"), Codec())
+    assert plan.image_codec == plan.mask_codec == codec
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        (VARIED, {"codec": "gzip"}, "--codec zstd"),
+        (SAME, {"codec": "gzip", "store": "jpeg"}, "--codec zstd"),
+        (SAME, {"size": (8, 8), "max_size": 8}, "only one of them"),
+        (SAME, {"size": (8, 8), "store": "source"}, "--max-size"),
+        (SAME, {"max_size": 0}, "at least 1"),
+        (SAME, {"codec": "lzma"}, "accepted: auto, none, gzip.* zstd"),
+        (SAME, {"store": "jpeg", "mode": "rgba"}, "`--mode rgba` makes an alpha channel"),
+        (headers((9, 9, 1, 16, 0)), {"store": "jpeg"}, "--bits 8"),
+        (headers((9, 9, 4, 8, 0)), {"store": "mixed:0.5"}, "--mode rgb"),
+    ],
+)
+def test_options_that_contradict_are_refused_with_a_fix(rows, options, said):
+    with pytest.raises(OptionError, match=said):
+        planned(rows, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, {"no plain JPEG -> stored as pixels": 1}),
+        (
+            {"mode": "gray"},
+            {"no plain JPEG -> stored as pixels": 1, "JPEG brought to 1 channels -> stored as pixels": 2},
+        ),
+        (
+            {"mode": "rgba"},
+            {"no plain JPEG -> stored as pixels": 1, "JPEG brought to 4 channels -> stored as pixels": 3},
+        ),
+    ],
+)
+def test_files_that_are_no_jpeg_and_jpegs_of_other_channels_are_counted_separately(options, said):
+    plan = planned(VARIED, store="source", **options)
+    assert source_exceptions(plan, np.arange(4), VARIED) == said
+
+
+def test_what_is_shrunk_is_counted():
+    assert shrunk(PackOptions(max_size=70), VARIED) == {"larger than --max-size 70 -> shrunk": 2}
+    assert shrunk(PackOptions(max_size=400), VARIED) == shrunk(PackOptions(), VARIED) == {}
+
+
+def test_a_codec_without_anything_to_compress_is_noted():
+    rows = np.arange(4)
+    (said,) = note_on_unused_codec(planned(VARIED, store="jpeg", codec="zstd"), rows, VARIED)
+    assert said == "Every image is stored as JPEG, which zstd makes no smaller: nothing is left to compress."
+    (said,) = note_on_unused_codec(planned(VARIED, masks=True, store="jpeg", codec="zstd"), rows, VARIED)
+    assert "only the masks" in said
+    assert note_on_unused_codec(planned(VARIED, store="source", codec="zstd"), rows, VARIED) == []
+    assert note_on_unused_codec(planned(VARIED, store="jpeg"), rows, VARIED) == []
+
+
+def test_options_are_written_down_only_where_something_is_said():
+    for unsaid in (PackOptions(), PackOptions(store=parse_encoding("raw"), codec="auto")):
+        assert not {"store", "max_size", "codec"} & unsaid.to_dict().keys()
+    told = PackOptions(store=parse_encoding("mixed:0.25"), max_size=256, codec="zstd:7").to_dict()
+    assert (told["store"], told["max_size"], told["codec"]) == ("mixed:0.25", 256, "zstd:7")
+    assert parse_encoding(told["store"]) == EncodingOption("mixed", fraction=0.25)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 600))
+def test_a_fitted_image_keeps_its_aspect_and_never_grows(height, width, most):
+    found = fitted_size(height, width, most)
+    assert min(found) == min(most, height, width) and max(found) <= max(height, width)
+    scale = min(found) / min(height, width)
+    assert np.abs(np.array(found) - np.array([height, width]) * scale).max() <= 0.5
+    assert fitted_sizes(np.array([[height, width], [0, 0]]), most).tolist() == [list(found), [0, 0]]
+
+
+@pytest.mark.parametrize("store", ["raw", "jpeg", "source", "mixed:0.4"])
+@pytest.mark.parametrize("options", [{}, {"max_size": 64}, {"size": (40, 30)}])
+def test_one_sample_is_decided_as_all_together(store, options):
+    if store == "source" and "size" in options:
+        return
+    plan = planned(VARIED, store=store, **options)
+    own, made = jpegs_kept_and_made(plan, np.arange(4), VARIED)
+    assert own.dtype == made.dtype == np.bool_ and not (own & made).any()
+    plain = [dict(zip(HEADERS.names, header, strict=True)) for header in VARIED.tolist()]
+    assert [jpegs_kept_and_made(plan, i, plain[i]) for i in range(4)] == list(zip(own, made, strict=True))
+    assert row_sizes(plan, VARIED).tolist() == [list(plan.row_size(each["height"], each["width"])) for each in plain]
+
+
+def test_rows_take_the_bytes_of_their_pixels_or_of_their_file():
+    files = np.array([1000, 2000, 3000, 4000])
+    assert image_row_bytes(planned(VARIED, max_size=100), VARIED, files).tolist() == [37500, 45000, 3600, 18900]
+    assert image_row_bytes(planned(VARIED, store="source"), VARIED, files).tolist() == [1000, 2000, 3000, 18900]
+    made = image_row_bytes(planned(VARIED, store="jpeg:50"), VARIED, files)
+    assert (made < image_row_bytes(planned(VARIED, store="jpeg:95"), VARIED, files)).all() and made[0] > 400 * 500 / 12
+
+
+def test_what_no_row_can_hold_is_named():
+    large = headers((70_000, 30_000, 3, 8, 0), (10, 10, 3, 8, 0))
+    found = too_large(large, PackOptions(), "SRC")
+    assert list(found) == [0] and "5.9 GiB" in found[0]
+    assert not too_large(large, PackOptions(max_size=500), "SRC") and not too_large(large, PackOptions((8, 8)), "SRC")
+    gray = headers((50_000, 40_000, 1, 8, 0))
+    assert not too_large(gray, PackOptions(), "SRC") and "5.6 GiB" in too_large(gray, PackOptions(mode="rgb"), "SRC")[0]
+    with pytest.raises(OptionError, match=r"5.6 GiB"):
+        too_large(gray, PackOptions((50_000, 40_000), mode="rgb"), "SRC")
+    assert too_large(headers((0, 0, 0, 0, 0)), PackOptions(), "SRC") == {}
+
+
+@pytest.mark.parametrize("options", [{}, {"store": "jpeg"}, {"codec": "gzip"}, {"mode": "gray"}])
+def test_what_is_too_large_is_refused_by_name_before_it_is_read(tmp_path, options):
+    with h5py.File(tmp_path / "s.h5", "w") as file:  # of chunks that were never written
+        file.create_dataset("images", (2, 70_000, 70_000, 3), "u1", chunks=(1, 1000, 1000, 3))
+        file["labels"] = np.zeros(2, np.int64)
+    with pytest.raises(SourceError, match=r"2 of 2 images .* 000000: is .* GiB of pixels, a row holds at most 4"):
+        pack_images(tmp_path / "s.h5", tmp_path / "o.h5", workers=0, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.h5"]
+
+
+def test_a_file_that_claims_too_many_pixels_is_named(tmp_path):
+    Image.new("L", (8, 9)).save(tmp_path / "a.png")
+    data = bytearray((tmp_path / "a.png").read_bytes())
+    data[16:24] = struct.pack(">II", 20_000, 20_000)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    (tmp_path / "big.png").write_bytes(data)
+    with pytest.raises(SourceError, match=r"1 of 2 images .* big.png: too large: .*400000000 pixels"):
+        survey_source(tmp_path)
+
+
+def test_what_is_too_long_for_a_jpeg_keeps_its_pixels():
+    long = headers((70_000, 10, 3, 8, 0), (10, 10, 3, 8, 0))
+    assert jpegs_kept_and_made(planned(long, store="jpeg"), np.arange(2), long)[1].tolist() == [False, True]
+
+
+def test_gray_and_alpha_decide_which_files_fit():
+    mixed = headers((8, 9, 1, 8, 1), (7, 9, 3, 8, 1))
+    own, _ = jpegs_kept_and_made(planned(mixed, store="source"), np.arange(2), mixed)
+    assert own.all(), "a gray JPEG decodes to RGB"
+    own, made = jpegs_kept_and_made(planned(mixed, store="source", mode="gray"), np.arange(2), mixed)
+    assert own.tolist() == [True, False] and not made.any()
+    assert not jpegs_kept_and_made(planned(mixed, store="source", mode="rgba"), np.arange(2), mixed)[0].any()

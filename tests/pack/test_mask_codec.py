@@ -1,0 +1,80 @@
+"""Masks are compressed where a sample of them says that it pays."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastload.format.codecs import Codec
+from fastload.pack import PackOptions, Survey, pack_listing
+from fastload.pack.pool import PackPool
+from fastload.pack.survey import survey_listing
+from fastload.sources.listing import Listing, Masks
+from fastload.sources.open_tree import open_tree
+
+COUNT, SIDE = 20, 240
+
+
+def listed(root: Path, masks: list[NDArray[np.uint8]], side: int = SIDE) -> Listing:
+    for name in ("images", "masks"):
+        (root / name).mkdir()
+    for i, mask in enumerate(masks):
+        Image.new("RGB", (side, side), (i, 0, 0)).save(root / "images" / f"{i:02d}.png")
+        Image.fromarray(mask).save(root / "masks" / f"{i:02d}.png")
+    images, drawn = open_tree(root / "images"), open_tree(root / "masks")
+    count = len(masks)
+    return Listing(
+        layout="drawn", keys=tuple(images.names), split=np.zeros(count, np.uint8), split_names=("all",), columns={},
+        notes=("drawn",), sizes=images.sizes, mtimes_ns=images.mtimes_ns, files=images.files,
+        masks=Masks(drawn.files, np.ones(count, np.bool_), (), 255),
+    )  # fmt: skip
+
+
+def surveyed(listing: Listing, **options: object) -> Survey:
+    with PackPool(0) as pool:
+        pool.use(listing)
+        return survey_listing(listing, PackOptions(**options), pool)  # type: ignore[arg-type]
+
+
+def regions(side: int = SIDE) -> list[NDArray[np.uint8]]:
+    mask = np.repeat(np.arange(side, dtype=np.uint8)[:, None] // 16, side, axis=1)
+    return [np.roll(mask, i, axis=0) for i in range(COUNT)]
+
+
+def test_masks_of_regions_are_compressed_and_a_note_gives_the_gain(tmp_path):
+    survey = surveyed(listed(tmp_path, regions()))
+    assert survey.plan is not None and survey.plan.mask_codec == Codec("zstd", 3)
+    assert survey.plan.images == survey.plan.masks == "rows" and survey.plan.image_codec == Codec()
+    assert survey.notes[0] == "drawn" and "Masks are compressed with zstd:3: 20 of them came to " in survey.notes[1]
+    specs = survey.pixels(COUNT)
+    assert specs["masks"].codec == Codec("zstd", 3) and specs["masks"].chunk_rows == 1, "64 KiB"
+    assert specs["images"].codec == Codec() and specs["images"].chunk_rows == COUNT
+
+
+def test_masks_of_noise_few_bytes_or_with_a_codec_of_the_users_are_left_alone(tmp_path):
+    rng = np.random.default_rng(0)
+    noise = [rng.integers(0, 256, (SIDE, SIDE), dtype=np.uint8) for _ in range(COUNT)]
+    (tmp_path / "noise").mkdir()
+    listing = listed(tmp_path / "noise", noise)
+    survey = surveyed(listing)
+    assert survey.plan is None and "no smaller than 100%" in survey.notes[1]
+    report = pack_listing(listing, tmp_path / "o.h5", options=PackOptions(), source_name="S", workers=0)
+    assert report.notes == survey.notes
+    (tmp_path / "small").mkdir()
+    survey = surveyed(listed(tmp_path / "small", regions(64), 64))
+    assert survey.plan is None and survey.notes == ("drawn",)
+    (tmp_path / "own").mkdir()
+    own = listed(tmp_path / "own", regions())
+    assert surveyed(own, codec="none").plan is None
+    assert surveyed(own, codec="gzip:2").plan.mask_codec == Codec("gzip", 2)
+
+
+def test_without_zstandard_the_note_names_the_extra(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "zstandard" else found(name))
+    survey = surveyed(listed(tmp_path, regions()))
+    assert survey.plan is None and "pip install zstandard hdf5plugin" in survey.notes[1]

@@ -1,0 +1,678 @@
+"""Rows that stay in memory: the batches of a loader that reads, without reading, and errors that say by how much."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import weakref
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from late_backend import LateBackend
+from small_files import write_random
+
+import fastload.prefetch.cache_choice
+import fastload.prefetch.cache_load
+from fastload.dataset import PackedDataset
+from fastload.device.backend import DeviceMemory
+from fastload.errors import CacheError, FileChangedError, OptionError, StateError
+from fastload.loader.loader import FastLoader
+from fastload.plan import ChunkWindow, MixedEcho, state_from_dict
+from fastload.prefetch.cached_feed import CachedImages, CachedRows, RowCache
+from fastload.read.reader import RowReader
+from fastload.transforms import Normalize, RandomHorizontalFlip
+
+N, SHAPE = 61, (10, 8, 3)
+ROW_BYTES = 10 * 8 * 3 + 8  # images and labels
+WHOLE = {"rows": N, "size": SHAPE, "seed": 5, "classes": "abcdefg", "boxes": True, "masks": True, "chunk_rows": 8}
+PACKED = WHOLE | {"splits": {"train": 40, "val": 21}}
+ALL = ("images", "masks", "labels", "bbox", "row", "valid")
+
+
+class Device(LateBackend):
+    """A `LateBackend` whose compute stream gets to work as soon as it is given something.
+
+    What is handed over without an event that covers its copy is then garbage.
+    """
+
+    def __init__(self, patience: int = 3, free: int = 2**40, total: int = 0) -> None:
+        super().__init__(patience)
+        self.room = DeviceMemory(free, total or free)
+
+    def hand_over(self, event, tensors):
+        super().hand_over(event, tensors)
+        self.compute()
+
+
+def facts(batch):
+    return [tensor.clone() for tensor in batch], batch.rows.tolist(), batch.valid.tolist(), batch.global_valid
+
+
+def assert_same(batches, expected):
+    assert len(batches) == len(expected)
+    for (tensors, *here), (others, *there) in zip(batches, expected, strict=True):
+        assert here == there
+        for tensor, other in zip(tensors, others, strict=True):
+            assert tensor.dtype == other.dtype and torch.equal(tensor, other)
+
+
+def has_shares(state):
+    """Whether a state is of an epoch in which each rank keeps its share."""
+    return state_from_dict(state).fixed_shares
+
+
+def said(caplog, word):
+    return [record.getMessage() for record in caplog.records if word in record.getMessage()]
+
+
+# The same batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cache=st.sampled_from(["device", "host", "auto"]),
+    shuffle=st.sampled_from([True, False, "full", ChunkWindow(2)]),
+    ends=st.sampled_from(["drop", "pad", "exact"]),
+    world_size=st.integers(1, 3),
+    batch_size=st.integers(1, 13),
+    echo=st.integers(1, 3),
+    fields=st.permutations(ALL).flatmap(lambda names: st.integers(1, len(ALL)).map(lambda n: names[:n])),
+    split=st.sampled_from([None, "train", "val"]),
+    chosen=st.none() | st.lists(st.integers(0, 20), min_size=15, max_size=40),
+    patience=st.integers(1, 5),
+    workers=st.integers(1, 2),
+    read=st.sampled_from(["map", "pread"]),
+    seed=st.integers(0, 99),
+    resume_after=st.integers(0, 3),
+)
+def test_batches_are_those_that_are_read(
+    packed, cache, shuffle, ends, world_size, batch_size, echo, fields, split, chosen, patience, workers, read, seed,
+    resume_after,
+):  # fmt: skip
+    dataset = PackedDataset(packed, split=split, fields=fields)
+    if chosen is not None:
+        dataset = dataset.select(chosen)
+        if isinstance(shuffle, ChunkWindow):
+            shuffle = "full"
+    options = {"shuffle": shuffle, "ends": ends, "echo": echo, "workers": workers, "read": read, "seed": seed}
+    if len(dataset) // world_size < batch_size:
+        batch_size = 1
+    for rank in range(world_size):
+        options["share"] = (rank, world_size)
+        reading = FastLoader(dataset, batch_size, **options)
+        kept = FastLoader(dataset, batch_size, cache=cache, device=Device(patience), **options)
+        assert len(kept) == len(reading)
+        for _ in range(2):
+            assert_same([facts(batch) for batch in kept], [facts(batch) for batch in reading])
+        begun = iter(kept)
+        for _ in range(min(resume_after, len(kept))):
+            next(begun)
+        state = kept.state_dict()
+        assert has_shares(state) is False
+        for loader in (reading, kept):
+            loader.load_state_dict(state)
+        assert_same([facts(batch) for batch in kept], [facts(batch) for batch in reading])
+        kept.close()
+
+
+@pytest.mark.parametrize("cache", ["device", "host"])
+def test_transforms_and_echoes_see_what_they_would_see(packed, cache):
+    transform = [RandomHorizontalFlip(), Normalize([0.5] * 3, [0.2] * 3)]
+    options = {"transform": transform, "echo": 3, "seed": 4}
+    kept = FastLoader(packed, 8, cache=cache, device=Device(), **options)
+    assert_same([facts(batch) for batch in kept], [facts(batch) for batch in FastLoader(packed, 8, **options)])
+
+
+@pytest.mark.parametrize("cache", ["device", "host"])
+def test_a_batch_belongs_to_the_user_who_may_write_to_it(packed, cache):
+    loader = FastLoader(packed, 8, shuffle=False, cache=cache, device=Device(), echo=2)
+    expected = [facts(batch) for batch in FastLoader(packed, 8, shuffle=False, echo=2)]
+    seen = []
+    for _ in range(2):
+        kept = list(loader)
+        assert_same([facts(batch) for batch in kept], expected)
+        for batch in kept:
+            images, labels = batch
+            images.fill_(0)
+            labels.fill_(0)
+        seen += kept
+    assert len(seen) == 32
+
+
+@pytest.mark.parametrize("echo", [2, MixedEcho(2)])
+@pytest.mark.parametrize("cache", [None, "device", "host"])
+def test_what_a_user_writes_to_a_batch_is_not_seen_by_its_next_use(packed, cache, echo):
+    expected = [facts(batch) for batch in FastLoader(packed, 8, shuffle=False, echo=echo)]
+    seen = []
+    for batch in FastLoader(packed, 8, shuffle=False, cache=cache, device=Device(), echo=echo):
+        seen.append(facts(batch))
+        for tensor in (*batch, batch.rows, batch.valid):
+            tensor.zero_()
+    assert len(seen) == len(expected)
+    for one, other in zip(seen, expected, strict=True):
+        assert str(one) == str(other)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "dtype", "options"),
+    [
+        ((3, 9, 7), (1, 2, 0), np.uint8, {"chunks": (4, 3, 9, 7), "compression": "gzip"}),
+        ((3, 9, 7), (1, 2, 0), np.uint8, {}),
+        ((9, 7), None, np.uint8, {"chunks": (5, 9, 7)}),
+        ((9, 7, 3), (0, 1, 2), np.uint16, {}),
+        ((9, 7, 3), (0, 1, 2), ">u2", {"chunks": (6, 9, 7, 3), "compression": "gzip"}),
+    ],
+)
+@pytest.mark.parametrize("cache", ["device", "host"])
+def test_foreign_and_compressed_files_are_kept_too(tmp_path, shape, axes, dtype, options, cache):
+    pixels = np.random.default_rng(1).integers(0, 250, (33, *shape)).astype(dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", data=pixels, **options)
+        file["labels"] = np.arange(33, dtype=np.int16)
+    loader = FastLoader(tmp_path / "a.h5", 6, cache=cache, device=Device(), ends="exact")
+    here = np.ascontiguousarray(pixels.astype(np.dtype(dtype).newbyteorder("=")))
+    as_hwc = here[..., None] if axes is None else here.transpose(0, *(axis + 1 for axis in axes))
+    for _ in range(2):
+        for batch in loader:
+            images, labels = batch
+            assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), as_hwc[batch.rows.numpy()])
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert labels.dtype == torch.int64 and torch.equal(labels, batch.rows)
+    assert loader.stats.bytes_read == 0
+
+
+# Nothing is read any more
+
+
+@pytest.mark.parametrize("cache", ["device", "host"])
+def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monkeypatch):
+    gather, rows_read = RowReader.gather, []
+    lock = threading.Lock()
+
+    def counted(self, rows, outs):
+        with lock:
+            rows_read.extend(rows.tolist())
+        return gather(self, rows, outs)
+
+    monkeypatch.setattr(RowReader, "gather", counted)
+    monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
+    dataset = PackedDataset(packed, split="val")
+    loader = FastLoader(dataset, 5, cache=cache, device=Device(), workers=1)
+    assert rows_read == []
+    list(loader)
+    assert rows_read == list(range(40, 61)) and loader.stats.bytes_read == 21 * ROW_BYTES
+    for _ in range(3):
+        list(loader)
+        assert loader.stats.bytes_read == 0 and loader.stats.fresh_samples == 20
+    assert len(rows_read) == 21
+    loader.close()
+    list(loader)
+    assert loader.stats.bytes_read == 21 * ROW_BYTES and len(rows_read) == 42
+
+
+def test_a_selection_is_kept_once_a_row(packed):
+    chosen = PackedDataset(packed).select([7, 3, 3, 60, 7, 0])
+    loader = FastLoader(chosen, 2, cache="device", device=Device(), shuffle=False)
+    assert [row for batch in loader for row in batch.rows.tolist()] == [7, 3, 3, 60, 7, 0]
+    assert loader.stats.bytes_read == 4 * ROW_BYTES
+
+
+def test_a_copy_is_17_bytes_a_sample_and_the_host_waits_for_none(packed):
+    device = Device(patience=1)
+    loader = FastLoader(packed, 10, cache="device", device=device)
+    batches = iter(loader)
+    copied, waits, copy = [], device.host_waits, device.copy
+
+    def counted(host):
+        copied.append(host.nbytes)
+        return copy(host)
+
+    device.copy = counted
+    assert len(list(batches)) == 6
+    assert copied == [170] * 6 and device.host_waits == waits
+
+
+def test_a_batch_is_told_to_the_allocator_with_what_it_is_gathered_from(packed):
+    device = Device()
+    loader = FastLoader(packed, 10, cache="device", device=device)
+    next(iter(loader))
+    # row, valid; index and rows of two fields
+    assert len(device.readers) == 6 and len(set(device.readers)) == 3
+
+
+# The cache
+
+
+def test_a_cache_gives_fields_that_are_gathered_when_asked():
+    images = torch.arange(5 * 2 * 3 * 1).reshape(5, 2, 3, 1)
+    cache = RowCache(np.array([2, 4, 8, 9, 30]), "device", {"images": images, "labels": torch.arange(5)}, 0)
+    index = cache.index_of(np.array([30, 4, 4]))
+    assert index.tolist() == [4, 1, 1]
+    fields = cache.batch(torch.from_numpy(index), index)
+    assert isinstance(fields["images"], CachedImages) and isinstance(fields["labels"], CachedRows)
+    found = fields["images"].gather()
+    assert fields["images"].shape == found.shape == (3, 1, 2, 3) and fields["images"].dtype == found.dtype
+    assert fields["images"].device == found.device
+    assert torch.equal(found, images[[4, 1, 1]].permute(0, 3, 1, 2))
+    assert fields["labels"].gather().tolist() == [4, 1, 1] and fields["labels"].shape == (3,)
+
+
+@pytest.mark.parametrize("rows", [range(4, 9), np.array([4, 5, 8])])
+@pytest.mark.parametrize("asked", [3, 9, 6, -1])
+def test_a_row_that_is_not_in_the_cache_is_refused(rows, asked):
+    cache = RowCache(rows, "device", {}, 0)
+    if asked in rows:
+        assert cache.index_of(np.array([asked])).tolist() == [2]
+        return
+    with pytest.raises(IndexError, match=f"row {asked} is not among the {len(rows)} rows"):
+        cache.index_of(np.array([4, asked]))
+
+
+# Its life
+
+
+def test_pinned_memory_is_given_back_on_close_and_when_the_loader_is_dropped(packed):
+    device = Device()
+    loader = FastLoader(packed, 10, cache="host", device=device)
+    assert device.pinned == 0
+    kept = list(loader)
+    expected = [batch[0].clone() for batch in kept]
+    assert device.pinned >= N * ROW_BYTES
+    loader.close()
+    gc.collect()
+    assert device.pinned == 0
+    assert all(torch.equal(batch[0], images) for batch, images in zip(kept, expected, strict=True))
+    batches = iter(loader)
+    next(batches)
+    assert device.pinned > 0
+    del loader, batches
+    gc.collect()
+    assert device.pinned == 0
+
+
+def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
+    device, made = Device(), []
+    empty = device.empty
+
+    def noted(shape, dtype):
+        tensor = empty(shape, dtype)
+        made.append(weakref.ref(tensor.untyped_storage()))
+        return tensor
+
+    device.empty = noted
+    loader = FastLoader(packed, 10, cache="device", device=device)
+    batches = iter(loader)
+    next(batches)
+    storages = [loader._feed._cache.images, *loader._feed._cache.fields.values()]
+    held = [weakref.ref(tensor) for tensor in storages]
+    del storages
+    loader.close()
+    gc.collect()
+    assert len(made) == 2 and all(tensor() is None for tensor in held)
+    with pytest.raises(OptionError, match="ended by a newer iter"):
+        next(batches)
+
+
+def test_a_break_in_the_first_epoch_keeps_the_rows(packed):
+    loader = FastLoader(packed, 8, cache="device", device=Device(), seed=2)
+    for _ in loader:
+        break
+    expected = FastLoader(packed, 8, seed=2)
+    expected.set_epoch(1)
+    assert_same([facts(batch) for batch in loader], [facts(batch) for batch in expected])
+    assert loader.stats.bytes_read == 0
+
+
+@pytest.mark.parametrize("cache", ["device", "host"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.cuda.OutOfMemoryError])
+def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monkeypatch):
+    monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 8 * ROW_BYTES)
+    device = Device()
+    loader = FastLoader(packed, 8, cache=cache, device=device, seed=3)
+    tensor, calls = RowCache.tensor, []
+
+    def failing(self, name):
+        calls.append(name)
+        if len(calls) == 5:  # in the third of eight batches
+            raise error("now")
+        return tensor(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowCache, "tensor", failing)
+        with pytest.raises(error):
+            iter(loader)
+    assert len(calls) == 5 and not [t for t in threading.enumerate() if t.name.startswith("fastload")]
+    gc.collect()
+    assert device.pinned == 0 and not device.queue
+    # The epoch that was asked for is still the next.
+    assert_same([facts(batch) for batch in loader], [facts(batch) for batch in FastLoader(packed, 8, seed=3)])
+
+
+def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed):
+    device = Device(free=10**6)
+    loader = FastLoader(packed, 8, cache="device", device=device)
+    device.room = DeviceMemory(1000, 10**6)
+
+    def full(shape, dtype):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    device.empty = full
+    missing = N * ROW_BYTES - 1000
+    with pytest.raises(CacheError, match=rf"{N * ROW_BYTES:,} bytes of rows: 1,000 bytes are free, {missing:,} are m"):
+        iter(loader)
+    del device.empty
+    assert len(list(loader)) == 7
+
+
+def test_host_memory_is_looked_at_again_before_it_is_taken(packed, monkeypatch):
+    loader = FastLoader(packed, 8, cache="host", device=Device())
+    with monkeypatch.context() as patch:
+        patch.setattr(fastload.prefetch.cache_load, "available_memory", lambda: N * ROW_BYTES - 5)
+        with pytest.raises(CacheError, match=r'cache="host".* 5 are missing'):
+            iter(loader)
+    assert len(list(loader)) == 7
+
+
+def test_a_file_that_changes_after_it_was_loaded_is_noticed(tmp_path):
+    path = write_random(tmp_path / "a.h5", **WHOLE)
+    loader = FastLoader(path, 8, cache="device", device=Device())
+    list(loader)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(FileChangedError):
+        iter(loader)
+
+
+def test_a_file_that_changes_while_it_is_loaded_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 2 * ROW_BYTES)
+    path, device = write_random(tmp_path / "a.h5", **WHOLE), Device()
+    loader = FastLoader(path, 8, cache="device", device=device)
+    fill = device.fill
+
+    def touched(destination, host):
+        os.utime(path, ns=(1, 1))
+        fill(destination, host)
+
+    device.fill = touched
+    with pytest.raises(FileChangedError):
+        iter(loader)
+
+
+def test_a_fork_loads_for_itself_and_the_parent_goes_on(packed):
+    loader = FastLoader(packed, 8, cache="host", device=Device(), seed=5)
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            expected = FastLoader(packed, 8, seed=5)
+            expected.set_epoch(1)
+            assert_same([facts(batch) for batch in loader], [facts(batch) for batch in expected])
+            assert loader.stats.bytes_read == N * ROW_BYTES
+            loader.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(batches)) == 6
+
+
+# What is chosen
+
+
+def test_loading_is_logged_with_bytes_and_seconds(packed, caplog):
+    caplog.set_level(logging.INFO, "fastload")
+    list(FastLoader(packed, 8, cache="device", device=Device()))
+    begun, done = said(caplog, f"{N * ROW_BYTES:,} bytes")
+    assert "61 rows" in begun and "images, labels" in begun and " s (" in done
+
+
+@pytest.mark.parametrize(
+    ("free", "available", "place"),
+    [
+        (2 * N * ROW_BYTES, 0, "device"),
+        (2 * N * ROW_BYTES - 2, 2 * N * ROW_BYTES, "host"),
+        (2 * N * ROW_BYTES - 2, 2 * N * ROW_BYTES - 2, None),
+    ],
+)
+def test_auto_takes_half_of_what_is_free_and_says_why(packed, caplog, monkeypatch, free, available, place):
+    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: available)
+    caplog.set_level(logging.INFO, "fastload")
+    loader = FastLoader(packed, 8, cache="auto", device=Device(free=free))
+    [line] = said(caplog, 'cache="auto"')
+    assert line.startswith(f'cache="auto": "{place}", since' if place else 'cache="auto": None, since')
+    for number in (N * ROW_BYTES, free, available):
+        assert f"{number:,}" in line
+    for epoch in range(2):
+        list(loader)
+        assert loader.stats.bytes_read == (0 if place and epoch else (N if place else 56) * ROW_BYTES)
+
+
+def test_auto_never_keeps_a_share_and_counts_the_ranks_of_the_machine(packed, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 4 * N * ROW_BYTES - 4)
+    loader = FastLoader(packed, 8, cache="auto", device=Device(free=2 * N * ROW_BYTES - 2), share=(0, 2))
+    list(loader)
+    assert has_shares(loader.state_dict()) is False and loader.stats.bytes_read == 24 * ROW_BYTES
+    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 4 * N * ROW_BYTES)
+    loader = FastLoader(packed, 8, cache="auto", device=Device(free=2 * N * ROW_BYTES - 2), share=(0, 2))
+    list(loader)
+    assert loader.stats.bytes_read == N * ROW_BYTES
+
+
+def test_on_the_cpu_auto_is_none_and_says_so(packed, caplog):
+    caplog.set_level(logging.INFO, "fastload")
+    list(FastLoader(packed, 8, cache="auto"))
+    assert said(caplog, 'cache="auto": None, since batches stay on the CPU')
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.tensor(index**2)
+
+
+@pytest.mark.parametrize("cache", ["device", "host"])
+def test_caches_that_cannot_be_are_refused_with_a_mend(packed, cache, caplog):
+    with pytest.raises(OptionError, match=rf"cache='{cache}'.*device is None.*Give device='cuda'"):
+        FastLoader(packed, 8, cache=cache)
+    python = PackedDataset(packed, transform=lambda sample: sample)
+    for source in (Squares(), python):
+        with pytest.raises(OptionError, match=rf"cache='{cache}'.*Python code for each sample.*fastload pack"):
+            FastLoader(source, 8, cache=cache, device=Device())
+    caplog.set_level(logging.INFO, "fastload")
+    FastLoader(python, 8, cache="auto", device=Device(), workers=1)
+    [line] = said(caplog, 'cache="auto": None')
+    assert "runs Python code for each sample" in line
+
+
+@pytest.mark.parametrize("cache", ["ram", True, 0, "gpu", ("device",)])
+def test_unknown_caches_list_those_that_there_are(packed, cache):
+    with pytest.raises(OptionError, match='"device", "host", "auto" or None'):
+        FastLoader(packed, 8, cache=cache)
+
+
+def test_a_cache_larger_than_the_device_says_by_how_much(packed):
+    need = N * ROW_BYTES
+    FastLoader(packed, 8, cache="device", device=Device(free=need + 2000, total=20_000))
+    with pytest.raises(
+        CacheError, match=rf"{need:,} bytes\..*{need + 1990:,} are free.* 2,000 are left.*: 10 bytes are m"
+    ):
+        FastLoader(packed, 8, cache="device", device=Device(free=need + 1990, total=20_000))
+
+
+def test_a_cache_larger_than_the_hosts_memory_says_by_how_much(packed, monkeypatch):
+    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 10_000)
+    with pytest.raises(CacheError, match=rf'cache="host": larger.*{N * ROW_BYTES - 9000:,} bytes are missing'):
+        FastLoader(packed, 8, cache="host", device=Device())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 3 * N * ROW_BYTES)
+    with pytest.raises(CacheError, match="in each of 3 processes"):
+        FastLoader(packed, 8, cache="host", device=Device())
+
+
+def test_full_shuffle_of_compressed_rows_that_are_kept_needs_no_warning(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:  # all zeros: 600 MB decoded, next to nothing stored
+        file.create_dataset("images", (200, 1000, 1000, 3), np.uint8, chunks=(4, 1000, 1000, 3), compression="gzip")
+    with pytest.warns(UserWarning, match="full shuffle decodes a chunk for nearly every sample"):
+        FastLoader(tmp_path / "a.h5", 8, shuffle="full")
+    FastLoader(tmp_path / "a.h5", 8, shuffle="full", cache="device", device=Device())
+
+
+# Fixed shares
+
+SMALL = {"free": 40 * ROW_BYTES, "total": 40 * ROW_BYTES}  # more than a third or half of the rows, less than all
+
+
+def shared(packed, rank, world_size=3, batch_size=4, **options):
+    options = {"cache": "device", "device": Device(**SMALL), "seed": 8, **options}
+    if rank == 0 and options.get("shuffle") is not False and options["cache"] == "device":
+        with pytest.warns(UserWarning, match="the rows do not fit on one device"):
+            return FastLoader(packed, batch_size, share=(rank, world_size), **options)
+    return FastLoader(packed, batch_size, share=(rank, world_size), **options)
+
+
+@pytest.mark.parametrize("ends", ["drop", "pad", "exact"])
+@pytest.mark.parametrize("shuffle", ["full", ChunkWindow(2), False])
+def test_each_rank_keeps_its_piece_and_every_row_comes_once(packed, ends, shuffle):
+    pieces = [range(0, 21), range(21, 41), range(41, 61)]
+    pixels = h5py.File(packed)["images"][()]
+    loaders = [shared(packed, rank, ends=ends, shuffle=shuffle) for rank in range(3)]
+    orders = []
+    for epoch in range(2):
+        epochs = [[facts(batch) for batch in loader] for loader in loaders]
+        assert len({len(batches) for batches in epochs}) == 1
+        for piece, batches, loader in zip(pieces, epochs, loaders, strict=True):
+            rows = [row for _, rows, _, _ in batches for row in rows]
+            assert set(rows) <= set(piece)
+            counted = [row for _, rows, valid, _ in batches for row, good in zip(rows, valid, strict=True) if good]
+            if ends == "exact":
+                assert sorted(counted) == list(piece)
+            for (images, _), rows, _, _ in batches:
+                assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pixels[rows])
+            assert loader.stats.bytes_read == (0 if epoch else len(piece) * ROW_BYTES)
+        orders.append([rows for batches in epochs for _, rows, _, _ in batches])
+    assert (orders[0] == orders[1]) == (shuffle is False)
+
+
+def test_the_order_quality_is_said_once_for_all_ranks_with_its_figure(packed):
+    with pytest.warns(UserWarning) as warned:
+        FastLoader(packed, 7, cache="device", device=Device(**SMALL), share=(0, 3), shuffle="full")
+    [text] = [str(warning.message) for warning in warned]
+    # Full shuffle of 61 rows: 6 / 60; of a piece of 21: 6 / 20 on average, here by the plan of two epochs.
+    assert "under full shuffle of all rows 10.00%" in text and "stratified" in text and "3 ranks" in text
+    figure = float(text.split("in a batch of a rank, ")[1].split("%")[0]) / 100
+    assert 0.15 < figure < 0.5 and f"{figure / 0.1:.1f} times" in text
+    FastLoader(packed, 7, cache="device", device=Device(**SMALL), share=(1, 3), shuffle="full")
+
+
+def test_without_a_process_group_the_devices_size_decides_on_every_rank(packed, caplog):
+    caplog.set_level(logging.INFO, "fastload")
+    total = 40 * ROW_BYTES
+    loader = shared(packed, 1, device=Device(free=30 * ROW_BYTES, total=total))
+    assert has_shares(loader.state_dict()) and said(caplog, "by the device's size: there is no process group")
+    # All rows would fit on this rank's device as it is, and none of the others knows.
+    whole = FastLoader(packed, 4, cache="device", device=Device(free=2**30, total=2**30), share=(1, 3))
+    assert not has_shares(whole.state_dict())
+    with pytest.raises(CacheError, match=r"No process group could be asked.*initialize torch.distributed"):
+        FastLoader(packed, 4, cache="device", device=Device(free=20 * ROW_BYTES, total=2**14), share=(1, 3))
+
+
+def test_not_even_the_share_fits(packed):
+    with pytest.raises(CacheError, match=r"the share of one of 3 ranks 5,208.*: 1,008 bytes are missing.*more ranks"):
+        FastLoader(packed, 4, cache="device", device=Device(free=4_700, total=5_000), share=(0, 3))
+
+
+def test_more_ranks_than_rows_cannot_have_shares(packed):
+    few = PackedDataset(packed).select([1, 2])
+    with pytest.raises(OptionError, match="2 rows do not give each of 3 ranks a row"):
+        FastLoader(few, 1, cache="device", device=Device(free=400), share=(1, 3), ends="exact")
+
+
+@pytest.mark.parametrize("ends", ["drop", "pad", "exact"])
+def test_shares_go_on_where_they_stopped(packed, ends):
+    loader = shared(packed, 1, ends=ends, echo=2)
+    expected = [facts(batch) for batch in loader]
+    for done in range(len(expected) + 1):
+        loader.set_epoch(0)
+        batches = iter(loader)
+        for _ in range(done):
+            next(batches)
+        state = loader.state_dict()
+        other = shared(packed, 1, ends=ends, echo=2)
+        other.load_state_dict(state)
+        if done == len(expected):
+            assert other.epoch == 1
+        else:
+            assert_same([facts(batch) for batch in other], expected[done:])
+
+
+def test_a_state_of_shares_needs_them_and_the_same_ranks_and_batches(packed):
+    saved = shared(packed, 1)
+    batches = iter(saved)
+    begun = saved.state_dict()
+    next(batches)
+    within = saved.state_dict()
+    assert has_shares(within)
+    rest = [facts(batch) for batch in batches]
+    over = saved.state_dict()
+    plain = {"cache": None, "device": None}
+    others = [shared(packed, 1, **plain), shared(packed, 1, 2), shared(packed, 1, batch_size=5)]
+    for other in others:
+        before = other.state_dict()
+        with pytest.raises(
+            StateError, match=r"within an epoch of fixed shares, world size 3, batch size 4; this .* Go on"
+        ):
+            other.load_state_dict(within)
+        assert other.state_dict() == before
+        own = has_shares(other.state_dict())
+        for state, epoch in ((begun, 0), (over, 1)):
+            other.load_state_dict(state)
+            assert other.epoch == epoch and has_shares(other.state_dict()) is own
+            assert list(other) and other.epoch == epoch
+    # After a restart there may be more room: the shares are kept to all the same.
+    roomy = shared(packed, 1, device=Device())
+    assert not has_shares(roomy.state_dict())
+    roomy.load_state_dict(within)
+    assert_same([facts(batch) for batch in roomy], rest)
+    assert has_shares(roomy.state_dict())
+    assert_same([facts(batch) for batch in roomy], [facts(batch) for batch in saved])
+
+
+def test_a_finished_epoch_of_shares_is_not_begun_again_by_other_ranks(packed):
+    saved = shared(packed, 1)
+    list(saved)
+    other = shared(packed, 1, 2)
+    other.load_state_dict(saved.state_dict())
+    other.set_epoch(0)
+    assert list(other) == []
+    assert len(list(other)) == 7 and other.epoch == 1
+
+
+def test_a_state_without_shares_cannot_go_on_with_them(packed):
+    plain = FastLoader(packed, 4, share=(1, 3), seed=8)
+    next(iter(plain))
+    loader = shared(packed, 1)
+    with pytest.raises(StateError, match=r"within an epoch of changing shares.*has fixed shares.*cache=.host. or None"):
+        loader.load_state_dict(plain.state_dict())
+    list(plain)
+    loader.load_state_dict(plain.state_dict())
+    assert len(list(loader)) == 5
+
+
+def test_echoes_of_a_batch_in_hand_are_not_taken_for_those_of_another(packed):
+    plain = FastLoader(packed, 4, share=(1, 3), seed=8, echo=3)
+    next(iter(plain))
+    state = plain.state_dict()
+    assert state["echo_position"] == 1
+    loader = shared(packed, 1, echo=3)
+    loader.load_state_dict(state)
+    assert len(loader) == 15

@@ -1,0 +1,912 @@
+"""FastLoader with worker processes: Python transforms of packed files, and datasets that are not ours."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+import torch
+from child_processes import child_environment
+
+from fastload.dataset import PackedDataset
+from fastload.device.copy import to_device
+from fastload.errors import FileChangedError, FormatError, OptionError, StateError, WorkerError
+from fastload.format.column import Column
+from fastload.loader.iteration import Batch, DictBatch
+from fastload.loader.loader import FastLoader
+from fastload.plan import EpochPlan
+from fastload.prefetch.feeds import ProcessFeed
+from fastload.prefetch.inputs import PackedInput
+from fastload.transforms import Normalize, RandomHorizontalFlip
+from sample_files import write_packed, write_ragged
+
+N, SHAPE = 60, (48, 40, 3)  # a batch of 16 images is more than 64 KiB, and so lies in a slot
+PACKED = {
+    "rows": N,
+    "size": SHAPE,
+    "seed": 5,
+    "classes": "abcdefg",
+    "columns": {"key": Column(np.array([f"cat/{i:03d}.jpg".encode() for i in range(N)]))},
+    "chunk_rows": 8,
+    "splits": {"train": 40, "val": 20},
+}
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Sets the start method for one test."""
+
+    def choose(method):
+        multiprocessing.set_start_method(method, force=True)
+
+    before = multiprocessing.get_start_method(allow_none=True)
+    yield choose
+    multiprocessing.set_start_method(before, force=True)
+
+
+def as_it_is(sample):
+    return sample
+
+
+def inverted(sample):
+    return (255 - sample[0], *sample[1:])
+
+
+def workers_of(pid=None):
+    """Living worker processes of a process: torch gives them a name, and a forkserver stands between."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and "fastload-worker" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def rows_of(loader):
+    return [batch.rows.tolist() for batch in loader]
+
+
+def assert_pixels(batch, pixels, make=lambda images: images):
+    expected = make(torch.from_numpy(pixels[batch.rows.numpy()]).permute(0, 3, 1, 2))
+    assert torch.equal(batch[0], expected)
+    assert torch.equal(batch[1], batch.rows % 7)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_batches_are_the_plans_whatever_starts_the_workers(packed, pixels, start, method):
+    start(method)
+    # One worker where starting it imports torch anew.
+    with_python = FastLoader(PackedDataset(packed, transform=inverted), 16, seed=3, workers=1 + (method == "fork"))
+    threads = FastLoader(packed, 16, seed=3)
+    for _ in range(2):
+        batches = list(with_python)
+        assert [batch.rows.tolist() for batch in batches] == rows_of(threads)
+        for batch in batches:
+            assert isinstance(batch, Batch) and batch[0].is_contiguous(memory_format=torch.channels_last)
+            assert batch.valid.all() and batch.global_valid == 16
+            assert_pixels(batch, pixels, lambda images: 255 - images)
+    assert with_python.stats.fresh_samples == 48
+    with_python.close()
+
+
+def test_forkserver_is_the_default_in_a_program_that_is_a_file(packed, tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import multiprocessing
+        from fastload import FastLoader, PackedDataset
+
+        def method(sample):
+            return sample[1], multiprocessing.get_start_method()
+
+        if __name__ == "__main__":
+            [batch] = FastLoader(PackedDataset(PACKED, transform=method), 60, workers=1)
+            print(batch[1][0], multiprocessing.get_start_method(allow_none=True))
+        """,
+        packed,
+    )
+    assert done.stdout.split() == ["forkserver", "None"], done.stderr
+
+
+def noisy(sample):
+    """Random numbers of all three kinds."""
+    image, label = sample
+    return image, label, torch.rand(3), random.random(), np.random.random(2)  # noqa: NPY002
+
+
+def test_what_is_drawn_at_random_depends_on_no_worker(packed):
+    def drawn(workers, epoch=0):
+        loader = FastLoader(PackedDataset(packed, transform=noisy), 16, workers=workers)
+        loader.set_epoch(epoch)
+        result = [[*batch[2].flatten().tolist(), *batch[3].tolist(), *batch[4].flatten().tolist()] for batch in loader]
+        loader.close()
+        return result
+
+    state = torch.get_rng_state(), random.getstate()
+    once = drawn(1)
+    assert once == drawn(2)
+    numbers = [number for batch in once for number in batch]
+    assert len(set(numbers)) == len(numbers)
+    assert not set(numbers) & {number for batch in drawn(1, epoch=1) for number in batch}
+    assert torch.equal(state[0], torch.get_rng_state()) and state[1] == random.getstate(), "ours were drawn from"
+
+
+@pytest.mark.parametrize("transform", [as_it_is, inverted])
+def test_every_batch_may_be_kept(packed, pixels, transform):
+    loader = FastLoader(PackedDataset(packed, transform=transform), 16, shuffle=False, workers=2)
+    batches = [batch for _ in range(3) for batch in loader]
+    assert len(batches) == 12
+    for batch in batches:
+        assert_pixels(batch, pixels, lambda images: transform((images,))[0])
+    loader.close()
+    gc.collect()
+    for batch in batches:
+        assert_pixels(batch, pixels, lambda images: transform((images,))[0])
+        batch[0].zero_()
+
+
+class MixedWithTheOneBefore:
+    """Keeps a reference to a sample, as it was given, beyond its turn."""
+
+    def __init__(self, every):
+        self.every = every
+        self.calls = 0
+        self.before = None
+        self.as_it_was = None
+
+    def __call__(self, sample):
+        if self.before is not None and not torch.equal(self.before, self.as_it_was):
+            raise ValueError("the memory of a sample that is still held was written to")
+        self.calls += 1
+        if self.calls % self.every == 0:
+            self.before, self.as_it_was = sample[0], sample[0].clone()
+        return (sample[0] // 2, *sample[1:]) if self.calls % 3 == 0 else sample
+
+
+@pytest.mark.parametrize("every", [1, 7, 16, 1000])
+def test_a_transform_may_keep_what_it_is_given(packed, pixels, every):
+    loader = FastLoader(
+        PackedDataset(packed, transform=MixedWithTheOneBefore(every)), 16, shuffle=False, workers=1, ends="drop"
+    )
+    calls = 1  # the first sample is looked at beforehand
+    for _ in range(6):
+        for batch in loader:
+            expected = torch.from_numpy(pixels[batch.rows.numpy()]).permute(0, 3, 1, 2).clone()
+            for place in range(16):
+                calls += 1
+                if calls % 3 == 0:
+                    expected[place] //= 2
+            assert torch.equal(batch[0], expected)
+            batch[0].zero_()
+    assert calls == 1 + 6 * (N // 16) * 16
+    loader.close()
+
+
+def darkened_in_place(sample):
+    sample[0][:, :10] = 0
+    return sample
+
+
+def test_a_transform_may_write_to_its_sample(packed, pixels):
+    def dark(images):
+        images = images.clone()
+        images[:, :, :10] = 0
+        return images
+
+    loader = FastLoader(PackedDataset(packed, transform=darkened_in_place), 16, workers=1)
+    for _ in range(2):
+        for batch in loader:
+            assert_pixels(batch, pixels, dark)
+    loader.close()
+    assert_pixels(next(iter(FastLoader(packed, 16))), pixels)
+
+
+def turned(sample):
+    """A view of the sample's own memory, of the same shape, in another order."""
+    return (sample[0].flip(2) if sample[1] % 2 else sample[0][[2, 1, 0]], sample[1])
+
+
+def test_a_transform_may_return_other_views(packed, pixels):
+    loader = FastLoader(PackedDataset(packed, transform=turned), 16, workers=1)
+    batches = list(loader)
+    assert len(batches) == N // 16
+    for batch in batches:
+        for place, row in enumerate(batch.rows.tolist()):
+            image = torch.from_numpy(pixels[row]).permute(2, 0, 1)
+            assert torch.equal(batch[0][place], image.flip(2) if row % 7 % 2 else image[[2, 1, 0]])
+    loader.close()
+
+
+Pair = collections.namedtuple("Pair", ["image", "label"])
+
+
+def as_float(sample):
+    return sample[0][:, 4:-4, 4:-4].float() / 255, int(sample[1]), float(sample[1]) / 2, bool(sample[1])
+
+
+def as_dict(sample):
+    return {"image": sample[0], "label": sample[1], 3: "x" * int(sample[1]), "more": {"row": sample[1]}}
+
+
+def as_pair(sample):
+    return Pair(*sample)
+
+
+def image_only(sample):
+    return sample[0]
+
+
+def in_bfloat16(sample):
+    return sample[0].to(torch.bfloat16), sample[1]
+
+
+@pytest.mark.parametrize("transform", [as_float, as_dict, as_pair, image_only, in_bfloat16])
+def test_a_batch_is_what_torch_would_collate(packed, transform):
+    dataset = PackedDataset(packed, transform=transform)
+    loader = FastLoader(dataset, 16, workers=1)
+    batches = list(loader)
+    assert len(batches) == N // 16
+    for batch in batches:
+        expected = torch.utils.data.default_collate(dataset.__getitems__(batch.rows.tolist()))
+        if isinstance(expected, torch.Tensor):
+            expected = (expected,)  # a batch has its facts beside it, and a tensor has no place for them
+        if isinstance(expected, dict):
+            assert isinstance(batch, DictBatch) and list(batch) == list(expected)
+            assert batch.pop("more")["row"].tolist() == expected.pop("more")["row"].tolist()
+            pairs = [(batch[key], expected[key]) for key in expected]
+        else:
+            assert isinstance(batch, Batch) and len(batch) == len(expected)
+            pairs = list(zip(batch, expected, strict=True))
+        for ours, theirs in pairs:
+            if isinstance(theirs, torch.Tensor):
+                assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+            else:
+                assert list(ours) == list(theirs)
+    loader.close()
+
+
+def of_size(sample):
+    size = 8 + 8 * (int(sample[1]) // 16)
+    return sample[0][:, :size, :size], sample[1]
+
+
+def test_batches_of_changing_shape_are_right_and_said_to_be_slow(packed, pixels):
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=of_size)
+    loader = FastLoader(dataset, 16, shuffle=False, ends="drop", workers=1)
+    with pytest.warns(UserWarning, match=r"uint8 \(3, 8, 8\).*now \(uint8 \(3, 16, 16\), int64 \(\)\).*0.4 times"):
+        batches = list(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches += list(loader)
+    sizes = [tuple(batch[0].shape) for batch in batches[:3]]
+    assert sizes == [(16, 3, 8, 8), (16, 3, 16, 16), (16, 3, 24, 24)]
+    for batch in batches:
+        size = batch[0].shape[-1]
+        assert size == 8 + 8 * (int(batch.rows[0]) // 16)
+        images = torch.from_numpy(pixels[batch.rows.numpy()]).permute(0, 3, 1, 2)
+        assert torch.equal(batch[0], images[:, :, :size, :size])
+    loader.close()
+
+
+def of_own_size(sample):
+    size = 8 + int(sample[1]) % 3
+    return sample[0][:, :size, :size], sample[1]
+
+
+def one_is_none(sample):
+    return None if int(sample[1]) == 21 else sample
+
+
+def one_label_is_none(sample):
+    return sample[0], None if int(sample[1]) == 21 else sample[1]
+
+
+def raising(sample):
+    if int(sample[1]) == 21:
+        raise KeyError("a mistake of the user's")
+    return sample
+
+
+def leaving(sample):
+    return sys.exit(3) if int(sample[1]) == 21 else sample
+
+
+def exiting(sample):
+    if int(sample[1]) == 21:
+        os._exit(3)
+    return sample
+
+
+def killed(sample):
+    if int(sample[1]) == 21:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (raising, r"(?s)file\.h5: sample 'cat/021\.jpg' \(row 21\).*raised KeyError: .a mistake.*in raising"),
+        (one_is_none, r"cat/021\.jpg.*the sample is None"),
+        (one_label_is_none, r"(?s)cat/021\.jpg.*(a field of the sample is None|NoneType)"),
+        (of_own_size, r"(?s)sample 'cat/001\.jpg' \(row 1\) is \(uint8 \(3, 9, 9\).*(row 0\)).*\(3, 8, 8\)"),
+        (leaving, r"(?s)sample 'cat/021\.jpg' \(row 21\).*raised SystemExit: 3"),
+        (exiting, "exit code 3"),
+        (killed, "killed by SIGKILL"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_goes_wrong_in_a_worker_is_named_and_ends_all(packed, transform, message, workers, descriptors):
+    before = descriptors()
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=transform)
+    loader = FastLoader(dataset, 16, shuffle=False, workers=workers)
+    for _ in range(2):  # it begins anew, and meets the same
+        with pytest.raises(WorkerError, match=message):
+            list(loader)
+        assert not multiprocessing.active_children()
+    loader.close()
+    assert descriptors() <= before
+
+
+def test_a_worker_killed_from_outside_is_noticed_at_once(packed, start):
+    for method in ("fork", "forkserver"):
+        start(method)
+        loader = FastLoader(PackedDataset(packed, transform=slow), 16, shuffle=False, workers=1)
+        batches = iter(loader)
+        next(batches)
+        [worker] = loader._feed._workers._workers._workers
+        os.kill(worker.pid, signal.SIGKILL)
+        # Ours, which waits for the process itself; torch would look every 5 seconds and raise a RuntimeError.
+        with pytest.raises(WorkerError, match="killed by SIGKILL"):
+            list(batches)
+
+
+def slow(sample):
+    time.sleep(0.02)
+    return sample
+
+
+@pytest.fixture
+def descriptors(packed):
+    """The number of open descriptors, once what is opened only once is open."""
+    loader = FastLoader(PackedDataset(packed, transform=as_it_is), 16, workers=1)
+    list(loader)
+    loader.close()
+
+    def count():
+        # Of queues that were closed: each ends its pipe a moment later.
+        for thread in [one for one in threading.enumerate() if one.name == "QueueFeederThread"]:
+            thread.join(600)
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    return count
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_break_close_and_collection_end_the_workers(packed, start, method, descriptors):
+    start(method)
+    for _ in range(2):  # the first time a forkserver begins
+        before = descriptors()
+        loader = FastLoader(PackedDataset(packed, transform=as_it_is), 16, workers=1)
+        for _ in loader:
+            break
+        assert not multiprocessing.active_children(), "break"
+        list(loader)
+        assert len(multiprocessing.active_children()) == 1, "they stay for the next epoch"
+        list(loader)
+        loader.close()
+        assert not multiprocessing.active_children(), "close"
+        assert len(list(loader)) == 3, "iter() begins anew"
+        batch = next(iter(loader))
+        del loader
+        assert not multiprocessing.active_children(), "collected by its last reference"
+        assert batch[0].shape == (16, 3, 48, 40)
+        del batch, _
+    assert descriptors() <= before
+
+
+def run_script(folder, text, packed, **options):
+    return subprocess.run(**script(folder, text, packed), capture_output=True, text=True, timeout=600, **options)
+
+
+def script(folder, text, packed):
+    path = Path(folder) / "script.py"
+    path.write_text(f"PACKED = {str(packed)!r}\n" + textwrap.dedent(text))
+    return {"args": [sys.executable, "-W", "error", str(path)], "env": child_environment(), "cwd": folder}
+
+
+ENDLESS = """
+    import sys, time, warnings
+    from fastload import FastLoader, PackedDataset
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # torch's, where there is one CPU
+
+    def slow(sample):
+        time.sleep(0.01)
+        return sample
+
+    if __name__ == "__main__":
+        import multiprocessing
+        multiprocessing.set_start_method(METHOD)
+        loader = FastLoader(PackedDataset(PACKED, transform=slow), 16, workers=2)
+        while True:
+            for batch in loader:
+                print(batch[0].shape, flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("how", ["ctrl-c", "kill"])
+def test_nothing_is_left_behind_after_ctrl_c_or_kill(packed, tmp_path, method, how):
+    text = ENDLESS.replace("METHOD", repr(method))
+    process = subprocess.Popen(
+        **script(tmp_path, text, packed),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert "torch.Size" in process.stdout.readline()
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 2
+        named = {name for each in [process.pid, *(each.pid for each in family)] for name in shared_names(each)}
+        if how == "ctrl-c":
+            os.killpg(process.pid, signal.SIGINT)  # the terminal sends it to all of them
+        else:
+            process.kill()
+        _, said = process.communicate(timeout=600)
+        assert (
+            process.returncode == (-signal.SIGINT if how == "ctrl-c" else -signal.SIGKILL)
+            or "KeyboardInterrupt" in said
+        )
+        _, alive = psutil.wait_procs(family, timeout=600)
+        assert not alive, [each.cmdline() for each in alive]
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    deadline = time.monotonic() + 600  # Python's own tracker takes away the semaphores of a killed process
+    while any(map(os.path.exists, named)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [name for name in named if os.path.exists(name)]
+
+
+def shared_names(pid):
+    """Files of /dev/shm that a process has mapped."""
+    with open(f"/proc/{pid}/maps") as maps:
+        return {words[5] for line in maps if len(words := line.split()) == 6 and words[5].startswith("/dev/shm/")}
+
+
+def test_a_script_that_ends_in_the_middle_ends_its_workers_in_silence_whatever_still_iterates(packed, tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        from contextlib import closing
+        from fastload import FastLoader, PackedDataset
+
+        def same(sample):
+            return sample
+
+        def endless(loader):
+            while True:
+                yield from loader
+
+        def closed_at_last(loader):
+            with closing(loader):
+                yield from endless(loader)
+
+        if __name__ == "__main__":
+            ways = [
+                (way, FastLoader(PackedDataset(PACKED, transform=same if processes else None), 16, workers=1))
+                for way in (iter, endless, closed_at_last)
+                for processes in (False, True)
+            ]
+            ways.append((endless, FastLoader(PACKED, 16, echo=2)))
+            batches = [way(loader) for way, loader in ways]
+            for of_one in batches:
+                shape = next(of_one)[0].shape
+            print(shape)
+        """,
+        packed,
+    )
+    assert done.returncode == 0 and done.stderr == "" and "Size" in done.stdout, done.stderr
+
+
+def test_a_script_without_its_guard_is_told_so(packed, tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        from fastload import FastLoader, PackedDataset
+
+        def same(sample):
+            return sample
+
+        loader = FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1)
+        next(iter(loader))
+        """,
+        packed,
+    )
+    assert done.returncode == 1
+    assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
+
+
+def test_what_cannot_be_sent_to_a_worker_is_refused(packed, start):
+    start("forkserver")
+    loader = FastLoader(PackedDataset(packed, transform=lambda sample: sample), 16, workers=1)
+    with pytest.raises(OptionError, match=r"cannot be sent to worker processes.*lambda.*top level"):
+        next(iter(loader))
+    assert not multiprocessing.active_children()
+
+
+def test_a_file_that_changes_under_the_workers_is_named(tmp_path, pixels):
+    path = write_packed(tmp_path / "a.h5", pixels, chunk_rows=8)
+    loader = FastLoader(PackedDataset(path, transform=slow), 8, shuffle=False, workers=1)
+    batches = iter(loader)
+    next(batches)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(FileChangedError, match=r"(?s)a\.h5: changed while in use.*In a worker process"):
+        list(batches)
+
+
+def test_a_state_continues_where_it_was_with_other_workers(packed):
+    def loader(workers):
+        return FastLoader(PackedDataset(packed, transform=noisy), 8, seed=1, workers=workers)
+
+    whole = [(batch.rows.tolist(), batch[3].tolist()) for batch in loader(1)]
+    for stop in (1, 4):
+        first, seen = loader(2), []
+        for batch in first:
+            seen.append((batch.rows.tolist(), batch[3].tolist()))
+            if len(seen) == stop:
+                break
+        second = loader(1)
+        second.load_state_dict(first.state_dict())
+        assert len(second) == len(whole) - stop
+        assert seen + [(batch.rows.tolist(), batch[3].tolist()) for batch in second] == whole
+        assert second.stats.fresh_samples == 8 * (len(whole) - stop)
+
+
+def test_ends_echo_and_plan_fields_are_as_with_threads(packed, pixels):
+    dataset = PackedDataset(packed, fields=["images", "valid", "row"], transform=as_it_is)
+    loader = FastLoader(dataset, 16, shuffle=False, echo=2, workers=1)
+    batches = list(loader)
+    assert len(batches) == len(loader) == 8
+    assert torch.cat([batch.rows[batch.valid] for batch in batches[::2]]).tolist() == list(range(N))
+    for batch in batches:
+        assert torch.equal(batch[1], batch.valid) and torch.equal(batch[2], batch.rows)
+        assert torch.equal(batch[0], torch.from_numpy(pixels[batch.rows.numpy()]).permute(0, 3, 1, 2))
+    assert loader.stats.fresh_samples == N and loader.stats.consumed_samples == 2 * N
+    loader.close()
+
+
+def test_transforms_on_batches_follow_the_python_ones(packed):
+    options = {"seed": 4, "transform": [RandomHorizontalFlip(), Normalize((0.5,) * 3, (0.5,) * 3)]}
+    plain = list(FastLoader(packed, 16, **options))
+    loader = FastLoader(PackedDataset(packed, transform=as_it_is), 16, workers=1, **options)
+    for ours, theirs in zip(loader, plain, strict=True):
+        assert torch.equal(ours[0], theirs[0])
+    loader.close()
+    with pytest.raises(OptionError, match="the samples have no image"):
+        list(FastLoader(PackedDataset(packed, transform=label_only), 16, workers=1, **options))
+
+
+def label_only(sample):
+    return sample[1]
+
+
+class LikeImageFolder(torch.utils.data.Dataset):
+    """As torchvision's: a list of (path, class), opened one by one."""
+
+    def __init__(self, pixels, bad=None):
+        self.pixels = pixels
+        self.samples = [(f"photos/cat/{i:03d}.jpg", i % 7) for i in range(len(pixels))]
+        self.bad = bad
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            raise OSError("broken data stream")
+        return torch.from_numpy(self.pixels[index]).permute(2, 0, 1), self.samples[index][1]
+
+
+class InGroups(LikeImageFolder):
+    def __getitem__(self, index):
+        raise AssertionError("it is asked for many")
+
+    def __getitems__(self, indices):
+        if self.bad in indices:
+            raise OSError("broken data stream")
+        return [super(InGroups, self).__getitem__(index) for index in indices]
+
+
+@pytest.mark.parametrize("kind", [LikeImageFolder, InGroups])
+def test_any_map_style_dataset_is_fed_through_the_ring(pixels, kind):
+    loader = FastLoader(kind(pixels), 16, seed=2, workers=2)
+    batches = list(loader)
+    assert len(loader) == 3 and len({row for batch in batches for row in batch.rows.tolist()}) == 48
+    for batch in batches:
+        assert_pixels(batch, pixels)
+    exact = FastLoader(kind(pixels), 16, shuffle=False, share=(1, 3), workers=1)
+    assert torch.cat([batch.rows[batch.valid] for batch in exact]).tolist() == list(range(20, 40))
+    loader.close()
+
+
+def test_errors_of_other_datasets_name_the_sample(pixels):
+    with pytest.raises(WorkerError, match=r"LikeImageFolder\[5\] \(photos/cat/005.jpg\).*OSError: broken data stream"):
+        list(FastLoader(LikeImageFolder(pixels, bad=5), 16, shuffle=False, workers=1))
+    with pytest.raises(WorkerError, match=r"one of InGroups\[0\].*InGroups\[5\].*OSError"):
+        list(FastLoader(InGroups(pixels, bad=5), 16, shuffle=False, workers=1))
+
+
+def test_states_of_other_datasets_know_their_type_and_length(pixels):
+    state = FastLoader(LikeImageFolder(pixels), 16).state_dict()
+    FastLoader(LikeImageFolder(pixels), 16).load_state_dict(state)
+    for other in (LikeImageFolder(pixels[:50]), InGroups(pixels)):
+        with pytest.raises(StateError, match="LikeImageFolder/60"):
+            FastLoader(other, 16).load_state_dict(state)
+
+
+def test_other_datasets_have_no_chunks(pixels):
+    with pytest.raises(OptionError, match="chunk"):
+        FastLoader(LikeImageFolder(pixels), 16, shuffle="chunk")
+
+
+class ImageAndMask(LikeImageFolder):
+    def __getitem__(self, index):
+        image, _ = super().__getitem__(index)
+        return {"image": image, "target": image[0].clone()}
+
+
+def test_masks_of_other_datasets_move_with_their_images(pixels):
+    loader = FastLoader(ImageAndMask(pixels), 16, transform=[RandomHorizontalFlip()], workers=1)
+    flipped = 0
+    for batch in loader:
+        assert torch.equal(batch["image"][:, 0], batch["target"])
+        flipped += int((batch["image"] != torch.from_numpy(pixels[batch.rows.numpy()]).permute(0, 3, 1, 2)).any())
+    assert flipped
+    loader.close()
+
+
+class PinningBackend:
+    """A device without a GPU: copies are made at once."""
+
+    def __init__(self):
+        self.pinned = 0
+
+    def pin(self, memory):
+        self.pinned += 1
+        return self.unpin
+
+    def unpin(self):
+        self.pinned -= 1
+
+    def side_stream(self):
+        return warnings.catch_warnings()
+
+    def copy(self, host):
+        return host.clone(memory_format=torch.preserve_format)
+
+    def record(self):
+        return None
+
+    def finished(self, event):
+        return False
+
+    def synchronize(self, event):
+        pass
+
+    def hand_over(self, event, tensors):
+        pass
+
+
+def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(packed, pixels):
+    backend = PinningBackend()
+    feed = ProcessFeed(
+        PackedInput(PackedDataset(packed, transform=as_it_is)), 16, workers=1, chunk_rows=0,
+        on_layout=lambda layout: None, backend=backend, announces=True, auto=False,
+    )  # fmt: skip
+    stream = feed.stream(EpochPlan(range(N), batch_size=16).batches(0), lambda batch: batch.step, 0)
+    count = 0
+    for batch in to_device(stream, backend):
+        assert backend.pinned == 6
+        images = torch.from_numpy(pixels[batch.source.planned.rows]).permute(0, 3, 1, 2)
+        assert torch.equal(batch.fields["images"], images)
+        assert torch.equal(batch.fields["row"], torch.from_numpy(batch.source.planned.rows))
+        assert torch.equal(batch.fields["valid"], torch.from_numpy(batch.source.planned.valid))
+        count += 1
+    assert count == 4
+    feed.close()
+    assert backend.pinned == 0
+
+
+def test_a_forked_copy_of_a_loader_leaves_the_workers_alone(packed, start):
+    start("fork")
+    loader = FastLoader(PackedDataset(packed, transform=slow), 8, shuffle=False, workers=1)
+    batches = iter(loader)
+    first = next(batches).rows.tolist()
+    child = os.fork()
+    if child == 0:
+        try:
+            del batches
+            loader.close()
+            del loader
+            gc.collect()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert first + [row for batch in batches for row in batch[1].tolist() if batch is not None] is not None
+    assert len(multiprocessing.active_children()) == 1
+    loader.close()
+
+
+def test_a_loader_of_processes_is_small_when_its_dataset_is_pickled(packed):
+    assert len(pickle.dumps(PackedInput(PackedDataset(packed, transform=as_it_is)))) < 3000
+
+
+def test_an_iteration_that_failed_does_not_pass_for_a_finished_one(packed):
+    loader = FastLoader(
+        PackedDataset(packed, fields=["images", "row"], transform=raising), 16, shuffle=False, workers=1
+    )
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(WorkerError):
+        list(batches)
+    with pytest.raises(OptionError, match="ended by WorkerError before the end"):
+        next(batches)
+    assert loader.state_dict()["segments"] == [[1, 16, 1]]
+
+
+class Nested(torch.utils.data.Dataset):
+    def __init__(self, packed):
+        self.packed = packed
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        try:
+            next(iter(FastLoader(PackedDataset(self.packed, transform=as_it_is), 16, workers=1)))
+        except OptionError as error:
+            return str(error)
+
+
+def test_a_loader_in_another_loaders_worker_is_told_so(packed):
+    [[said]] = torch.utils.data.DataLoader(Nested(packed), num_workers=1)
+    assert "cannot run in a worker of another loader" in said
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_forked_process_uses_the_loader_or_is_told_why_not(packed, start, method):
+    start(method)
+    loader = FastLoader(PackedDataset(packed, transform=as_it_is), 16, workers=1)
+    list(loader)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if method == "fork":
+                code = 0 if len(list(loader)) == 3 else 2
+            else:
+                with pytest.raises(OptionError, match="forked from one that had started a forkserver"):
+                    list(loader)
+                code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(loader)) == 3
+    loader.close()
+
+
+def test_no_workers_at_all_are_refused_with_a_hint(packed):
+    with pytest.raises(OptionError, match=r"workers=0.*dataset\[0\]"):
+        FastLoader(PackedDataset(packed, transform=as_it_is), 16, workers=0)
+
+
+def test_a_script_from_stdin_forks_its_workers(packed, tmp_path):
+    options = script(tmp_path, "", packed)
+    text = f"""
+from fastload import FastLoader, PackedDataset
+
+def same(sample):
+    return sample
+
+print(len(list(FastLoader(PackedDataset({str(packed)!r}, transform=same), 16, workers=1))))
+"""
+    options["args"] = [sys.executable, "-"]
+    done = subprocess.run(**options, input=text, capture_output=True, text=True, timeout=600)
+    assert done.stdout == "3\n", done.stderr
+
+
+def test_too_little_shared_memory_is_named_before_anything_is_filled(packed, tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import resource, signal
+        from fastload import FastLoader, PackedDataset
+        from fastload.errors import SharedMemoryError
+
+        def same(sample):
+            return sample
+
+        if __name__ == "__main__":
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.RLIM_INFINITY))
+            loader = FastLoader(PackedDataset(PACKED, transform=same), 60, workers=1)
+            try:
+                next(iter(loader))
+            except SharedMemoryError as error:
+                print(error)
+        """,
+        packed,
+    )
+    assert "of shared memory for the batches that worker processes fill" in done.stdout, done.stderr
+    assert "smaller batch_size or fewer workers" in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_worker_batches_come_on_the_gpu_from_pinned_slots(packed, pixels):
+    loader = FastLoader(PackedDataset(packed, transform=inverted), 16, workers=2, device="cuda")
+    for _ in range(3):
+        for batch in loader:
+            assert batch[0].is_cuda and batch.rows.is_cuda and batch.valid.is_cuda
+            expected = 255 - torch.from_numpy(pixels[batch.rows.cpu().numpy()]).permute(0, 3, 1, 2)
+            assert torch.equal(batch[0].cpu(), expected) and torch.equal(batch[1], batch.rows % 7)
+    loader.close()
+
+
+def cropped(sample):
+    return (sample[0][:, :30, :40].contiguous(), *sample[1:])
+
+
+def test_images_of_several_sizes_become_one_size_in_the_workers(tmp_path):
+    rng = np.random.default_rng(7)
+    images = [rng.integers(0, 256, (30 + i % 5, 44 - i % 4, 3), dtype=np.uint8) for i in range(24)]
+    path = write_ragged(tmp_path / "v.h5", images, {"labels": Column(np.arange(24, dtype=np.int64))})
+    dataset = PackedDataset(path, transform=cropped)
+    loader = FastLoader(dataset, batch_size=8, shuffle="chunk", workers=1)
+    for _ in range(2):
+        seen = []
+        for batch, labels in loader:
+            for image, label in zip(batch, labels.tolist(), strict=True):
+                assert torch.equal(image, torch.from_numpy(images[label][:30, :40]).permute(2, 0, 1))
+                seen.append(label)
+        assert sorted(seen) == list(range(24))
+    loader.close()
+
+
+def tops(sample):
+    return (sample[0][:, :4],)
+
+
+def test_a_worker_names_the_sample_whose_stored_bytes_are_damaged(tmp_path):
+    images = [np.zeros((4 + i, 5, 3), np.uint8) for i in range(6)]
+    path = write_ragged(tmp_path / "v.h5", images)
+    with h5py.File(path, "r+") as file:
+        file["images_encoding"][4] = 1
+    loader = FastLoader(PackedDataset(path, transform=tops), batch_size=2, shuffle=False, workers=1)
+    with pytest.raises(FormatError, match=r"sample '00000004' \(row 4\): its stored JPEG"):
+        list(loader)
+    loader.close()

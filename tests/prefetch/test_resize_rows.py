@@ -1,0 +1,347 @@
+"""Images of several sizes in a loader: decoded, cut and resized by the reading threads, as if all had one size."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from PIL import Image
+
+import fastload
+from fastload import FastLoader, FormatError, OptionError, PackedDataset
+from fastload.format.column import Column
+from fastload.images.decode_part import decode_row
+from fastload.system.threads import SWITCH_INTERVAL_S
+from fastload.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Draws,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    apply_transforms,
+)
+from sample_files import write_ragged
+
+TRAINING = [RandomResizedCrop(24), RandomHorizontalFlip()]
+
+
+def photo(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    small = rng.integers(0, 256, (6, 6, 3), np.uint8)
+    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def jpeg(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=90, restart_marker_rows=1)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def photos() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [photo(rng, *rng.integers(30, 130, 2).tolist()) for _ in range(22)]
+
+
+def columns(photos: list[np.ndarray]) -> dict[str, Column]:
+    boxes = np.array([[1, 2, image.shape[1] - 3, image.shape[0] - 1] for image in photos], np.float32)
+    return {
+        "labels": Column(np.arange(len(photos)) % 3),
+        "bbox": Column(boxes, {"names": ("xmin", "ymin", "xmax", "ymax")}),
+    }
+
+
+@pytest.fixture(scope="module")
+def raw(photos: list[np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sizer") / "raw.h5"
+    masks = [image[..., 0] // 64 for image in photos]
+    return write_ragged(path, photos, columns(photos), masks=masks, chunk_bytes=60_000, ignore_index=255)
+
+
+@pytest.fixture(scope="module")
+def stored(photos: list[np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
+    """JPEGs, one row in four still raw, one in four turned; and the pixels that they decode to."""
+    rows, pixels = [], []
+    for number, image in enumerate(photos):
+        if number % 4 == 1:
+            rows.append(image)
+            pixels.append(image)
+            continue
+        orientation = 6 if number % 4 == 2 else 1
+        shape = (image.shape[1], image.shape[0], 3) if orientation == 6 else image.shape
+        rows.append((jpeg(image), shape, orientation))
+        pixels.append(decode_row(rows[-1][0], 1, shape, orientation, np.dtype(np.uint8)))
+    path = tmp_path_factory.mktemp("sizer") / "jpeg.h5"
+    return write_ragged(path, rows, columns(photos)), pixels
+
+
+def batches(path: Path, transform: list[object], fields=("images", "row"), **options: object) -> list[torch.Tensor]:
+    """The fields of an epoch in the order of rows."""
+    loader = FastLoader(PackedDataset(path, fields=fields), 5, ends="exact", transform=transform, **options)
+    parts = [[part[batch.valid] for part in batch] for batch in loader]
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def one_by_one(images: list[np.ndarray], transform: list[object]) -> torch.Tensor:
+    """What the transforms make of each image as a batch of its own."""
+    made = []
+    for row, image in enumerate(images):
+        batch = torch.from_numpy(image.copy()).permute(2, 0, 1)[None]
+        made.append(apply_transforms(transform, {"images": batch}, Draws(0, 0, np.array([row])))["images"])
+    return torch.cat(made)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("read", ["map", "pread"])
+def test_each_image_is_what_a_file_of_its_size_would_give(raw, photos, read, workers):
+    images, rows = batches(raw, TRAINING, shuffle=True, read=read, workers=workers)
+    assert images.shape == (22, 3, 24, 24) and images.dtype == torch.uint8
+    assert sorted(rows.tolist()) == list(range(22))
+    expected = one_by_one(photos, TRAINING)[rows]
+    assert (images.int() - expected.int()).abs().max() <= 1  # rounded after each axis where height is lost
+
+
+def test_stored_jpegs_raw_rows_and_turned_ones_side_by_side(stored):
+    path, pixels = stored
+    transform = [RandomResizedCrop(64, scale=(0.9, 1.0)), RandomHorizontalFlip()]  # too large to be decoded smaller
+    images, rows = batches(path, transform, shuffle=False)
+    assert (images.int() - one_by_one(pixels, transform)[rows].int()).abs().max() <= 1
+
+
+def test_decoded_smaller_is_close_and_masks_and_boxes_see_the_same_window(photos, raw, tmp_path):
+    path = write_ragged(
+        tmp_path / "both.h5", [(jpeg(image), image.shape, 1) for image in photos], columns(photos),
+        masks=[image[..., 0] // 64 for image in photos],
+    )  # fmt: skip
+    transform = [RandomResizedCrop(12, scale=(0.5, 1.0)), RandomHorizontalFlip()]
+    fields = ("images", "masks", "bbox")
+    (images, masks, boxes), (exact, raw_masks, raw_boxes) = (
+        batches(file, transform, fields, shuffle=False) for file in (path, raw)
+    )
+    # Windows are snapped to whole pixels of the smaller image: less than one of the output off.
+    assert (images.float() - exact.float()).abs().mean() < 12
+    assert (boxes - raw_boxes).abs().max() <= 1.5 and boxes.dtype == torch.float32
+    assert (masks == raw_masks).float().mean() > 0.85 and masks.shape == (22, 12, 12)
+
+
+def test_evaluation_by_resize_and_centre_crop(raw, photos):
+    images, _ = batches(raw, [Resize(32), CenterCrop(28)], shuffle=False)
+    assert (images.int() - one_by_one(photos, [Resize(32), CenterCrop(28)]).int()).abs().max() <= 1
+
+
+def test_padding_and_two_resizes_go_one_by_one(raw, photos):
+    for transform in ([RandomCrop(100, pad_if_needed=True)], [Resize(40), RandomResizedCrop(20)]):
+        images, masks = batches(raw, transform, ("images", "masks"), shuffle=False)
+        assert torch.equal(images, one_by_one(photos, transform))
+        assert masks.shape[1:] == images.shape[2:]
+
+
+def test_what_follows_is_done_in_the_threads_too(raw, photos):
+    colour = [*TRAINING, ColorJitter(0.4, 0.4), Normalize((0.5,) * 3, (0.25,) * 3)]
+    for transform in ([*TRAINING, colour[-1]], colour):
+        images, rows = batches(raw, transform, shuffle=False)
+        assert images.dtype == torch.float32
+        assert (images - one_by_one(photos, transform)[rows]).abs().max() < 0.08  # a level is 0.016
+
+
+def test_sixteen_bits(photos, tmp_path):
+    deep = [image.astype(np.uint16) * 257 for image in photos[:5]]
+    path = write_ragged(tmp_path / "deep.h5", deep)
+    images, rows = batches(path, TRAINING, shuffle=False)
+    assert images.dtype == torch.uint16
+    expected = one_by_one(deep, TRAINING)[rows]
+    assert torch.equal(images.view(torch.int16), expected.view(torch.int16))
+
+
+def test_echoes_share_their_crop_and_flip_anew(raw):
+    loader = FastLoader(raw, 22, shuffle=False, transform=[RandomResizedCrop(24), RandomHorizontalFlip()], echo=4)
+    uses = [images for images, _ in loader]
+    assert len(uses) == 4
+    for use in uses[1:]:
+        same = (use == uses[0]).flatten(1).all(1)
+        mirrored = (use.flip(3) == uses[0]).flatten(1).all(1)
+        assert bool((same | mirrored).all())
+    assert any(not torch.equal(use, uses[0]) for use in uses[1:])
+
+
+def test_jpegs_of_one_size_need_no_transform(photos, tmp_path):
+    rng = np.random.default_rng(1)
+    images = [photo(rng, 40, 50) for _ in range(6)]
+    path = write_ragged(tmp_path / "one.h5", [(jpeg(image), image.shape, 1) for image in images])
+    (whole,) = next(iter(FastLoader(path, 6, shuffle=False)))
+    assert whole.shape == (6, 3, 40, 50)
+    decoded = [decode_row(jpeg(image), 1, image.shape, 1, np.dtype(np.uint8)) for image in images]
+    assert torch.equal(whole, torch.from_numpy(np.stack(decoded)).permute(0, 3, 1, 2))
+    (cut,) = next(iter(FastLoader(path, 6, shuffle=False, transform=TRAINING)))
+    assert (cut.int() - one_by_one(decoded, TRAINING).int()).abs().max() <= 1
+
+
+def test_a_loader_without_a_size_says_how_to_make_one(raw):
+    with pytest.raises(OptionError, match=r"differ in size.*RandomResizedCrop\(224\).*--size"):
+        FastLoader(raw, 4)
+    with pytest.raises(OptionError, match="stands before any"):
+        FastLoader(raw, 4, transform=[ColorJitter(0.1), RandomResizedCrop(24)])
+    with pytest.raises(OptionError, match="Add images to fields"):
+        FastLoader(PackedDataset(raw, fields=("masks",)), 4)
+
+
+def test_an_image_smaller_than_the_crop_is_named_by_its_size(raw):
+    with pytest.raises(OptionError, match=r"image of \d+x\d+"):
+        list(FastLoader(raw, 4, transform=[CenterCrop(120)]))
+
+
+def test_a_damaged_jpeg_names_its_sample(photos, tmp_path):
+    data = [jpeg(image) for image in photos]
+    data[7] = data[7][:200] + bytes(len(data[7]) - 200)
+    path = write_ragged(tmp_path / "bad.h5", [(one, image.shape, 1) for one, image in zip(data, photos, strict=True)])
+    with pytest.raises(FormatError, match=r"sample '00000007' \(row 7\).*was packed like that"):
+        list(FastLoader(path, 4, transform=TRAINING))
+
+
+def test_turns_are_short_while_threads_decode(stored):
+    before_s = sys.getswitchinterval()
+    batches_of = iter(FastLoader(stored[0], 4, transform=TRAINING))
+    next(batches_of)
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+    del batches_of
+    assert sys.getswitchinterval() == pytest.approx(before_s)
+
+
+def test_a_state_in_the_middle_goes_on_with_the_same_batches(raw):
+    whole = [rows for _, rows in FastLoader(PackedDataset(raw, fields=("images", "row")), 4, transform=TRAINING)]
+    loader = FastLoader(PackedDataset(raw, fields=("images", "row")), 4, transform=TRAINING)
+    for number, _ in enumerate(loader):
+        if number == 1:
+            state = loader.state_dict()
+            break
+    again = FastLoader(PackedDataset(raw, fields=("images", "row")), 4, transform=TRAINING)
+    again.load_state_dict(state)
+    rest = [rows for _, rows in again]
+    assert [rows.tolist() for rows in rest] == [rows.tolist() for rows in whole[2:]]
+
+
+def middle(sample):
+    image, label = sample
+    return image[:, :30, :30], label
+
+
+def test_a_python_transform_that_makes_one_size_runs_in_processes(raw):
+    dataset = PackedDataset(raw, fields=("images", "labels"), transform=middle)
+    shapes = {tuple(images.shape) for images, _ in FastLoader(dataset, 6, workers=1)}
+    assert shapes == {(6, 3, 30, 30)}
+
+
+@pytest.mark.parametrize("transform", [TRAINING, [RandomCrop(100, pad_if_needed=True)]])
+def test_masks_in_rows_beside_jpegs_of_one_size(transform, tmp_path):
+    rng = np.random.default_rng(2)
+    images = [photo(rng, 60, 50) for _ in range(8)]
+    source = tmp_path / "source"
+    for folder in ("images", "masks"):
+        (source / folder).mkdir(parents=True)
+    for number, image in enumerate(images):
+        (source / "images" / f"{number}.jpg").write_bytes(jpeg(image))
+        Image.fromarray(image[..., 0] // 64).save(source / "masks" / f"{number}.png")
+    path = tmp_path / "out.h5"
+    fastload.pack_images(source, path, store="source", shuffle=False, workers=0)
+    made, masks = batches(path, transform, ("images", "masks"), shuffle=False)
+    exact = tmp_path / "exact.h5"
+    fastload.pack_images(source, exact, shuffle=False, workers=0)
+    expected, right = batches(exact, transform, ("images", "masks"), shuffle=False)
+    assert torch.equal(masks, right) and (made.int() - expected.int()).abs().max() <= 1
+
+
+def test_a_window_of_a_jpeg_decoded_smaller_is_the_one_that_its_mask_sees(tmp_path):
+    """Bright from one row on, in image and mask: both show the step at the same place, at every factor."""
+    rows, masks = [], []
+    for number in range(40):
+        height = 200 + 37 * number
+        image = np.zeros((height, 64, 3), np.uint8)
+        image[height // 2 :] = 255
+        rows.append((jpeg(image), image.shape, 1))
+        masks.append(image[..., 0])
+    path = write_ragged(tmp_path / "steps.h5", rows, masks=masks)
+    images, shown = batches(path, [RandomResizedCrop((24, 8), scale=(0.7, 1.0), ratio=(0.02, 2))], ("images", "masks"))
+    steps = (images[:, 0, :, 4] > 127).sum(1) - (shown[:, :, 4] > 127).sum(1)
+    assert steps.abs().max() <= 1
+
+
+def test_a_jpeg_that_only_pillow_decodes_is_taken_at_full_size(photos, tmp_path):
+    """libjpeg warns of what Pillow accepts: it is decoded whole, beside others that are decoded smaller."""
+    image = photo(np.random.default_rng(3), 200, 160)
+    odd = bytearray(jpeg(image))
+    at = len(odd) // 2
+    while True:  # until a changed byte makes libjpeg warn
+        odd[at] ^= 0x10
+        with suppress(ValueError):
+            simplejpeg.decode_jpeg(bytes(odd))
+            at += 7
+            continue
+        break
+    expected = np.asarray(Image.open(io.BytesIO(bytes(odd))).convert("RGB"))
+    path = write_ragged(tmp_path / "odd.h5", [(one, image.shape, 1) for one in (jpeg(image), bytes(odd), jpeg(image))])
+    (images,) = batches(path, [Resize((25, 20))], ("images",), shuffle=False)
+    assert (images[1:2].int() - one_by_one([expected], [Resize((25, 20))]).int()).abs().max() <= 1
+    assert torch.equal(images[0], images[2]) and not torch.equal(images[0], images[1])
+
+
+def stages(path: Path, transform: list[object], **options: object) -> dict[str, float]:
+    """Seconds of each stage, in threads and of a whole epoch."""
+    with fastload.Meter() as meter:
+        loader = FastLoader(PackedDataset(path, fields=["images"]), 5, transform=transform, **options)
+        for _ in meter.watch(loader):
+            pass
+    demands = meter.demands(loader)
+    assert (demands.compression_ratio > 1) == (path.name == "jpeg.h5")
+    names = {name for batch in demands.batches for name in batch.stages}
+    return {
+        name: sum(batch.stages[name].running_s for batch in demands.batches if name in batch.stages) for name in names
+    }
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+def test_only_what_is_decoded_is_booked_as_decoding(raw, stored, read):
+    of_raw, of_jpeg = (stages(path, TRAINING, read=read) for path in (raw, stored[0]))
+    assert "decoding" not in of_raw and of_raw["transform"] > 0
+    assert of_jpeg["decoding"] > 0 and of_jpeg["transform"] > 0
+    one_by_one = stages(raw, [RandomCrop(100, pad_if_needed=True)], read=read)
+    assert "decoding" not in one_by_one and one_by_one["transform"] > 0
+
+
+def test_a_longest_side_that_leaves_images_too_small_is_what_is_to_go(raw):
+    with pytest.raises(
+        OptionError, match=r"max_size=33 leaves a shorter side below 32 here: leave max_size out"
+    ) as error:
+        batches(raw, [Resize(32, max_size=33), CenterCrop(32)])
+    assert "pack larger" not in str(error.value)
+
+
+def test_a_jpeg_that_still_opens_but_changed_after_packing_is_an_error(photos, tmp_path):
+    data = [jpeg(image) for image in photos[:6]]
+    path = write_ragged(
+        tmp_path / "quiet.h5", [(one, image.shape, 1) for one, image in zip(data, photos, strict=False)]
+    )
+    with h5py.File(path, "r+") as file:
+        first, size = int(file["images_offset"][4]), int(file["images_bytes"][4])
+        middle = first + size // 2
+        file["images"][middle : middle + size // 4] = 0  # gray for Pillow, a warning for libjpeg
+    for transform in (TRAINING, [Resize((12, 12))]):
+        with pytest.raises(FormatError, match=r"\(row 4\).*damaged after packing"):
+            batches(path, transform, ("images",), shuffle=False)
+    with pytest.raises(FormatError, match=r"\(row 4\).*damaged after packing"):
+        PackedDataset(path)[4]
+
+
+def test_a_jpeg_that_was_packed_broken_is_said_to_be_so(photos, tmp_path):
+    broken = jpeg(photos[0])[:200] + bytes(400)
+    path = write_ragged(tmp_path / "broken.h5", [(broken, photos[0].shape, 1)])
+    with pytest.raises(FormatError, match=r"\(row 0\).*was packed like that.*--on-error skip"):
+        PackedDataset(path)[0]

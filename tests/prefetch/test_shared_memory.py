@@ -1,0 +1,91 @@
+"""Memory shared with workers: the same there, bounded, and gone with the last who has it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from fastload.errors import SharedMemoryError
+from fastload.prefetch.shared_memory import SharedMemory
+
+PAGE = 4096
+
+
+def add_one(memory, offset):
+    view = memory.view(offset, PAGE)
+    view += 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_writes_what_the_other_reads(method):
+    memory = SharedMemory()
+    first = memory.extend(2 * PAGE)
+    second = memory.extend(PAGE)
+    views = [memory.view(offset, PAGE) for offset in (first, first + PAGE, second)]
+    for number, view in enumerate(views):
+        view[:] = number
+    process = multiprocessing.get_context(method).Process(target=add_one, args=(memory, first + PAGE))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert [int(view[0]) for view in views] == [0, 2, 2]
+
+
+def test_what_is_added_later_does_not_move_what_was_there():
+    memory = SharedMemory()
+    memory.extend(PAGE)
+    before = memory.view(0, PAGE)
+    before[:] = 7
+    added = memory.view(memory.extend(PAGE), PAGE)
+    added[:] = 9
+    assert (before == 7).all() and (memory.view(0, PAGE) == 7).all() and added.ctypes.data != before.ctypes.data
+
+
+def test_views_outlive_the_memory_and_its_descriptor_does_not():
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    memory = SharedMemory()
+    memory.extend(PAGE)
+    view = memory.view(0, PAGE)
+    memory.close()
+    memory.close()
+    view[:] = 3
+    assert (view == 3).all()
+    del view
+    assert count() == before
+
+
+def test_more_than_there_is_is_refused_before_anything_is_taken():
+    with pytest.raises(SharedMemoryError, match=r"need 10,000,000,000,000,000 bytes.*are free.*smaller batch_size"):
+        SharedMemory().extend(10**16)
+
+
+def test_a_limit_is_named():
+    code = """
+        import resource, signal
+        from fastload.errors import SharedMemoryError
+        from fastload.prefetch.shared_memory import SharedMemory
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        try:
+            SharedMemory().extend(8192)
+        except SharedMemoryError as error:
+            print(error)
+    """
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert "no 8,192 bytes of shared memory" in done.stdout and "ulimit -f" in done.stdout, done.stderr
+
+
+def test_new_memory_is_zero():
+    memory = SharedMemory()
+    assert not np.any(memory.view(memory.extend(PAGE), PAGE))

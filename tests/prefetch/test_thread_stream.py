@@ -1,0 +1,208 @@
+"""Batches filled by threads: order, who holds a slot, when it comes back, what happens when someone keeps many."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+
+import numpy as np
+import pytest
+
+from fastload.plan import EpochPlan
+from fastload.prefetch.ring import SLACK, Ring, SlotField, split_small
+from fastload.prefetch.thread_stream import ThreadStream
+
+B, WIDTH = 4, 100_000
+FIELD = SlotField("images", (B, WIDTH), np.dtype(np.uint8))
+LABELS = SlotField("labels", (B,), np.dtype(np.int64))
+
+
+def fill(planned, arrays):
+    arrays["images"][:] = (planned.rows % 251)[:, None]
+    if "labels" in arrays:
+        arrays["labels"][:] = planned.rows
+    return sum(array.nbytes for array in arrays.values())
+
+
+def plan(steps):
+    return EpochPlan(rows=range(steps * B), batch_size=B).batches(0)
+
+
+def stream(ring, steps=20, *, fill=fill, workers=2, **options):
+    return ThreadStream(plan(steps), fill, ring, workers=workers, **options)
+
+
+def is_right(batch):
+    return (batch.arrays["images"] == (batch.planned.rows % 251)[:, None]).all()
+
+
+def workers_alive():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("fastload-worker")]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("num_slots", [3, 5])
+def test_batches_come_in_the_order_planned_whatever_the_workers_and_slots(workers, num_slots):
+    seen = [batch.planned.step for batch in stream(Ring([FIELD], num_slots), 30, workers=workers) if is_right(batch)]
+    assert seen == list(range(30))
+    assert not workers_alive()
+
+
+def test_memory_comes_back_when_the_last_view_is_gone():
+    ring = Ring([FIELD], 4)
+    slot = ring.take()
+    arrays = ring.lend(slot)
+    view = arrays["images"][1:].T[::2]
+    shared = memoryview(view[:1])
+    del arrays
+    others = [ring.take() for _ in range(3)]
+    assert all(others) and ring.take() is None
+    del view
+    assert ring.take() is None
+    del shared
+    assert ring.take() is slot
+
+
+def test_a_slot_that_is_referenced_is_never_written_to():
+    ring = Ring([FIELD], SLACK + 2)
+    kept = list(stream(ring, 25))
+    assert all(is_right(batch) for batch in kept)
+    addresses = {batch.arrays["images"].ctypes.data for batch in kept}
+    assert len(addresses) == 25
+    inside = sum(any(np.shares_memory(batch.arrays["images"], slot.memory) for slot in ring.slots) for batch in kept)
+    assert inside == SLACK
+
+
+def test_a_loop_that_keeps_one_batch_gets_no_copies():
+    ring = Ring([FIELD], SLACK + 2)
+    last = None
+    for batch in stream(ring, 25):
+        assert any(np.shares_memory(batch.arrays["images"], slot.memory) for slot in ring.slots)
+        last = batch
+    assert is_right(last)
+
+
+def test_held_batches_keep_their_slots_through_the_next_stream_of_the_same_ring():
+    ring = Ring([FIELD], SLACK + 2)
+    kept = []
+    for batch in stream(ring, 25):
+        kept.append(batch)
+        if len(kept) == SLACK:
+            break
+    gc.collect()
+    assert sum(is_right(batch) for batch in stream(ring, 25)) == 25
+    assert len(kept) == SLACK and all(is_right(batch) for batch in kept)
+
+
+def test_after_close_no_thread_writes_and_all_slots_are_back():
+    ring = Ring([FIELD], 5)
+    batches = stream(ring, 1000)
+    next(batches)
+    batches.close()
+    assert not workers_alive()
+    assert all(ring.take() for _ in range(5))
+    assert list(batches) == []
+
+
+def test_a_forgotten_stream_ends_its_threads():
+    batches = stream(Ring([FIELD], 5), 1000)
+    next(batches)
+    del batches
+    gc.collect()
+    assert not workers_alive()
+
+
+def test_the_next_batches_are_read_while_the_user_works_on_one():
+    begun = [threading.Event() for _ in range(10)]
+
+    def noting(planned, arrays):
+        begun[planned.step].set()
+        return fill(planned, arrays)
+
+    batches = stream(Ring([FIELD], SLACK + 2), 10, fill=noting, workers=1)
+    first = next(batches)
+    # Nobody asks for another batch: if reading waited for that, these would never be set.
+    assert begun[1].wait(600) and begun[2].wait(600)
+    assert is_right(first)
+    batches.close()
+
+
+def test_coming_rows_are_announced_before_they_are_read_and_not_too_far_ahead():
+    log = []
+    ring = Ring([FIELD], 3)
+
+    def noting(planned, arrays):
+        log.append(("read", planned.step))
+        return fill(planned, arrays)
+
+    batches = stream(
+        ring, 12, fill=noting, workers=1, ahead=2, announce=lambda rows: log.append(("say", int(rows[0]) // B))
+    )
+    for number, _ in enumerate(batches):
+        said = [step for what, step in log if what == "say"]
+        assert said == list(range(min(12, len(said)))) and len(said) <= number + 1 + 3 + 2
+    assert [step for what, step in log if what == "read"] == list(range(12))
+    for step in range(12):
+        assert log.index(("say", step)) < log.index(("read", step))
+
+
+def test_what_a_worker_raises_reaches_the_loop_in_its_turn_with_its_traceback():
+    def failing(planned, arrays):
+        if planned.step == 3:
+            raise LookupError("row 12 is cursed")
+        return fill(planned, arrays)
+
+    ring = Ring([FIELD], 5)
+    batches = stream(ring, 20, fill=failing)
+    seen = []
+    with pytest.raises(LookupError, match="cursed") as caught:
+        for batch in batches:
+            seen.append(batch.planned.step)
+    assert seen == [0, 1, 2]
+    assert "in failing" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert not workers_alive()
+
+
+def test_manual_release_hands_over_slots_and_reuses_only_those_released():
+    ring = Ring([FIELD], 4)
+    batches = stream(ring, 12, manual_release=True)
+    held = []
+    for batch in batches:
+        assert is_right(batch)
+        held.append(batch)
+        if len(held) == 3:
+            assert all(is_right(one) for one in held)
+            held.pop(0).release()
+    for batch in held:
+        batch.release()
+        batch.release()
+    assert len({ring.take().number for _ in range(4)}) == 4
+
+
+def test_small_arrays_belong_to_the_batch_and_hold_no_slot():
+    in_slots, small = split_small([FIELD, LABELS])
+    assert (in_slots, small) == ([FIELD], [LABELS])
+    labels = []
+    ring = Ring(in_slots, SLACK + 2)
+    for batch in stream(ring, 25, small=small):
+        labels.append(batch.arrays["labels"])
+        assert any(np.shares_memory(batch.arrays["images"], slot.memory) for slot in ring.slots)
+    assert np.array_equal(np.concatenate(labels), np.arange(100))
+
+
+def test_ready_tells_whether_the_next_batch_waits():
+    go = threading.Event()
+
+    def waiting(planned, arrays):
+        assert go.wait(600)
+        return fill(planned, arrays)
+
+    batches = stream(Ring([FIELD], 4), 2, fill=waiting, workers=1)
+    assert not batches.ready()
+    go.set()
+    while not batches.ready():
+        pass
+    assert is_right(next(batches)) and is_right(next(batches))
+    assert not batches.ready()
+    assert next(batches, None) is None

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from small_files import write_foreign
+
+from fastload import FormatError, MissingFileError, OptionError, SourceError, pack_images
+from fastload.format.header import read_header
+from fastload.profiling.bench.alone import BareTake
+from fastload.profiling.bench.benchmark import run_bench
+from fastload.profiling.bench.fault_runs import FaultFigures, KillFigures
+from fastload.profiling.bench.faults import parse_fault
+from fastload.profiling.bench.passes import repeat_epochs, run_for
+from fastload.profiling.bench.rivals import plain_loaders
+from fastload.profiling.bench.steps import make_step, parse_step
+from fastload.profiling.bench.subject import BenchOptions, Subject
+from fastload.profiling.bench.training_loop import run_loop
+from fastload.profiling.meter import environment
+
+PACKED = {"rows": 96, "classes": "abc", "splits": {"train": 64, "val": 32}}
+
+
+def quick(**more: object) -> BenchOptions:
+    return BenchOptions(**{"seconds": 0.2, **more})  # type: ignore[arg-type]
+
+
+def test_the_loader_alone_is_measured_beside_the_bare_copy(packed):
+    found = run_bench(packed, quick())
+    assert found.batch_size == 96 // 8 and found.image_shape == (3, 16, 12)
+    alone = found.alone
+    assert alone is not None and alone.over_take is not None
+    assert alone.samples_per_s["lowest"] > 0 and alone.over_take["count"] == alone.samples_per_s["count"]
+    assert alone.bytes_per_s == pytest.approx(alone.samples_per_s["median"] * (16 * 12 * 3 + 8))
+    assert found.loop is None
+    (run,) = found.runs
+    assert run.samples_per_s == alone.samples_per_s["median"] and dict(run.facts)["over np.take"]
+    assert json.loads(json.dumps(found.to_dict()))["alone"]["samples_per_s"] == alone.samples_per_s
+
+
+def test_a_file_whose_rows_are_compressed_has_no_bare_copy_and_says_why(tmp_path):
+    path = write_foreign(tmp_path / "a.h5", np.zeros((64, 8, 8, 3), np.uint8), chunk_rows=8)
+    found = run_bench(path, quick(shuffle="chunk"))
+    assert found.alone is not None and found.alone.over_take is None
+    assert "compressed" in found.alone.why_no_take
+
+
+def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
+    subject = Subject(packed, quick(batch_size=8))
+    step = make_step("sim:4000")
+    loop = run_loop(subject.shared_loader(), step, 0.2, title="t")
+    subject.close()
+    assert step.accelerator.samples == 8 * loop.measured.num_steps  # type: ignore[attr-defined]
+    assert loop.utilization is not None and 0 < loop.utilization <= 1
+    steps = loop.measured.steps
+    waited_s = sum(one.wait_s for one in steps[1:])
+    all_s = sum(one.duration_s for one in steps) - steps[0].wait_s
+    assert loop.stall_share == pytest.approx(waited_s / all_s, abs=1e-6)
+    assert loop.samples_per_s <= 4000 * 1.001
+
+
+def test_training_has_headspace_and_a_verdict(packed):
+    found = run_bench(packed, quick(batch_size=8, step=parse_step("sim:0.5x")))
+    assert found.headspace is not None and found.loop is not None and found.alone is not None
+    rate = 0.5 * found.alone.samples_per_s["median"]
+    assert f"{rate:,.0f} images/s" in found.loop.step
+    (run,) = found.runs
+    assert run.headspace_samples_per_s == found.headspace["base"]["median"] <= rate * 1.001
+    assert run.verdict is not None and run.title == "fastload bench file.h5"
+
+
+def test_a_real_network_has_no_utilization_without_a_gpu(packed):
+    found = run_bench(packed, quick(batch_size=8, step=parse_step("tiny")))
+    assert found.loop is not None and found.loop.utilization is None
+    assert found.loop.step == "tiny on cpu"
+
+
+def test_slow_reads_are_counted_and_leave_the_loader_as_it_was(packed):
+    found = run_bench(packed, quick(batch_size=8, faults=(parse_fault("slow-disk=5"), parse_fault("stall=10@4"))))
+    slow, stall = found.faults
+    assert isinstance(slow, FaultFigures) and isinstance(stall, FaultFigures)
+    assert slow.delays >= slow.loop.measured.num_steps
+    assert slow.delayed_s == pytest.approx(0.005 * slow.delays)
+    assert stall.delays * 4 <= stall.loop.measured.num_steps + 4 * 16  # read ahead of the loop, never more
+    assert [run.title for run in found.runs[1:]] == [
+        "fastload bench file.h5, slow-disk=5",
+        "fastload bench file.h5, stall=10@4",
+    ]
+
+
+def test_a_killed_worker_is_named_and_no_sample_is_lost_or_doubled(packed):
+    found = run_bench(packed, quick(batch_size=4, split="train", faults=(parse_fault("kill-worker"),)))
+    (kill,) = found.faults
+    assert isinstance(kill, KillFigures)
+    assert kill.names_worker and f"process {kill.pid} was killed by SIGKILL" in kill.error
+    assert kill.each_once and kill.samples == 64
+    assert kill.steps_before + kill.steps_after == 16 and kill.steps_after > 0
+
+
+def test_plain_ways_read_the_same_samples(tmp_path, image_folder: Callable[..., Path]):
+    folder = image_folder(per_class=16)
+    path = tmp_path / "photos.h5"
+    pack_images(folder, path)
+    found = run_bench(path, quick(batch_size=4, compare=True, source=folder, workers=1, step=parse_step("sim:2000")))
+    names = [rival.name for rival in found.rivals]
+    assert names == ["DataLoader(num_workers=1), the packed file", "DataLoader(num_workers=1), image files, Pillow"]
+    for rival in found.rivals:
+        assert rival.ratio["count"] == 3 and rival.cpu_s_per_1000 > 0
+        assert rival.loop is not None and rival.loop.utilization is not None
+    assert len(found.runs) == 3
+
+
+def test_image_files_are_found_by_the_keys_of_the_rows(tmp_path, image_folder: Callable[..., Path]):
+
+    folder = image_folder(per_class=16, suffix=".png")
+    path = tmp_path / "photos.h5"
+    pack_images(folder, path)
+    subject = Subject(path, quick(batch_size=4, compare=True, source=folder, workers=1))
+    rows = subject.rows(8, 10)
+    of_file, of_images = plain_loaders(subject, rows).values()
+    compared = list(zip(rows, of_file, of_images, strict=False))
+    assert len(compared) == len(rows) > 1
+    for expected, a, b in compared:
+        assert len(expected) == len(a[0])
+        assert np.array_equal(a[0].numpy(), b[0].numpy()) and a[1].tolist() == b[1].tolist()
+    subject.close()
+
+
+def test_a_source_that_is_not_that_of_the_file_is_refused(tmp_path, image_folder: Callable[..., Path], packed):
+    folder, shown = image_folder(per_class=2), []
+    with pytest.raises(SourceError, match=r"which is in file\.h5"):
+        run_bench(packed, quick(compare=True, source=folder), show=shown.append)
+    with pytest.raises(SourceError, match="does not say which file each row came from"):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["images"] = np.zeros((64, 8, 8, 3), np.uint8)
+        run_bench(tmp_path / "a.h5", quick(compare=True, source=folder), show=shown.append)
+    assert not shown
+
+
+def test_cold_passes_say_what_stayed_in_memory(packed):
+    found = run_bench(packed, quick(batch_size=8, cold=True))
+    assert found.alone is not None and found.alone.samples_per_s["count"] == 3
+    assert found.left_in_cache and all(0 <= share <= 1 for share in found.left_in_cache)
+
+
+def test_cold_goes_with_everything_else(packed):
+    options = quick(
+        batch_size=8,
+        cold=True,
+        compare=True,
+        workers=1,
+        step=parse_step("sim:2000"),
+        faults=(parse_fault("slow-disk=1"),),
+    )
+    found = run_bench(packed, options)
+    assert found.rivals and found.faults and found.headspace is not None
+    if found.left_in_cache[:1] == [0]:
+        assert max(found.left_in_cache) == 0, "nobody had the file mapped when it was dropped"
+
+
+def test_ctrl_c_leaves_what_was_measured_so_far(packed):
+    def show(figures: object) -> None:
+        if "training" in str(figures):
+            raise KeyboardInterrupt
+
+    found = run_bench(packed, quick(batch_size=8, step=parse_step("sim:2000")), show=show)
+    assert found.interrupted and found.alone is not None and found.headspace is None
+    assert json.loads(json.dumps(found.to_dict()))["interrupted"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 97}, "do not make one batch of 97"),
+        ({"split": "test"}, "no split 'test'"),
+        ({"device": "cuda:99"}, "cuda"),
+        ({"device": "gpu"}, "knows no such device"),
+        ({"seconds": 0}, "above 0"),
+        ({"seconds": float("nan")}, "above 0"),
+        ({"source": Path()}, "--compare"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_measured(packed, options, message):
+    shown: list[object] = []
+    with pytest.raises(OptionError, match=message):
+        run_bench(packed, quick(**options), show=shown.append)
+    assert not shown
+
+
+def test_a_file_that_is_not_there_or_has_no_images_is_refused(tmp_path, packed_copy):
+    with pytest.raises(MissingFileError):
+        run_bench(tmp_path / "absent.h5", quick())
+    with h5py.File(tmp_path / "numbers.h5", "w") as file:
+        file["numbers"] = np.arange(10)
+    with pytest.raises(FormatError, match="no dataset `images`"):
+        run_bench(tmp_path / "numbers.h5", quick())
+    with h5py.File(packed_copy, "r+") as file:
+        del file["images"]
+    with pytest.raises(OptionError, match="has no dataset `images`, only labels"):
+        run_bench(packed_copy, quick())
+
+
+def test_the_bare_copy_is_that_of_the_rows(packed):
+    file = read_header(packed)
+    rows = np.array([5, 0, 95, 5])
+    (copied,) = BareTake(file, ["images", "labels"], 8).fill([rows])
+    with h5py.File(packed) as opened:
+        assert np.array_equal(copied, opened["images"][:][rows])
+
+
+def test_a_pass_counts_what_comes_after_the_clock_begins():
+    settled = []
+    found = run_for(
+        repeat_epochs([3, 4, 5], epochs=2),
+        0.0,
+        lambda batch: batch,
+        discard=1,
+        at_least=5,
+        synchronize=lambda: settled.append(1),
+    )
+    assert found.samples == 4 + 5 + 3 + 4 + 5
+    assert len(settled) == 2
+
+
+def test_the_environment_names_nobody(packed):
+    text = json.dumps(run_bench(packed, quick()).to_dict())
+    assert str(packed.parent) not in text and os.uname().nodename not in json.dumps(environment())

@@ -1,0 +1,196 @@
+"""Signals around a command: each process of it gets each of them once, and the doctor lives to tell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from fastload.profiling.doctor.command import Signals, run_command
+
+# Counts what it gets, and writes it down; ends on SIGUSR2, a little later, so that what comes twice is counted.
+COUNTS = """
+    import os, signal, sys, time
+    seen = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: seen.append(signal.Signals(number).name))
+    def write():
+        with open(sys.argv[1] + ".new", "w") as file:
+            file.write(" ".join(seen))
+        os.rename(sys.argv[1] + ".new", sys.argv[1])
+    until = time.monotonic() + 600
+    while "SIGUSR2" not in seen and time.monotonic() < until:
+        write()
+        time.sleep(0.02)
+    time.sleep(0.3)
+    write()
+    sys.exit(9)
+"""
+# Threads that take signals too, and a look that is slow most of the time. On a busy machine the witness takes longer to
+# answer than a user is kept waiting.
+DOCTOR = """
+    import sys, threading, time
+    from pathlib import Path
+    from fastload.profiling.doctor import command as module
+    from fastload.profiling.doctor.command import run_command
+    from fastload.profiling.doctor.command import Signals
+    module._ANSWER_S = 60
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    with Signals() as signals:
+        ended = run_command(sys.argv[1:], Path("."), signals, look=lambda _s, _pid: time.sleep(0.4))
+        print(ended.code, ended.interrupted)
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(textwrap.dedent(text))
+    return folder / name
+
+
+def start(folder: Path, *command: object) -> subprocess.Popen[str]:
+    """The doctor around a command, leading a process group of its own, when the command counts already."""
+    doctor = write(folder, "doctor.py", DOCTOR)
+    process = subprocess.Popen(
+        [sys.executable, str(doctor), *map(str, command)], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for(folder / "seen", process)
+    return process
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], count: int = 0) -> None:
+    """Until the command counts, and has counted so many signals."""
+    until = time.monotonic() + 600
+    while not path.exists() or len(path.read_text().split()) < count:
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+
+
+def to_all(process: subprocess.Popen[str], number: int) -> None:
+    os.killpg(process.pid, number)
+
+
+def to_doctor(process: subprocess.Popen[str], number: int) -> None:
+    os.kill(process.pid, number)
+
+
+@pytest.mark.parametrize("shell", [False, True])
+@pytest.mark.parametrize("send", [to_all, to_doctor])
+def test_a_signal_to_the_group_and_one_to_the_doctor_reach_the_python_once(tmp_path, send, shell):
+    words: list[object] = [sys.executable, write(tmp_path, "counts.py", COUNTS), "seen"]
+    if shell:
+        write(tmp_path, "x.sh", f"trap : INT TERM USR1 USR2\n{sys.executable} counts.py seen\nexit 9\n")
+        words = ["bash", "x.sh"]
+    process = start(tmp_path, *words)
+    for count, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1), 1):
+        send(process, number)
+        wait_for(tmp_path / "seen", process, count)  # else two may be one: a signal that waits is not counted
+        time.sleep(0.6)  # nor would one that comes twice be
+    send(process, signal.SIGUSR2)
+    out, err = process.communicate(timeout=600)
+    assert (tmp_path / "seen").read_text() == "SIGINT SIGTERM SIGINT SIGUSR1 SIGUSR2"
+    assert (out, err) == ("9 True\n", "")
+
+
+def test_a_command_that_left_the_group_gets_what_the_group_got(tmp_path):
+    write(tmp_path, "counts.py", COUNTS)
+    leaves = "import os, sys; os.setpgid(0, 0); os.execv(sys.executable, [sys.executable, 'counts.py', 'seen'])"
+    process = start(tmp_path, sys.executable, "-c", leaves)
+    to_all(process, signal.SIGINT)
+    wait_for(tmp_path / "seen", process, 1)
+    time.sleep(0.6)
+    to_all(process, signal.SIGUSR2)
+    out, _ = process.communicate(timeout=600)
+    assert out == "9 True\n" and (tmp_path / "seen").read_text() == "SIGINT SIGUSR2"
+
+
+def test_a_shell_that_dies_of_a_signal_leaves_no_python_behind(tmp_path):
+    write(tmp_path, "counts.py", COUNTS)
+    write(tmp_path, "x.sh", f"{sys.executable} counts.py seen\ntrue\n")
+    process = start(tmp_path, "bash", "x.sh")
+    to_doctor(process, signal.SIGUSR2)
+    out, _ = process.communicate(timeout=600)
+    assert out == f"{128 + signal.SIGUSR2} False\n"
+    until = time.monotonic() + 600
+    while (tmp_path / "seen").read_text() != "SIGUSR2":
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_workers_of_a_script_are_its_own_to_terminate(tmp_path):
+    write(tmp_path, "counts.py", COUNTS)
+    parent = write(tmp_path, "parent.py", """
+        import signal, subprocess, sys, time
+        told = []
+        signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+        child = subprocess.Popen([sys.executable, "counts.py", "seen"])
+        until = time.monotonic() + 600
+        while not told and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        child.send_signal(signal.SIGUSR2)
+        sys.exit(child.wait())
+    """)  # fmt: skip
+    process = start(tmp_path, sys.executable, parent)
+    to_doctor(process, signal.SIGTERM)
+    out, _ = process.communicate(timeout=600)
+    assert out == "9 True\n" and (tmp_path / "seen").read_text() == "SIGUSR2"
+
+
+def test_when_the_time_is_over_what_a_shell_script_runs_is_interrupted(tmp_path):
+    write(tmp_path, "forever.py", """
+        import time
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            open(__file__ + ".interrupted", "w").close()
+    """)  # fmt: skip
+    write(tmp_path, "x.sh", f"{sys.executable} {tmp_path}/forever.py 2> {os.devnull}\nexit 4\n")
+    with Signals() as signals:
+        ended = run_command(["bash", str(tmp_path / "x.sh")], tmp_path, signals, seconds=2)
+    assert ended.interrupted and (tmp_path / "forever.py.interrupted").exists()
+
+
+def test_what_a_look_raises_waits_until_the_command_has_ended(tmp_path):
+    def look(_elapsed_s: float, _pid: int) -> None:
+        raise RuntimeError("ours")
+
+    late = "import sys, time; time.sleep(1); open(sys.argv[1], 'w').close()"
+    with Signals() as signals, pytest.raises(RuntimeError, match="ours"):
+        run_command([sys.executable, "-c", late, str(tmp_path / "late")], tmp_path, signals, look=look)
+    assert (tmp_path / "late").exists()
+
+
+def test_a_signal_from_before_the_command_keeps_it_from_starting_and_handlers_are_as_before(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+    with pytest.raises(KeyboardInterrupt), Signals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        run_command(["touch", str(tmp_path / "ran")], tmp_path, signals)
+    assert not (tmp_path / "ran").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == before
+
+
+def test_without_a_witness_a_signal_counts_as_the_doctors_alone():
+    with Signals() as signals:
+        signals._witness.kill()
+        signals._witness.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.wait(600) == ({signal.SIGUSR1}, {signal.SIGUSR1})
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.wait(0.1) == (set(), set())
+            ended = run_command(["bash", "-c", "kill -HUP $$; exit 3"], tmp_path, signals)
+        assert ended.code == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,90 @@
+"""`fastload.diagnose`: the doctor in the user's own process."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import fastload
+from fastload import FastLoader, OptionError
+
+
+class Waits(Dataset):
+    def __init__(self, count=400, wait_s=0.004):
+        self.count, self.wait_s = count, wait_s
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if self.wait_s:
+            time.sleep(self.wait_s)
+        return torch.zeros(3, 4, 4), index
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for number in range(10_000):
+            time.sleep(0.001)
+            yield number
+
+
+def diagnosed(*words, seconds):
+    """As `fastload.diagnose`; for longer where a busy machine makes no two batches in that time."""
+    while True:
+        try:
+            return fastload.diagnose(*words, seconds=seconds)
+        except OptionError:
+            seconds *= 3
+            assert seconds < 600
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_waits_for_its_samples_is_bound_by_reading_and_the_step_is_not_blamed(workers):
+    seen = []
+    found = diagnosed(DataLoader(Waits(), 10, num_workers=workers), seen.append, seconds=1.5)
+    # Without workers, two of them bring most of what no wait at all would. On a busy machine two are too few as well.
+    assert found.verdict.cause in ("reading", "too few workers")
+    assert found.measured.stages["reading"].blocked_s >= 5 * 0.004
+    assert found.measured.num_steps <= len(seen) and found.measured.headspace_samples_per_s is not None
+    assert str(found).splitlines()[-1] == f"verdict: {found.verdict.sentence}."
+
+
+def test_a_step_that_takes_the_time_is_what_binds():
+    found = diagnosed(DataLoader(Waits(wait_s=0.0), 10), lambda batch: time.sleep(0.1), seconds=2.0)
+    assert found.verdict.cause == "compute" and not found.verdict.worth_making
+
+
+def test_an_iterable_dataset_is_measured_and_what_cannot_be_is_named():
+    assert diagnosed(DataLoader(Stream(), 16), seconds=0.5).verdict.cause in ("reading", "too few workers")
+    with pytest.raises(OptionError, match="DataLoader or a FastLoader"):
+        fastload.diagnose([1, 2, 3])
+    with pytest.raises(OptionError, match="no batch"):
+        fastload.diagnose(DataLoader(Waits(0), 10))
+    with pytest.raises(OptionError, match="fewer than two batches"):
+        fastload.diagnose(DataLoader(Waits(10, wait_s=0.02), 10), seconds=0.01)
+
+
+def test_a_fastloader_is_told_from_inside(tmp_path, image_folder):
+    fastload.pack_images(image_folder(size=(32, 32)), tmp_path / "photos.h5")
+    with_transform = FastLoader(tmp_path / "photos.h5", 4, transform=[fastload.transforms.RandomResizedCrop(16)])
+    found = diagnosed(with_transform, lambda batch: time.sleep(0.001), seconds=3.0)
+    assert {"reading", "transform"} <= set(found.measured.stages)
+    assert "fastload.FastLoader" in " ".join(found.verdict.evidence)
+
+
+def test_afterwards_nothing_is_metered_and_the_environment_is_as_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
+    loader = DataLoader(Waits(40, wait_s=0.0), 10)
+    diagnosed(loader, seconds=0.5)
+    assert dict(os.environ) == before
+    iterator = iter(loader)
+    assert "_fastload_doctor" not in vars(iterator) and len(list(iterator)) == 4
+    kept = DataLoader(Waits(40, wait_s=0.0), 10, num_workers=1, persistent_workers=True)
+    diagnosed(kept, seconds=3.0)
+    assert len(list(kept)) == 4 and list(tmp_path.iterdir()) == []

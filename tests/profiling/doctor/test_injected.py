@@ -1,0 +1,154 @@
+"""The injected module inside a script: what the script sees of it, and on which Pythons it runs."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import statistics
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from fastload.profiling.doctor.command import INJECT, environment_for
+from fastload.profiling.doctor.loader_records import read_records
+
+SCRIPT = """
+    import os, pickle, sys, warnings
+    import torch
+    from multiprocessing.reduction import ForkingPickler
+    from torch.utils.data import DataLoader, Dataset
+
+    class Numbers(Dataset):
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            return torch.full((4,), float(index))
+
+    class Odd(DataLoader):            # compares by value, has no hash
+        def __eq__(self, other):
+            return isinstance(other, Odd)
+
+    class Shaped:
+        def __init__(self, data):
+            self.data = data
+        def shape(self):
+            return self.data.shape
+
+    class Mine(torch.Tensor):         # looks its functions up, as torchvision's tv_tensors do
+        known, seen = {torch.Tensor.to}, []
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.seen.append(func in cls.known)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    class Loud(ForkingPickler):
+        def dump(self, value):
+            super().dump(("loud", value))
+
+    if __name__ == "__main__":
+        names = [batch[0, 0].item() for batch in Odd(Numbers(), batch_size=8)]
+        assert names == [float(n) for n in range(0, 64, 8)], names
+        for batch in DataLoader(Numbers(), batch_size=8, collate_fn=lambda rows: Shaped(torch.stack(rows))):
+            assert batch.shape()[0] == 8
+        torch.zeros(3).as_subclass(Mine).to(torch.float64)
+        assert Mine.seen == [True], Mine.seen
+        assert pickle.loads(Loud.dumps(1)) == ("loud", 1)
+        compiled = torch.compile(lambda x: x.to(torch.float64).to("cpu").sum(), backend="eager", fullgraph=True)
+        assert compiled(torch.ones(3)).item() == 3
+        # A daemon closes what it inherited, and gets the same numbers for its own files.
+        os.closerange(3, 64)
+        mine = [os.open(sys.argv[1] + str(n), os.O_RDWR | os.O_CREAT) for n in range(40)]
+        for batch in DataLoader(Numbers(), batch_size=8):
+            pass
+        assert all(os.fstat(number).st_size == 0 for number in mine)
+        print("fine")
+"""
+
+
+def run(words: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    environment = environment_for(folder, os.environ | environ)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600, cwd=folder.parent)
+
+
+def test_a_script_sees_nothing_of_it(tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    (tmp_path / "records").mkdir()
+    words = [sys.executable, "-W", "error", "train.py", str(tmp_path / "own")]
+    done = run(words, tmp_path / "records", LOCAL_WORLD_SIZE="auto")
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+    records = read_records(tmp_path / "records")
+    assert [fault for fault in records.faults if "LOCAL_WORLD_SIZE" not in fault] == []
+    assert sum(len(loader.steps) for loader in records.loaders) == 24
+
+
+TRIAL = """
+    import time
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Crowded(Dataset):
+        def __len__(self):
+            return 4 * 4000
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return index
+
+    if __name__ == "__main__":
+        begin, seen = time.monotonic(), []
+        for batch in DataLoader(Crowded(), batch_size=4, num_workers=WORKERS, multiprocessing_context="METHOD"):
+            seen += batch.tolist()
+            if time.monotonic() - begin > 9:
+                break
+        assert seen == list(range(len(seen))), seen
+"""
+
+
+@pytest.mark.slow
+def test_a_trial_of_fewer_workers_keeps_the_order_and_holds_the_others_back(tmp_path):
+    workers = 3 * len(os.sched_getaffinity(0))
+    text = TRIAL.replace("WORKERS", str(workers)).replace("METHOD", "fork")
+    (tmp_path / "train.py").write_text(textwrap.dedent(text))
+    (tmp_path / "records").mkdir()
+    done = run([sys.executable, "-W", "ignore", "train.py"], tmp_path / "records")
+    assert done.returncode == 0, done.stderr
+    [loader] = read_records(tmp_path / "records").loaders
+    assert {trial["limit"] for trial in loader.trials} == {0, workers // 3}
+    # Where samples only wait, a third of the workers makes a third of the batches; on a busy machine some more.
+    few, all_of_them = (
+        statistics.median(trial["s"] / trial["steps"] for trial in loader.trials if bool(trial["limit"]) == limited)
+        for limited in (True, False)
+    )
+    assert few > all_of_them
+
+
+def older_pythons() -> list[str]:
+    found = glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python"))
+    return [name for name in found if any(f"/3.{minor}." in name for minor in (9, 10, 12, 13))]
+
+
+@pytest.mark.parametrize("python", [*older_pythons(), sys.executable], ids=lambda path: Path(path).parts[-3])
+def test_it_runs_in_the_users_python_and_warns_of_nothing(tmp_path, python):
+    (tmp_path / "records").mkdir()
+    text = """
+        import bz2, lzma, zlib
+        from multiprocessing import Lock, Pool
+
+        def twice(n):
+            return 2 * n
+
+        if __name__ == "__main__":
+            with Lock(), Pool(2) as pool:
+                assert pool.map(twice, range(100)) == [2 * n for n in range(100)]
+            assert zlib.decompress(zlib.compress(b"x")) == lzma.decompress(lzma.compress(b"x")) == b"x"
+            print("fine")
+    """
+    (tmp_path / "main.py").write_text(textwrap.dedent(text))
+    done = run([python, "-W", "error", "main.py"], tmp_path / "records")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+    lines = [json.loads(line) for path in (tmp_path / "records").iterdir() for line in path.read_text().splitlines()]
+    assert {line["e"] for line in lines} == {"process", "begin"}
+    assert (INJECT / "sitecustomize.py").exists()

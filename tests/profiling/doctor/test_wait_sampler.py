@@ -1,0 +1,78 @@
+"""Where the kernel says that threads wait, of real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from fastload.profiling.doctor.costs import Fetch
+from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
+from fastload.timing.results import BatchWork
+
+WAITS = {
+    "a lock of a file": (True, """
+        import fcntl, os
+        held = os.open("held", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if os.fork():
+            fcntl.flock(os.open("held", os.O_RDWR), fcntl.LOCK_EX)
+        time.sleep(60)
+    """),
+    "a lock of processes": (True, """
+        import multiprocessing
+        lock = multiprocessing.Lock()
+        lock.acquire()
+        print("ready", flush=True)
+        lock.acquire()
+    """),
+    "a thread of its own that sleeps": (False, """
+        import threading
+        helper = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+        helper.start()
+        print("ready", flush=True)
+        helper.join()
+    """),
+    "a disk or the like": (False, "time.sleep(60)"),
+}  # fmt: skip
+
+
+def all_sleep(pid: int) -> bool:
+    """Whether no thread of a process runs or wants to: one that was just started may, on a busy machine."""
+    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_locks_are_told_from_other_waits(tmp_path, what):
+    if Path("/proc/self/wchan").read_bytes() == b"" and not os.access("/proc/1/wchan", os.R_OK):
+        pytest.skip("this system does not say where a thread waits")
+    locked, code = WAITS[what]
+    text = "import time\n" + textwrap.dedent(code)
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        if '"ready"' in code:
+            assert process.stdout.readline() == b"ready\n"
+        wchan = Path(f"/proc/{process.pid}/wchan")
+        words = (b"futex", b"lock_inode") if locked or "thread" in what else (b"nanosleep",)
+        while not (any(word in wchan.read_bytes() for word in words) and all_sleep(process.pid)):
+            time.sleep(0.01)
+        looks = WaitSampler()
+        begin = time.perf_counter()
+        looks.watch([process.pid])
+        while len(looks._seen[process.pid][0]) < 15:
+            time.sleep(0.01)
+        looks.close()
+        made = Fetch(process.pid, begin, time.perf_counter() - begin, 0.0, 0.0, BatchWork({}), 0.5)
+        assert looks.shares([made]) == WaitShares(lock=1.0 if locked else 0.0)
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,99 @@
+"""A clock that the test moves by hand, and loaders and a device that take time on it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import torch
+
+BATCH = np.zeros(2)
+
+
+class HandClock:
+    """A `Clock` moved by hand; `behind` marks wait only when waited for, like a device at work."""
+
+    name = "by hand"
+
+    def __init__(self, *, behind=False):
+        self.now = 0.0
+        self.behind = behind
+        self.dropped = []
+        self.waited_for = []
+
+    def mark(self):
+        return [self.now]
+
+    def is_done(self, mark):
+        return not self.behind
+
+    def wait(self, mark):
+        self.waited_for.append(mark)
+
+    def between_s(self, earlier, later):
+        return later[0] - earlier[0]
+
+    def drop(self, mark):
+        self.dropped.append(mark)
+
+
+class SlowLoader:
+    """Batches that take `wait_s` each on the clock."""
+
+    def __init__(self, clock, count=4, wait_s=1.0, batch=BATCH):
+        self.clock, self.count, self.wait_s, self.batch = clock, count, wait_s, batch
+
+    def __iter__(self):
+        for _ in range(self.count):
+            self.clock.now += self.wait_s
+            yield self.batch
+
+    def __len__(self):
+        return self.count
+
+
+def times(step):
+    return step.wait_s, step.copy_s, step.transform_s, step.compute_s
+
+
+class Device:
+    """A backend without a GPU: copies are made at once, and being waited for takes a second on the clock."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def allocate(self, num_bytes):
+        return np.empty(num_bytes, np.uint8)
+
+    def pin(self, memory):
+        return lambda: None
+
+    def side_stream(self):
+        return contextlib.nullcontext()
+
+    def copy(self, host):
+        return host.clone(memory_format=torch.preserve_format)
+
+    def memory(self):
+        raise NotImplementedError
+
+    def empty(self, shape, dtype):
+        return torch.empty(shape, dtype=dtype)
+
+    def fill(self, destination, host):
+        destination.copy_(host)
+
+    def drain(self):
+        pass
+
+    def record(self):
+        return None
+
+    def finished(self, event):
+        return True
+
+    def synchronize(self, event):
+        pass
+
+    def hand_over(self, event, tensors):
+        self.clock.now += 1

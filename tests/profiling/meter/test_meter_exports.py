@@ -1,0 +1,144 @@
+"""A meter's figures in files and in TensorBoard's curves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from child_processes import child_environment
+from fake_nvml import FakeNvml
+from hand_clock import HandClock, SlowLoader
+
+from fastload import Meter, OptionError, OutputError
+
+
+@pytest.fixture
+def meter():
+    clock = HandClock()
+    with Meter(device=clock, nvml=FakeNvml(), sample_every_s=10) as meter:
+        for _ in meter.watch(SlowLoader(clock, 3)):
+            clock.now += 2
+    return meter
+
+
+class Writer:
+    """What a SummaryWriter is asked for."""
+
+    def __init__(self):
+        self.points = []
+
+    def add_scalar(self, tag, value, step):
+        self.points.append((tag, value, step))
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_csv_has_a_row_a_step(meter, tmp_path):
+    meter.write_csv(tmp_path / "steps.csv")
+    with open(tmp_path / "steps.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["step"], row["wait_s"], row["compute_s"], row["queue_depth"]) for row in rows] == [
+        ("0", "1.0", "2.0", ""), ("1", "1.0", "2.0", ""), ("2", "1.0", "2.0", ""),
+    ]  # fmt: skip
+
+
+def test_jsonl_has_machine_steps_readings_and_sums(meter, tmp_path):
+    meter.write_jsonl(str(tmp_path / "run.jsonl"))
+    lines = lines_of(tmp_path / "run.jsonl")
+    kinds = [line["kind"] for line in lines]
+    assert kinds == ["meter", "step", "step", "step", *["reading"] * len(meter.readings), "totals"]
+    assert lines[0]["version"] == 1 and "Python" in lines[0]["environment"]
+    assert {name: lines[2][name] for name in ("loop", "step", "wait_s", "copy_s", "compute_s", "queue_depth")} == {
+        "loop": 0, "step": 1, "wait_s": 1, "copy_s": 0, "compute_s": 2, "queue_depth": None,
+    }  # fmt: skip
+    assert lines[-1]["steps"] == 3 and lines[-1]["wait_s"] == 3
+
+
+@pytest.mark.parametrize("write", ["write_csv", "write_jsonl", "record"])
+def test_nothing_is_overwritten_unasked(meter, tmp_path, write):
+    path = tmp_path / "there"
+    path.write_text("mine")
+    with pytest.raises(OutputError, match=r"exists.*--force"):
+        getattr(meter, write)(path)
+    assert path.read_text() == "mine"
+    getattr(meter, write)(path, force=True)
+    assert "mine" not in path.read_text()
+    with pytest.raises(OutputError, match="does not exist"):
+        getattr(Meter(), write)(tmp_path / "no" / "folder")
+    with pytest.raises(OutputError, match="is a folder"):
+        getattr(Meter(), write)(tmp_path, force=True)
+
+
+@pytest.mark.parametrize("write", ["write_csv", "write_jsonl"])
+def test_a_file_that_is_replaced_is_the_old_one_until_the_new_one_is_whole(meter, tmp_path, write):
+    path = tmp_path / "there"
+    path.write_text("mine")
+    with open(path) as old:
+        getattr(meter, write)(path, force=True)
+        assert old.read() == "mine"
+    assert [one.name for one in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_record_grows_with_the_steps(tmp_path):
+    clock, path = HandClock(), tmp_path / "run.jsonl"
+    with Meter(device=clock, nvml=FakeNvml(), sample_every_s=10) as meter:
+        meter.record(path)
+        with pytest.raises(OptionError, match="a record already"):
+            meter.record(tmp_path / "other.jsonl")
+        for number, _ in enumerate(meter.watch(SlowLoader(clock, 4))):
+            assert [line["step"] for line in lines_of(path) if line["kind"] == "step"] == list(range(number))
+        list(meter.watch(range(2)))
+    lines = lines_of(path)
+    assert [(line["loop"], line["step"]) for line in lines if line["kind"] == "step"] == [
+        (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1),
+    ]  # fmt: skip
+    assert [line["steps"] for line in lines if line["kind"] == "totals"] == [4, 2]
+    assert any(line["kind"] == "reading" and line["gpu0.power_w"] == 500 for line in lines)
+
+
+def test_a_killed_job_has_its_steps(tmp_path):
+    code = f"""
+import os, signal, fastload
+with fastload.Meter(sample_every_s=0) as meter:
+    meter.record({str(tmp_path / "run.jsonl")!r})
+    for number in meter.watch(range(100)):
+        if number == 50:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=child_environment(), check=False)
+    assert done.returncode < 0
+    assert [line["kind"] for line in lines_of(tmp_path / "run.jsonl")] == ["meter"] + ["step"] * 50
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_ends_the_record_and_not_the_training():
+    with Meter(sample_every_s=0) as meter:
+        meter.record("/dev/full", force=True)
+        assert len(list(meter.watch(range(5)))) == 5
+    assert "No space left" in meter._record.failure
+
+
+def test_tensorboard_gets_milliseconds_a_step_and_the_readings(meter):
+    writer = Writer()
+    meter.to_tensorboard(writer, prefix="data", first_step=100)
+    curves = {}
+    for tag, value, step in writer.points:
+        curves.setdefault(tag, []).append((step, value))
+    assert curves["data/wait_ms"] == [(100, 1000), (101, 1000), (102, 1000)]
+    assert curves["data/compute_ms"] == [(100, 2000), (101, 2000), (102, 2000)]
+    assert curves["data/samples_per_s"][0] == (100, pytest.approx(2 / 3))
+    assert curves["data/gpu0/utilization_percent"][0] == (100, 90)
+    assert "data/queue_depth" not in curves and not any("at_s" in tag for tag in curves)
+
+
+def test_a_real_summary_writer_takes_them(meter, tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="needs tensorboard")
+    with tensorboard.SummaryWriter(tmp_path) as writer:
+        meter.to_tensorboard(writer)
+    assert any(path.stat().st_size for path in tmp_path.iterdir())

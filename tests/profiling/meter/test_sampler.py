@@ -1,0 +1,178 @@
+"""Readings of a job: of this process, or of another with its children."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+import pytest
+from fake_nvml import FakeNvml
+
+from fastload import Meter, OptionError
+from fastload.profiling.meter import Sampler, environment
+from fastload.profiling.meter.sampler import Rates, cpu_seconds, disk_bytes_read, family_of, process_memory
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+
+
+def until(holds):
+    """A thread gets its turn some time; how soon is the machine's affair."""
+    last = time.monotonic() + 600
+    while time.monotonic() < last:
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+def test_readings_come_in_order_and_end_with_the_block():
+    with Sampler(nvml=FakeNvml(), visible="0", every_s=0.001) as sampler:
+        until(lambda: len(sampler.readings) > 5)
+    readings = sampler.readings
+    assert [one["at_s"] for one in readings] == sorted(one["at_s"] for one in readings)
+    assert all(one["gpu0.power_w"] == 500 for one in readings)
+    assert not [thread for thread in threading.enumerate() if thread.name == "fastload-sampler"]
+    sampler.stop()  # again: nothing happens
+    assert sampler.readings == readings
+    with pytest.raises(OptionError, match="once"):
+        sampler.start()
+
+
+@LINUX
+def test_a_reading_has_cpu_memory_and_disk_of_the_job():
+    with Sampler(nvml=FakeNvml(0), every_s=0.001) as sampler:
+        until(lambda: any("disk_read_bytes_per_s" in one for one in sampler.readings))
+    names = {name for one in sampler.readings for name in one}
+    assert {"cpu_percent", f"cpu_percent.{os.getpid()}", "memory_bytes", "disk_read_bytes_per_s"} <= names
+    assert not any(name.startswith("gpu") for name in names) and sampler.absent == {"gpu": "there is no GPU"}
+    memory = next(one["memory_bytes"] for one in sampler.readings if "memory_bytes" in one)
+    assert 2**20 < memory < 2**40
+
+
+@LINUX
+def test_another_process_is_read_with_its_children_and_may_end():
+    code = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=sys.stdin);"
+        "print(child.pid, flush=True); child.wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        child = int(process.stdout.readline())
+        with Sampler(process.pid, nvml=FakeNvml(), visible="0", every_s=0.01) as sampler:
+            until(lambda: f"cpu_percent.{child}" in sampler.readings[-1])
+            assert f"cpu_percent.{os.getpid()}" not in sampler.readings[-1]
+            process.communicate("\n")
+            count = len(sampler.readings)
+            until(lambda: len(sampler.readings) > count + 2)  # the job is gone, the driver is still read
+        assert "cpu_percent" not in sampler.readings[-1] and "gpu0.power_w" in sampler.readings[-1]
+
+
+@LINUX
+def test_a_family_is_the_process_and_its_descendants():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as process:
+        assert {os.getpid(), process.pid} <= set(family_of(os.getpid()))
+        assert family_of(process.pid) == [process.pid]
+        assert process_memory(process.pid) > 0 and disk_bytes_read(process.pid) is not None
+        assert cpu_seconds([process.pid])[process.pid] >= 0
+        process.communicate("\n")
+    gone = process.pid
+    assert process_memory(gone) == 0 and disk_bytes_read(gone) is None and cpu_seconds([gone]) == {}
+
+
+def test_rates_count_processes_from_the_second_look_on():
+    rates = Rates()
+    assert rates.of({1: 5.0}) == {}
+    found = rates.of({1: 6.0, 2: 100.0})
+    assert list(found) == [1] and found[1] > 0
+    assert list(rates.of({2: 101.0})) == [2]
+
+
+def test_only_the_gpus_of_the_job_are_told_where_the_driver_knows():
+    nvml = FakeNvml(2)
+    with Sampler(nvml=nvml, visible="0,1", every_s=0.005) as sampler:
+        assert {"gpu0.power_w", "gpu1.power_w"} <= set(sampler.readings[0])
+        nvml.pids = {1: [os.getpid()]}
+        until(lambda: "gpu0.power_w" not in sampler.readings[0])
+        assert "gpu1.power_w" in sampler.readings[0]
+
+
+def test_what_the_system_does_not_tell_is_named_and_the_rest_is_read():
+    def no_disks():
+        raise NotImplementedError("couldn't find /proc/diskstats")
+
+    with Sampler(nvml=FakeNvml(), visible="0", every_s=0.001, disks=no_disks) as sampler:
+        until(lambda: len(sampler.readings) > 5)
+    assert sampler.absent == {"disk_busy_percent": "NotImplementedError: couldn't find /proc/diskstats"}
+    assert all("gpu0.power_w" in one for one in sampler.readings) and "cpu_percent" in sampler.readings[-1]
+
+
+def test_what_could_be_read_once_is_tried_again():
+    busy = iter([{"sda": Disk(0)}, None, OSError("lost"), {"sda": Disk(10**6)}])
+
+    def disks():
+        found = next(busy)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    sampler = Sampler(nvml=FakeNvml(0), disks=disks)
+    for _ in range(4):
+        sampler._family_due_s = 0
+        sampler.read()
+    assert "disk_busy_percent" not in sampler.absent and next(busy, "all were asked for") == "all were asked for"
+
+
+class Disk(NamedTuple):
+    busy_time: float
+
+
+def test_readings_that_end_are_not_silent():
+    def callback(reading):
+        if len(sampler.readings) > 2:
+            raise RuntimeError("no room")
+
+    sampler = Sampler(nvml=FakeNvml(0), every_s=0.001, callback=callback)
+    with sampler:
+        until(lambda: "readings" in sampler.absent)
+    assert sampler.absent["readings"] == "RuntimeError: no room"
+
+
+def test_long_runs_are_thinned(monkeypatch):
+    monkeypatch.setattr("fastload.profiling.meter.sampler.MOST_READINGS", 16)
+    sampler = Sampler(nvml=FakeNvml(0), every_s=1e-4)
+    for _ in range(200):
+        sampler.read()
+    assert 8 <= len(sampler.readings) <= 16
+    at_s = [one["at_s"] for one in sampler.readings]
+    assert at_s == sorted(at_s)
+
+
+def test_a_period_above_zero_is_asked_for():
+    with pytest.raises(OptionError, match="every_s"):
+        Sampler(every_s=0)
+
+
+def test_a_meter_without_readings_says_so():
+    with Meter(sample_every_s=0) as meter:
+        list(meter.watch([1]))
+    assert meter.readings == () and "readings" in meter.absent
+
+
+def test_a_meter_reads_the_driver_it_is_given(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with Meter(nvml=FakeNvml(fails={"nvmlDeviceGetUtilizationRates"}), sample_every_s=0.001) as meter:
+        until(lambda: len(meter.readings) > 3)
+    assert meter.absent == {"gpu0.utilization_percent": "NVMLError: Not Supported"}
+    assert all("gpu0.sm_mhz" in one for one in meter.measured().readings)
+
+
+def test_the_environment_names_no_host_and_no_user():
+    found = environment()
+    assert {"CPU", "CPUs for this process", "memory", "system", "Python"} <= set(found)
+    assert all(isinstance(value, str) for value in found.values())
+    assert os.uname().nodename not in " ".join(found.values()) or len(os.uname().nodename) < 3

@@ -1,0 +1,293 @@
+"""Any loop under a Meter: its batches untouched, its steps right, whatever way it ends."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from hand_clock import HandClock, SlowLoader, times
+from torch.utils.data import DataLoader, TensorDataset
+
+from fastload import Meter, OptionError
+from fastload.profiling.meter.loops import Loop, demands_of, num_samples
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+@pytest.fixture
+def meter(clock):
+    with Meter(device=clock, sample_every_s=0) as meter:
+        yield meter
+
+
+def train(meter, loader, clock, compute_s=2.0):
+    for _ in meter.watch(loader):
+        clock.now += compute_s
+
+
+def test_waiting_and_computing_are_told_apart(meter, clock):
+    train(meter, SlowLoader(clock, 3), clock)
+    measured = meter.measured("by hand")
+    assert [times(step) for step in measured.steps] == [(1, 0, 0, 2)] * 3
+    assert measured.num_steps == 3 and meter.totals.wait_s == 3 and meter.totals.stall_share == pytest.approx(1 / 3)
+    assert measured.stages == {} and measured.headspace_samples_per_s is None
+
+
+def test_batches_are_the_loaders_own_in_order(meter):
+    batches = [torch.zeros(2), {"image": torch.zeros(3, 1)}, "text"]
+    assert all(one is other for one, other in zip(batches, meter.watch(batches), strict=True))
+    assert [step.samples for step in meter.measured().steps] == [2, 3, 0]
+
+
+def test_a_device_that_is_behind_is_waited_for_at_the_end_only():
+    clock = HandClock(behind=True)
+    with Meter(device=clock, sample_every_s=0) as meter:
+        for number, _ in enumerate(meter.watch(SlowLoader(clock, 5))):
+            assert meter.totals.steps == 0 and clock.waited_for == []
+            clock.now += number
+    assert [times(step)[3] for step in meter.measured().steps] == [0, 1, 2, 3, 4]
+    assert len(clock.dropped) == len({id(mark) for mark in clock.dropped}), "a mark that is used again is free once"
+
+
+def test_a_device_far_behind_is_waited_for_before_the_marks_pile_up():
+    clock = HandClock(behind=True)
+    with Meter(device=clock, sample_every_s=0) as meter:
+        for number, _ in enumerate(meter.watch(SlowLoader(clock, 600))):
+            assert number - meter.totals.steps < 300
+    assert meter.totals.steps == 600
+
+
+def test_a_broken_off_pass_has_the_batches_that_were_handed_over(meter, clock):
+    for number, _ in enumerate(meter.watch(SlowLoader(clock))):
+        if number == 2:
+            break
+        clock.now += 2
+    assert [times(step) for step in meter.measured().steps] == [(1, 0, 0, 2), (1, 0, 0, 2), (1, 0, 0, 0)]
+
+
+def test_a_step_that_raises_ends_the_measurement_and_is_not_swallowed(clock):
+    with pytest.raises(ZeroDivisionError), Meter(device=clock, sample_every_s=0) as meter:
+        for _ in meter.watch(SlowLoader(clock)):
+            clock.now += 2
+            _ = 1 // 0
+    assert [times(step) for step in meter.measured().steps] == [(1, 0, 0, 2)]
+
+
+def test_a_loader_that_raises_is_heard(meter):
+    def broken():
+        yield 1
+        raise KeyError("photo")
+
+    with pytest.raises(KeyError, match="photo"):
+        list(meter.watch(broken()))
+    assert meter.totals.steps == 1
+    with pytest.raises(TypeError, match="no loader today"):
+        iter(meter.watch(Unwilling()))
+    train(meter, [1, 2], HandClock())  # the failed one does not stand in the way
+
+
+class Unwilling:
+    def __iter__(self):
+        raise TypeError("no loader today")
+
+
+def test_an_empty_loader_has_no_steps_and_no_verdict(meter):
+    assert list(meter.watch([])) == []
+    measured = meter.measured("nothing")
+    assert measured.num_steps == 0 and measured.verdict is None and measured.samples_per_s == 0
+    assert meter.demands().steps == ()
+    with pytest.raises(OptionError, match="no step yet"):
+        _ = meter.verdict
+
+
+def test_epochs_of_one_loader_are_one_loop(meter, clock):
+    loader = SlowLoader(clock, 2)
+    for _ in range(3):
+        train(meter, loader, clock)
+        clock.now += 100  # validation, unwatched
+    assert meter.totals.steps == 6 and meter.totals.duration_s == 18
+    again = meter.watch(loader)
+    assert len(again) == 2 and [len(list(again)) for _ in range(2)] == [2, 2]
+
+
+def test_a_loop_inside_another_is_not_a_part_of_its_steps(meter, clock):
+    training, validation = SlowLoader(clock, 3), SlowLoader(clock, 2, wait_s=10)
+    for number, _ in enumerate(meter.watch(training)):
+        clock.now += 2
+        if number == 1:
+            train(meter, validation, clock, compute_s=50)
+        clock.now += 1
+    assert [times(step) for step in meter.measured(loader=training).steps] == [(1, 0, 0, 3)] * 3
+    assert [times(step) for step in meter.measured(loader=validation).steps] == [(10, 0, 0, 50)] * 2
+    assert meter.measured().num_steps == 2, "the main loop is the one that took longest"
+
+
+def test_a_loop_left_inside_another_ends_with_it(meter, clock):
+    inner = None
+    for _ in meter.watch(SlowLoader(clock, 2)):
+        inner = inner or iter(meter.watch(SlowLoader(clock, 5)))
+        if inner is not None and meter.totals.steps == 0:
+            next(inner)
+    assert [loop.log.totals.steps for loop in meter._loops] == [2, 1]
+
+
+def test_two_loops_that_take_turns_are_refused(meter, clock):
+    with pytest.raises(OptionError, match="a Meter of its own"):
+        list(zip(meter.watch(SlowLoader(clock)), meter.watch(SlowLoader(clock)), strict=True))
+
+
+def test_two_meters_measure_two_loops_that_take_turns():
+    with Meter(sample_every_s=0) as one, Meter(sample_every_s=0) as other:
+        pairs = list(zip(one.watch(range(4)), other.watch(range(4)), strict=True))
+    assert len(pairs) == one.totals.steps == other.totals.steps == 4
+
+
+def test_loops_of_several_threads_each_with_a_meter():
+    counts = []
+
+    def work():
+        with Meter(sample_every_s=0) as meter:
+            list(meter.watch(range(50)))
+            counts.append(meter.totals.steps)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [50] * 4
+
+
+def test_without_a_with_block_it_says_how(clock):
+    meter = Meter(sample_every_s=0)
+    with pytest.raises(OptionError, match=r"with fastload\.Meter"):
+        meter.watch([1])
+    with meter:
+        watched = meter.watch([1, 2, 3])
+        under_way = iter(watched)
+        next(under_way)
+    with pytest.raises(OptionError, match="after its `with`"):
+        iter(watched)
+    with pytest.raises(OptionError, match="after its `with`"):
+        next(under_way)
+    with pytest.raises(OptionError, match="another one"), meter:
+        pass
+    assert meter.totals.steps == 1
+
+
+def test_what_cannot_be_is_refused(meter):
+    with pytest.raises(OptionError, match="sample_every_s"):
+        Meter(sample_every_s=-1)
+    with pytest.raises(OptionError, match="cannot be iterated"):
+        meter.watch(3)
+    with pytest.raises(OptionError, match="did not watch"):
+        meter.demands([1])
+    for device in ("tpu", "cuda:x"):
+        with pytest.raises(OptionError, match="device="):
+            Meter(device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(OptionError, match="0 CUDA devices"):
+        Meter(device="cuda")
+
+
+def test_a_watched_loader_and_its_batches_are_not_kept_alive(meter):
+    class Loader:
+        def __iter__(self):
+            for _ in range(3):
+                yield np.zeros(4)
+
+    loader, seen = Loader(), []
+    for batch in meter.watch(loader):
+        seen.append(weakref.ref(batch))
+        assert sum(ref() is not None for ref in seen) <= 2
+    gone = weakref.ref(loader)
+    del loader, batch
+    gc.collect()
+    assert gone() is None and all(ref() is None for ref in seen)
+    assert meter.totals.steps == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataloader_is_judged_by_its_waits(workers):
+    loader = DataLoader(TensorDataset(torch.zeros(12, 3)), batch_size=4, num_workers=workers)
+    with Meter(sample_every_s=0) as meter:
+        for _ in range(2):
+            for (images,) in meter.watch(loader):
+                assert images.shape == (4, 3)
+    demands = meter.demands()
+    assert (demands.workers, demands.ahead, demands.is_fastload) == (workers, 2 * workers, False)
+    assert len(demands.startups_s) == 2 and demands.receive_s > 0
+    assert [step.samples for step in demands.steps] == [4] * 6
+    assert meter.verdict.cause in ("", "compute")
+
+
+def test_demands_are_made_of_what_a_loop_noted():
+    loop = Loop(lambda: None, first_s=[5.0, 3.0], ends_s=[0.25], process_s=11.0, first_running_s=1.0)
+    for wait_s in (5.0, 1.0, 3.0, 1.0, 1.0):
+        loop.log.add((0.0, wait_s, 0.0, 0.0, 2.0, 1, None), None)
+    loop.receive_s.add(0.5)
+    loop.receive_s.add(1.5)
+    loop.transform_running_s.add(0.2)
+    loop.runnable_s.add(0.125)
+    demands = demands_of(loop)
+    # A batch takes 1 s, the median wait; what a pass begins with beyond that, and waits at its end, is its start.
+    assert demands.startups_s == (4.25, 2.0) and demands.ended_s == 0.25
+    # 3 waits of 1 s on a CPU, 1 s of the first ones, 5 transforms of 0.2 s; 6 of 11 s are left to 5 steps.
+    assert demands.step_running_s == pytest.approx(1.2)
+    assert demands.receive_s == 1.0 and demands.step_runnable_s == 0.125
+
+
+def test_a_loader_asked_for_has_its_own_verdict(meter, clock):
+    waiting, fed = SlowLoader(clock, 9, wait_s=3), SlowLoader(clock, 4, wait_s=0.01)
+    train(meter, waiting, clock, compute_s=1)
+    train(meter, fed, clock, compute_s=1)
+    assert meter.measured(loader=waiting).verdict == meter.verdict and meter.verdict.cause == ""
+    assert meter.measured(loader=fed).verdict.cause == "compute"
+
+
+def test_loaders_that_compare_by_value_are_told_apart(meter, clock, tmp_path):
+    meter.record(tmp_path / "a.jsonl")
+    arrays = [np.arange(3), np.arange(3)]
+    for array in arrays:
+        train(meter, array, clock)
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [line["loop"] for line in lines if line["kind"] == "step"] == [0, 0, 0, 1, 1, 1]
+
+
+def test_waits_alone_say_how_much_but_not_what_for(meter, clock):
+    train(meter, SlowLoader(clock, 4, wait_s=3), clock, compute_s=1)
+    verdict = meter.verdict
+    assert verdict.cause == "" and verdict.worth_making and verdict.stall_share == pytest.approx(0.75, abs=0.01)
+    assert verdict.cures[0].gain == pytest.approx(4, rel=0.01) and "fastload.diagnose(loader)" in verdict.sentence
+
+
+def test_where_nothing_is_waited_for_compute_binds(meter, clock):
+    train(meter, SlowLoader(clock, 4, wait_s=0.01), clock, compute_s=1)
+    verdict = meter.verdict
+    assert verdict.cause == "compute" and not verdict.worth_making and not verdict.cures
+
+
+def test_samples_are_counted_whatever_a_batch_is_made_of():
+    pair = namedtuple("Pair", "images labels")
+
+    class Graph:
+        def __init__(self):
+            self.x = torch.zeros(7, 2)
+
+    tensors = torch.zeros(5, 2)
+    for batch in (tensors, (tensors, 1), [[tensors]], {"a": "text", "b": tensors}, pair(tensors, 0), tensors.numpy()):
+        assert num_samples(batch) == 5
+    assert num_samples(Graph()) == 7 and num_samples(torch.zeros(())) == 1
+    assert num_samples("text") == num_samples(None) == num_samples([]) == num_samples({"a": 3}) == 0

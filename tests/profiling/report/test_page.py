@@ -1,0 +1,242 @@
+"""The page as text: well-formed, escaped, self-contained, and saying what is missing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import warnings
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from made_up import IMG, SCRIPT, hostile, usual
+
+from fastload.profiling.report import write_report
+from fastload.profiling.report.page import make_page
+from fastload.timing.results import Measured, Work
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed in order; collects ids, attributes and texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+        if not {"script", "style"} & set(self.open):
+            self.words += data.split()
+
+    def text(self) -> str:
+        return " ".join(self.words)
+
+    def data(self):
+        return json.loads(next(text for text in self.texts["script"] if text.lstrip().startswith("{")))
+
+
+RUNS = {
+    "usual": [usual()],
+    "long": [usual(3000, spike_at=1700)],
+    "one step": [usual(1)],
+    "eight GPUs": [usual(gpus=8)],
+    "hostile": [hostile()],
+    "empty": [Measured("")],
+    "two": [usual(), usual(title="the other")],
+    "none": [],
+}
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return {name: make_page(runs) for name, runs in RUNS.items()}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_element_is_closed_and_every_id_is_there_once(pages, name):
+    page = Page(pages[name])
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    named = [value for _, attrs in page.tags for key, value in attrs.items() if key in ("aria-labelledby", "for")]
+    named += [attrs["href"][1:] for tag, attrs in page.tags if tag == "use"]
+    named += re.findall(r"url\(#([^)]*)\)", pages[name])
+    assert set(named) <= set(ids)
+    assert [tag for tag, _ in page.tags].count("h1") == 1
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_nothing_is_loaded_from_anywhere(pages, name):
+    page = Page(pages[name])
+    for tag, attrs in page.tags:
+        assert tag not in ("iframe", "object", "embed", "img", "base") and not any(
+            key.startswith("on") for key in attrs
+        )
+        for key in ("src", "href", "xlink:href", "action"):
+            assert (attrs.get(key) or "#").startswith(("#", "data:")), (tag, attrs)
+    style = " ".join(page.texts["style"])
+    assert "@import" not in style and "url(" not in style
+    if name != "hostile":
+        assert "://" not in pages[name]
+
+
+def test_only_our_script_may_run(pages):
+    for text in pages.values():
+        page = Page(text)
+        (policy,) = (
+            attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy"
+        )
+        scripts = [attrs for tag, attrs in page.tags if tag == "script"]
+        assert scripts == [{"type": "application/json", "id": "data"}, {}]
+        ours = page.texts["script"][-1]
+        digest = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
+        assert policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
+
+
+def test_what_comes_from_outside_stays_text(pages):
+    page = Page(pages["hostile"])
+    assert IMG in page.text() and SCRIPT in page.text()
+    assert "<img" not in pages["hostile"].split("<script")[0] and SCRIPT not in pages["hostile"]
+    data = page.data()
+    assert data["title"] == IMG and data["command"] == SCRIPT
+
+
+def test_the_raw_data_is_what_was_measured(pages):
+    run = usual()
+    assert Page(pages["usual"]).data() == json.loads(json.dumps(run.to_dict()))
+    two = Page(pages["two"]).data()
+    assert two["version"] == 1 and [one["title"] for one in two["runs"]] == ["bench photos.h5", "the other"]
+
+
+def test_what_is_not_finite_is_null_in_the_raw_data(pages):
+    data = Page(pages["hostile"]).data()
+    assert data["steps"][1]["copy_s"] is None and data["readings"][0]["gpu0.power_w"] is None
+
+
+def test_the_verdict_stands_on_top_with_its_change_and_evidence(pages):
+    text = Page(pages["usual"]).text()
+    parts = [
+        "Verdict: decoding", "Decoding binds: the loop waits 35 % of its time", "Change first", "Pack the images with",
+        "At most 1.50 times as fast", "takes this cause away", "Evidence", "2 workers were on a CPU",
+        "Steps over time", "Other changes considered", "Use num_workers=4 : at most 1.20 times as fast",
+    ]  # fmt: skip
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_a_change_that_is_not_worth_making_is_said_to_be_so():
+    run = usual()
+    assert run.verdict is not None
+    verdict = replace(run.verdict, worth_making=False, fastload_helps=False)
+    text = Page(make_page([replace(run, verdict=verdict)])).text()
+    assert (
+        "That is not worth making." in text and "would not take this cause away" in text and "Change first" not in text
+    )
+    text = Page(make_page([replace(run, verdict=replace(verdict, cures=()))])).text()
+    assert "No change was found that would make a step faster." in text
+
+
+def test_what_was_not_measured_is_said_with_its_reason(pages):
+    text = Page(pages["empty"]).text()
+    for part in (
+        "No verdict", "No step of a training loop was measured", "No GPU was read", "Neither CPU nor disk was read",
+        "The stages of this loader could not be measured separately", "Machine and versions were not recorded",
+    ):  # fmt: skip
+        assert part in text
+    assert "Nothing was measured" in Page(pages["none"]).text()
+    no_headspace = Page(make_page([replace(usual(), headspace_samples_per_s=None)])).text()
+    assert "was not measured in this run" in no_headspace
+
+
+def test_a_slice_of_a_gpu_has_memory_but_no_utilization():
+    run = replace(usual(gpus=0), readings=({"at_s": 0.1, "gpu0.memory_bytes": 2.0**30},))
+    text = Page(make_page([run])).text()
+    assert "a slice of a GPU (MIG) has none" in text and "1.00 GiB" in text
+
+
+def test_utilization_never_stands_without_what_it_means(pages):
+    for name in ("usual", "eight GPUs"):
+        text = Page(pages[name]).text()
+        assert "NVML's utilization is a duty cycle" in text and "a duty cycle" in text[: text.index("Steps over time")]
+
+
+def test_each_plot_has_its_figures_as_text(pages):
+    page = Page(pages["usual"])
+    labels = [attrs["aria-label"] or "" for tag, attrs in page.tags if tag == "svg"]
+    assert len(labels) == 10  # five plots, each for a wide and a narrow place
+    assert all(re.search(r"\d", label) for label in labels)
+
+
+def test_a_spike_in_a_long_run_is_named_where_it_leaves_the_plot(pages):
+    assert "3.00 s" in " ".join(Page(pages["long"]).texts["text"])
+
+
+def test_colours_and_font_come_from_the_page(pages):
+    drawings = "".join(re.findall(r"<svg.*?</svg>", pages["long"], flags=re.DOTALL))
+    assert "DejaVu" not in drawings and "var(--wait)" in drawings
+    # Black is what matplotlib draws with where nothing was said.
+    assert set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{3,6})", drawings)) == set()
+    style = " ".join(Page(pages["long"]).texts["style"])
+    for name in set(re.findall(r"var\(--([a-z0-9]+)\)", pages["long"])):
+        assert f"--{name}:" in style
+
+
+def test_the_same_run_gives_the_same_page():
+    assert make_page([usual()]) == make_page([usual()])
+
+
+def test_a_long_run_is_thinned():
+    # The raw data is as long as the run; what is drawn is not.
+    def drawn(steps):
+        page = make_page([only_steps(usual(steps))])
+        return len("".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)))
+
+    assert drawn(20_000) < 1.5 * drawn(2_000)
+
+
+def only_steps(run):
+    return replace(run, readings=(), stages={})
+
+
+def test_odd_runs_give_a_page_and_no_warning():
+    steps = usual(3).steps
+    none = replace(steps[0], wait_s=0, copy_s=0, transform_s=0, compute_s=0)
+    strange = [
+        replace(only_steps(usual()), samples_per_s=0.0, elapsed_s=0.0),
+        replace(only_steps(usual()), steps=(none,) * 3),
+        replace(only_steps(usual()), steps=steps[:1] * 2),
+        replace(only_steps(usual()), steps=steps[::-1], headspace_samples_per_s=math.nan, num_steps=10**6),
+        Measured("", stages={"reading": Work()}),
+        Measured("", readings=({"at_s": 0.0, "cpu_percent": 0.0}, {"cpu_percent": 3.0}, {})),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for run in strange:
+            assert Page(make_page([run])).data()
+
+
+def test_names_that_are_not_utf8_are_written_out(tmp_path):
+    write_report(hostile(), tmp_path / "report.html")
+    assert r"photo\udcff.h5" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -1,0 +1,141 @@
+"""Searches over small files, for real."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from small_files import random_pixels, write_foreign
+
+from fastload import FastLoader, PackedDataset
+from fastload.errors import OptionError
+from fastload.plan import ChunkWindow
+from fastload.profiling.tune.candidates import Candidate, TuneOptions
+from fastload.profiling.tune.search import Search
+from fastload.profiling.tune.tables import measured, table_of, to_dict
+from fastload.profiling.tune.trials import Runner, TrialMode
+
+PACKED = {"rows": 400, "size": (16, 16, 3), "classes": "abcd", "chunk_rows": 20}
+BRIEF = {"seconds": 1.0, "batch_size": 32}
+
+
+def test_a_packed_file_is_searched_and_the_call_is_that_of_a_loader(packed):
+    search = Search(packed, TuneOptions(**BRIEF))
+    result = search.run()
+    assert result.rows[0].candidate == search.default and not result.interrupted
+    assert result.chosen.row.candidate in [row.candidate for row in result.rows]
+    for row in result.rows:
+        assert row.samples_per_s > 0 and row.cpu_s_per_1000 > 0 and row.first_batch_s > 0 and row.stall_share is None
+    loader = eval(result.call, {"FastLoader": FastLoader, "ChunkWindow": ChunkWindow, "PackedDataset": PackedDataset})
+    assert next(iter(loader))[0].shape == (32, 3, 16, 16)
+    loader.close()
+
+
+def test_a_compressed_file_has_its_orders_tried_and_judged(tmp_path):
+    images = random_pixels(512, (64, 64, 3), below=9)
+    compressed = write_foreign(tmp_path / "gzip.h5", images, chunk_rows=32, labels=np.arange(512) % 5)
+    result = Search(compressed, TuneOptions(seconds=6.0, batch_size=32)).run()
+    orders = {row.candidate.order for row in result.rows}
+    assert {"full", "ChunkWindow(1)"} <= {order.strip('"') for order in orders}
+    assert all(row.mixing for row in result.rows)
+    assert result.default.shuffle == "full" and any("batches of 16" in note for note in result.notes)
+    head = table_of(result).head
+    assert "mixing" in head and "shuffle" in head and "stall" not in head
+
+
+def test_with_a_step_its_stalls_are_measured(packed):
+    result = Search(packed, TuneOptions(**BRIEF, step="sim:2000")).run()
+    assert result.step.startswith("simulated accelerator")
+    # The accelerator's own arithmetic: what it was given cannot be done sooner.
+    assert all(row.stall_share is not None and row.samples_per_s < 2000 * 1.001 for row in result.rows)
+    assert "stall" in table_of(result).head and "; loading may take all of " in table_of(result).title
+
+
+def test_a_network_on_the_cpu_is_part_of_the_share_and_that_is_said(packed):
+    result = Search(packed, TuneOptions(**BRIEF, step="tiny", cpu_budget=0.9)).run()
+    assert result.step_on_cpu and "; loading and this training together may take 90% of " in table_of(result).title
+
+
+def test_a_part_of_the_loaders_own_rate_is_measured_first(packed):
+    result = Search(packed, TuneOptions(**BRIEF, step="sim:0.5x")).run()
+    assert result.chosen is not None and "images/s" in result.step
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.zeros(3, 4, 4, dtype=torch.uint8), index
+
+
+class Fast(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.zeros(3, 4, 4, dtype=torch.uint8), index
+
+
+def test_trials_go_on_from_epoch_to_epoch():
+    made = []
+
+    def make(candidate):
+        made.append(FastLoader(Fast(), 16, workers=candidate.workers, shuffle=candidate.shuffle))
+        return made[-1]
+
+    runner = Runner(make, Candidate(1, "full"), TrialMode(continues=True), cpus=1)
+    for _ in range(4):
+        runner.run(0.05)
+    assert len(made) == 1 and made[0].epoch >= 1
+    assert len(runner.row().trials) == 4 and len(runner.row(since=3).trials) == 1
+    runner.close()
+
+
+def test_interrupted_it_tells_what_it_knows(packed):
+    def interrupting(stage, done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    result = Search(packed, TuneOptions(seconds=60.0, batch_size=32)).run(interrupting)
+    assert result.interrupted and result.chosen is not None and 1 <= len(result.rows) <= 3
+
+
+def test_interrupted_at_once_it_knows_nothing(packed):
+    def interrupting(stage, done, total):
+        raise KeyboardInterrupt
+
+    result = Search(packed, TuneOptions(**BRIEF)).run(interrupting)
+    assert result.chosen is None and result.rows == () and json.loads(json.dumps(to_dict(result)))["chosen"] is None
+
+
+def test_what_was_found_goes_into_json_and_reports(packed):
+    result = Search(packed, TuneOptions(**BRIEF, cpu_budget=0.0001)).run()
+    assert "all take more than" in result.chosen.reason
+    value = json.loads(json.dumps(to_dict(result), default=str))
+    assert value["call"] == result.call and all(row["over_budget"] for row in value["rows"])
+    assert value["rows"][0]["trials"] and value["gain"] == list(result.gain)
+    shown = measured(result, command="fastload tune")
+    assert shown.tables[0].rows and ("to paste", result.call) in shown.facts
+    assert all("over" in " ".join(row) for row in shown.tables[0].rows)
+
+
+def test_split_and_cold(packed_file):
+    path = packed_file(rows=100, splits={"train": 80, "val": 20}, chunk_rows=10)
+    result = Search(path, TuneOptions(seconds=0.5, split="train", cold=True)).run()
+    assert f'FastLoader(PackedDataset("{path}", split="train"), batch_size=10' in result.call
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"step": "sim:fast"}, "choose"), ({"batch_size": 500}, "one batch"), ({"split": "none"}, "split")],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_measured(packed, options, why):
+    with pytest.raises(OptionError, match=why):
+        Search(packed, TuneOptions(**options))
+    with pytest.raises(OptionError, match="dropped"):
+        Search(Slow(), TuneOptions(cold=True))

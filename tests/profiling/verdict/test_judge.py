@@ -1,0 +1,150 @@
+"""What a verdict names, and the laws that its predictions keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload.profiling.verdict import CAUSES, Demands, judge
+from fastload.timing.results import BatchWork, Step, Work
+
+STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
+MS = 1e-3
+
+
+def demands(
+    *,
+    wait=0.0,
+    compute=5.0,
+    copy=0.0,
+    workers=2,
+    cpus=2,
+    lock=0.0,
+    slow=0.0,
+    startups=(),
+    **stages: tuple[float, float],
+) -> Demands:
+    """A loop of 50 equal steps; milliseconds, of stages (running, blocked)."""
+    works = {name.replace("_", "-"): Work(running * MS, blocked * MS) for name, (running, blocked) in stages.items()}
+    step = Step(0.0, wait * MS, copy * MS, 0.0, compute * MS, 16)
+    return Demands(
+        batches=(BatchWork(works, lock_s=lock * MS, slow_s=slow * MS),) * 50,
+        steps=(step,) * 50,
+        workers=workers,
+        ahead=2 * workers,
+        cpus=cpus,
+        startups_s=tuple(s * MS for s in startups),
+    )
+
+
+@pytest.mark.parametrize("cause, given_demands", [
+    ("reading", demands(wait=45, reading=(1, 90), decoding=(3, 0), transform=(4, 0))),
+    ("decoding", demands(wait=45, reading=(1, 2), decoding=(90, 0), transform=(4, 0))),
+    ("transform", demands(wait=45, reading=(1, 2), decoding=(3, 0), transform=(90, 0))),
+    ("collate", demands(wait=45, reading=(1, 2), transform=(3, 0), collate=(90, 0))),
+    ("hand-over", demands(wait=45, transform=(3, 0), hand_over=(90, 0))),
+    ("copy to the device", demands(wait=1, copy=40, transform=(3, 0))),
+    ("too few workers", demands(wait=45, workers=1, reading=(1, 2), decoding=(24, 0), transform=(23, 0), compute=20)),
+    ("too few workers", demands(wait=30, workers=0, reading=(1, 2), decoding=(13, 0), transform=(14, 0), compute=30)),
+    ("worker start-up", demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600))),
+    ("a slow sample now and then", demands(wait=45, reading=(1, 92), transform=(4, 0), slow=88)),
+    ("lock contention", demands(wait=45, reading=(1, 92), transform=(4, 0), lock=80)),
+    ("compute", demands(wait=1, compute=50, transform=(30, 0))),
+])  # fmt: skip
+def test_the_cost_that_binds_is_named_and_no_other(cause, given_demands):
+    verdict = judge(given_demands)
+    assert verdict.cause == cause
+    assert [name for name in CAUSES if name in verdict.sentence] == [cause]
+    assert verdict.worth_making == (cause != "compute")
+
+
+def test_workers_beyond_the_cpus_are_too_many_when_their_starts_are_what_costs():
+    verdict = judge(demands(wait=45, workers=16, transform=(3, 0), startups=(600, 600, 600, 600)))
+    assert verdict.cause == "too many workers" and "num_workers=2 instead of 16" in verdict.sentence
+
+
+def test_a_cure_predicts_the_step_without_its_cost_or_what_binds_then():
+    # Two workers need 90 + 10 ms a batch, so a batch comes every 50 ms; without the 90 the 20 ms of the step bind.
+    verdict = judge(demands(wait=30, reading=(0, 90), transform=(10, 0), compute=20))
+    assert verdict.step_s == pytest.approx(0.050)
+    assert verdict.cures[0].step_s == pytest.approx(0.020) and verdict.cures[0].gain == pytest.approx(2.5)
+    # Without a step to speak of, the 10 ms of the transform do, on two workers.
+    verdict = judge(demands(wait=49, reading=(0, 90), transform=(10, 0), compute=1))
+    assert verdict.cures[0].step_s == pytest.approx(0.005)
+
+
+def test_what_brings_less_than_a_tenth_is_not_worth_making():
+    verdict = judge(demands(wait=4, compute=50, transform=(90, 0)))
+    assert not verdict.worth_making and "not worth making" in verdict.sentence and "would not help" in verdict.sentence
+
+
+def test_a_device_that_works_by_itself_is_known_from_batches_that_come_back_to_back():
+    """The loop only launches the step when it had to wait, and waits for the device when two batches lay ready."""
+    base = demands(wait=60, compute=0.1, transform=(120, 0))
+    waited, ready = base.steps[0], Step(0.0, 0.0001, 0.0, 0.0, 0.030, 16)
+    steps = (waited, ready, ready, waited) * 12
+    verdict = judge(Demands(base.batches, steps, workers=2, ahead=4, cpus=2))
+    assert verdict.cures[0].step_s >= 0.029
+
+
+def test_where_nobody_saw_what_batches_cost_no_cause_is_made_up():
+    base = demands(wait=45)
+    verdict = judge(Demands((), base.steps, workers=2, ahead=4, cpus=2))
+    assert verdict.cause == "" and "was not seen" in verdict.sentence and not verdict.worth_making
+    busy = demands(wait=1, compute=50)
+    assert judge(Demands((), busy.steps, workers=2, ahead=4, cpus=2)).cause == "compute"
+
+
+def test_workers_that_live_on_are_not_told_to():
+    base = demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600))
+    kept = Demands(base.batches, base.steps, workers=2, ahead=4, cpus=2, startups_s=base.startups_s, persistent=True)
+    assert "worker start-up" not in [cure.cause for cure in judge(kept).cures]
+
+
+def test_a_fastloader_is_not_told_to_use_fastload():
+    base = demands(wait=45, reading=(1, 90))
+    verdict = judge(Demands(base.batches, base.steps, workers=2, ahead=4, cpus=2, by_threads=True, is_fastload=True))
+    assert verdict.cause == "reading" and "fastload pack (" not in verdict.sentence and not verdict.fastload_helps
+
+
+times = st.floats(0, 100)
+works = st.tuples(times, times)
+
+
+@given(
+    stages=st.fixed_dictionaries({name.replace("-", "_"): works for name in STAGES}),
+    wait=times, compute=st.floats(0.01, 100), copy=times, workers=st.integers(0, 32), cpus=st.integers(1, 64),
+    lock=times, slow=times, startups=st.lists(times, max_size=5),
+)  # fmt: skip
+def test_any_loop_gets_one_cause_and_no_cure_makes_it_slower(stages, wait, compute, copy, workers, cpus, **others):
+    verdict = judge(demands(wait=wait, compute=compute, copy=copy, workers=workers, cpus=cpus, **others, **stages))
+    assert [name for name in CAUSES if name in verdict.sentence] == [verdict.cause]
+    assert 0 <= verdict.stall_share <= 1
+    assert all(0 <= cure.step_s <= verdict.step_s * (1 + 1e-9) for cure in verdict.cures)
+    assert verdict.cause != "compute" or not verdict.worth_making
+    assert verdict.worth_making == (bool(verdict.cures) and verdict.cures[0].gain >= 1.1)
+    assert verdict.worth_making == ("not worth making" not in verdict.sentence)
+    if workers >= cpus:
+        assert verdict.cause != "too few workers"
+    if workers <= cpus:
+        assert verdict.cause != "too many workers"
+
+
+def test_rows_that_fastload_decodes_itself_are_not_to_be_decoded_once():
+    base = demands(wait=45, decoding=(90, 0), workers=2, cpus=8)
+    inside = replace(base, by_threads=True, is_fastload=True, compression_ratio=21.6, workers=8)
+    verdict = judge(inside)
+    assert verdict.cause == "decoding" and "--store raw" in verdict.sentence and "about 22 times" in verdict.sentence
+    assert "decode once" not in verdict.sentence and "not needed" not in verdict.sentence
+    assert "more workers" not in verdict.sentence
+
+
+def test_a_long_wait_that_nothing_shortens_is_not_called_only():
+    assert "compute binds: only 2% of the time" in judge(demands(wait=1, compute=50)).sentence
+    # A device that works by itself: the loop waits for data while it is busy, or for the device when batches lie ready.
+    begun = demands(wait=10, compute=0, transform=(1, 0))
+    ready = demands(compute=10)
+    assert "compute binds: though 50% of the time" in judge(replace(begun, steps=(begun.steps + ready.steps))).sentence

@@ -1,0 +1,235 @@
+"""Rows of varying length: their index, their bytes, their pixels, and the errors of damaged ones."""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload.errors import FileChangedError, FormatError
+from fastload.format.codecs import Codec
+from fastload.format.column import Column
+from fastload.format.header import read_header
+from fastload.format.ragged import JPEG, RAW, ZSTD
+from fastload.read.extents import RaggedExtents
+from fastload.read.ragged_rows import sample_error
+from fastload.read.reader import RowReader
+from sample_files import write_ragged
+
+READS = pytest.mark.parametrize("read", ["map", "pread"])
+ROWS = np.array([3, 0, 3, 4, 1])
+
+
+def pixels(height, width, channels=3, dtype=np.uint8):
+    rng = np.random.default_rng(height * 100 + width)
+    return rng.integers(0, np.iinfo(dtype).max, (height, width, channels), dtype, endpoint=True)
+
+
+def as_jpeg(image):
+    file = io.BytesIO()
+    Image.fromarray(image.squeeze()).save(file, "JPEG")
+    return file.getvalue(), np.asarray(Image.open(file))
+
+
+def varied(tmp_path, **options):
+    """A file of raw rows and JPEGs of several sizes with masks, and what its rows are."""
+    images = [pixels(5, 4), pixels(8, 8), pixels(3, 9), pixels(7, 2), pixels(1, 1)]
+    data, images[1] = as_jpeg(images[1])
+    rows = [*images[:1], (data, images[1].shape, 1), *images[2:]]
+    masks = [np.full(image.shape[:2], i, np.uint8) for i, image in enumerate(images)]
+    labels = {"labels": Column(np.arange(5))}
+    return write_ragged(tmp_path / "a.h5", rows, labels, masks=masks, **options), images, masks
+
+
+def uniform(tmp_path):
+    """A file whose images have one size, and what its rows are."""
+    images = [pixels(6, 4) for _ in range(5)]
+    data, images[2] = as_jpeg(images[2])
+    return write_ragged(tmp_path / "u.h5", [*images[:2], (data, (6, 4, 3), 1), *images[3:]]), np.stack(images)
+
+
+@READS
+def test_rows_of_several_sizes_come_back_in_any_order(tmp_path, read):
+    path, images, masks = varied(tmp_path, chunk_bytes=100)
+    reader = RowReader(read_header(path), ["images", "masks"], read)
+    for name, expected in (("images", images), ("masks", masks)):
+        found = reader.decoded(name, ROWS)
+        assert [each.shape for each in found] == [expected[row].shape for row in ROWS]
+        assert all(np.array_equal(each, expected[row]) for each, row in zip(found, ROWS, strict=True))
+        assert all(each.flags.writeable and each.flags.c_contiguous for each in found)
+    reader.close()
+
+
+@READS
+def test_rows_of_one_size_are_gathered_like_any_others(tmp_path, read):
+    path, images = uniform(tmp_path)
+    reader = RowReader(read_header(path), ["images"], read)
+    out = np.empty((len(ROWS), 6, 4, 3), np.uint8)
+    assert reader.gather(ROWS, {"images": out}) == out.nbytes
+    assert np.array_equal(out, images[ROWS])
+
+
+@READS
+def test_bytes_are_those_stored(tmp_path, read):
+    path, images, _ = varied(tmp_path)
+    reader = RowReader(read_header(path), ["images"], read)
+    stored = reader.ragged("images")
+    index = stored.index(ROWS)
+    assert index.encoding.tolist() == [RAW, RAW, RAW, RAW, JPEG]
+    assert index.shape.tolist() == [list(images[row].shape) for row in ROWS]
+    data = stored.take(index)
+    assert bytes(data[0]) == images[3].tobytes() and bytes(data[4][:2]) == b"\xff\xd8"
+    flat = stored.flat
+    assert (flat is None) == (read == "pread")
+    if flat is not None:
+        assert not flat.flags.writeable
+        assert flat[index.offset[3] :][: index.bytes[3]].tobytes() == images[4].tobytes()
+    assert len(stored.index(ROWS[:0])) == 0 and stored.take(stored.index(ROWS[:0])) == []
+
+
+def test_sixteen_bits_come_back(tmp_path):
+    images = [pixels(4, 3, 1, np.uint16), pixels(2, 5, 1, np.uint16)]
+    reader = RowReader(read_header(write_ragged(tmp_path / "a.h5", images)), ["images"])
+    for found, expected in zip(reader.decoded("images", np.arange(2)), images, strict=True):
+        assert found.dtype == np.uint16 and np.array_equal(found, expected)
+
+
+def test_compressed_rows_come_back(tmp_path):
+    path, *_ = varied(tmp_path)
+    image = np.zeros((5, 4, 3), np.uint8)
+    frame = Codec("zstd", 3).compress(image.tobytes())
+    with h5py.File(path, "r+") as file:
+        file["images"][: len(frame)] = np.frombuffer(frame, np.uint8)
+        file["images_bytes"][0], file["images_encoding"][0] = len(frame), ZSTD
+    reader = RowReader(read_header(path), ["images"])
+    assert np.array_equal(reader.decoded("images", np.array([0]))[0], image)
+
+
+@READS
+@pytest.mark.parametrize(
+    ("dataset", "value"),
+    [
+        ("images_offset", -1),
+        ("images_offset", 2**40),
+        ("images_bytes", -1),
+        ("images_bytes", 59),
+        ("images_bytes", 2**62),
+        ("images_shape", (0, 4, 3)),
+        ("images_shape", (-5, -4, 3)),
+        ("images_shape", (2**31 - 1, 2**31 - 1, 3)),
+        ("images_shape", (4, 4, 4)),
+        ("images_encoding", 9),
+        ("images_orientation", 0),
+    ],
+)
+def test_an_index_that_cannot_be_is_refused_with_its_row(tmp_path, read, dataset, value):
+    path, _, _ = varied(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file[dataset][3 if dataset != "images_bytes" else 0] = value
+    row = 3 if dataset != "images_bytes" else 0
+    reader = RowReader(read_header(path), ["images"], read)
+    with pytest.raises(FormatError, match=rf"a\.h5: row {row} of 'images' cannot be: .* pack it again"):
+        reader.decoded("images", np.array([1, row, 2]))
+    assert len(reader.decoded("images", np.array([1, 2]))) == 2, "the others are read"
+
+
+def test_a_ragged_field_of_one_size_does_not_take_a_row_of_another(tmp_path):
+    path, _ = uniform(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["images_shape"][1] = (4, 6, 3)
+    reader = RowReader(read_header(path), ["images"])
+    with pytest.raises(FormatError, match="row 1 of 'images' cannot be"):
+        reader.gather(np.arange(3), {"images": np.empty((3, 6, 4, 3), np.uint8)})
+
+
+def test_a_mask_is_never_a_jpeg(tmp_path):
+    path, _, _ = varied(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["masks_encoding"][2] = JPEG
+    with pytest.raises(FormatError, match="row 2 of 'masks' cannot be"):
+        RowReader(read_header(path), ["masks"]).decoded("masks", np.arange(5))
+
+
+@READS
+def test_a_jpeg_damaged_after_packing_is_named(tmp_path, read):
+    path, _, _ = varied(tmp_path)
+    with h5py.File(path, "r+") as file:
+        begin, length = int(file["images_offset"][1]), int(file["images_bytes"][1])
+        file["images"][begin + length // 3 : begin + length] = 0
+    reader = RowReader(read_header(path), ["images"], read)
+    with pytest.raises(
+        FormatError, match=r"a\.h5: sample '00000001' \(row 1\): its stored JPEG cannot be decoded \(.* verify"
+    ):
+        reader.decoded("images", np.arange(5))
+
+
+def test_a_mask_whose_frame_is_damaged_is_named(tmp_path):
+    path, _, _ = varied(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["masks_encoding"][3] = ZSTD
+    with pytest.raises(
+        FormatError, match=r"'00000003' \(row 3\): its mask's stored zstd frame cannot be decoded \(zstd"
+    ):
+        RowReader(read_header(path), ["masks"]).decoded("masks", np.arange(5))
+
+
+def test_a_size_that_no_memory_holds_is_refused(tmp_path):
+    path, _, _ = varied(tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["images_shape"][1] = (2**24, 2**24, 3)
+    with pytest.raises(FormatError, match=r"row 1 of 'images' cannot be"):
+        RowReader(read_header(path), ["images"]).decoded("images", np.arange(5))
+
+
+def test_threads_share_a_reader(tmp_path):
+    path, images, _ = varied(tmp_path)
+    reader = RowReader(read_header(path), ["images"], "pread")
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: reader.decoded("images", ROWS), range(40)):
+            assert all(np.array_equal(each, images[row]) for each, row in zip(found, ROWS, strict=True))
+
+
+def test_a_sample_without_a_key_is_named_by_its_row(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = np.zeros((2, 3, 4, 3), np.uint8)
+    assert "a.h5: row 1: why. " in str(sample_error(read_header(tmp_path / "a.h5"), 1, "why"))
+
+
+@READS
+def test_a_truncated_file_is_an_error(tmp_path, read):
+    path, _, _ = varied(tmp_path)
+    reader = RowReader(read_header(path), ["images"], read)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(FileChangedError):
+        reader.decoded("images", np.arange(5))
+
+
+def test_ranges_to_announce_are_the_bytes_of_rows(tmp_path):
+    path, _, _ = varied(tmp_path, chunk_bytes=2**16)
+    file = read_header(path)
+    reader = RowReader(file, ["images"])
+    index = reader.ragged("images").index(np.arange(5))
+    base = file.fields["images"].ragged.base
+    announced = RaggedExtents(reader.fd, file, file.fields["images"])
+    first = np.array([0, 3])
+    begin, length = announced.ranges(first, np.array([1, 5])).T.tolist()
+    assert begin == [base] and length == [index.offset[4] + index.bytes[4]], "near rows are one range"
+    assert announced.whole(5).tolist() == [[base, file.fields["images"].ragged.num_bytes]]
+    assert announced.last_byte(3) in (None, base + index.offset[3] + index.bytes[3] - 1)
+    announced.close()
+
+
+def test_rows_far_apart_are_announced_apart(tmp_path):
+    images = [pixels(64, 64) for _ in range(6)]
+    file = read_header(write_ragged(tmp_path / "a.h5", images))
+    with open(file.path, "rb") as opened:
+        announced = RaggedExtents(opened.fileno(), file, file.fields["images"])
+        found = announced.ranges(np.array([0, 4]), np.array([2, 5]))
+        announced.close()
+    base, row = file.fields["images"].ragged.base, images[0].nbytes
+    assert found.tolist() == [[base, 2 * row], [base + 4 * row, row]]

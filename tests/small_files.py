@@ -1,0 +1,82 @@
+"""Small files of random images, for tests that need one and do not care what the images show.
+
+A test module gets its file from the fixtures of conftest.py; this is for what these cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from fastload.format.column import Column
+from sample_files import write_packed
+
+
+def random_pixels(
+    rows: int = 20, size: tuple[int, ...] = (16, 12, 3), *, seed: int = 0, below: int = 256, dtype: DTypeLike = np.uint8
+) -> NDArray[Any]:
+    """Returns uniform noise, (rows, *size) of dtype in [0, below); equal arguments give equal pixels."""
+    return np.random.default_rng(seed).integers(0, below, (rows, *size), dtype=dtype)
+
+
+def labels_in_turn(rows: int, classes: Sequence[str]) -> Column:
+    """Returns the column `labels`, int64 (rows,): 0, 1, 2, ... and again 0 after the last of the classes."""
+    return Column(np.arange(rows, dtype=np.int64) % len(classes), {"names": tuple(classes)})
+
+
+def write_random(
+    path: Path,
+    *,
+    rows: int = 20,
+    size: tuple[int, int, int] = (16, 12, 3),
+    seed: int = 0,
+    below: int = 256,
+    dtype: DTypeLike = np.uint8,
+    classes: Sequence[str] = (),
+    columns: Mapping[str, Column] | None = None,
+    boxes: bool = False,
+    masks: bool = False,
+    **layout: Any,
+) -> Path:
+    """Writes a packed file of `random_pixels` and returns its path.
+
+    Args:
+        path: file to write; one that exists is overwritten.
+        rows: number of images.
+        size: (H, W, C) of each.
+        seed: of the pixels.
+        below: pixels are less than this.
+        dtype: of the pixels, uint8 or uint16.
+        classes: names for `labels_in_turn`, "abc" for "a", "b" and "c"; none for a file without labels.
+        columns: other datasets by name, each of `rows` rows.
+        boxes: whether each image has a box, `bbox`, int32 (4,): the numbers 0, 1, 2, ... through all rows.
+        masks: whether each image has a mask, (H, W) uint8: its first channel.
+        layout: chunk_rows, splits, ignore_index, as `write_packed` takes them.
+    """
+    pixels = random_pixels(rows, size, seed=seed, below=below, dtype=dtype)
+    written = {"labels": labels_in_turn(rows, classes)} if classes else {}
+    if boxes:
+        written["bbox"] = Column(np.arange(rows * 4, dtype=np.int32).reshape(rows, 4))
+    drawn = pixels[..., 0].astype(np.uint8) if masks else None
+    return write_packed(path, pixels, written | dict(columns or {}), masks=drawn, **layout)
+
+
+def write_foreign(path: Path, images: NDArray[Any], *, chunk_rows: int, **columns: NDArray[Any]) -> Path:
+    """Writes an HDF5 file that is not packed by fastload and returns its path.
+
+    Args:
+        path: file to write; one that exists is overwritten.
+        images: (N, H, W, C), stored in chunks that pass through gzip.
+        chunk_rows: images a chunk holds.
+        columns: other datasets by name, N rows each, stored plainly.
+    """
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", data=images, chunks=(chunk_rows, *images.shape[1:]), compression="gzip")
+        for name, values in columns.items():
+            file[name] = values
+    return path

@@ -1,0 +1,374 @@
+import gzip
+import io
+import os
+import pickle
+import random
+import struct
+import tarfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fastload.errors import FileChangedError, ImageError, SourceError
+from fastload.sources import list_source
+from fastload.sources.open_tree import open_tree
+
+NOISE = random.Random(0).randbytes(70_000)  # does not compress
+TEXT = b"fastload " * 9_000  # compresses a hundredfold
+
+
+def write_zip(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def write_tar(path: Path, members: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=format) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    tree = open_tree(path)
+    return {name: tree.files.read(i) for i, name in enumerate(tree.names)}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_zip_members_and_their_heads_are_read(tmp_path: Path, method: int) -> None:
+    members = {"a/1.jpg": NOISE, "a/2.jpg": TEXT, "b/3.jpg": b"", "b/4.jpg": b"x"}
+    path = write_zip(tmp_path / "x.zip", members, method)
+    assert contents(path) == members
+    tree = pickle.loads(pickle.dumps(open_tree(path)))
+    for i, data in enumerate(members.values()):
+        for size in (1, 100, 512, 40_000, 10**6):
+            assert tree.files.read_head(i, size) == data[:size]
+    assert tree.sizes.tolist() == [70_000, 81_000, 0, 1]
+    assert set(tree.mtimes_ns.tolist()) == {path.stat().st_mtime_ns}
+
+
+def test_a_zip_behind_other_data_and_streamed_members_are_read(tmp_path: Path) -> None:
+    class Pipe(io.RawIOBase):  # cannot seek: zipfile then writes data descriptors behind the members
+        def __init__(self, file):
+            self.file = file
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            return self.file.write(data)
+
+    path = tmp_path / "x.zip"
+    with open(path, "wb") as file, zipfile.ZipFile(Pipe(file), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("1.jpg", TEXT)
+    assert contents(path) == {"1.jpg": TEXT}
+    path.write_bytes(b"#!/bin/sh\n" * 60 + path.read_bytes())
+    assert contents(path) == {"1.jpg": TEXT}
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tar_members_of_every_format_are_read(tmp_path: Path, format: int) -> None:
+    long = "/".join(["a" * 60] * 3) + "/1.jpg"  # ustar splits it, the others have headers of their own
+    members = {long: NOISE, "./cat/2.jpg": b"two", ".//dog/3.jpg": b""}
+    path = write_tar(tmp_path / "x.tar", members, format)
+    assert contents(path) == {long: NOISE, "cat/2.jpg": b"two", "dog/3.jpg": b""}
+    if format != tarfile.USTAR_FORMAT:
+        longer = {"b" * 300 + ".jpg": b"1"}
+        assert contents(write_tar(tmp_path / "y.tar", longer, format)) == longer
+
+
+def test_tar_names_that_are_not_utf8_become_escapes(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", {"caf\udce9/1.jpg": b"1", "größe/1.jpg": b"2"}, tarfile.GNU_FORMAT)
+    listing = list_source(tmp_path / "x.tar")
+    assert listing.keys == ("caf\\xe9/1.jpg", "größe/1.jpg")
+
+
+def test_zip_names_in_utf8_without_the_flag_and_with_backslashes(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"größe/1.jpg": b"1"})
+    data = bytearray(path.read_bytes())
+    for signature, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        flags = data.index(signature) + at
+        data[flags : flags + 2] = struct.pack("<H", 0)
+    path.write_bytes(data)
+    assert open_tree(path).names == ["größe/1.jpg"]
+    windows = write_zip(tmp_path / "w.zip", {"cat\\1.jpg": b"1", "dog\\1.jpg": b"2"})
+    assert open_tree(windows).names == ["cat/1.jpg", "dog/1.jpg"]
+
+
+def test_links_inside_a_tar_are_resolved_and_others_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, data in {"cat/1.jpg": b"one", "dog/1.jpg": b"two"}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        for name, kind, target in [
+            ("dog/hard.jpg", tarfile.LNKTYPE, "cat/1.jpg"),
+            ("dog/soft.jpg", tarfile.SYMTYPE, "../cat/1.jpg"),
+            ("dog/twice.jpg", tarfile.SYMTYPE, "soft.jpg"),
+            ("dog/gone.jpg", tarfile.SYMTYPE, "elsewhere.jpg"),
+            ("dog/out.jpg", tarfile.SYMTYPE, "/elsewhere/1.jpg"),
+            ("dog/round.jpg", tarfile.SYMTYPE, "round.jpg"),
+            ("dog/note.txt", tarfile.SYMTYPE, "nowhere"),
+            ("cow", tarfile.SYMTYPE, "cat"),
+        ]:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            archive.addfile(info)
+    tree = open_tree(path)
+    found = {name: tree.files.read(i) for i, name in enumerate(tree.names)}
+    assert found["dog/hard.jpg"] == found["dog/soft.jpg"] == found["dog/twice.jpg"] == b"one"
+    assert [name for name, _ in tree.broken] == ["cow", "dog/gone.jpg", "dog/out.jpg", "dog/round.jpg"]
+    assert tree.broken[-1][1] == "is a link that leads back to itself"
+    assert tree.notes == ("Passed over in the archive (1): dog/note.txt is a link to dog/nowhere, which is not in the "
+                          "archive.",)  # fmt: skip
+    with pytest.raises(
+        SourceError,
+        match=r"\(4\): cow is a link to a folder.* not in the archive.*/elsewhere/1.jpg, which points out of",
+    ):
+        list_source(path)
+    assert [key for key, _ in list_source(path, on_error="skip").skipped] == [name for name, _ in tree.broken]
+
+
+def test_hidden_members_are_passed_over_and_counted(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"a/1.jpg": b"", "__MACOSX/a/._1.jpg": b"", "a/.b/1.jpg": b"", "a/..c": b""})
+    tree = open_tree(path)
+    assert tree.names == ["a/1.jpg"] and tree.notes[0].startswith("Passed over as hidden (3): ")
+    assert tree.folders == ["a"]
+
+
+def test_folders_of_a_zip_are_known_with_and_without_entries(tmp_path: Path) -> None:
+    tree = open_tree(write_zip(tmp_path / "x.zip", {"set/empty/": b"", "set/a/b/1.jpg": b""}))
+    assert tree.folders == ["set", "set/a", "set/a/b", "set/empty"]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_twice_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a/1.jpg", b"1")
+        archive.writestr("a/1.jpg", b"2")
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("a/1.jpg"))
+        tar.addfile(tarfile.TarInfo("./a/1.jpg"))
+    for path in (tmp_path / "x.zip", tmp_path / "x.tar"):
+        with pytest.raises(SourceError, match=r"1 names occur more than once: a/1.jpg"):
+            open_tree(path)
+
+
+def test_encrypted_and_exotic_members_are_named(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": TEXT}, zipfile.ZIP_BZIP2)
+    with pytest.raises(SourceError, match=r"1.jpg is compressed with method 12 \(bzip2\)"):
+        list_source(path)
+    path = write_zip(tmp_path / "y.zip", {"1.jpg": TEXT, "2.jpg": TEXT})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"1.jpg is encrypted; unpack"):
+        list_source(path)
+    listing = list_source(path, on_error="skip")
+    assert listing.keys == ("2.jpg",) and listing.skipped[0][0] == "1.jpg"
+
+
+def test_names_links_and_devices_that_leave_a_tar_are_refused_and_named(tmp_path: Path) -> None:
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    path = write_tar(tmp_path / "x.tar", {"a/1.jpg": b"one"})
+    bad = {
+        "../secret.jpg": (tarfile.REGTYPE, "", "`..` in its name"),
+        "a/../b.jpg": (tarfile.REGTYPE, "", "`..` in its name"),
+        str(tmp_path / "secret.jpg"): (tarfile.REGTYPE, "", "absolute name"),
+        "C:/secret.jpg": (tarfile.REGTYPE, "", "absolute name"),
+        "a/soft.jpg": (tarfile.SYMTYPE, "../../secret.jpg", "points out of the archive"),
+        "a/hard.jpg": (tarfile.LNKTYPE, "../secret.jpg", "points out of the archive"),
+        "a/null.jpg": (tarfile.CHRTYPE, "", "is a device"),
+        "a/disk.jpg": (tarfile.BLKTYPE, "", "is a device"),
+        "a/pipe.jpg": (tarfile.FIFOTYPE, "", "is a pipe"),
+        "a/null2.jpg": (tarfile.SYMTYPE, "null.jpg", "a link to a/null.jpg, which is a device"),
+        "a/null3.jpg": (tarfile.LNKTYPE, "a/null.jpg", "a link to a/null.jpg, which is a device"),
+        "../../etc/passwd": (tarfile.REGTYPE, "", "`..` in its name"),
+    }
+    with tarfile.open(path, "a") as archive:
+        for name, (kind, target, _) in bad.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            archive.addfile(info)
+    tree = open_tree(path)
+    assert tree.names == ["a/1.jpg"]
+    reasons = dict(tree.broken)
+    assert "Passed over in the archive (1): ../../etc/passwd has `..`" in tree.notes[0]
+    assert set(reasons) == set(bad) - {"../../etc/passwd"}
+    for name, reason in reasons.items():
+        assert bad[name][2] in reason
+    with pytest.raises(SourceError, match=r"cannot be read \(11\)"):
+        list_source(path)
+    listing = list_source(path, on_error="skip")
+    assert listing.keys == ("a/1.jpg",) and len(listing.skipped) == 11
+
+
+def test_a_tar_header_with_a_negative_size_does_not_go_round_for_ever(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", {"1.jpg": b"1", "2.jpg": b"2"}, tarfile.GNU_FORMAT)
+    data = bytearray(path.read_bytes())
+    header = data[1024:1536]
+    header[124:136] = b"\xff" * 11 + b"\x00"  # base 256: -256
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 256 + sum(header[156:]))
+    data[1024:1536] = header
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="damaged or cut short"):
+        open_tree(path)
+
+
+def test_names_and_links_that_leave_a_zip_are_refused_and_named(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"a/1.jpg": b"1", "../2.jpg": b"2", "/3.jpg": b"3", "a/../4.jpg": b"4"})
+    with zipfile.ZipFile(path, "a") as archive:
+        for name, mode in (("a/link.jpg", 0o120777), ("a/pipe.jpg", 0o010644)):
+            info = zipfile.ZipInfo(name)
+            info.create_system, info.external_attr = 3, mode << 16
+            archive.writestr(info, "/etc/passwd")
+    tree = open_tree(path)
+    assert tree.names == ["a/1.jpg"]
+    assert [name for name, _ in tree.broken] == ["../2.jpg", "/3.jpg", "a/../4.jpg", "a/link.jpg", "a/pipe.jpg"]
+    assert "symbolic link, which is not followed" in tree.broken[3][1]
+    windows = write_zip(tmp_path / "w.zip", {"cat\\1.jpg": b"1", "C:\\dog\\1.jpg": b"2", "cat\\..\\1.jpg": b"3"})
+    assert open_tree(windows).names == ["cat/1.jpg"] and len(open_tree(windows).broken) == 2
+
+
+def test_a_member_without_a_name_is_passed_over(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": b"1", "2.jpg": b"2"})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"1.jpg", b"\0.jpg"))
+    tree = open_tree(path)
+    assert tree.names == ["2.jpg"] and tree.notes == ("Passed over in the archive (1): a member has no name.",)
+    write_tar(tmp_path / "x.tar", {"": b"1", "2.jpg": b"2"})
+    assert open_tree(tmp_path / "x.tar").names == ["2.jpg"]
+
+
+def in_directory(path: Path, member: int, at: int, kind: str, value: int) -> None:
+    """Change a number in the n-th entry of a zip's list."""
+    data = bytearray(path.read_bytes())
+    entry = -1
+    for _ in range(member + 1):
+        entry = data.index(b"PK\x01\x02", entry + 1)
+    struct.pack_into(kind, data, entry + at, value)
+    path.write_bytes(data)
+
+
+def test_a_member_never_inflates_beyond_its_stated_size(tmp_path: Path) -> None:
+    members = {"1.jpg": bytes(2**24), "2.jpg": TEXT}
+    path = write_zip(tmp_path / "small.zip", members)
+    in_directory(path, 0, 24, "<I", 100)
+    files = open_tree(path).files
+    with pytest.raises(ImageError, match="inflates to more than the 100 bytes stated"):
+        files.read(0)
+    assert len(files.read_head(0, 1000)) == 1000 and files.read(1) == TEXT
+
+
+def test_members_that_would_inflate_hugely_are_refused(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "liar.zip", {"1.jpg": NOISE, "2.jpg": TEXT})
+    in_directory(path, 0, 24, "<I", 2**32 - 2)
+    assert open_tree(path).broken == [("1.jpg", "claims 4294967294 bytes, more than 70025 compressed ones can hold")]
+    path = write_zip(tmp_path / "black.zip", {"1.jpg": bytes(2**24), "2.jpg": TEXT})  # no larger than an image may be
+    assert open_tree(path).names == ["1.jpg", "2.jpg"]
+    path = tmp_path / "real.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("1.jpg", "w") as member:
+        for _ in range(17):
+            member.write(bytes(2**24))
+    ((name, reason),) = open_tree(path).broken
+    assert name == "1.jpg" and f"to {17 * 2**24}, as a decompression bomb does" in reason
+
+
+def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": NOISE, "2.jpg": NOISE, "3.jpg": NOISE})
+    in_directory(path, 1, 42, "<I", 8)  # the second now begins within the first
+    tree = open_tree(path)
+    assert tree.names == ["3.jpg"]
+    assert [reason for _, reason in tree.broken] == [
+        "overlaps 2.jpg in the zip, as in a decompression bomb",
+        "overlaps 1.jpg in the zip, as in a decompression bomb",
+    ]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_damaged_member_is_an_error_of_that_image_alone(tmp_path: Path, method: int) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": NOISE, "2.jpg": NOISE}, method)
+    data = bytearray(path.read_bytes())
+    data[30_000] ^= 0xFF
+    path.write_bytes(data)
+    files = open_tree(path).files
+    with pytest.raises(ImageError, match="is damaged in the archive"):
+        files.read(0)
+    assert files.read(1) == NOISE
+    data[:2] = b"XX"
+    path.write_bytes(data)
+    with pytest.raises(ImageError, match="there is no member at its offset"):
+        open_tree(path).files.read(0)
+
+
+def test_a_truncated_archive_is_refused_wherever_it_ends(tmp_path: Path) -> None:
+    members = {f"cat/{i}.jpg": NOISE[: 700 * i] for i in range(1, 6)}
+    for path in (write_zip(tmp_path / "x.zip", members), write_tar(tmp_path / "x.tar", members)):
+        data = path.read_bytes()
+        for size in {*range(600, len(data) - 10_000, 977), *range(512, len(data) - 10_240, 512)}:
+            path.write_bytes(data[:size])
+            with pytest.raises(SourceError, match=r"cut short|damaged"):
+                open_tree(path)
+        path.write_bytes(b"")
+        with pytest.raises(SourceError, match=r"empty file|damaged or"):
+            open_tree(path)
+
+
+def test_a_tar_that_goes_on_behind_damage_or_its_end_is_refused(tmp_path: Path) -> None:
+    one = write_tar(tmp_path / "1.tar", {"a/1.jpg": NOISE, "a/2.jpg": NOISE}).read_bytes()
+    damaged = bytearray(one)
+    damaged[512 + 70_144 + 3] ^= 0x55  # in the second header
+    (tmp_path / "damaged.tar").write_bytes(damaged)
+    with pytest.raises(SourceError, match="damaged at byte 70656"):
+        open_tree(tmp_path / "damaged.tar")
+    (tmp_path / "both.tar").write_bytes(one + one)
+    with pytest.raises(SourceError, match="--ignore-zeros"):
+        open_tree(tmp_path / "both.tar")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("x.tar.gz", gzip.compress(b"x" * 2000), r"compressed as a whole \(gzip\).*gunzip"),
+        ("x.tar", gzip.compress(b"x" * 2000), "gunzip"),
+        ("x.tbz", b"BZh91AY", "bunzip2"),
+        ("x.tar.xz", b"\xfd7zXZ\x00 ", "unxz"),
+        ("x.7z", b"7z\xbc\xaf\x27\x1c", "7z x"),
+        ("x.zip", b"Rar!\x1a\x07", "unrar"),
+        ("x.jpg", b"\xff\xd8\xff", "is a single image"),
+        ("x.dat", b"hello", "neither a folder nor a .zip or .tar"),
+        ("x", b"", "is an empty file"),
+        ("x.tar", b"nothing" * 200, "this tar is damaged or cut short"),
+        ("x.zip", b"nothing" * 200, "damaged or missing"),
+    ],
+)
+def test_what_is_no_archive_says_what_to_do(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceError, match=message):
+        list_source(tmp_path / name)
+
+
+def test_an_archive_replaced_after_the_listing_is_noticed(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", {"1.jpg": b"1"})
+    files = open_tree(path).files
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(FileChangedError, match="since it was listed"):
+        files.read(0)
+    path.unlink()
+    with pytest.raises(FileChangedError, match="can no longer be opened"):
+        files.read_head(0, 4)
+
+
+def test_threads_read_one_archive_at_once(tmp_path: Path) -> None:
+    members = {f"{i:03d}.jpg": bytes([i]) * (i * 17) for i in range(200)}
+    files = open_tree(write_zip(tmp_path / "x.zip", members)).files
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(files.read, range(200))) == list(members.values())

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import os
+
+import h5py
+import numpy as np
+import pytest
+
+import fastload.sources.arrays.hdf5 as hdf5
+from fastload.errors import FileChangedError, SourceError
+from fastload.sources import detect_layout, list_source
+from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
+
+RNG = np.random.default_rng(0)
+N = 9
+PIXELS = RNG.integers(0, 256, (N, 6, 5, 3), dtype=np.uint8)
+LABELS = np.arange(N) % 4
+
+
+def read(files, indices=range(N)):
+    out = np.zeros((len(indices), *files.shape), files.dtype)
+    files.read_rows(np.array(indices), out)
+    return out
+
+
+STORAGE = {
+    "contiguous": ({}, RawRows),
+    "linear chunks": ({"chunks": (3, 6, 5, 3)}, RawRows),
+    "gzip": ({"chunks": (4, 6, 5, 3), "compression": "gzip", "shuffle": True}, MemoryRows),
+    "cut chunks": ({"chunks": (4, 3, 5, 3)}, MemoryRows),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_images_and_labels_are_read_in_place_where_that_is_possible(tmp_path, storage, transposed):
+    options, kind = STORAGE[storage]
+    values = PIXELS.transpose(0, 3, 1, 2).copy() if transposed else PIXELS
+    if "chunks" in options and transposed:
+        options = options | {"chunks": (options["chunks"][0], 3, *options["chunks"][1:3])}
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", data=values, **options)
+        file["labels"] = LABELS
+        file["labels"].attrs["names"] = ["a", "b", "c", "d"]
+        file["mean"] = 1.5
+    assert detect_layout(tmp_path / "a.h5") == ("hdf5", ["a.h5"])
+    listing = list_source(tmp_path / "a.h5")
+    assert isinstance(listing.files, kind)
+    assert np.array_equal(read(listing.files), PIXELS)
+    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
+    assert listing.columns["labels"].attrs["names"] == ("a", "b", "c", "d")
+    assert any("mean" in note for note in listing.notes)
+
+
+def test_a_file_larger_than_memory_is_read_chunk_by_chunk(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("images", data=PIXELS.transpose(0, 3, 1, 2), chunks=(4, 3, 6, 5), compression="gzip")
+    monkeypatch.setattr(hdf5, "available_memory", lambda: 100)
+    rows = list_source(tmp_path).files
+    assert rows.shape == (6, 5, 3) and rows.dtype == np.uint8 and not isinstance(rows, MemoryRows)
+    assert np.array_equal(read(rows, [8, 0, 3, 3, 7]), PIXELS[[8, 0, 3, 3, 7]])
+    assert np.array_equal(read(rows.take(np.array([5, 2])), [1, 0]), PIXELS[[2, 5]])
+    os.utime(tmp_path / "a.h5", (1, 1))
+    with pytest.raises(FileChangedError, match="was written to"):
+        read(rows)
+
+
+def test_splits_by_group_and_big_endian_16_bits(tmp_path):
+    values = RNG.integers(0, 65536, (N, 6, 5)).astype(">u2")
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for split, some in (("train", slice(0, 6)), ("test", slice(6, 9))):
+            file[f"{split}/images"] = values[some]
+            file[f"{split}/labels"] = LABELS[some].astype(np.uint8)
+    listing = list_source(tmp_path / "a.hdf5")
+    assert listing.split_names == ("train", "test") and listing.files.dtype == np.dtype(np.uint16)
+    assert np.array_equal(read(listing.files)[..., 0], values)
+    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
+
+
+def test_pcam_is_a_file_for_each_split_and_field(tmp_path):
+    for split, some in (("train", slice(0, 6)), ("valid", slice(6, 9))):
+        for field, values in (("x", PIXELS[some]), ("y", LABELS[some].reshape(-1, 1, 1, 1))):
+            with h5py.File(tmp_path / f"camelyonpatch_level_2_split_{split}_{field}.h5", "w") as file:
+                file[field] = values
+    listing = list_source(tmp_path)
+    assert listing.split_names == ("train", "val") and listing.split.tolist() == [0] * 6 + [1] * 3
+    assert np.array_equal(read(listing.files), PIXELS)
+    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
+
+
+FUEL = np.dtype([
+    ("split", "S8"), ("source", "S10"), ("start", "i8"), ("stop", "i8"),
+    ("indices", h5py.special_dtype(ref=h5py.Reference)), ("available", "?"), ("comment", "S1"),
+])  # fmt: skip
+
+
+def fuel(path, lines, attribute="split"):
+    with h5py.File(path, "w") as file:
+        file["features"] = PIXELS.transpose(0, 3, 1, 2)
+        file["targets"] = LABELS.reshape(-1, 1).astype(np.uint8)
+        if any(line[4] for line in lines):
+            file["rows"] = np.array([8, 1])
+        table = np.zeros(len(lines), FUEL)
+        for at, (split, source, start, stop, indices, available) in enumerate(lines):
+            reference = file["rows"].ref if indices else h5py.Reference()
+            table[at] = (split, source, start, stop, reference, available, b"")
+        file.attrs[attribute] = table
+    return path
+
+
+def test_fuels_splits_and_withheld_targets(tmp_path):
+    lines = [("train", "features", 0, 5, 0, 1), ("train", "targets", 0, 5, 0, 1),
+             ("test", "features", 5, 8, 0, 1), ("test", "targets", 5, 8, 0, 0)]  # fmt: skip
+    for attribute in ("split", "split_array"):
+        listing = list_source(fuel(tmp_path / f"{attribute}.hdf5", lines, attribute))
+        assert listing.split_names == ("train", "test", "other")
+        assert listing.split.tolist() == [0] * 5 + [1] * 3 + [2]
+        assert listing.columns["labels"].values.tolist() == [*LABELS[:5], -1, -1, -1, LABELS[8]]
+        assert np.array_equal(read(listing.files), PIXELS)
+        assert any("withheld for 3 rows" in note for note in listing.notes)
+
+
+def test_fuels_splits_may_be_lists_of_rows(tmp_path):
+    lines = [("train", "features", 0, 0, 1, 1), ("test", "features", 2, 8, 0, 1)]
+    listing = list_source(fuel(tmp_path / "a.hdf5", lines))
+    assert listing.split_names == ("train", "test", "other")
+    assert listing.split.tolist() == [2, 0, 1, 1, 1, 1, 1, 1, 0]
+    assert "rows" not in listing.columns
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([("train", "features", 0, 5, 0, 1), ("valid", "features", 4, 6, 0, 1)], "splits 'train' and 'val' share rows"),
+        ([("train", "features", 0, 50, 0, 1)], "'train' names rows that are not there"),
+        ([("train", "features", 0, 5, 0, 1), ("train", "targets", 0, 4, 0, 1)], "'train' has other rows for targets"),
+    ],
+)
+def test_contradicting_splits_are_named(tmp_path, lines, reason):
+    with pytest.raises(SourceError, match=reason):
+        list_source(fuel(tmp_path / "a.hdf5", lines))
+
+
+def _external_link(file, other):
+    file["labels"] = h5py.ExternalLink(other, "/x")
+
+
+def _external_storage(file, other):
+    file.create_dataset("labels", (9,), "u1", external=[(other, 0, 9)])
+
+
+def _virtual(file, other):
+    layout = h5py.VirtualLayout((9,), "i8")
+    layout[:] = h5py.VirtualSource(other, "x", (9,))
+    file.create_virtual_dataset("labels", layout)
+
+
+def _dangling(file, other):
+    file["labels"] = h5py.SoftLink("/nowhere")
+
+
+def _soft_and_out(file, other):
+    file["hidden/out"] = h5py.ExternalLink(other, "/x")
+    file["labels"] = h5py.SoftLink("/hidden/out")
+
+
+def _floats(file, other):
+    file["labels"] = LABELS
+    del file["images"]
+    file["images"] = PIXELS / 255
+
+
+def _ragged(file, other):
+    file["labels"] = LABELS
+    del file["images"]
+    file.create_dataset("images", (9,), h5py.vlen_dtype(np.uint8))
+
+
+def _unequal(file, other):
+    file["labels"] = LABELS[:4]
+
+
+def _packed(file, other):
+    file.attrs["fastload_version"] = 1
+
+
+UNSAFE = {
+    _external_link: r"`labels` is a link into another file",
+    _external_storage: r"`labels` keeps its data in another file",
+    _virtual: r"`labels` is a virtual dataset",
+    _dangling: r"`labels` leads nowhere",
+    _soft_and_out: r"link into another file|leads into another file",
+    _floats: r"the images are float64 .*images \* 255",
+    _ragged: r"images: rows of different length",
+    _unequal: r"unequal length: images 9, labels 4",
+    _packed: r"fastload packed this file.*fastload repack",
+}
+
+
+@pytest.mark.parametrize("change", UNSAFE, ids=lambda change: change.__name__.strip("_"))
+def test_what_is_unsafe_or_wrong_is_refused_and_named(tmp_path, change):
+    other = tmp_path / "secret.bin"
+    with h5py.File(other, "w") as file:
+        file["x"] = LABELS
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = PIXELS
+        change(file, str(other))
+    with pytest.raises(SourceError, match=UNSAFE[change]):
+        list_source(tmp_path / "a.h5")
+
+
+def test_files_that_are_no_hdf5_or_cut_short_are_named(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["images"] = PIXELS
+    whole = path.read_bytes()
+    for content, reason in ((b"hello", "not an HDF5"), (b"", "empty"), (whole[:-100], "truncated")):
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=reason):
+            list_source(path)
+
+
+def test_a_circle_of_groups_ends_and_two_files_of_one_name_are_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = PIXELS
+        file["self"] = file["/"]
+    assert len(list_source(tmp_path / "a.h5")) == 9
+    for name in "ab":
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["images"] = PIXELS
+    with pytest.raises(SourceError, match="several files hold images"):
+        list_source(tmp_path)

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload.errors import SourceError
+from fastload.sources import SourceOptions, detect_layout, list_source
+from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
+
+RNG = np.random.default_rng(0)
+N = 6
+PIXELS = RNG.integers(0, 256, (N, 5, 7, 3), dtype=np.uint8)
+LABELS = np.arange(N) % 3
+
+
+def read(files, count=N):
+    out = np.zeros((count, *files.shape), files.dtype)
+    files.read_rows(np.arange(count), out)
+    return out
+
+
+def npz(path, packed=False, **arrays):
+    (np.savez_compressed if packed else np.savez)(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["images", "x", "X", "data", "features", "imgs"])
+@pytest.mark.parametrize("pixels", [PIXELS, PIXELS.transpose(0, 3, 1, 2).copy(), PIXELS[..., 0].copy()])
+def test_images_and_labels_of_an_npz(tmp_path, name, pixels, packed):
+    source = npz(tmp_path / "a.npz", packed, **{name: pixels}, y=LABELS)
+    assert detect_layout(source) == ("arrays", ["a.npz"])
+    listing = list_source(source)
+    expected = {4: PIXELS, 3: pixels[..., None]}[pixels.ndim]
+    assert np.array_equal(read(listing.files), expected)
+    assert isinstance(listing.files, MemoryRows if packed else RawRows)
+    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
+    assert listing.columns["labels"].values.dtype == np.int64
+    assert listing.keys[:2] == ("000000", "000001") and listing.split_names == ("all",)
+    assert "arrays of 6 rows" in listing.notes[0]
+
+
+@pytest.mark.parametrize("dtype", ["<u2", ">u2"])
+@pytest.mark.parametrize("order", "CF")
+def test_a_folder_of_npy_keeps_16_bits_and_any_memory_order(tmp_path, dtype, order):
+    values = np.array(RNG.integers(0, 65536, (N, 5, 4)), dtype=dtype, order=order)
+    np.save(tmp_path / "images.npy", values)
+    np.save(tmp_path / "labels.npy", np.asfortranarray(np.arange(2 * N).reshape(N, 2) % 2).astype(">i4"))
+    (tmp_path / "readme.md").write_text("x")
+    listing = list_source(tmp_path)
+    assert np.array_equal(read(listing.files)[..., 0], values) and listing.files.dtype == np.uint16
+    assert listing.columns["labels"].values.dtype == np.uint8
+    assert listing.columns["labels"].values.tolist() == (np.arange(2 * N).reshape(N, 2) % 2).tolist()
+    assert any("readme.md" in note for note in listing.notes)
+
+
+def test_a_single_npy_and_an_archive_of_them(tmp_path):
+    np.save(tmp_path / "train.npy", PIXELS)
+    listing = list_source(tmp_path / "train.npy")
+    assert np.array_equal(read(listing.files), PIXELS) and listing.split_names == ("train",) and not listing.columns
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(tmp_path / "train.npy", "x/images.npy")
+        archive.writestr("x/labels.npy", _bytes(LABELS))
+    listing = list_source(tmp_path / "a.zip")
+    assert np.array_equal(read(listing.files), PIXELS) and "labels" in listing.columns
+
+
+def _bytes(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+SPLITS = {
+    "keras": lambda root, a, b: npz(root / "a.npz", x_train=a, y_train=LABELS, x_test=b, y_test=LABELS[:2]),
+    "medmnist": lambda root, a, b: npz(
+        root / "a.npz", train_images=a, train_labels=LABELS[:, None], test_images=b, test_labels=LABELS[:2, None]
+    ),
+    "an npz a split": lambda root, a, b: (
+        npz(root / "train.npz", x=a, y=LABELS), npz(root / "test.npz", x=b, y=LABELS[:2]), root
+    )[2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", SPLITS)
+def test_splits_are_found_by_names(tmp_path, way):
+    listing = list_source(SPLITS[way](tmp_path, PIXELS, PIXELS[:2]))
+    assert listing.split_names == ("train", "test") and listing.split.tolist() == [0] * 6 + [1] * 2
+    assert np.array_equal(read(listing.files, 8), np.concatenate([PIXELS, PIXELS[:2]]))
+    assert listing.columns["labels"].values.tolist() == [*LABELS, *LABELS[:2]]
+    assert listing.keys[0] == "train/000000" and listing.keys[6] == "test/000000"
+
+
+def test_splits_by_folder_and_a_split_without_labels(tmp_path):
+    for split, count in (("train", 6), ("test", 2)):
+        (tmp_path / split).mkdir()
+        np.save(tmp_path / split / "images.npy", PIXELS[:count])
+    np.save(tmp_path / "train" / "labels.npy", LABELS)
+    listing = list_source(tmp_path)
+    assert listing.split_names == ("train", "test")
+    assert listing.columns["labels"].values.tolist() == [*LABELS, -1, -1]
+    assert any("no labels for test" in note for note in listing.notes)
+
+
+def test_token_arrays_are_a_dataset_without_images(tmp_path):
+    tokens = RNG.integers(0, 999, (N, 8)).astype(np.int32)
+    mask = RNG.integers(0, 2, (N, 8)).astype(bool)
+    source = npz(tmp_path / "text.npz", tokens=tokens, attention_mask=mask, labels=LABELS.astype(np.float32))
+    listing = list_source(source)
+    assert listing.files is None and any("no images" in note for note in listing.notes)
+    assert np.array_equal(listing.columns["tokens"].values, tokens) and listing.columns["tokens"].values.dtype == "i4"
+    assert np.array_equal(listing.columns["attention_mask"].values, mask)
+    assert listing.columns["attention_mask"].values.dtype == np.uint8
+    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
+
+
+def test_masks_names_keys_and_text_labels(tmp_path):
+    masks = RNG.integers(0, 3, (N, 5, 7, 1), dtype=np.uint8)
+    source = npz(
+        tmp_path / "a.npz", images=PIXELS.transpose(0, 3, 1, 2), masks=masks, labels=np.array(list("bacbac")),
+        filenames=np.array([f"f{i}.png" for i in range(N)]), mean=np.float32(3),
+        split=np.array(["test", "train", "train", "valid", "train", "test"]),
+    )  # fmt: skip
+    listing = list_source(source)
+    assert np.array_equal(read(listing.masks.files), masks[..., 0]) and listing.masks.present.all()
+    assert listing.columns["labels"].values.tolist() == [1, 0, 2, 1, 0, 2]
+    assert listing.columns["labels"].attrs["names"] == ("a", "b", "c")
+    assert listing.keys == tuple(f"f{i}.png" for i in range(N))
+    assert listing.split_names == ("train", "val", "test") and listing.split.tolist() == [2, 0, 0, 1, 0, 2]
+    assert any("single values: mean" in note for note in listing.notes)
+
+
+def test_reserved_and_odd_names_are_renamed_with_a_note(tmp_path):
+    source = npz(
+        tmp_path / "a.npz", images=PIXELS, split=LABELS, digest=LABELS, key=LABELS, words=np.array(["x"] * N),
+        class_names=np.array(["a", "b", "c"]), y=LABELS, **{"my/odd name": LABELS},
+    )  # fmt: skip
+    listing = list_source(source)
+    assert sorted(listing.columns) == ["digest_", "key_", "labels", "my_odd_name", "split_"]
+    assert listing.columns["labels"].attrs["names"] == ("a", "b", "c")
+    assert any("split is packed as split_" in note for note in listing.notes)
+    assert any("not numeric: words" in note for note in listing.notes)
+
+
+def test_regression_targets_are_no_labels(tmp_path):
+    listing = list_source(npz(tmp_path / "a.npz", images=PIXELS, y=np.linspace(0, 1, N)))
+    assert (
+        "labels" not in listing.columns and listing.columns["targets"].values.tolist() == np.linspace(0, 1, N).tolist()
+    )
+    assert any("packed as targets" in note for note in listing.notes)
+
+
+class Evil:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_arrays_of_objects_are_refused_and_nothing_is_executed(tmp_path, packed):
+    evil = np.array([Evil(f"touch {tmp_path / 'canary'}")] * N, dtype=object)
+    source = npz(tmp_path / "a.npz", packed, images=PIXELS, labels=evil)
+    with pytest.raises(SourceError, match=r"a.npz: labels.npy: an array of Python objects"):
+        list_source(source)
+    np.save(tmp_path / "images.npy", evil, allow_pickle=True)
+    with pytest.raises(SourceError, match=r"images.npy: an array of Python objects"):
+        list_source(tmp_path / "images.npy")
+    (tmp_path / "pickle.npy").write_bytes(b"\x80\x04cos\nsystem\n.")
+    with pytest.raises(SourceError, match=r"pickle.npy: not an .npy array"):
+        list_source(tmp_path / "pickle.npy")
+    assert not (tmp_path / "canary").exists()
+
+
+REFUSED = {
+    "unequal lengths": ({"images": PIXELS, "labels": LABELS[:4]}, "unequal length: images 6, labels 4"),
+    "float images": ({"images": PIXELS / 255}, r"the images are float64 \(6, 5, 7, 3\); .*images \* 255"),
+    "float x": ({"x": PIXELS / 255}, r"the images are float64"),
+    "int images": ({"images": PIXELS.astype(int)}, r"the images are int64 .*astype\('uint8'\)"),
+    "flat images": ({"images": PIXELS.reshape(N, -1)}, r"expected uint8 or uint16 \(N, H, W\)"),
+    "NaN labels": ({"images": PIXELS, "y": np.array([0, np.nan, 1, 2, np.nan, 0])}, r"\(2\), in the rows 1, 4"),
+    "huge labels": ({"images": PIXELS, "y": np.full(N, 2**63, np.uint64)}, "beyond what int64 holds"),
+    "masks of another size": (
+        {"images": PIXELS, "masks": np.zeros((N, 7, 5), np.uint8)}, r"masks are uint8 \(6, 7, 5\), the images 5x7"
+    ),
+    "records": ({"images": PIXELS, "r": np.zeros(N, [("a", "i4")])}, "an array of records"),
+    "no rows": ({"images": PIXELS[:0]}, "hold no row"),
+    "only texts": ({"words": np.array(["a"])}, "no numeric array"),
+    "two of one name": ({"images": PIXELS, "a b": LABELS, "a_b": LABELS}, "a b and a_b would both become a_b"),
+    "repeated keys": ({"images": PIXELS, "keys": np.array(["a"] * N)}, "names occur more than once: a"),
+    "complex labels": ({"images": PIXELS, "y": np.zeros(N, complex)}, "the labels are complex128"),
+    "images for one split": ({"train_x": PIXELS, "train_y": LABELS, "test_y": LABELS}, "none for test"),
+    "a column for one split": (
+        {"train_x": PIXELS, "train_a": LABELS, "test_x": PIXELS}, "there is no a for test"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_named(tmp_path, case):
+    arrays, reason = REFUSED[case]
+    with pytest.raises(SourceError, match=reason):
+        list_source(npz(tmp_path / "a.npz", **arrays))
+
+
+def test_damaged_files_are_named(tmp_path):
+    np.save(tmp_path / "images.npy", PIXELS)
+    whole = (tmp_path / "images.npy").read_bytes()
+    for content, reason in (
+        (whole[:-1], "holds 757 bytes, its header promises 758"), (whole[:50], "not an .npy"), (b"", "not an .npy"),
+        (whole + b"x", "holds 759 bytes"), (whole.replace(b"(6, 5", b"(-6,5"), "holds 758 bytes, its header promises"),
+        (whole.replace(b"False", b"exit("), "not an .npy"), (b"\x93NUMPY\x09\x00" + whole[8:], "not an .npy"),
+    ):  # fmt: skip
+        (tmp_path / "images.npy").write_bytes(content)
+        with pytest.raises(SourceError, match=f"images.npy: {reason}"):
+            list_source(tmp_path / "images.npy")
+    source = npz(tmp_path / "a.npz", True, images=PIXELS)
+    whole = source.read_bytes()
+    for content in (b"", whole[:100], whole[:-30], b"PK\x05\x06" + bytes(18), whole[:90] + b"zzzzzz" + whole[96:]):
+        source.write_bytes(content)
+        with pytest.raises(SourceError, match=r"a\.npz"):
+            list_source(source)
+
+
+@given(place=st.integers(0, 5000), to=st.integers(0, 255), packed=st.booleans())
+def test_a_changed_byte_is_refused_or_read(place, to, packed):
+    with tempfile.TemporaryDirectory() as folder:
+        source = npz(Path(folder) / "a.npz", packed, images=PIXELS, labels=LABELS)
+        data = bytearray(source.read_bytes())
+        data[place % len(data)] = to
+        source.write_bytes(data)
+        try:
+            files = list_source(source).files
+            if files is not None:
+                read(files, 1)
+        except SourceError as exc:
+            assert "a.npz" in str(exc)
+
+
+def test_a_bomb_is_not_unpacked(tmp_path):
+    head = _bytes(np.zeros(0, np.uint8))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", head + bytes(30 << 20))
+    with pytest.raises(SourceError, match=r"holds 31,[0-9,]+ bytes, its header promises"):
+        list_source(tmp_path / "a.npz")
+
+
+def test_several_npz_and_images_beside_npy_are_no_guess(tmp_path):
+    npz(tmp_path / "a.npz", images=PIXELS)
+    npz(tmp_path / "b.npz", images=PIXELS)
+    with pytest.raises(SourceError, match=r"several .npz files \(2\): a.npz, b.npz"):
+        list_source(tmp_path)
+    (tmp_path / "photo.jpg").write_bytes(b"x")
+    assert detect_layout(tmp_path)[0] == "folder"
+
+
+@pytest.mark.parametrize(("name", "shape"), [("y", (5, 7)), ("masks", (1, 5, 7)), ("labels", (5, 7, 1))])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_])
+def test_integers_of_the_images_size_are_masks_whatever_their_type(tmp_path, name, shape, dtype):
+    masks = RNG.integers(0, 2, (N, *shape)).astype(dtype)
+    source = npz(tmp_path / "a.npz", x=PIXELS, **{name: masks})
+    listing = list_source(source)
+    assert not listing.columns and listing.masks.files.dtype == np.uint8
+    assert np.array_equal(read(listing.masks.files), masks.reshape(N, 5, 7))
+    without = list_source(source, options=SourceOptions(masks="none"))
+    assert without.masks is None and not without.columns
+    assert any("left alone, as asked for: " + name in note for note in without.notes)
+
+
+def test_what_is_no_label_mask_or_split_is_refused_by_name(tmp_path):
+    for arrays, said in (
+        ({"x": PIXELS, "y": np.zeros((N, 5, 6), np.uint8)}, r"y.npy: the labels are uint8 \(6, 5, 6\)"),
+        ({"x": PIXELS, "masks": np.full((N, 5, 7), -1)}, r"masks.npy: the masks hold -1 to -1"),
+        ({"n": np.zeros(300), "split": np.arange(300).astype(str)}, r"split.npy: names 300 splits; 255 can be"),
+    ):
+        with pytest.raises(SourceError, match=said):
+            list_source(npz(tmp_path / "a.npz", **arrays))
+
+
+def test_fields_of_a_batch_keep_their_names(tmp_path):
+    listing = list_source(npz(tmp_path / "a.npz", x=PIXELS, row=LABELS, valid=LABELS))
+    assert sorted(listing.columns) == ["row_", "valid_"]
+
+
+def test_a_changed_file_beside_the_images_is_noticed(tmp_path):
+    for name, values in (("images", PIXELS), ("masks", np.zeros((N, 5, 7), np.uint8))):
+        np.save(tmp_path / f"{name}.npy", values)
+    os.utime(tmp_path / "images.npy", ns=(1, 1))
+    os.utime(tmp_path / "masks.npy", ns=(2, 2))
+    assert list_source(tmp_path).mtimes_ns.tolist() == [2] * N
+
+
+def test_arrays_that_savez_named_by_number(tmp_path: Path) -> None:
+    images, labels = np.zeros((8, 6, 6, 3), np.uint8), np.arange(8)
+    np.savez(tmp_path / "a.npz", images, labels)
+    listing = list_source(tmp_path / "a.npz")
+    assert listing.files is not None and listing.columns["labels"].values.tolist() == list(range(8))
+    assert "arr_0 is taken for images, arr_1 is taken for labels" in " ".join(listing.notes)
+    np.savez(tmp_path / "a.npz", images, labels, labels)
+    with pytest.raises(SourceError, match=r"arrays without names: arr_0 uint8 .*images=\.\.\., labels="):
+        list_source(tmp_path / "a.npz")

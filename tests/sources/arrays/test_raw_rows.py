@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload.errors import FileChangedError, SourceError
+from fastload.sources.arrays.raw_rows import JoinedRows, MemoryRows, RawRows
+from fastload.sources.listing import Arrays
+
+SHAPES = {"HWC": (5, 4, 3), "CHW": (3, 5, 4), "WHC": (4, 5, 3)}
+UPRIGHT = {"HWC": (0, 1, 2, 3), "CHW": (0, 2, 3, 1), "WHC": (0, 2, 1, 3)}
+
+
+def random(shape, dtype, seed=0):
+    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max + 1, shape).astype(dtype)
+
+
+def read(rows: Arrays, indices) -> np.ndarray:
+    out = np.full((len(indices), *rows.shape), 77, rows.dtype)
+    rows.read_rows(np.asarray(indices, np.int64), out)
+    return out
+
+
+@pytest.mark.parametrize("axes", SHAPES)
+@pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2"])
+@pytest.mark.parametrize(("offset", "gap"), [(0, 0), (7, 0), (3, 1)])
+def test_rows_of_a_file_are_those_that_numpy_reads(tmp_path, axes, dtype, offset, gap):
+    values = random((30, *SHAPES[axes]), dtype)
+    path = tmp_path / "raw"
+    path.write_bytes(bytes(offset) + b"".join(row.tobytes() + bytes(gap) for row in values) + b"tail")
+    stride = values[0].nbytes + gap
+    rows = RawRows.of(
+        path, offset=offset, num_rows=30, shape=SHAPES[axes], dtype=np.dtype(dtype), stride=stride, axes=axes
+    )
+    expected = values.transpose(UPRIGHT[axes])
+    assert rows.shape == (5, 4, 3) and rows.dtype.isnative and rows.dtype.itemsize == values.itemsize
+    for indices in (range(30), range(4, 9), [29, 0, 3, 3, 17], [5], []):
+        assert np.array_equal(read(rows, list(indices)), expected[list(indices)])
+    taken = pickle.loads(pickle.dumps(rows)).take(np.array([9, 2, 21]))
+    assert np.array_equal(read(taken, [2, 1]), expected[[21, 2]])
+    memory = MemoryRows.of(values, axes)
+    assert np.array_equal(read(memory, [4, 29, 0]), expected[[4, 29, 0]]) and memory.shape == (5, 4, 3)
+
+
+def test_rows_are_written_to_a_part_of_a_larger_array(tmp_path):
+    values = random((8, 3, 5, 4), "u1")
+    path = tmp_path / "raw"
+    path.write_bytes(values.tobytes())
+    for rows in (
+        RawRows.of(path, offset=0, num_rows=8, shape=(5, 4, 3), dtype=np.uint8),
+        MemoryRows.of(values.reshape(8, 5, 4, 3)),
+    ):
+        out = np.zeros((8, 5, 4, 4), np.uint8)
+        rows.read_rows(np.arange(8), out[..., :3])
+        assert np.array_equal(out[..., :3], values.reshape(8, 5, 4, 3)) and not out[..., 3].any()
+
+
+def test_masks_have_no_channels(tmp_path):
+    assert MemoryRows.of(np.zeros((2, 5, 4), np.uint8)).shape == (5, 4)
+    assert MemoryRows.of(np.asfortranarray(random((3, 5, 4), "u1"))).values.flags.c_contiguous
+
+
+def test_many_transposed_rows_are_read_block_by_block():
+    values = random((60, 3, 70, 70), "u1")
+    order = np.random.default_rng(1).permutation(60)
+    assert np.array_equal(read(MemoryRows.of(values, "CHW"), order), values.transpose(0, 2, 3, 1)[order])
+
+
+@given(
+    counts=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
+    data=st.data(),
+)
+def test_joined_rows_are_the_concatenation(counts, data):
+    parts = [random((count, 2, 3, 1), "u1", seed) for seed, count in enumerate(counts)]
+    joined = JoinedRows.of([(MemoryRows.of(part), len(part)) for part in parts])
+    total = sum(counts)
+    indices = data.draw(st.lists(st.integers(0, total - 1), max_size=12))
+    assert np.array_equal(read(joined, indices), np.concatenate(parts)[indices])
+    order = np.array(data.draw(st.permutations(range(total))), np.int64)
+    assert np.array_equal(read(joined.take(order), indices), np.concatenate(parts)[order][indices])
+
+
+def test_rows_of_different_shapes_cannot_be_joined():
+    with pytest.raises(SourceError, match=r"uint8 \(2, 3, 1\) and uint8 \(3, 2, 1\)"):
+        JoinedRows.of([(MemoryRows.of(np.zeros((1, 2, 3, 1), np.uint8)), 1), (MemoryRows.of(
+            np.zeros((1, 3, 2, 1), np.uint8)), 1)])  # fmt: skip
+
+
+def test_a_file_too_short_is_refused_when_it_is_listed(tmp_path):
+    path = tmp_path / "raw"
+    path.write_bytes(bytes(99))
+    with pytest.raises(SourceError, match=r"10 rows of 10 bytes reach to byte 100, the file has 99"):
+        RawRows.of(path, offset=0, num_rows=10, shape=(5, 2, 1), dtype=np.uint8)
+    with pytest.raises(SourceError, match="cannot be read: No such file"):
+        RawRows.of(tmp_path / "none", offset=0, num_rows=1, shape=(5, 2, 1), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("indices", [[0, 1, 2], [5, 1]])
+def test_a_file_cut_short_after_it_was_mapped_is_an_error_and_not_a_dead_process(tmp_path, indices):
+    path = tmp_path / "raw"
+    path.write_bytes(bytes(100_000))
+    rows = RawRows.of(path, offset=0, num_rows=10, shape=(100, 100, 1), dtype=np.uint8)
+    read(rows, [7, 3])
+    os.truncate(path, 50_000)
+    with pytest.raises(FileChangedError, match="written to or replaced"):
+        read(rows, indices)
+    path.unlink()
+    with pytest.raises(FileChangedError, match="can no longer be opened"):
+        read(rows, indices)
+
+
+def test_threads_read_the_same_rows(tmp_path):
+    values = random((50, 6, 6, 3), "u1")
+    path = tmp_path / "raw"
+    path.write_bytes(values.tobytes())
+    rows = RawRows.of(path, offset=0, num_rows=50, shape=(6, 6, 3), dtype=np.uint8)
+    results: list[bool] = []
+
+    def work(seed):
+        order = np.random.default_rng(seed).permutation(50)
+        results.append(all(np.array_equal(read(rows, order), values[order]) for _ in range(20)))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 4

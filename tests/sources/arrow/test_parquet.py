@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload import pack_images
+from fastload.errors import FileChangedError, MissingExtraError, SourceError
+from fastload.sources import Listing, SourceOptions, detect_layout, list_source
+from fastload.sources.arrow.shards import Shard
+
+pa = pytest.importorskip("pyarrow", reason="the extra [parquet] is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def features(**named: Any) -> dict[bytes, bytes]:
+    return {b"huggingface": json.dumps({"info": {"features": named}}).encode()}
+
+
+def write(path: Path, rows: dict[str, Any], metadata: dict[bytes, bytes] | None = None, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(rows)
+    pq.write_table(table.replace_schema_metadata(metadata) if metadata else table, path, **options)
+    return path
+
+
+def images(*cells: tuple[bytes | None, str | None] | None) -> Any:
+    return pa.array([None if cell is None else {"bytes": cell[0], "path": cell[1]} for cell in cells], IMAGE)
+
+
+def notes(listing: Listing) -> str:
+    return " ".join(listing.notes)
+
+
+def test_a_hub_folder_gives_splits_labels_and_names(tmp_path: Path) -> None:
+    meta = features(image={"_type": "Image"}, label={"_type": "ClassLabel", "names": ["cat", "dog"]})
+    data = tmp_path / "set" / "data"
+    first = {"image": images((b"0", "a.jpg"), (b"one", "b.jpg"), (b"2", "c.jpg")), "label": [0, 1, 1]}
+    write(data / "train-00000-of-00002.parquet", first, meta, row_group_size=2)
+    write(data / "train-00001-of-00002.parquet", {"image": images((b"3", "a.jpg")), "label": [0]}, meta)
+    write(
+        data / "validation-00000-of-00001.parquet", {"image": images((b"4", None), (b"5", "x")), "label": [1, 0]}, meta
+    )
+    assert detect_layout(tmp_path / "set")[0] == "parquet"
+    listing = list_source(tmp_path / "set")
+    assert listing.keys == (
+        "data/train-00000-of-00002.parquet/a.jpg",
+        "data/train-00000-of-00002.parquet/b.jpg",
+        "data/train-00000-of-00002.parquet/c.jpg",
+        "data/train-00001-of-00002.parquet/a.jpg",
+        "data/validation-00000-of-00001.parquet/00000000",
+        "data/validation-00000-of-00001.parquet/00000001",
+    )
+    assert listing.split_names == ("train", "val") and listing.split.tolist() == [0, 0, 0, 0, 1, 1]
+    assert listing.columns["labels"].values.tolist() == [0, 1, 1, 0, 1, 0]
+    assert listing.columns["labels"].attrs == {"names": ("cat", "dog")}
+    assert [listing.files.read(i) for i in range(6)] == [b"0", b"one", b"2", b"3", b"4", b"5"]
+    assert listing.files.take(np.array([5, 1])).read_head(1, 2) == b"on" and listing.sizes[1] == 3
+
+
+def test_files_that_number_their_classes_differently_are_renumbered_by_name(tmp_path: Path) -> None:
+    def shard(name: str, labels: list[int], *names: str) -> None:
+        meta = features(image={"_type": "Image"}, label={"_type": "ClassLabel", "names": list(names)})
+        cells = images(*[(b"x", None)] * len(labels))
+        write(tmp_path / name, {"image": cells, "label": pa.array(labels, pa.int64())}, meta)
+
+    shard("train.parquet", [0, 1, 2, -1], "zeb", "ant", "cow")
+    shard("test.parquet", [0, 1, 2], "ant", "cow", "dog")
+    listing = list_source(tmp_path)
+    named = listing.columns["labels"].attrs["names"]
+    said = ["" if label < 0 else named[label] for label in listing.columns["labels"].values.tolist()]
+    assert sorted(named) == ["ant", "cow", "dog", "zeb"]
+    assert [f"{key[:2]} {name}" for key, name in zip(listing.keys, said, strict=True)] == [
+        *["te ant", "te cow", "te dog"],
+        *["tr zeb", "tr ant", "tr cow", "tr "],
+    ]
+    assert "renumbered by name" in notes(listing)
+    shard("test.parquet", [3], "ant", "cow", "dog")
+    with pytest.raises(SourceError, match=r"test.parquet: column 'label' holds the class 3, but .* names only 3"):
+        list_source(tmp_path)
+
+
+def test_files_that_are_missing_by_the_names_of_the_others(tmp_path: Path) -> None:
+    meta = features(image={"_type": "Image"})
+    for name in ("train-00000-of-00003-ab12", "train-00002-of-00003-cd34", "test-00000-of-00001"):
+        write(tmp_path / f"{name}.parquet", {"image": images((b"x", None)), "label": [0]}, meta)
+    with pytest.raises(SourceError, match=r"missing by the names of the others \(1\): train-00001-of-00003.parquet"):
+        list_source(tmp_path)
+    assert "train-00001-of-00003.parquet" in notes(list_source(tmp_path, on_error="skip"))
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_plain_binary_and_null_pieces_within_batches(tmp_path: Path, kind: Any) -> None:
+    cells = [b"x" * (i % 7 + 1) for i in range(3000)]
+    path = write(tmp_path / "t.parquet", {"img": pa.array(cells, kind), "y": np.arange(3000)})
+    listing = list_source(path)
+    assert listing.split_names == ("all",) and listing.keys[2999] == "t.parquet/00002999"
+    assert [listing.files.read(i) for i in range(0, 3000, 7)] == cells[::7]
+
+
+def test_the_temporary_file_serves_other_processes_and_goes_with_its_owner(tmp_path: Path) -> None:
+    listing = list_source(write(tmp_path / "t.parquet", {"image": images((b"abc", "a"), (b"de", "b"))}))
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).read(1).decode())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(listing.files), capture_output=True, check=True
+    )
+    assert done.stdout == b"de\n"
+    other = pickle.loads(pickle.dumps(listing.files))
+    taken = listing.take(np.array([1]))
+    del listing
+    gc.collect()
+    assert taken.files.read(0) == b"de"  # type: ignore[union-attr]
+    del taken
+    gc.collect()
+    with pytest.raises(FileChangedError):
+        other.read(0)
+
+
+def test_rows_without_bytes_are_files_beside_the_table(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.jpg").write_bytes(b"beside")
+    path = write(tmp_path / "t.parquet", {"image": images((None, "a.jpg"), (b"within", "b.jpg"))})
+    listing = list_source(path)
+    assert [listing.files.read(i) for i in range(2)] == [b"beside", b"within"] and listing.sizes.tolist() == [6, 6]
+    assert detect_layout(tmp_path)[0] == "parquet"
+
+
+def test_null_rows_are_named_and_skip_leaves_them_out(tmp_path: Path) -> None:
+    cells = images((b"0", "a"), None, (None, "far/x.jpg"), (b"", None), (b"4", "e"))
+    path = write(tmp_path / "t.parquet", {"image": cells, "label": [0, 1, 2, 3, None]})
+    with pytest.raises(SourceError, match=r"\(3\): row 1 of t.parquet holds no image.*row 2 .*path 'far/x.jpg'"):
+        list_source(path)
+    listing = list_source(path, on_error="skip")
+    assert [listing.files.read(i) for i in range(len(listing))] == [b"0"]
+    assert [key for key, _ in listing.skipped] == [f"row {i} of t.parquet" for i in (1, 2, 3, 4)]
+    assert listing.skipped[3][1] == "its label is empty or NaN"
+
+
+def test_a_path_that_leads_out_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", {"image": images((None, "../a.jpg"))})
+    with pytest.raises(SourceError, match="leads out of the folder"):
+        list_source(path)
+
+
+def test_a_column_of_paths_names_files_as_a_manifest_does(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in "ab":
+        (tmp_path / "images" / f"{name}.jpg").write_text(name)
+    path = write(tmp_path / "metadata.parquet", {"file_name": ["b.jpg", "a.jpg"], "label": ["x", "y"]})
+    listing = list_source(path)
+    assert [listing.files.read(i) for i in range(2)] == [b"b", b"a"] and listing.columns["labels"].values.tolist() == [
+        0,
+        1,
+    ]
+
+
+def test_a_table_without_images_is_a_dataset_of_columns(tmp_path: Path) -> None:
+    rows = {"input_ids": [[1, 2, 3], [4, 5, 6]], "mask": pa.array([[True, False], [True, True]]), "label": [1, 0],
+            "text": ["word " * 20, "other " * 20], "grid": [[[1.5], [2.5]], [[3.5], [4.5]]]}  # fmt: skip
+    listing = list_source(write(tmp_path / "tokens.parquet", rows))
+    assert listing.files is None and listing.keys == ("tokens.parquet/00000000", "tokens.parquet/00000001")
+    assert listing.columns["input_ids"].values.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert listing.columns["input_ids"].values.dtype == np.int64
+    assert listing.columns["mask"].values.dtype == np.uint8
+    assert listing.columns["grid"].values.shape == (2, 2, 1) and listing.columns["labels"].values.tolist() == [1, 0]
+    assert "text (text, mostly different in each row)" in notes(listing)
+
+
+def test_columns_keep_their_meaning(tmp_path: Path) -> None:
+    rows = {
+        "image": images((b"0", None), (b"1", None), (b"2", None)),
+        "tags": pa.array([[0, 2], [], [1]]),
+        "age": pa.array([1, None, 3]),
+        "ragged": pa.array([[1], [1, 2], []]),
+        "kind": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "nested": pa.array([{"x": 1}] * 3),
+        "none": pa.nulls(3),
+    }
+    meta = features(tags={"feature": {"_type": "ClassLabel", "names": ["p", "q", "r"]}, "_type": "Sequence"})
+    listing = list_source(write(tmp_path / "t.parquet", rows, meta))
+    assert listing.columns["labels"].values.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert listing.columns["labels"].attrs == {"names": ("p", "q", "r")}
+    assert np.isnan(listing.columns["age"].values[1]) and listing.columns["kind"].values.tolist() == [0, 1, 0]
+    assert all(f"{name} (" in notes(listing) for name in ("ragged", "nested", "none"))
+    assert list_source(tmp_path / "t.parquet", options=SourceOptions(labels=("kind",))).columns["labels"].attrs == {
+        "names": ("a", "b")
+    }
+
+
+def test_a_second_image_column_of_masks_becomes_masks(tmp_path: Path) -> None:
+    rows = {"pixel_values": images((b"0", None), (b"1", None)), "label": images((b"m", None), None)}
+    listing = list_source(write(tmp_path / "t.parquet", rows))
+    assert listing.masks is not None and listing.masks.present.tolist() == [True, False]
+    assert listing.masks.ignore_index == 255 and listing.masks.files.read(0) == b"m"
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_objects_are_boxes_with_the_names_of_their_classes(tmp_path: Path, listed: bool) -> None:
+    cell: Any = {"bbox": [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]], "category": [1, 0]}
+    if listed:
+        cell = [{"bbox": box, "category": label} for box, label in zip(cell["bbox"], cell["category"], strict=True)]
+    label = {"_type": "ClassLabel", "names": ["cat", "dog"]}
+    inner = {"category": label} if listed else {"category": {"feature": label, "_type": "List"}}
+    meta = features(objects={"feature": inner, "_type": "List"} if listed else inner)
+    rows = {"image": images((b"0", None), (b"1", None)), "objects": [cell, None]}
+    listing = list_source(write(tmp_path / "t.parquet", rows, meta))
+    assert listing.columns["num_boxes"].values.tolist() == [2, 0]
+    assert listing.columns["boxes"].values[0].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert listing.columns["box_labels"].values.tolist() == [[1, 0], [-1, -1]]
+    assert listing.columns["box_labels"].attrs == {"names": ("cat", "dog")}
+
+
+def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", {"image": images((b"0", None)), "label": [1]})
+    write(tmp_path / "b.parquet", {"image": images((b"0", None)), "label": ["x"]})
+    with pytest.raises(SourceError, match=r"b.parquet: column 'label' is string, but int64 in a.parquet"):
+        list_source(tmp_path)
+
+
+def test_a_class_without_a_name_is_refused(tmp_path: Path) -> None:
+    meta = features(label={"_type": "ClassLabel", "names": ["cat", "dog"]})
+    path = write(tmp_path / "t.parquet", {"image": images((b"0", None)), "label": [2]}, meta)
+    with pytest.raises(SourceError, match=r"'label' holds the class 2, but its schema names only 2"):
+        list_source(path)
+
+
+@pytest.mark.parametrize("features", [b"{", b"[]", b'{"info": {"features": [1]}}', b"[" * 100_000])
+def test_metadata_that_make_no_sense_are_passed_over(tmp_path: Path, features: bytes) -> None:
+    path = write(tmp_path / "t.parquet", {"image": images((b"0", None)), "label": [2]}, {b"huggingface": features})
+    assert list_source(path).columns["labels"].values.tolist() == [2]
+
+
+@pytest.mark.parametrize("cut", [0, 6, 200])
+def test_a_damaged_file_is_named(tmp_path: Path, cut: int) -> None:
+    path = write(tmp_path / "t.parquet", {"image": images(*[(os.urandom(90), None)] * 9), "label": list(range(9))})
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(SourceError, match=r"t.parquet cannot be read: "):
+        list_source(path)
+
+
+def test_offsets_of_a_mapped_file_that_point_elsewhere_are_refused(tmp_path: Path) -> None:
+    good = pa.table({"image": images((b"abcd", None), (b"efgh", None)), "label": [0, 1]})
+    with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, good.schema) as writer:
+        writer.write_table(good)
+    (tmp_path / "state.json").write_text("{}")
+    assert list_source(tmp_path).files.read(1) == b"efgh"  # type: ignore[union-attr]
+    data = (tmp_path / "data.arrow").read_bytes()
+    offsets = np.array([0, 4, 8], np.int32).tobytes()
+    assert data.count(offsets) == 1
+    (tmp_path / "data.arrow").write_bytes(data.replace(offsets, np.array([0, 4, 2**30], np.int32).tobytes()))
+    with pytest.raises(SourceError, match=r"data.arrow cannot be read"):
+        list_source(tmp_path)
+
+
+def test_class_folders_beside_a_stray_parquet_stay_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_text("1")
+    write(tmp_path / "embeddings.parquet", {"x": [[0.5, 1.5]]})
+    assert detect_layout(tmp_path)[0] == "folder"
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "t.parquet", {"image": images((b"0", None))})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"pip install pyarrow"):
+        list_source(path)
+
+
+def test_what_datasets_saves_is_read_in_place_and_as_it_reads_it(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    rng = np.random.default_rng(0)
+    encoded = []
+    for orientation, shape in ((1, (12, 8, 3)), (6, (8, 12, 3))):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        stream = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(stream, "JPEG", exif=exif)
+        encoded.append(stream.getvalue())
+    table = datasets.Dataset.from_dict(
+        {"image": [{"bytes": data, "path": None} for data in encoded], "label": [1, 0]},
+        features=datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}),
+    )
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(tmp_path / "saved")
+    table.to_parquet(tmp_path / "set" / "train-00000-of-00001.parquet")
+    wanted = [np.asarray(table[i]["image"]) for i in range(2)]
+    assert wanted[0].shape == wanted[1].shape == (12, 8, 3)
+    for folder in ("saved", "set"):
+        listing = list_source(tmp_path / folder)
+        assert listing.layout == "parquet" and listing.columns["labels"].attrs == {"names": ("a", "b")}
+        assert [listing.files.read(i) for i in range(2)] == encoded
+        packed = tmp_path / f"{folder}.h5"
+        pack_images(tmp_path / folder, packed, shuffle=False, workers=2)
+        with h5py.File(packed) as file:
+            assert np.array_equal(file["images"][:2], wanted)
+            assert file["labels"][:2].tolist() == [1, 0] and file["split"].attrs["names"][0] == b"train"
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_shards_are_not_kept_open_and_a_lack_of_descriptors_is_no_damage(tmp_path: Path, suffix: str) -> None:
+    table = pa.table({"image": images((b"one", "a.jpg")), "label": [1]})
+    (tmp_path / "state.json").write_text("{}")
+    for i in range(40):
+        if suffix == "parquet":
+            pq.write_table(table, tmp_path / f"{i:02d}.parquet")
+        else:
+            with pa.ipc.new_stream(str(tmp_path / f"{i:02d}.arrow"), table.schema) as out:
+                out.write_table(table)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 20, hard))
+        listing = list_source(tmp_path)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(SourceError, match=r"too many files are open. Allow more with `ulimit -n`"):
+            Shard(tmp_path / f"00.{suffix}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(listing) == 40 and listing.files is not None and listing.files.read(39) == b"one"
+
+
+def test_changed_masks_and_images_beside_the_table_are_noticed(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png", "masks/a.png", "masks/b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    rows = {"image": images((None, "a.png"), (None, "b.png")), "mask": images((None, "masks/a.png"), (b"m", None))}
+    write(tmp_path / "t.parquet", rows)
+    before = list_source(tmp_path)
+    (tmp_path / "masks/a.png").write_text("another mask")
+    (tmp_path / "b.png").write_text("photo")  # as many bytes as before
+    after = list_source(tmp_path)
+    assert (before.sizes != after.sizes).tolist() == [True, False]
+    assert (before.mtimes_ns != after.mtimes_ns).tolist() == [True, True]

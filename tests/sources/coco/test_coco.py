@@ -1,0 +1,316 @@
+import json
+import pickle
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload.errors import OptionError, SourceError
+from fastload.sources import Listing, SourceOptions, detect_layout, list_source
+
+CATEGORIES = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}, {"id": 18, "name": "dog"}]
+SQUARE = [[2, 2, 6, 2, 6, 6, 2, 6]]  # 4 x 4 pixels
+DOT = [[3, 3, 5, 3, 5, 5, 3, 5]]  # 2 x 2 pixels inside it
+CROWD = {"counts": [0, 80, 80], "size": [10, 16]}  # the left half, column by column
+
+
+def annotation(number: int, image: int, category: int, segmentation: Any = None, **more: Any) -> dict[str, Any]:
+    return {
+        "id": number, "image_id": image, "category_id": category, "bbox": [2, 2, 4, 4], "area": 16, "iscrowd": 0,
+        "segmentation": SQUARE if segmentation is None else segmentation, **more,
+    }  # fmt: skip
+
+
+TRAIN = [
+    annotation(1, 25, 18),
+    annotation(2, 9, 90, DOT, bbox=[3.5, 3, 2, 2], area=4),
+    annotation(3, 25, 1, CROWD, bbox=[0, 0, 8, 10], area=80, iscrowd=1),
+    annotation(4, 9, 1),
+    annotation(5, 25, 90, [[3, 3, 3, 3, 3, 3]], bbox=[3, 3, 0, 0], area=0),
+]
+
+
+def write(path: Path, images: list[tuple[int, str]], annotations: list[Any], **more: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listed = [{"id": i, "file_name": name, "height": 10, "width": 16} for i, name in images]
+    # Categories stand behind the annotations, as in COCO itself.
+    content = {"info": {"year": 2017}, "licenses": [], "images": listed, "annotations": annotations}
+    path.write_text(json.dumps(content | {"categories": CATEGORIES} | more, indent=1))
+
+
+def picture(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((10, 16, 3), len(path.name), np.uint8)).save(path)
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    root = tmp_path / "coco"
+    names = ["000000000009.jpg", "000000000025.jpg", "000000000030.jpg"]
+    for name in names:
+        picture(root / "train2017" / name)
+    picture(root / "val2017" / "000000000139.jpg")
+    picture(root / "test2017" / "000000000001.jpg")
+    write(root / "annotations/instances_train2017.json", [(25, names[1]), (9, names[0]), (30, names[2])], TRAIN)
+    write(root / "annotations/instances_val2017.json", [(139, "000000000139.jpg")], [annotation(7, 139, 1)])
+    (root / "annotations/captions_train2017.json").write_text("{}")
+    (root / "annotations/person_keypoints_train2017.json").write_text("{}")
+    return root
+
+
+def listed(root: Path, masks: Any = "auto", on_error: Any = "fail") -> Listing:
+    return list_source(root, on_error=on_error, options=SourceOptions(masks=masks))
+
+
+def change(root: Path, split: str = "train2017", **more: Any) -> None:
+    path = root / f"annotations/instances_{split}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
+
+
+def mask_of(listing: Listing, row: int) -> np.ndarray:
+    assert listing.masks is not None
+    return pickle.loads(pickle.dumps(listing.masks.files)).read(row)
+
+
+def test_boxes_keep_their_file_order_and_categories_become_dense(coco: Path) -> None:
+    assert detect_layout(coco)[0] == "coco"
+    listing = listed(coco)
+    assert listing.split_names == ("train", "val", "test")
+    assert listing.keys[0] == "train2017/000000000009.jpg" and listing.keys[4] == "test2017/000000000001.jpg"
+    column = listing.columns
+    assert column["image_id"].values.tolist() == [9, 25, 30, 139, -1]
+    assert column["num_boxes"].values.tolist() == [2, 3, 0, 1, 0]
+    assert column["boxes"].moves == "xywh" and column["boxes"].attrs["names"] == ("x", "y", "width", "height")
+    assert column["boxes"].values.dtype == np.float32 and column["boxes"].values.shape == (5, 3, 4)
+    assert column["boxes"].values[0].tolist() == [[3.5, 3, 2, 2], [2, 2, 4, 4], [0, 0, 0, 0]]
+    assert column["box_labels"].values.tolist()[:2] == [[2, 0, -1], [1, 0, 2]]
+    assert column["box_labels"].attrs == {"names": ("person", "dog", "toothbrush"), "category_ids": (1, 18, 90)}
+    assert column["box_crowd"].values.tolist()[1] == [0, 1, 0]
+    assert listing.masks is None
+    notes = " ".join(listing.notes)
+    assert "captions_train2017.json" in notes and "person_keypoints_train2017.json" in notes
+    assert "Images without an annotation were kept (1)" in notes
+    assert "Boxes without area were kept as they are (1)" in notes
+    assert "Masks were not drawn" in notes
+
+
+def test_semantic_masks_have_the_smaller_on_top_and_crowds_below(coco: Path) -> None:
+    listing = listed(coco, "semantic")
+    masks = listing.masks
+    assert masks is not None and masks.present.tolist() == [True, True, True, True, False]
+    assert masks.names == ("background", "person", "dog", "toothbrush") and masks.ignore_index == 255
+    expected = np.zeros((10, 16), np.uint8)
+    expected[2:6, 2:6] = 1
+    expected[3:5, 3:5] = 3
+    assert (mask_of(listing, 0) == expected).all()
+    expected = np.zeros((10, 16), np.uint8)
+    expected[:, :8] = 1  # the crowd of persons, though it comes later in the file
+    expected[2:6, 2:6] = 2
+    assert (mask_of(listing, 1) == expected).all()  # the toothbrush without area covers nothing
+    assert not mask_of(listing, 2).any()
+    header = masks.files.header(1)
+    assert (header.height, header.width, header.channels, header.bits) == (10, 16, 1, 8)
+
+
+def test_instance_masks_count_boxes_from_1_and_ignore_crowds(coco: Path) -> None:
+    listing = listed(coco, "instance")
+    assert listing.masks is not None and listing.masks.names == ()
+    first, second = mask_of(listing, 0), mask_of(listing, 1)
+    assert first[2, 2] == 2 and first[3, 3] == 1 and first[0, 0] == 0
+    assert second[2, 2] == 1 and second[0, 0] == 255 and second[0, 8] == 0
+    taken = listing.take(np.array([1, 0]))
+    assert (mask_of(taken, 0) == second).all() and (mask_of(taken, 1) == first).all()
+
+
+def test_runs_as_a_compressed_string_are_those_of_the_list(coco: Path) -> None:
+    before = mask_of(listed(coco, "semantic"), 1)
+    # [0, 80, 80] as pycocotools writes it.
+    packed = {"counts": "0`2`2", "size": [10, 16]}
+    change(coco, annotations=[*TRAIN[:2], TRAIN[2] | {"segmentation": packed}, *TRAIN[3:]])
+    assert (mask_of(listed(coco, "semantic"), 1) == before).all()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_of_it_gives_the_same(coco: Path, tmp_path: Path, kind: str) -> None:
+    archive = tmp_path / f"a.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+            for path in sorted(coco.rglob("*.*")):
+                out.write(path, path.relative_to(coco.parent))
+    else:
+        with tarfile.open(archive, "w") as out:
+            out.add(coco, "coco")
+    inside, outside = listed(archive, "semantic"), listed(coco, "semantic")
+    assert inside.keys == tuple(f"coco/{key}" for key in outside.keys)
+    assert all((inside.columns[name].values == outside.columns[name].values).all() for name in outside.columns)
+    assert (mask_of(inside, 1) == mask_of(outside, 1)).all()
+
+
+def test_a_split_whose_images_are_not_there_is_left_with_a_note(coco: Path) -> None:
+    for path in (coco / "train2017").iterdir():
+        path.unlink()
+    (coco / "train2017").rmdir()
+    # Its file is not even read.
+    (coco / "annotations/instances_train2017.json").write_text("no JSON")
+    listing = listed(coco)
+    assert listing.split_names == ("val", "test")
+    assert "instances_train2017.json was ignored: its images are not there" in " ".join(listing.notes)
+    (coco / "val2017/000000000139.jpg").unlink()
+    with pytest.raises(SourceError, match=r"there are no images of .*instances_train2017"):
+        listed(coco)
+
+
+def test_images_may_lie_in_a_folder_images_or_carry_their_split(coco: Path) -> None:
+    (coco / "images").mkdir()
+    for name in ("train2017", "val2017", "test2017"):
+        (coco / name).rename(coco / "images" / name)
+    assert listed(coco).keys[3] == "images/val2017/000000000139.jpg"
+    write(coco / "annotations/instances_val2017.json", [(139, "val2017/000000000139.jpg")], [])
+    assert listed(coco).keys[3] == "images/val2017/000000000139.jpg"
+
+
+def test_a_listed_image_without_file_fails_or_is_skipped(coco: Path) -> None:
+    (coco / "train2017/000000000025.jpg").unlink()
+    with pytest.raises(SourceError, match=r"train2017/000000000025.jpg is listed in .*train2017.json, but has no file"):
+        listed(coco)
+    listing = listed(coco, "semantic", "skip")
+    assert listing.columns["image_id"].values.tolist() == [9, 30, 139, -1]
+    assert listing.columns["num_boxes"].values.tolist() == [2, 0, 1, 0]
+    assert [key for key, _ in listing.skipped] == ["train2017/000000000025.jpg"]
+    assert mask_of(listing, 2)[2, 2] == 1
+
+
+def test_an_image_that_is_not_listed_fails_or_is_skipped(coco: Path) -> None:
+    picture(coco / "val2017/extra.jpg")
+    with pytest.raises(SourceError, match=r"val2017/extra.jpg is not listed"):
+        listed(coco)
+    assert listed(coco, on_error="skip").skipped[0][0] == "val2017/extra.jpg"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"bbox": [1, 2, float("nan"), 4]}, r"train2017/000000000009.jpg .* annotation 8 has the box \[1, 2, nan, 4\]"),
+        ({"bbox": [1, 2, -3, 4]}, "annotation 8 has the box"),
+        ({"bbox": [1, 2, 3]}, "annotation 8 has the box"),
+        ({"bbox": None}, "annotation 8 has the box None"),
+        ({"bbox": [1, 2, 10**400, 1]}, "annotation 8 has the box"),
+        ({"area": "large"}, "annotation 8 has the area 'large'"),
+        ({"category_id": 2}, "annotation 8 has category id 2, which is not listed"),
+        ({"category_id": "dog"}, "annotation 8 has category id 'dog'"),
+        ({"image_id": 999}, "annotation 8 has image id 999, which is not listed"),
+        ({"iscrowd": 2}, "annotation 8 has iscrowd 2"),
+        ({"segmentation": [[1, 2, 3]]}, "annotation 8 has the polygon"),
+        ({"segmentation": [[1, 2, float("inf"), 3]]}, "annotation 8 has the polygon"),
+        ({"segmentation": [[1, 2, float("nan"), 3]]}, "annotation 8 has the polygon"),
+        ({"segmentation": [[1, 2, 10**400, 3]]}, "annotation 8 has the polygon"),
+        ({"segmentation": [[1, 2, "3", 3]]}, "annotation 8 has the polygon"),
+        ({"segmentation": 5}, "annotation 8 has the region 5"),
+        ({"segmentation": {"counts": [3], "size": [10, 16]}}, "annotation 8 has runs of 3 pixels for a size of 16x10"),
+        ({"segmentation": {"counts": [160], "size": [16, 10]}}, "annotation 8 has runs of 10x16 for an image of 16x10"),
+        ({"segmentation": {"counts": "\x01\x02", "size": [10, 16]}}, "annotation 8 has runs in a string"),
+        ({"segmentation": {"counts": [-1, 161], "size": [10, 16]}}, "annotation 8 has runs with lengths"),
+        ({"segmentation": {"counts": [160]}}, "annotation 8 has runs of size None"),
+    ],
+)
+def test_a_bad_annotation_is_named_or_skipped_with_its_image(coco: Path, more: dict[str, Any], message: str) -> None:
+    change(coco, annotations=[*TRAIN, annotation(8, 9, 1) | more])
+    with pytest.raises(SourceError, match=message):
+        listed(coco, "semantic")
+    listing = listed(coco, "semantic", "skip")
+    assert len(listing.skipped) == 1 and "annotation 8" in " ".join(listing.skipped[0])
+    kept = [9, 25, 30, 139, -1] if "image_id" in more else [25, 30, 139, -1]
+    assert listing.columns["image_id"].values.tolist() == kept
+    assert mask_of(listing, kept.index(25))[2, 2] == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"images": [{"id": 9', "is not well-formed JSON"),
+        ('{"images": [] "annotations": []}', "is not well-formed JSON: damaged at character"),
+        ('{"images": [], "annotations": [], "categories": []} x', "is not well-formed JSON: there is more"),
+        ("[]", "is not well-formed JSON"),
+        ("", "is not well-formed JSON: it is cut short"),
+        ("[" * 100_000, "is not well-formed JSON"),
+        ('{"a": ' + "[" * 200_000 + "}", "is not well-formed JSON"),
+        ('{"images": [], "info": {}}', "has no annotations and no categories"),
+        ('{"images": [], "annotations": [], "categories": []}', "lists no images"),
+        ('{"images": [7], "annotations": [], "categories": []}', r"images\[0\] is 7, expected an object"),
+        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', "id 1 and file_name None"),
+        ('{"images": [], "annotations": [], "categories": [{"id": 1}]}', r"categories\[0\] has id 1 and name None"),
+    ],
+)
+def test_a_damaged_file_is_named(coco: Path, content: str, message: str) -> None:
+    (coco / "annotations/instances_train2017.json").write_text(content)
+    with pytest.raises(SourceError, match=rf"instances_train2017.json.*{message}"):
+        listed(coco)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([(9, "000000000009.jpg"), (9, "000000000025.jpg")], "image id 9 occurs a second time"),
+        ([(9, "000000000009.jpg"), (25, "000000000009.jpg")], "000000000009.jpg is listed a second time"),
+        ([(9, "../val2017/000000000139.jpg")], "but has no file"),
+    ],
+)
+def test_images_that_contradict_each_other_are_named(coco: Path, images: list[Any], message: str) -> None:
+    write(coco / "annotations/instances_train2017.json", images, [])
+    with pytest.raises(SourceError, match=message):
+        listed(coco)
+
+
+def test_categories_must_be_unique_and_the_same_in_all_files(coco: Path) -> None:
+    change(coco, categories=[*CATEGORIES, {"id": 18, "name": "cat"}])
+    with pytest.raises(SourceError, match="category id 18 occurs a second time, for cat"):
+        listed(coco)
+    change(coco, categories=[*CATEGORIES, {"id": 19, "name": "cat"}])
+    with pytest.raises(SourceError, match="have different categories"):
+        listed(coco)
+
+
+def test_two_files_of_one_split_and_none_are_errors(coco: Path) -> None:
+    path = coco / "annotations/instances_val2017.json"
+    (coco / "val2014").mkdir()
+    picture(coco / "val2014/a.jpg")
+    (coco / "annotations/instances_val2014.json").write_text(path.read_text())
+    with pytest.raises(SourceError, match="are both the split 'val'"):
+        listed(coco)
+    for path in coco.glob("annotations/instances_*"):
+        path.unlink()
+    with pytest.raises(SourceError, match=r"there is no instances_\*\.json"):
+        list_source(coco, "coco")
+
+
+def test_more_instances_or_classes_than_a_mask_holds_are_an_error(coco: Path) -> None:
+    change(coco, annotations=[annotation(i, 9, 1) for i in range(254)])
+    assert listed(coco, "instance").columns["num_boxes"].values[0] == 254
+    change(coco, annotations=[annotation(i, 9, 1) for i in range(255)])
+    with pytest.raises(SourceError, match=r"000000000009.jpg has 255 instances, but a mask of 8 bits holds 254"):
+        listed(coco, "instance")
+    for split in ("train2017", "val2017"):
+        change(coco, split, categories=[{"id": i, "name": f"c{i}"} for i in range(255)])
+    with pytest.raises(SourceError, match="255 categories, but a mask of 8 bits holds 254"):
+        listed(coco, "semantic")
+
+
+def test_an_image_without_a_size_has_no_mask_to_draw(coco: Path) -> None:
+    change(coco, "val2017", images=[{"id": 139, "file_name": "000000000139.jpg"}])
+    assert len(listed(coco)) == 5
+    with pytest.raises(SourceError, match=r"height and width of val2017/000000000139.jpg are not said"):
+        listed(coco, "semantic")
+
+
+def test_boxes_without_a_region_are_counted(coco: Path) -> None:
+    change(coco, "val2017", annotations=[annotation(7, 139, 1, [])])
+    assert "are not in the masks (1)" in " ".join(listed(coco, "instance").notes)
+
+
+def test_unknown_masks_are_refused() -> None:
+    with pytest.raises(OptionError, match="accepted: auto, none, semantic, instance"):
+        SourceOptions(masks="panoptic")  # type: ignore[arg-type]

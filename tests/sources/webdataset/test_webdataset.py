@@ -1,0 +1,319 @@
+import io
+import json
+import pickle
+import tarfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastload.errors import MissingFileError, OptionError, SourceError
+from fastload.pack import pack_images
+from fastload.sources import Listing, SourceOptions, detect_layout, list_source
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]] | dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, data in members.items() if isinstance(members, dict) else members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def npy(array: object, **options: bool) -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.asarray(array), **options)
+    return out.getvalue()
+
+
+def contents(listing: Listing) -> list[bytes]:
+    files = pickle.loads(pickle.dumps(listing.files))
+    return [files.read(i) for i in range(len(listing))]
+
+
+def values(listing: Listing, name: str = "labels") -> list[object]:
+    return listing.columns[name].values.tolist()
+
+
+def notes(listing: Listing) -> str:
+    return " ".join(listing.notes)
+
+
+def test_a_shard_becomes_samples_in_its_order(tmp_path: Path) -> None:
+    members = {
+        "sub/b.JPG": b"image b",
+        "sub/b.cls": b"7\n",
+        "sub/b.json": json.dumps({"size": 3, "score": 0.5, "ok": True, "url": "x", "of": [1], "index": 5}).encode(),
+        "sub/b.index": b"1",
+        "sub/b.txt": b"a caption",
+        "__meta__": b"{}",
+        "README": b"",
+        "sub/a.png": b"image a",
+        "sub/a.cls": b" -1 ",
+        "sub/a.index": b"0",
+        "sub/a.json": json.dumps({"size": 4, "score": None, "ok": False, "url": "y", "of": [], "index": 6}).encode(),
+        "sub/a.txt": b"another",
+    }
+    path = write_tar(tmp_path / "x.tar", members)
+    assert detect_layout(path) == ("webdataset", ["sub/b.JPG", "sub/b.cls"])
+    listing = list_source(path)
+    assert listing.layout == "webdataset" and listing.split_names == ("all",)
+    assert listing.keys == ("sub/b.JPG", "sub/a.png") and contents(listing) == [b"image b", b"image a"]
+    assert values(listing) == [7, -1] and listing.columns["labels"].values.dtype == np.int64
+    assert values(listing, "index") == [1, 0] and values(listing, "json_index") == [5, 6]
+    assert values(listing, "size") == [3, 4] and values(listing, "ok") == [1, 0]
+    assert listing.columns["score"].values.dtype == np.float64 and np.isnan(listing.columns["score"].values[1])
+    assert set(listing.columns) == {"labels", "index", "json_index", "size", "ok", "score"}
+    assert listing.sizes.tolist() == [7, 7] and set(listing.mtimes_ns.tolist()) == {path.stat().st_mtime_ns}
+    assert "Fields that are not packed: txt (2)." in listing.notes
+    assert "not numbers in every sample: url (str), of (list)" in notes(listing)
+    assert "no fields of a sample were ignored (2): __meta__, README." in notes(listing)
+
+
+def test_shards_in_folders_are_one_dataset_with_splits_by_name(tmp_path: Path) -> None:
+    for shard, names in {"train-9": "ab", "train-10": "ac", "val/x-000000": "a"}.items():
+        write_tar(tmp_path / f"{shard}.tar", [(f"{n}.{f}", (shard + n).encode() if f == "jpg" else b"3")
+                                              for n in names for f in ("jpg", "cls")])  # fmt: skip
+    (tmp_path / "sizes.json").write_text("{}")
+    listing = list_source(tmp_path)
+    assert listing.split_names == ("train", "val") and listing.split.tolist() == [0, 0, 0, 0, 1]
+    assert listing.keys == (
+        "train-9.tar/a.jpg", "train-9.tar/b.jpg", "train-10.tar/a.jpg", "train-10.tar/c.jpg", "val/x-000000.tar/a.jpg",
+    )  # fmt: skip
+    assert contents(listing)[2:] == [b"train-10a", b"train-10c", b"val/x-000000a"]
+    assert "Ignored other files (1): sizes.json." in listing.notes
+    write_tar(tmp_path / "more.tar", {"a.jpg": b"1", "a.cls": b"1"})
+    listing = list_source(tmp_path)
+    assert listing.split_names == ("all",) and "Not every shard names its split" in notes(listing)
+
+
+def test_the_key_ends_at_the_first_dot_and_fields_are_lower_case(tmp_path: Path) -> None:
+    members = {"a.b/c.Seg.PNG": b"mask", "a.b/c.JPEG": b"image", "a.b/c.CLS": b"1"}
+    listing = list_source(write_tar(tmp_path / "x.tar", members))
+    assert listing.keys == ("a.b/c.JPEG",) and values(listing) == [1]
+    assert listing.masks is not None and listing.masks.files.read(0) == b"mask" and listing.masks.present.all()
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ([("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"1"), ("b.cls", b"2")], "a has fields that are not adjacent"),
+        ([("a.jpg", b""), ("a.JPG", b""), ("a.cls", b"1")], "a has the field 'jpg' twice"),
+        ([("a.jpg", b""), ("a.cls", b"one")], r"a has in 'cls' b'one', not an integer as text"),
+        ([("a.jpg", b""), ("a.cls", b"%d" % 2**64)], "which does not fit 64 bits"),
+        ([("a.jpg", b""), ("a.json", b"{")], "no JSON that can be read"),
+        ([("a.jpg", b""), ("a.json", b"[" * 99_999)], "no JSON that can be read"),
+        ([("a.jpg", b""), ("a.npy", b"x" * 200)], "a has in 'npy' no array that can be read"),
+        ([("a.jpg", b""), ("a.npy", npy(np.zeros(9)).replace(b"'shape'", b"'sha(\0("))], "no array that can be read"),
+        ([("a.jpg", b""), ("a.npy", npy(np.zeros(9))[:-8])], r"an array \(9,\) of float64 in 64 bytes"),
+        ([("a.jpg", b""), ("a.npy", npy([{}], allow_pickle=True))], "array of Python objects, which is a pickle"),
+        ([("a.jpg", b""), ("a.cls", b"1"), ("c.cls", b"1")], "c has no image, only cls"),
+        ([("a.jpg", b""), ("a.cls", b"1"), ("c.jpg", b"")], "c has no field 'cls'"),
+    ],
+)
+def test_a_sample_that_contradicts_itself_is_named(tmp_path: Path, members: list, reason: str) -> None:
+    good = {"good.jpg": b"good", "good.cls": b"5"}
+    if not any(name.endswith(".cls") for name, _ in members):
+        good = {"good.jpg": b"good"} | {f"good.{k}": v for k, v in (("json", b'{"x": 1}'), ("npy", npy(np.zeros(9))))
+                                        if any(name.endswith(k) for name, _ in members)}  # fmt: skip
+    path = write_tar(tmp_path / "x.tar", [*good.items(), *members])
+    with pytest.raises(SourceError, match=reason):
+        list_source(path, "webdataset")
+    listing = list_source(path, "webdataset", "skip")
+    assert listing.keys[0] == "good.jpg" and contents(listing)[0] == b"good" and listing.skipped
+
+
+@pytest.mark.parametrize("kind", ["pyd", "pkl", "pickle", "pth", "pt"])
+def test_pickles_are_refused_and_never_read(tmp_path: Path, kind: str) -> None:
+    class Bomb:
+        def __reduce__(self):
+            return (Path(tmp_path / "exploded").touch, ())
+
+    path = write_tar(tmp_path / "x.tar", {"a.jpg": b"", "a.cls": b"1", f"a.{kind}": pickle.dumps(Bomb())})
+    with pytest.raises(SourceError, match=rf"a.{kind} is a pickle, which can run any program"):
+        list_source(path)
+    listing = list_source(path, on_error="skip")
+    assert values(listing) == [1] and set(listing.columns) == {"labels"}
+    assert f"Fields that are pickles were left out ({kind})" in notes(listing)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_dot_in_the_stem_is_reported(tmp_path: Path) -> None:
+    names = [f"img_{n}.5_{n}" for n in range(3)]
+    path = write_tar(tmp_path / "x.tar", [(f"{n}.{f}", b"1") for n in names for f in ("jpg", "cls")])
+    with pytest.raises(SourceError, match=r"img_0 has the field '5_0.cls': its files have a dot before their suffix"):
+        list_source(path, "webdataset")
+    some = [("a.jpg", b""), ("a.cls", b"1"), ("b.jpg", b""), ("b.cls", b"1"), ("c.x.jpg", b""), ("c.x.cls", b"1")]
+    path = write_tar(tmp_path / "y.tar", some)
+    with pytest.raises(SourceError, match=r"\(1\): c has the field 'x.jpg'"):
+        list_source(path)
+    assert list_source(path, on_error="skip").keys == ("a.jpg", "b.jpg")
+
+
+def test_several_images_in_a_sample_need_a_word(tmp_path: Path) -> None:
+    fields = {"left.jpg": b"l", "right.jpg": b"r", "cls": b"1"}
+    path = write_tar(tmp_path / "x.tar", {f"{n}.{f}": data for n in "ab" for f, data in fields.items()})
+    with pytest.raises(SourceError, match=r"a has 2 images.*left.jpg \(2\), right.jpg \(2\).*--image-column left.jpg"):
+        list_source(path)
+    listing = list_source(path, options=SourceOptions(image_column="right.jpg"))
+    assert contents(listing) == [b"r", b"r"]
+    with pytest.raises(OptionError, match=r"has the field --image-column 'middle.jpg'; there are cls, left.jpg"):
+        list_source(path, options=SourceOptions(image_column="middle.jpg"))
+    path = write_tar(tmp_path / "y.tar", {"a.jpg": b"a", "a.small.jpg": b"s", "a.cls": b"1"})
+    listing = list_source(path)
+    assert contents(listing) == [b"a"] and "samples were not packed: small.jpg" in notes(listing)
+
+
+def test_masks_may_be_absent_and_be_left_out(tmp_path: Path) -> None:
+    members = {"a.jpg": b"a", "a.seg.png": b"m", "a.id": b"1", "b.jpg": b"b", "b.id": b"2"}
+    path = write_tar(tmp_path / "x.tar", members)
+    masks = list_source(path).masks
+    assert masks is not None and masks.present.tolist() == [True, False] and masks.ignore_index == 255
+    assert masks.files.read(0) == b"m"
+    assert list_source(path, options=SourceOptions(masks="none")).masks is None
+    assert values(list_source(path), "id") == [1, 2]
+
+
+def test_arrays_without_images_are_columns(tmp_path: Path) -> None:
+    tokens = np.arange(12, dtype=">i4").reshape(2, 6)
+    members = {
+        f"{i}.{field}": data
+        for i in range(2)
+        for field, data in {"tokens.npy": npy(tokens[i]), "fat.npy": npy(np.zeros(i)), "cls": b"%d" % i}.items()
+    }
+    path = write_tar(tmp_path / "x.tar", members)
+    listing = list_source(path)
+    assert listing.layout == "webdataset"
+    assert listing.files is None and listing.keys == ("0", "1") and values(listing) == [0, 1]
+    assert listing.columns["tokens_npy"].values.dtype == np.int32
+    np.testing.assert_array_equal(listing.columns["tokens_npy"].values, tokens)
+    assert "'fat.npy' is not packed, since its arrays are not numbers of one shape" in notes(listing)
+
+
+def test_labels_are_chosen_by_usual_name_or_by_the_user(tmp_path: Path) -> None:
+    members = {"a.jpg": b"", "a.json": b'{"label": 3, "key": 4, "kind": 5, "score": 0.5}'}
+    path = write_tar(tmp_path / "x.tar", members)
+    assert values(list_source(path)) == [3]
+    listing = list_source(path, options=SourceOptions(labels=("kind",)))
+    assert values(listing) == [5] and values(listing, "key_") == [4] and values(listing, "label") == [3]
+    with pytest.raises(OptionError, match="there is no column sort for --labels; there are key_, kind, label, score"):
+        list_source(path, options=SourceOptions(labels=("sort",)))
+    with pytest.raises(OptionError, match="the column 'score' holds float64 numbers; labels are integers"):
+        list_source(path, options=SourceOptions(labels=("score",)))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"],
+        ["1.jpg", "2.jpg", "README.txt"],
+        ["cat/1.jpg", "cat/1.txt", "dog/2.jpg", "dog/2.txt"],  # captions in class folders
+        ["images/1.jpg", "images/2.jpg", "labels/1.txt", "labels/2.txt"],
+    ],
+)
+def test_other_tars_are_not_webdataset(tmp_path: Path, names: list[str]) -> None:
+    path = write_tar(tmp_path / "a" / "x.tar", dict.fromkeys(names, b""))
+    assert detect_layout(path)[0] == "folder" and detect_layout(path.parent)[0] == "folder"
+    path.write_bytes(b"no tar")
+    assert detect_layout(path.parent)[0] == "folder"
+
+
+def test_what_holds_no_shards_says_so(tmp_path: Path) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"holds no shard: no .tar. Unpack them first"):
+        list_source(tmp_path, "webdataset")
+    write_tar(tmp_path / "x.tar", {"README": b""})
+    with pytest.raises(SourceError, match="holds no sample: no member is named like"):
+        list_source(tmp_path, "webdataset")
+
+
+def test_unsafe_members_are_named_and_leave_their_neighbours_alone(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", {"a.jpg": b"a", "a.cls": b"1", "../b.jpg": b"b", "../b.cls": b"2"})
+    with pytest.raises(SourceError, match=r"../b.jpg has `..` in its name"):
+        list_source(path)
+    listing = list_source(path, on_error="skip")
+    assert listing.keys == ("a.jpg",) and listing.skipped[0][0] == "../b.jpg"
+    assert "../b.cls has `..` in its name" in notes(listing)
+
+
+def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
+    for n in (1, 2):
+        write_tar(tmp_path / f"{n}.tar", {"a.jpg": bytes(3000), "a.cls": b"1"})
+    data = (tmp_path / "2.tar").read_bytes()
+    for size in (600, 3584, 4096, 4700):
+        (tmp_path / "2.tar").write_bytes(data[:size])
+        with pytest.raises(SourceError, match=r"2.tar.*(cut short|damaged)"):
+            list_source(tmp_path)
+
+
+def picture(value: int, mode: str = "RGB") -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.full((4, 6, 3) if mode == "RGB" else (4, 6), value, np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_shards_with_masks_and_arrays_are_packed(tmp_path: Path) -> None:
+    for split, first in (("train", 0), ("val", 3)):
+        members = {
+            f"{n}.{field}": data
+            for n in range(first, first + 3)
+            for field, data in {"png": picture(n), "seg.png": picture(n + 50, "L"), "cls": b"%d" % n,
+                                "box.npy": npy([n, 1.5])}.items()
+        }  # fmt: skip
+        write_tar(tmp_path / "in" / f"{split}-0.tar", members)
+    pack_images(tmp_path / "in", tmp_path / "out.h5", workers=1, shuffle=False)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["images"][:, 0, 0, 0].tolist() == file["labels"][:].tolist() == [0, 1, 2, 3, 4, 5]
+        assert file["masks"][:, 0, 0].tolist() == [50, 51, 52, 53, 54, 55]
+        assert file["box_npy"][:].tolist() == [[n, 1.5] for n in range(6)]
+        assert file["split"][:].tolist() == [0, 0, 0, 1, 1, 1]
+        assert file["key"][0] == b"train-0.tar/0.png" and file.attrs["source_layout"] == b"webdataset"
+
+
+@pytest.mark.parametrize("odd", ["{}", '{"label": null}', '{"label": NaN}', '{"label": Infinity}', '{"label": "cat"}'])
+def test_a_sample_whose_json_has_no_usable_label_is_named_and_takes_no_labels_from_the_others(
+    tmp_path: Path, odd: str
+) -> None:
+    texts = ['{"label": 3}', odd, '{"label": 1}']
+    members = [(f"{i}.{field}", data) for i, text in enumerate(texts) for field, data in
+               (("jpg", b"image"), ("json", text.encode()))]  # fmt: skip
+    shard = write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(SourceError, match=r"not as the others \(1\): 1 has .*label"):
+        list_source(shard)
+    listing = list_source(shard, on_error="skip")
+    assert values(listing) == [3, 1] and [key for key, _ in listing.skipped] == ["1"]
+
+
+def test_text_labels_in_the_json_become_classes(tmp_path: Path) -> None:
+    members = [(f"{i}.{field}", data) for i, text in enumerate(["dog", "cat", "dog"]) for field, data in
+               (("jpg", b"image"), ("json", json.dumps({"label": text, "of": text}).encode()))]  # fmt: skip
+    listing = list_source(write_tar(tmp_path / "a.tar", members))
+    assert values(listing) == [1, 0, 1] and listing.columns["labels"].attrs == {"names": ("cat", "dog")}
+    assert list(listing.columns) == ["labels"] and "of (str)" in notes(listing)
+
+
+def test_a_pattern_of_shards_says_to_give_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=f"Patterns are not expanded.*give the folder.*: {tmp_path}"):
+        list_source(tmp_path / "train-{000000..000123}.tar")
+
+
+@pytest.mark.parametrize(("field", "message"), [("cls", "are not adjacent"), ("pyd", "pickle")])
+def test_images_do_not_lose_labels_that_lie_apart_or_are_pickles(tmp_path: Path, field: str, message: str) -> None:
+    keys = [f"{k:03d}" for k in range(100)]
+    apart = [(f"{k}.png", b"") for k in keys] + [(f"{k}.cls", b"1") for k in keys]
+    beside = [(f"{k}.{kind}", b"1") for k in keys for kind in ("png", "pyd")]
+    shard = write_tar(tmp_path / "of" / "s-0.tar", apart if field == "cls" else beside)
+    for path in (shard, shard.parent):
+        assert detect_layout(path)[0] == "webdataset"
+        with pytest.raises(SourceError, match=message):
+            list_source(path)
+
+
+def test_shards_that_are_missing_by_their_numbers_are_noted(tmp_path: Path) -> None:
+    for number in (0, 1, 4):
+        write_tar(tmp_path / f"a-{number:06d}.tar", {f"{number}.jpg": b"x", f"{number}.cls": b"1"})
+    assert "missing by the numbers of the others (2): a-000002.tar, a-000003.tar" in notes(list_source(tmp_path))

@@ -1,0 +1,40 @@
+"""Reads and writes of any length."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from fastload.system.files import read_bytes, read_into, write_all, write_at
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Ten bytes, of which a call brings three at most."""
+    pread, preadv = os.pread, os.preadv
+    monkeypatch.setattr(os, "pread", lambda fd, length, at: pread(fd, min(length, 3), at))
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:3]], at))
+    (tmp_path / "a").write_bytes(b"0123456789")
+    with open(tmp_path / "a", "rb") as opened:
+        yield opened.fileno()
+
+
+@pytest.mark.parametrize(("length", "offset"), [(0, 0), (2, 1), (8, 1), (9, 1), (10, 1), (5, 10), (5, 12)])
+def test_all_that_is_there_is_read(file, length, offset):
+    expected = b"0123456789"[offset : offset + length]
+    memory = bytearray(length)
+    assert read_bytes(file, length, offset) == expected
+    assert read_into(file, memoryview(memory), offset) == len(expected)
+    assert memory == expected.ljust(length, b"\0")
+
+
+def test_all_that_is_given_is_written(tmp_path, monkeypatch):
+    write, pwrite = os.write, os.pwrite
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
+    with open(tmp_path / "a", "wb") as file:
+        write_all(file.fileno(), b"0123456789")
+        write_at(file.fileno(), memoryview(b"abcdefg"), 2)
+        write_all(file.fileno(), b"")
+    assert (tmp_path / "a").read_bytes() == b"01abcdefg9"

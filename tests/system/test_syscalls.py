@@ -1,0 +1,35 @@
+"""The calls say what the ordinary ones say."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from fastload.system import syscalls
+
+
+@pytest.mark.parametrize("with_statx", [True, False])
+def test_identity_is_that_of_fstat(tmp_path, with_statx, monkeypatch):
+    if not with_statx:
+        monkeypatch.setattr(syscalls, "_function", lambda name: None)
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 12345)
+    os.utime(path, ns=(1, 1_700_000_000_123_456_789))
+    with open(path, "rb") as file:
+        stat = os.fstat(file.fileno())
+        assert syscalls.identity_of(file.fileno()) == (stat.st_dev, stat.st_ino, 12345, stat.st_mtime_ns)
+    with pytest.raises(OSError, match="descriptor"):
+        syscalls.identity_of(-1)
+
+
+def test_what_was_just_written_is_in_memory(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 12345)
+    with open(path, "rb") as file:
+        assert syscalls.is_resident(file.fileno(), 12000) in (True, None)
+
+
+def test_where_nothing_can_be_asked_nothing_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(syscalls, "_function", lambda name: None)
+    assert syscalls.is_resident(0, 0) is None

@@ -1,0 +1,145 @@
+"""A thread's time, split into stages, and into running, blocked and neither."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fastload.timing.results import BatchWork, Work
+from fastload.timing.stopwatch import Stopwatch, beyond_usual_s, current, part_of, process_cpu_s, run_delay_reader
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+NAP_S = 0.02  # a sleep takes at least as long as it was asked to
+
+
+def spin():
+    return sum(number * number for number in range(20_000))
+
+
+def test_running_is_running_and_sleeping_is_blocked():
+    watch = Stopwatch("transform", by_threads=False)
+    spin()
+    watch.lap("decoding")
+    time.sleep(NAP_S)
+    work = watch.end()
+    assert work.stages["decoding"].running_s > 0 and work.lock_s == 0
+    assert sum(one.blocked_s for one in work.stages.values()) >= NAP_S / 2
+    watch.begin()
+    assert set(watch.end().stages) == {"transform"}, "each batch counts from its own beginning"
+
+
+@LINUX
+def test_blocked_while_a_process_reads_is_reading_unless_a_stage_of_its_own_read():
+    watch = Stopwatch("transform", by_threads=False)
+    with open("/proc/cpuinfo") as file:
+        file.read()
+    time.sleep(NAP_S)
+    work = watch.end()
+    assert work.stages["reading"].blocked_s >= NAP_S / 2 and work.stages["transform"].blocked_s == 0
+    watch.begin()
+    with open("/proc/cpuinfo") as file:
+        file.read()
+    watch.lap("reading")
+    time.sleep(NAP_S)
+    assert watch.end().stages["transform"].blocked_s >= NAP_S / 2
+
+
+@LINUX
+def test_the_stopwatchs_own_looks_are_no_reading():
+    watch = Stopwatch("transform", by_threads=False)
+    for _ in range(20):
+        time.sleep(0.001)
+        watch.lap("transform")
+    assert "reading" not in watch.end().stages
+
+
+def test_threads_that_read_nothing_are_blocked_by_a_lock():
+    lock, works = threading.Lock(), []
+
+    def work():
+        watch = Stopwatch("reading", by_threads=True).start()
+        assert current() is watch
+        spin()
+        watch.lap("reading")
+        assert not lock.acquire(timeout=NAP_S)
+        watch.lap_for_lock("reading")
+        works.append(watch.end())
+
+    with lock:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert current() is None
+    assert works[0].lock_s > 0 and works[0].stages["reading"].blocked_s >= works[0].lock_s > 0
+
+
+def test_slow_samples_are_those_far_above_the_usual():
+    assert beyond_usual_s([1.0, 2.0, 1.0, 9.0, 3.0, 1.0, 1.0]) == 8.0
+    assert beyond_usual_s([1.0, 2.0, 2.5]) == beyond_usual_s([1.0, 9.0]) == beyond_usual_s([]) == 0
+
+
+def test_a_batch_has_what_its_slow_samples_took():
+    begin_s = time.perf_counter()
+    watch = Stopwatch("transform", by_threads=False)
+    for _ in range(3):
+        spin()
+        watch.lap("transform")
+        watch.sample()
+    until_s = time.thread_time() + 4 * (time.perf_counter() - begin_s)
+    while time.thread_time() < until_s:  # longer than 3 of the others, however slow the machine
+        spin()
+    watch.lap("transform")
+    watch.sample()
+    assert watch.end().slow_s > 0
+    watch.begin()
+    watch.sample()
+    assert watch.end().slow_s == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/schedstat"), reason="the system does not say")
+def test_what_a_thread_waits_for_a_cpu_is_told_of_its_batch():
+    cpus = os.sched_getaffinity(0)
+    rival = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{min(cpus)}}})\nwhile 1: 0"])
+    try:
+        os.sched_setaffinity(0, {min(cpus)})
+        watch, delay_s = Stopwatch("transform", by_threads=False), run_delay_reader()
+        begin_s = delay_s()
+        for _ in range(10_000):
+            spin()
+            if (waited_s := delay_s() - begin_s) > 0:
+                break
+        assert watch.end().runnable_s >= waited_s > 0
+    finally:
+        os.sched_setaffinity(0, cpus)
+        rival.kill()
+        rival.wait()
+
+
+def test_parts_and_sums_of_work():
+    work = BatchWork({"reading": Work(4.0, 2.0)}, lock_s=1.0, slow_s=0.5, runnable_s=3.0)
+    assert part_of(work, 2) == BatchWork({"reading": Work(2.0, 1.0)}, 0.5, 0.25, 1.5)
+    other = BatchWork({"collate": Work(1.0, 0.0)})
+    sum_of_both = work + other
+    assert sum_of_both.stages == {"reading": Work(4.0, 2.0), "collate": Work(1.0, 0.0)}
+    assert (sum_of_both.lock_s, sum_of_both.slow_s) == (1.0, 0.5)
+
+
+@LINUX
+def test_readers_close_what_they_opened():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        assert run_delay_reader()() >= 0
+        Stopwatch("reading", by_threads=True).end()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_time_of_a_process_on_a_cpu():
+    first = process_cpu_s(os.getpid())
+    spin()
+    assert first is not None and process_cpu_s(os.getpid()) > first
+    assert process_cpu_s(2**22 + 1) is None

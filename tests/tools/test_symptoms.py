@@ -1,0 +1,69 @@
+"""What tools/symptoms.py shows is real, and so are the cures; docs/several-gpus.md speaks of both."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(not (ROOT / "tools").is_dir(), reason="no tools beside the tests: run in a checkout")
+
+
+@pytest.fixture
+def symptoms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/symptoms.py, which imports what stands beside it, as do the processes that it starts."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    for name in ("TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "OMP_NUM_THREADS"):  # it sets them; taken back here
+        monkeypatch.setenv(name, {"OMP_NUM_THREADS": "1"}.get(name, "ERROR" if "LOG" in name else "INFO"))
+    return importlib.import_module("symptoms")
+
+
+@pytest.mark.slow
+def test_ranks_fail_as_shown_and_finish_when_cured(symptoms, tmp_path, monkeypatch):
+    path = symptoms.make_file(tmp_path, 41, 8)
+    monkeypatch.setattr(symptoms, "LIMIT_S", 900.0)
+    unused = [(symptoms.unused_rank, 300.0, (path, way)) for way in symptoms.UNUSED_CURES]
+    uneven = [(symptoms.uneven_rank, 300.0, (path, ends)) for ends in ("drop", "pad", "exact")]
+    hang = (symptoms.uneven_rank, 10.0, (path, None))  # no rank is so much later than another, unless it never comes
+    shown, found, static, drop, pad, exact, (waits, finishes) = symptoms.on_ranks(
+        tmp_path, (symptoms.unused_rank, 300.0, (path, {})), *unused, *uneven, hang
+    )
+    for of_rank in shown:
+        assert of_rank["steps"] == 1
+        assert of_rank["error"].startswith("Expected to have finished reduction in the prior iteration")
+        assert of_rank["error"].endswith(("second.bias, second.weight", "second.weight, second.bias"))
+    assert all(of_rank == {"steps": 5, "error": None} for of_rank in (*found, *static))
+
+    assert (waits["batches"], waits["steps"]) == (6, 5) and "imed out" in waits["error"]
+    assert (finishes["batches"], finishes["steps"]) == (5, 5) and finishes["error"] is None
+    for of_ranks, steps, rows in ((drop, 5, 40), (pad, 6, 48), (exact, 6, 41)):
+        assert [of_rank["steps"] for of_rank in of_ranks] == [steps, steps]
+        assert sum(of_rank["rows"] for of_rank in of_ranks) == rows
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="with several GPUs their memory is read instead")
+def test_the_first_gpu_gets_a_number_from_each_replica(symptoms, tmp_path, capsys):
+    gathered = []
+    for cure in (False, True):
+        symptoms.first_gpu_full(cure, tmp_path)
+        gathered.append(int(re.search(r"([\d,]+) bytes a step", capsys.readouterr().out)[1].replace(",", "")))
+    assert gathered == [3 * 8 * symptoms.CLASSES * 128 * 128 * 4, 3 * 4]
+
+
+def test_the_page_names_every_symptom_and_only_flags_that_there_are(symptoms, monkeypatch, capsys):
+    page = (ROOT / "docs" / "several-gpus.md").read_text()
+    assert set(re.findall(r"tools/symptoms\.py ([a-z-]+)", page)) == set(symptoms.SYMPTOMS)
+    train = importlib.import_module("train")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
+    with pytest.raises(SystemExit):
+        train.parse_options()
+    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", page))
+    assert named - known <= {"--cure", "--nproc-per-node", "--standalone"}

@@ -1,0 +1,69 @@
+"""Passes by the kernel, in Triton's interpreter, against the same passes by torch: run by test_fuse.py, in a process of
+its own with TRITON_INTERPRET=1. Prints one line a case, and fails at the first difference."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fastload.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Draws,
+    Grayscale,
+    ImageSpec,
+    Normalize,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
+from fastload.transforms.engine.fuse import FusedPass, _by_kernel, passes_of, run_pass
+from fastload.transforms.engine.placement import ImageRows
+
+RGB = ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
+CASES = {
+    "imagenet": ([RandomResizedCrop((13, 11)), RandomHorizontalFlip(), Normalize(*RGB)], 3),
+    "bfloat16": ([Resize(20), RandomCrop(17), RandomVerticalFlip(), Normalize(*RGB, dtype=torch.bfloat16)], 3),
+    "colour": ([RandomResizedCrop(12), ColorJitter(0.4, 0.4, 0.4, 0.2), RandomHorizontalFlip(), Normalize(*RGB)], 3),
+    "gray": ([CenterCrop(15), RandomGrayscale(0.5), Grayscale(3)], 3),
+    "erased": ([RandomCrop(15), RandomErasing(p=0.7, value=(9, 80, 200)), Normalize(*RGB)], 3),
+    "cutout": ([Cutout(7, fill=100)], 3),
+    "only normalized": ([Normalize([0.5], [0.25], dtype=torch.float16)], 1),
+    "four channels": ([RandomResizedCrop(16), Normalize([0.5] * 4, [0.25] * 4)], 4),
+}
+
+
+def main() -> None:
+    cpu = torch.device("cpu")
+    for name, (transforms, channels) in CASES.items():
+        values = np.random.default_rng(3).integers(0, 256, (9, 22, 25, channels), np.uint8)
+        images = torch.from_numpy(values).permute(0, 3, 1, 2)
+        rows = torch.tensor([4, 0, 8, 8, 2])
+        spec = ImageSpec.of(images)
+        (part,) = passes_of(transforms, spec)
+        assert isinstance(part, FusedPass), name
+        draws = Draws(1, 2, rows.numpy())
+        expected = run_pass(part, images[rows], spec, draws)
+        for given in (images[rows], ImageRows(torch.from_numpy(values), rows)):
+            got = _by_kernel(part, given, part.placement(spec, draws), spec, draws, cpu)
+            assert got.shape == expected.shape and got.dtype == expected.dtype, name
+            assert got.permute(0, 2, 3, 1).is_contiguous(), name
+            scale = 1 / 255 / min(part.normalize.std) if part.normalize else 1
+            # A level by which the resize was rounded otherwise may grow by the factors of colour, at most 1.4 each.
+            levels = (got.float() - expected.float()).abs() / scale
+            rounding = (
+                2 * torch.finfo(expected.dtype).eps * expected.float().abs().max() / scale if part.normalize else 0
+            )
+            most = 3.5 if part.colours else 1
+            assert levels.max() <= most + rounding + 1e-3, f"{name}: {levels.max()} levels"
+            assert (levels > 0.01 + rounding).float().mean() < 0.2, f"{name}: too many differ"
+        print(name)
+
+
+if __name__ == "__main__":
+    main()
