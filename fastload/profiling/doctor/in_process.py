@@ -50,9 +50,9 @@ class Diagnosis:
 def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None, *, seconds: float = 10.0) -> Diagnosis:
     """Measures a loop over this loader and says what limits it.
 
-    The loader is iterated from its start, again and again, until the time is over. `step` is called with each batch, so
-    a model that it trains is trained. With a step, the headspace is measured too: the rate of the step on one batch
-    alone.
+    The loader is iterated from its start, again and again, until the time is over and one whole step was seen. `step`
+    is called with each batch, so a model that it trains is trained. With a step, the headspace is measured too: the
+    rate of the step on one batch alone.
 
     Args:
         loader: a `DataLoader` or a `FastLoader`.
@@ -60,7 +60,7 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
         seconds: time to measure.
 
     Raises:
-        OptionError: not a loader, no time, or fewer than two batches in that time.
+        OptionError: not a loader, no time, or a loader without a batch.
     """
     if not seconds > 0:
         raise OptionError(f"seconds={seconds!r}: give a time above 0")
@@ -79,10 +79,7 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
         shutil.rmtree(folder, ignore_errors=True)
     mine = [found for found in records.loaders if found.process.pid == os.getpid()]
     if not mine:
-        raise OptionError(
-            f"diagnose(): {type(loader).__name__} gave fewer than two batches in {seconds:g} s; give more seconds, or "
-            f"a loader that is a DataLoader or a FastLoader"
-        )
+        raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, and cannot see into {type(loader).__name__}")
     found = max(mine, key=lambda record: record.elapsed_s)
     waits = kernel.shares(found.fetches)
     title = "fastload.diagnose()"
@@ -95,21 +92,22 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
 
 
 def _loop(loader: Iterable[Any], step: Callable[[Any], object] | None, seconds: float, kernel: WaitSampler) -> Any:
-    """Iterates the loader for some seconds; returns the last batch."""
-    batch, begun_s, due_s = None, time.monotonic(), 0.0
+    """Iterates the loader for some seconds, at least until one step has ended; returns the last batch."""
+    batch, begun_s, due_s, passes = None, time.monotonic(), 0.0, 0
     while True:
         count = 0
-        for count, batch in enumerate(loader, 1):  # noqa: B007  # the last batch is wanted
+        for count, batch in enumerate(loader, 1):
             if step is not None:
                 step(batch)
             now_s = time.monotonic() - begun_s
             if now_s > due_s:
                 due_s = now_s + _FAMILY_EVERY_S
                 kernel.watch(family_of(os.getpid()))
-            if now_s > seconds:
+            if now_s > seconds and (count > 1 or passes > 0):  # a step ends with the next batch, or with its pass
                 return batch
         if count == 0:
             raise OptionError("diagnose(): the loader has no batch")
+        passes += 1
 
 
 @contextmanager
