@@ -66,11 +66,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def commit() -> str:
+def commit(checkout: Path = ROOT) -> str:
     """The checkout's commit, with `+` when the tree differs from it."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *words], cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
