@@ -79,15 +79,12 @@ def round_of(options: argparse.Namespace, path: Path, *, compare: bool) -> Bench
 
 def main() -> None:
     """Measure, and append the records."""
-    parser = argparse.ArgumentParser(description="Measure what a simulated accelerator waits for.")
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "accelerator.jsonl", help="JSON lines to append")
+    parser = harness.command_line("Measure what a simulated accelerator waits for.", "accelerator")
     parser.add_argument("--rows", type=int, default=20_000, help="faces of 218x178x3 (default: 20,000)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each part of a round (default: 8)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait at most for quiet, before each round")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds, options.seconds = 64, 1, 0.2

@@ -15,11 +15,9 @@ The accuracy is that of the test split, Resize(110) and CenterCrop(96), from the
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import random
-import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,24 +145,16 @@ def learnt(source: Source, epochs: int, seed: int) -> float:
 
 def main() -> None:
     """Train from each source with each seed."""
-    parser = argparse.ArgumentParser(description="Compare what is learnt from a folder and from packed files.")
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
+    parser = harness.command_line("Compare what is learnt from a folder and from packed files.", "accuracy")
     shared = harness.ROOT.parent / "shared" / "data" / "clothing" / "clothing.tar"
     parser.add_argument("--photos", type=Path, default=shared, help="folder or tar with the splits train and test")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "accuracy.jsonl", help="JSON lines to append to")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one epoch, one seed")
     options = parser.parse_args()
     if options.quick:
         options.epochs, options.seeds = 1, 1
     multiprocessing.set_start_method("forkserver")
-    folder = options.photos
-    if not folder.is_dir():
-        folder = options.data / "clothing"
-        if not folder.exists():
-            with tarfile.open(options.photos) as tar:
-                tar.extractall(folder, filter="data")
+    folder = harness.unpacked_photos(options.photos, options.data)
     folder = next(path.parent for path in [folder / "train", *folder.glob("*/train")] if path.is_dir())
     journal = harness.Journal(options.out, quick=options.quick, epochs=options.epochs)
     found: dict[str, list[float]] = {name: [] for name in SOURCES}

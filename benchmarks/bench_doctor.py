@@ -269,13 +269,10 @@ def latest(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Examine what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Examine fastload doctor with planted hold-ups.")
+    parser = harness.command_line("Examine fastload doctor with planted hold-ups.", "doctor")
     parser.add_argument("--only", nargs="+", type=int, choices=list(PLANTS), default=list(PLANTS), metavar="PLANT")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "doctor.jsonl", help="JSON lines to append to")
     parser.add_argument("--part", type=float, default=1.0, help="this part of each case's steps (default: 1)")
-    parser.add_argument("--quick", action="store_true", help="one seed of one case, to see that it runs")
     parser.add_argument("--summary", action="store_true", help="no runs: the table of what there is")
     options = parser.parse_args()
     if options.summary:

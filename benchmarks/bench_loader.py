@@ -24,10 +24,9 @@ import argparse
 import queue
 import statistics
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -74,19 +73,7 @@ def loader_pixels(loader: FastLoader, epochs: int) -> Iterator[NDArray[Any]]:
     """Batches of pixels, (B, H, W, C), as they lie in memory; the same rows each epoch."""
     for _ in range(epochs):
         loader.set_epoch(0)
-        for batch in loader:
-            # Not torch's permute: it gives up the GIL, and beside pure Python waits 5 ms for it; the base does not.
-            yield batch[0].numpy().transpose(0, 2, 3, 1)
-
-
-def rate(batches: Iterable[NDArray[Any]], work: Callable[[NDArray[Any]], object] | None) -> float:
-    """Images a second while the consumer does `work` on each batch."""
-    count, begin = 0, time.perf_counter()
-    for batch in batches:
-        if work is not None:
-            work(batch)
-        count += len(batch)
-    return count / (time.perf_counter() - begin)
+        yield from harness.pixels_of(loader)
 
 
 class Bench:
@@ -128,13 +115,10 @@ class Bench:
         rows = loader_rows(loader) * epochs
         ring = BareTake(read_header(path), ["images"], batch_size, self.ring_slots(loader))
         ways: list[harness.Way] = [
-            lambda: rate(loader_pixels(loader, epochs), work),
-            lambda: rate(ring.fill(rows), base_work),
+            lambda: harness.rate(loader_pixels(loader, epochs), work),
+            lambda: harness.rate(ring.fill(rows), base_work),
         ]
-        if busy != "idle":
-            load = harness.Busy(busy)
-            ways = [lambda way=way: load.rate_beside(way) for way in ways]  # type: ignore[misc]
-        return harness.compare(*ways, pairs=self.options.pairs)
+        return harness.compare(*harness.Busy(busy).beside(ways), pairs=self.options.pairs)
 
     def take(self) -> None:
         """Main thread idle but for what the consumer does with each batch."""
@@ -170,8 +154,8 @@ class Bench:
             rows = loader_rows(loader)
             ring = BareTake(read_header(self.path), ["images"], self.batch_size, self.ring_slots(loader))
             result = harness.compare(
-                lambda work=work, loader=loader: rate(loader_pixels(loader, 1), work),  # type: ignore[misc]
-                lambda work=work, ring=ring, rows=rows: rate(fill_ahead(ring, rows), work),  # type: ignore[misc]
+                lambda work=work, loader=loader: harness.rate(loader_pixels(loader, 1), work),  # type: ignore[misc]
+                lambda work=work, ring=ring, rows=rows: harness.rate(fill_ahead(ring, rows), work),  # type: ignore[misc]
                 pairs=self.options.pairs,
             )
             self.journal.note(f"between-{kind}", file=self.about, state=f"{slices} slices of {kind} a batch", **result)
@@ -214,8 +198,8 @@ class Bench:
         )
         loader = self.loader(self.path, self.batch_size)
         result = harness.compare(
-            lambda: rate(loader_pixels(loader, 1), harness.touch),
-            lambda: rate((batch.numpy() for batch in plain), harness.touch),
+            lambda: harness.rate(loader_pixels(loader, 1)),
+            lambda: harness.rate(batch.numpy() for batch in plain),
             pairs=self.options.pairs,
         )
         self.journal.note(figure, target=target, file=self.about, base_is=base, **result)
@@ -236,14 +220,7 @@ class Bench:
 
     def info(self) -> None:
         """`fastload info FILE`, the whole process."""
-        command = [str(Path(sys.executable).with_name("fastload")), "info", str(self.path)]
-        if not Path(command[0]).exists():
-            command = [
-                sys.executable,
-                "-c",
-                "import sys; from fastload.cli import main; sys.exit(main())",
-                *command[1:],
-            ]
+        command = harness.cli("info", self.path)
         seconds = []
         for _ in range(self.options.processes + 1):
             begin = time.perf_counter()
@@ -355,27 +332,19 @@ FIGURES = ("take", "take_train", "take_python", "between", "take32", "h5py", "jp
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Measure FastLoader.")
-    names = [name.replace("_", "-") for name in FIGURES]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FIGURE", help=", ".join(names))
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "loader.jsonl", help="JSON lines to append to")
+    parser = harness.command_line("Measure FastLoader.", "loader", figures=FIGURES, pairs=7)
     parser.add_argument("--rows", type=int, default=20_000, help="faces of 218x178x3 (default: 20,000)")
     parser.add_argument("--small-rows", type=int, default=100_000, help="rows of 32x32x3 (default: 100,000)")
     parser.add_argument("--small-epochs", type=int, default=4, help="epochs of them a run (default: 4)")
     parser.add_argument("--plain-rows", type=int, default=3_000, help="rows of the plain ways a run (default: 3,000)")
-    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--processes", type=int, default=7, help="fresh processes for first-batch, info, plan, memory")
     parser.add_argument("--workers", type=int, help="FastLoader's; default: its own choice")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.small_rows, options.small_epochs, options.plain_rows = 64, 256, 1, 32
         options.pairs = options.processes = 1
     torch.set_num_threads(1)  # the trained net must not occupy the core that reads
-    bench = Bench(options)
-    for name in options.only:
-        getattr(bench, name.replace("-", "_"))()
+    harness.take_figures(Bench(options), options.only)
 
 
 if __name__ == "__main__":

@@ -186,15 +186,11 @@ class Bench:
 
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
+    parser = harness.command_line(__doc__, "meter", pairs=21)
     parser.add_argument("--faces", type=int, default=2000)
-    parser.add_argument("--pairs", type=int, default=21)
     parser.add_argument("--steps", type=int, default=50, help="of a segment (default: 50)")
     parser.add_argument("--many", type=int, default=20_000, help="steps that do nothing")
     parser.add_argument("--watch-s", type=float, default=1.0)
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "meter.jsonl")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.faces, options.pairs, options.steps, options.many, options.watch_s = 60, 2, 5, 500, 0.1

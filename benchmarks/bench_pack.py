@@ -63,13 +63,6 @@ def decode_folder(folder: Path, out: Path | None) -> None:
         list(pool.map(decode_one, range(len(files)), files, [str(out or "")] * len(files), chunksize=64))
 
 
-def fastload(*words: str | Path) -> list[str]:
-    """The command line of fastload in this Python's environment."""
-    script = Path(sys.executable).with_name("fastload")
-    start = [str(script)] if script.exists() else [sys.executable, "-c", "from fastload.cli import main; main()"]
-    return [*start, *map(str, words)]
-
-
 def seconds(command: list[str]) -> float:
     """Wall time of a whole process."""
     begin = time.perf_counter()
@@ -134,7 +127,7 @@ class Bench:
         images = self.options.count * self.options.repeat
         bare = [sys.executable, str(Path(__file__).resolve()), "--decode-folder", str(source)]
         with tempfile.TemporaryDirectory(dir=self.options.tmpfs) as scratch:
-            command = fastload("pack", source, Path(scratch) / "out.h5", "--workers", "2", "--overwrite")
+            command = harness.cli("pack", source, Path(scratch) / "out.h5", "--workers", "2", "--overwrite")
             result = harness.compare(
                 lambda: images / seconds(command),
                 lambda: images / seconds(bare),
@@ -166,7 +159,7 @@ class Bench:
         num_bytes = self.options.count * 218 * 178 * 3
         with tempfile.TemporaryDirectory(dir=self.options.data) as scratch:
             out, bare = Path(scratch) / "out.h5", Path(scratch) / "bare"
-            command = fastload("pack", source, out, "--workers", "2")
+            command = harness.cli("pack", source, out, "--workers", "2")
             block = np.random.default_rng(0).bytes(8 * 2**20)
 
             def pack() -> float:
@@ -196,7 +189,7 @@ class Bench:
         source = small_images(self.options.data / f"small-{self.options.small_count}", self.options.small_count)
         with tempfile.TemporaryDirectory(dir=self.options.data) as scratch:
             process = subprocess.Popen(
-                fastload("pack", source, Path(scratch) / "out.h5", "--workers", "2"),
+                harness.cli("pack", source, Path(scratch) / "out.h5", "--workers", "2"),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -216,17 +209,11 @@ class Bench:
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Measure fastload pack.")
-    names = ["decode", "disk", "memory"]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FIGURE", help=", ".join(names))
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
+    parser = harness.command_line("Measure fastload pack.", "pack", figures=("decode", "disk", "memory"), pairs=5)
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "pack.jsonl", help="JSON lines to append to")
     parser.add_argument("--count", type=int, default=20_000, help="faces (default: 20,000)")
     parser.add_argument("--repeat", type=int, default=4, help="names of each face in `decode` (default: 4)")
     parser.add_argument("--small-count", type=int, default=200_000, help="small images (default: 200,000)")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--decode-folder", type=Path, help="only decode that folder with 2 processes: the base itself")
     parser.add_argument("--write-to", type=Path, help="with --decode-folder: write the pixels there")
     options = parser.parse_args()
@@ -241,9 +228,7 @@ def main() -> None:
     if "decode" in options.only and free < options.count * options.repeat * 218 * 178 * 3 * 1.1:
         parser.error(f"--tmpfs {options.tmpfs}: {free / 1e9:.1f} GB free do not hold the images")
     options.data.mkdir(parents=True, exist_ok=True)
-    bench = Bench(options)
-    for name in options.only:
-        getattr(bench, name)()
+    harness.take_figures(Bench(options), options.only)
 
 
 if __name__ == "__main__":

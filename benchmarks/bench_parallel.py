@@ -91,10 +91,7 @@ def memories(options: argparse.Namespace, kind: str) -> list[tuple[str, int]]:
 
 def main(words: list[str] | None = None) -> None:
     """Parse and run; the command line's words where none are given."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "parallel.jsonl")
-    parser.add_argument("--pairs", type=int, default=5, help="turns of each way (default: 5)")
+    parser = harness.command_line(__doc__, "parallel", pairs=5)
     parser.add_argument("--seconds", type=float, default=1.2, help="about, of each turn (default: 1.2)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="numbers of ranks on the CPU (1 2)")
     parser.add_argument(
@@ -102,7 +99,6 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("--rows", type=int, help="of a batch on each rank (default: as tools/train.py)")
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=QUESTIONS, help="questions (default: all)")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs")
     options = parser.parse_args(words)
     if options.quick:
         options.pairs, options.seconds, options.rows = 1, 0.0, 4

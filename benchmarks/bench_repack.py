@@ -20,7 +20,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,11 +37,6 @@ from fastload.format.writer import CHUNK_BYTES, PixelSpec, chunk_rows_for, creat
 
 SHAPE = (218, 178, 3)
 CHUNKS = "1MiB"
-
-
-def fastload(*words: str | Path) -> list[str]:
-    """The command line of fastload in this Python."""
-    return [sys.executable, "-c", "from fastload.cli import main; main()", *map(str, words)]
 
 
 def timed(command: list[str]) -> tuple[float, float]:
@@ -118,11 +112,16 @@ class Bench:
         whole = packed(scratch / "a.h5", self.options.count, 0)
         out, copy = scratch / "out.h5", scratch / "copy"
         self._pairs(
-            f"repack-{where}", fastload("repack", whole, out, "--chunk-bytes", CHUNKS), [whole], out, copy, sync=sync
+            f"repack-{where}",
+            harness.cli("repack", whole, out, "--chunk-bytes", CHUNKS),
+            [whole],
+            out,
+            copy,
+            sync=sync,
         )
         whole.unlink()
         halves = [packed(scratch / f"{name}.h5", self.options.count // 2, seed) for seed, name in enumerate("bc")]
-        self._pairs(f"merge-{where}", fastload("merge", *halves, "-o", out), halves, out, copy, sync=sync)
+        self._pairs(f"merge-{where}", harness.cli("merge", *halves, "-o", out), halves, out, copy, sync=sync)
 
     def _pairs(
         self, figure: str, command: list[str], sources: list[Path], out: Path, copy: Path, *, sync: bool
@@ -181,7 +180,7 @@ class Bench:
             sizes: dict[str, Any] = {}
 
             def ours() -> float:
-                seconds, _ = timed(fastload("repack", source, out, "--codec", "gzip:4", "--workers", "2"))
+                seconds, _ = timed(harness.cli("repack", source, out, "--codec", "gzip:4", "--workers", "2"))
                 sizes["of_raw"] = out.stat().st_size / num_bytes
                 out.unlink()
                 return num_bytes / 1e6 / seconds
@@ -202,7 +201,7 @@ class Bench:
             source, folder = packed(Path(scratch) / "a.h5", count, 0), Path(scratch) / "out"
 
             def ours() -> float:
-                seconds, _ = timed(fastload("export", source, folder, "--workers", "2"))
+                seconds, _ = timed(harness.cli("export", source, folder, "--workers", "2"))
                 shutil.rmtree(folder)
                 return count / seconds
 
@@ -223,7 +222,7 @@ class Bench:
         """Chunks copied again after a kill in the middle, of all chunks."""
         with tempfile.TemporaryDirectory(dir=self.options.tmpfs) as scratch:
             source, out = packed(Path(scratch) / "a.h5", self.options.count, 0), Path(scratch) / "out.h5"
-            process = subprocess.Popen(fastload("repack", source, out), stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(harness.cli("repack", source, out), stderr=subprocess.DEVNULL)
             journal, record = out.with_name("out.h5.journal"), 32
             while process.poll() is None:
                 done = journal.stat().st_size / record if journal.exists() else 0
@@ -244,21 +243,13 @@ class Bench:
 
 def main() -> None:
     """Parse, measure, note."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["tmpfs", "disk", "gzip", "export", "resume"])
+    parser = harness.command_line(__doc__, "repack", figures=("tmpfs", "disk", "gzip", "export", "resume"), pairs=7)
     parser.add_argument("--count", type=int, default=30_000, help="rows, 116 kB each")
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench")
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"))
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "repack.jsonl")
-    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     if options.quick:
         options.count, options.pairs = 400, 1
-    bench = Bench(options)
-    for figure in (bench.tmpfs, bench.disk, bench.gzip, bench.export, bench.resume):
-        if options.only in (None, figure.__name__):
-            figure()
+    harness.take_figures(Bench(options), options.only)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ save is reads from a cold disk.
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +51,7 @@ def sorted_faces(folder: Path, mixed: Path) -> Path:
 def rate(loader: FastLoader) -> float:
     """Images a second over one epoch, one byte of each page read."""
     loader.set_epoch(0)
-    count, begin = 0, time.perf_counter()
-    for batch in loader:
-        harness.touch(batch[0].numpy().transpose(0, 2, 3, 1))
-        count += len(batch[0])
-    return count / (time.perf_counter() - begin)
+    return harness.rate(harness.pixels_of(loader))
 
 
 def measure(journal: harness.Journal, name: str, path: Path, batch_size: int, options: argparse.Namespace) -> None:
@@ -101,14 +96,10 @@ def _shuffle(order: OrderQuality) -> Any:
 
 def main() -> None:
     """Measure both files."""
-    parser = argparse.ArgumentParser(description="Measure what each shuffle costs and how well it mixes.")
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "shuffle.jsonl", help="JSON lines to append to")
+    parser = harness.command_line("Measure what each shuffle costs and how well it mixes.", "shuffle", pairs=7)
     parser.add_argument("--rows", type=int, default=20_000, help="faces of 218x178x3 (default: 20,000)")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--workers", type=int, help="FastLoader's; default: its own choice")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.pairs = 64, 1

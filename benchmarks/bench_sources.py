@@ -267,24 +267,21 @@ def _new(folder: Path) -> Path:
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Measure packing of arrays and of archives in archives.")
-    names = ["mnist", "mnist-gz", "cifar", "nested"]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FIGURE", help=", ".join(names))
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "sources.jsonl", help="JSON lines to append to")
+    parser = harness.command_line(
+        "Measure packing of arrays and of archives in archives.",
+        "sources",
+        figures=("mnist", "mnist-gz", "cifar", "nested"),
+        pairs=7,
+    )
     parser.add_argument("--mnist", type=int, default=60_000, help="training images of MNIST (default: 60,000)")
     parser.add_argument("--cifar", type=int, default=50_000, help="training images of CIFAR-10 (default: 50,000)")
     parser.add_argument("--count", type=int, default=5_000, help="images of `nested` (default: 5,000)")
     parser.add_argument("--workers", type=int, default=2, help="of the packer (default: 2)")
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.mnist, options.cifar, options.count, options.pairs = 60, 50, 64, 1
     options.data.mkdir(parents=True, exist_ok=True)
-    bench = Bench(options)
-    for name in options.only:
-        getattr(bench, name.replace("-", "_"))()
+    harness.take_figures(Bench(options), options.only)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,6 @@ import multiprocessing
 import random
 import shutil
 import subprocess
-import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -123,13 +121,7 @@ class Bench:
     @functools.cached_property
     def photos(self) -> list[Path]:
         """The clothing photos as files."""
-        folder = self.data / "clothing"
-        if self.options.photos.is_dir():
-            folder = self.options.photos
-        elif not folder.exists():
-            with tarfile.open(self.options.photos) as tar:
-                tar.extractall(folder, filter="data")
-        found = sorted(folder.rglob("*.jpg"))
+        found = sorted(harness.unpacked_photos(self.options.photos, self.data).rglob("*.jpg"))
         step = max(1, len(found) // self.options.rows)
         return found[::step][: self.options.rows]
 
@@ -298,8 +290,7 @@ class Bench:
             return num_bytes / seconds
 
         out = str(scratch / "out.h5")
-        code = "import sys; from fastload.cli import main; sys.argv[0] = 'fastload'; main()"
-        ours = [sys.executable, "-c", code, "pack", str(folder), out, "--store", "source"]
+        ours = harness.cli("pack", folder, out, "--store", "source")
         synced = f"cp -r {folder} {scratch}/copy && sync -f {scratch}"
         for figure, command, base_name in (
             ("pack", ["cp", "-r", str(folder), str(scratch / "copy")], "cp -r"),
@@ -401,29 +392,20 @@ FIGURES = ("ragged", "jpeg", "jpeg-made", "jpeg-large", "folder", "pack", "masks
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Measure stores and codecs.")
-    parser.add_argument(
-        "--only", nargs="+", choices=FIGURES, default=FIGURES, metavar="FIGURE", help=", ".join(FIGURES)
-    )
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
+    parser = harness.command_line("Measure stores and codecs.", "stored", figures=FIGURES, pairs=7)
     parser.add_argument("--photos", type=Path, default=SHARED / "clothing" / "clothing.tar", help="folder or tar")
     parser.add_argument("--masks", type=Path, default=SHARED / "camvid" / "camvid.tar", help="dataset with masks")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "stored.jsonl", help="JSON lines to append to")
     parser.add_argument("--rows", type=int, default=2530, help="clothing photos (default: 2,530)")
     parser.add_argument("--plain-rows", type=int, default=1024, help="photos an epoch of the plain DataLoader")
     parser.add_argument("--copies", type=int, default=8, help="times that each photo is packed by `pack`")
     parser.add_argument("--epochs", type=int, default=16, help="of `masks`, in one measurement")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.plain_rows, options.copies, options.pairs, options.epochs = 64, 32, 2, 1, 2
     multiprocessing.set_start_method("forkserver")  # for both ways: a plain loader would settle it otherwise
     torch.set_num_threads(1)  # the trained net must not occupy the core that reads
-    bench = Bench(options)
-    for name in options.only:
-        getattr(bench, name.replace("-", "_"))()
+    harness.take_figures(Bench(options), options.only)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,21 +179,12 @@ def _over_default(found: Any) -> float:
     return float(rates[found.chosen.row.candidate] / rates[found.default]) if found.default in rates else 0.0
 
 
-FIGURES: dict[str, Callable[[Bench], None]] = {
-    "raw": Bench.raw,
-    "small": Bench.small,
-    "augmented": Bench.augmented,
-    "gzip": Bench.gzip,
-    "blocked": Bench.blocked,
-}
+FIGURES = ("raw", "small", "augmented", "gzip", "blocked")
 
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description='Measure `fastload tune` and workers="auto".')
-    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES), metavar="FIGURE")
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "tune.jsonl", help="JSON lines to append to")
+    parser = harness.command_line('Measure `fastload tune` and workers="auto".', "tune", figures=FIGURES)
     parser.add_argument("--rows", type=int, default=20_000, help="faces of 218x178x3 (default: 20,000)")
     parser.add_argument("--small-rows", type=int, default=100_000, help="rows of 32x32x3 (default: 100,000)")
     parser.add_argument("--photos", type=int, default=4096, help="images of 256x256x3 (default: 4,096)")
@@ -203,16 +194,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of each way in each round (default: 1)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--epochs", type=int, default=3, help="epochs that auto adapts in (default: 3)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.rows = options.photos = options.gzip_rows = 64
         options.small_rows = options.blocked_rows = 128
         options.search, options.seconds, options.rounds, options.epochs = 0.5, 0.05, 1, 1
     torch.set_num_threads(1)
-    bench = Bench(options)
-    for name in options.only:
-        FIGURES[name](bench)
+    harness.take_figures(Bench(options), options.only)
 
 
 if __name__ == "__main__":

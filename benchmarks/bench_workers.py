@@ -33,7 +33,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,22 +82,16 @@ class JpegFiles(Dataset[tuple[torch.Tensor, int]]):
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1), index % 10
 
 
-def pixels_of(batches: Iterable[Any]) -> Iterator[NDArray[Any]]:
-    """Pixels of each batch as they lie in memory."""
-    for batch in batches:
-        array = batch[0].numpy()
-        yield array if array.flags.c_contiguous else array.transpose(0, 2, 3, 1)
-
-
 def rate(batches: Iterable[Any], *, keep: bool = False) -> float:
     """Images a second while the consumer touches each page of each batch, and keeps all of them or none."""
-    kept, count, begin = [], 0, time.perf_counter()
-    for pixels in pixels_of(batches):
+    kept: list[NDArray[Any]] = []
+
+    def work(pixels: NDArray[Any]) -> None:
         harness.touch(pixels)
-        count += len(pixels)
         if keep:
             kept.append(pixels)
-    return count / (time.perf_counter() - begin)
+
+    return harness.rate(harness.pixels_of(batches), work)
 
 
 class Bench:
@@ -129,10 +123,7 @@ class Bench:
             return rate(ours, keep=keep)
 
         ways: list[harness.Way] = [fast, lambda: rate(plain, keep=keep)]
-        if busy != "idle":
-            load = harness.Busy(busy)
-            ways = [lambda way=way: load.rate_beside(way) for way in ways]  # type: ignore[misc]
-        result = harness.compare(*ways, pairs=self.options.pairs, warm_up=warm_up)
+        result = harness.compare(*harness.Busy(busy).beside(ways), pairs=self.options.pairs, warm_up=warm_up)
         ours.close()
         return result
 
@@ -284,7 +275,7 @@ loader = FastLoader(PackedDataset(path, fields=["images"]), batch_size, share=sh
 
 def epoch():
     loader.set_epoch(0)
-    return map(harness.touch, pixels_of(loader))
+    return map(harness.touch, harness.pixels_of(loader))
 """
 
 TAKE_CODE = """
@@ -305,7 +296,6 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 import numpy as np
 import harness
-from bench_workers import pixels_of
 from fastload import FastLoader, PackedDataset
 from fastload.format.header import read_header
 path, batch_size, share = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
@@ -361,24 +351,18 @@ FIGURES = ("workers", "workers_bound", "workers_train", "workers_python", "worke
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Measure worker processes, ranks and cold reads.")
-    names = [name.replace("_", "-") for name in FIGURES]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FIGURE", help=", ".join(names))
-    parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench", help="folder for the data (.bench)")
-    parser.add_argument("--out", type=Path, default=harness.RESULTS / "workers.jsonl", help="JSON lines to append to")
+    parser = harness.command_line(
+        "Measure worker processes, ranks and cold reads.", "workers", figures=FIGURES, pairs=7
+    )
     parser.add_argument("--rows", type=int, default=20_000, help="faces of 218x178x3 (default: 20,000)")
     parser.add_argument("--folder-rows", type=int, default=6_000, help="JPEG files an epoch (default: 6,000)")
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.folder_rows, options.pairs = 256, 128, 1
     # For both: else the plain loader, begun first, would settle it for the other.
     multiprocessing.set_start_method("forkserver")
     torch.set_num_threads(1)  # the trained net must not occupy the core that reads
-    bench = Bench(options)
-    for name in options.only:
-        getattr(bench, name.replace("-", "_"))()
+    harness.take_figures(Bench(options), options.only)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,17 @@ the figures, the options, the file, and the machine, versions and commit.
 
 from __future__ import annotations
 
+import argparse
+import functools
 import json
 import os
 import platform
 import subprocess
 import sys
+import tarfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -113,6 +116,52 @@ def read_all(batch: NDArray[Any]) -> int:
     return int(flat[:whole].view(np.uint64).max()) if whole else 0
 
 
+def pixels_of(batches: Iterable[Any]) -> Iterator[NDArray[Any]]:
+    """The images of each batch as they lie in memory."""
+    for batch in batches:
+        array = batch[0].numpy()
+        # Not torch's permute: it gives up the GIL, and beside pure Python waits 5 ms for it; np.take does not.
+        yield array if array.flags.c_contiguous else array.transpose(0, 2, 3, 1)
+
+
+def rate(batches: Iterable[NDArray[Any]], work: Callable[[NDArray[Any]], object] | None = touch) -> float:
+    """Images a second while the consumer does `work` on each batch."""
+    count, begin = 0, time.perf_counter()
+    for batch in batches:
+        if work is not None:
+            work(batch)
+        count += len(batch)
+    return count / (time.perf_counter() - begin)
+
+
+def command_line(
+    about: str | None, name: str, *, figures: Iterable[str] = (), pairs: int = 0
+) -> argparse.ArgumentParser:
+    """The command line that benchmarks share: --only, --data, --out, --pairs and --quick.
+
+    Args:
+        about: its description.
+        name: of the results, NAME.jsonl.
+        figures: what --only chooses from, all of them by default; without any there is no such option.
+        pairs: how many pairs are measured by default; 0: there is no such option.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if names := [figure.replace("_", "-") for figure in figures]:
+        parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FIGURE", help=", ".join(names))
+    parser.add_argument("--data", type=Path, default=ROOT / ".bench", help="folder for the data (.bench)")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.jsonl", help="JSON lines to append to")
+    if pairs:
+        parser.add_argument("--pairs", type=int, default=pairs, help=f"of each figure, in turn (default: {pairs})")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    return parser
+
+
+def take_figures(bench: object, figures: Iterable[str]) -> None:
+    """Calls the methods that take these figures."""
+    for figure in figures:
+        getattr(bench, figure.replace("-", "_"))()
+
+
 class Busy:
     """What the main thread does while batches are read beside it: `python`, `train` or `idle`.
 
@@ -156,6 +205,10 @@ class Busy:
         else:
             self.slice = lambda: time.sleep(0.001)
 
+    def beside(self, ways: Sequence[Way]) -> list[Way]:
+        """The same ways, each in a thread of its own while this thread is busy; as they are where it would be idle."""
+        return [way if self.kind == "idle" else functools.partial(self.rate_beside, way) for way in ways]
+
     def rate_beside(self, work: Way) -> float:
         """What `work` reaches in a thread of its own while this thread is busy."""
         result: list[float | BaseException] = []
@@ -182,6 +235,24 @@ def run_python(code: str, *words: str) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"the child process failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def cli(*words: str | Path) -> list[str]:
+    """The command line of fastload in this Python's environment."""
+    script = Path(sys.executable).with_name("fastload")
+    start = [str(script)] if script.exists() else [sys.executable, "-c", "from fastload.cli import main; main()"]
+    return [*start, *map(str, words)]
+
+
+def unpacked_photos(photos: Path, data: Path) -> Path:
+    """The folder of the clothing photos: `photos`, or where that tar was unpacked."""
+    if photos.is_dir():
+        return photos
+    folder = data / "clothing"
+    if not folder.exists():
+        with tarfile.open(photos) as tar:
+            tar.extractall(folder, filter="data")
+    return folder
 
 
 def drawn_faces(folder: Path, count: int) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch.multiprocessing as mp
 from torch.distributed import ProcessGroup
 
 import harness
+from ranks import group
 
 SETTLE_S = 0.15
 
@@ -174,12 +174,6 @@ def _rank(
         torch.cuda.set_device(rank)
     else:
         torch.set_num_threads(1)
-    dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo", init_method=f"file://{Path(folder) / 'meeting'}",
-        rank=rank, world_size=size, timeout=timedelta(minutes=10),
-    )  # fmt: skip
-    section(Ranks(rank, size, kind, options), *words)
-    # A DDP model is garbage by now, but in a cycle, and keeps the group alive; gloo's threads, still running when the
-    # interpreter ends, then abort the process (pytorch#190489).
-    gc.collect()
-    dist.destroy_process_group()
+    meeting = f"file://{Path(folder) / 'meeting'}"
+    with group(torch.device(kind), rank, size, init_method=meeting, timeout=timedelta(minutes=10)):
+        section(Ranks(rank, size, kind, options), *words)

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import statistics
 import sys
-from pathlib import Path
 
 from matplotlib import pyplot as plt
 
 import plots
 from bench_doctor import PLANTS, is_void, latest
 
-RESULTS = Path(__file__).resolve().parent / "results"
-
 
 def main() -> None:
     """Read the last run of each case and seed, and draw."""
-    words = [Path(word) for word in sys.argv[1:]]
-    source = words[0] if words else RESULTS / "doctor.jsonl"
+    source, picture = plots.paths("doctor")
     records = latest(source)
     if not records:
         sys.exit(f"{source}: no figures of bench_doctor.py in it")
@@ -83,18 +79,8 @@ def main() -> None:
     right.invert_yaxis()
     right.set_title("Runs with the planted cause named")
     figure.tight_layout(rect=(0, 0.03, 1, 1))
-    last = records[-1]
-    machine, versions = last["machine"], last["versions"]
-    figure.text(
-        0.01, 0.005,
-        f"{machine['cpu']}, {machine['cores']} cores, shared; fastload {versions['fastload']} ({last['commit']}), "
-        f"Python {versions['python']}, torch {versions['torch']}; simulated accelerator; median of the seeds, lines: "
-        f"lowest to highest; {last['time'][:10]}",
-        fontsize=7, color="#5b6b73",
-    )  # fmt: skip
-    path = words[1] if len(words) > 1 else source.with_suffix(".png")
-    figure.savefig(path)
-    print(path)
+    how = "shared machine, simulated accelerator; median of the seeds, lines: lowest to highest"
+    plots.save(figure, records[-1], picture, how)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ the line is the median of the seeds, the band reaches from the lowest to the hig
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from matplotlib.axes import Axes
 
 import plots
 
-RESULTS = Path(__file__).resolve().parent / "results"
 SLOWNESS = (2, 4, 8)
 WAYS = {
     "off": ("no echo", "#7d8b92"),
@@ -39,8 +37,7 @@ def draw(axes: Axes, record: dict[str, Any], column: int, label: str, color: str
 
 def main() -> None:
     """Read the last run of each figure and draw."""
-    words = [Path(word) for word in sys.argv[1:]]
-    source = words[0] if words else RESULTS / "echo.jsonl"
+    source, picture = plots.paths("echo")
     found = plots.latest(source)
     slowness = [slow for slow in SLOWNESS if f"off-{slow}" in found]
     if not slowness:
@@ -62,17 +59,9 @@ def main() -> None:
     figure.legend(*grid[0][0].get_legend_handles_labels(), loc="upper center", ncols=len(WAYS))
     figure.tight_layout(rect=(0, 0.03, 1, 0.95))
     first = found[f"off-{slowness[0]}"]
-    machine, versions, options = first["machine"], first["versions"], first["options"]
-    figure.text(
-        0.01, 0.005,
-        f"{machine['cpu']}, {machine['cores']} cores; fastload {versions['fastload']} ({first['commit']}), "
-        f"torch {versions['torch']}; a step takes {options['step_ms']:g} ms; {options['seeds']} seeds, "
-        f"{options['seconds']:g} s each; {first['time'][:10]}",
-        fontsize=7, color="#5b6b73",
-    )  # fmt: skip
-    target = words[1] if len(words) > 1 else source.with_suffix(".png")
-    figure.savefig(target)
-    print(target)
+    options = first["options"]
+    how = f"a step takes {options['step_ms']:g} ms; {options['seeds']} seeds, {options['seconds']:g} s each"
+    plots.save(figure, first, picture, how)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ faster than the usual ways FastLoader is.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from matplotlib import pyplot as plt
 
 import plots
 
-RESULTS = Path(__file__).resolve().parent / "results"
 OVER_TAKE = {
     "take": "main thread idle,\ntouches each page",
     "take-train": "main thread trains\na small net",
@@ -28,8 +26,7 @@ OVER_PLAIN = {
 
 def main() -> None:
     """Read the last run of each figure and draw."""
-    words = [Path(word) for word in sys.argv[1:]]
-    source = words[0] if words else RESULTS / "loader.jsonl"
+    source, picture = plots.paths("loader")
     found = plots.latest(source)
     take = {name: label for name, label in OVER_TAKE.items() if name in found}
     plain = {name: label for name, label in OVER_PLAIN.items() if name in found}
@@ -56,7 +53,7 @@ def main() -> None:
         plots.ratio_dots(times, list(plain.values()), records, "times as fast")
         times.set_title("Ratio")
     figure.tight_layout(rect=(0, 0.03, 1, 1))
-    plots.save(figure, found[(large or list(plain))[0]], words[1] if len(words) > 1 else source.with_suffix(".png"))
+    plots.save(figure, found[(large or list(plain))[0]], picture)
 
 
 if __name__ == "__main__":

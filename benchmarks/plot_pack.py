@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from matplotlib import pyplot as plt
 
 import plots
 
-RESULTS = Path(__file__).resolve().parent / "results"
-
 
 def main() -> None:
     """Read the last run of each figure and draw."""
-    words = [Path(word) for word in sys.argv[1:]]
-    source = words[0] if words else RESULTS / "pack.jsonl"
+    source, picture = plots.paths("pack")
     found = plots.latest(source)
     if not {"pack", "pack-disk"} <= set(found):
         sys.exit(f"{source}: needs the figures `decode` and `disk` of bench_pack.py")
@@ -31,7 +27,7 @@ def main() -> None:
     for axes in (speed, disk):
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
-    plots.save(figure, pack, words[1] if len(words) > 1 else source.with_suffix(".png"))
+    plots.save(figure, pack, picture)
 
 
 if __name__ == "__main__":

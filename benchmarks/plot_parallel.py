@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
@@ -16,7 +15,6 @@ from matplotlib.axes import Axes
 
 import plots
 
-RESULTS = Path(__file__).resolve().parent / "results"
 TASKS = ("classify", "attributes", "segment", "text")
 SUMS = {
     "ring": "ring, own", "all_reduce": "torch's all-reduce", "reduce_broadcast": "reduce + broadcast",
@@ -310,9 +308,7 @@ def _bytes(number: float) -> str:
 
 def main() -> None:
     """Read the last run of each figure and draw."""
-    words = [Path(word) for word in sys.argv[1:]]
-    source = words[0] if words else RESULTS / "parallel.jsonl"
-    picture = words[1] if len(words) > 1 else source.with_suffix(".png")
+    source, picture = plots.paths("parallel")
     found = plots.latest(source)
     plots.style()
     drawn = False

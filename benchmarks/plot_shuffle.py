@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
@@ -17,7 +16,6 @@ from matplotlib.axes import Axes
 import plots
 from fastload.inspection.shuffle_quality import format_percent
 
-RESULTS = Path(__file__).resolve().parent / "results"
 FILES = {
     "mixed": "Pre-shuffled file (as `fastload pack` writes it)",
     "sorted": "Class-sorted file (`--no-shuffle`)",
@@ -93,8 +91,7 @@ MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 def main() -> None:
     """Read the last run of each figure and draw."""
-    words = [Path(word) for word in sys.argv[1:]]
-    source = words[0] if words else RESULTS / "shuffle.jsonl"
+    source, picture = plots.paths("shuffle")
     found = plots.latest(source)
     files = [name for name in FILES if shuffles(found, name)]
     if not files:
@@ -127,7 +124,7 @@ def main() -> None:
     figure.legend(handles=marks, loc="upper center", ncols=3)
     figure.align_ylabels()
     figure.tight_layout(rect=(0, 0.02, 1, 0.97))
-    plots.save(figure, shuffles(found, files[0])[0], words[1] if len(words) > 1 else source.with_suffix(".png"))
+    plots.save(figure, shuffles(found, files[0])[0], picture)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""What both plots share: the last record of each figure, and one look."""
+"""What all plots share: the last record of each figure, the command line, pairs of bars, and one look."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,24 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+RESULTS = Path(__file__).resolve().parent / "results"
 OURS, BASE, TARGET = "#1f6f8b", "#b8c4ca", "#c0392b"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Figures that are drawn in one row: a title, the name of the other way, and the label of each figure."""
+
+    title: str
+    base: str
+    labels: dict[str, str]
+
+
+def paths(name: str) -> tuple[Path, Path]:
+    """The results of bench_NAME.py and the picture to draw, as the command line says, or where they usually are."""
+    words = [Path(word) for word in sys.argv[1:]]
+    source = words[0] if words else RESULTS / f"{name}.jsonl"
+    return source, words[1] if len(words) > 1 else source.with_suffix(".png")
 
 
 def latest(path: Path) -> dict[str, dict[str, Any]]:
@@ -70,14 +90,40 @@ def ratio_dots(axes: Axes, labels: list[str], records: list[dict[str, Any]], uni
     axes.set_xlabel(unit)
 
 
-def save(figure: Figure, record: dict[str, Any], path: Path) -> None:
-    """The figure as PNG, with the conditions under it."""
+def draw_groups(name: str, groups: Sequence[Group]) -> None:
+    """Draws the figures of bench_NAME.py: a row for each group, the rates of both ways left, the ratios right."""
+    source, picture = paths(name)
+    found = latest(source)
+    groups = [replace(one, labels={key: one.labels[key] for key in one.labels if key in found}) for one in groups]
+    groups = [one for one in groups if one.labels]
+    if not groups:
+        sys.exit(f"{source}: no figures of bench_{name}.py in it")
+    style()
+    figure, axes = plt.subplots(
+        len(groups), 2, figsize=(12, 2.2 + 0.75 * sum(len(one.labels) for one in groups)), squeeze=False,
+        gridspec_kw={"width_ratios": [1.6, 1], "height_ratios": [len(one.labels) + 0.6 for one in groups]},
+    )  # fmt: skip
+    for (speed, ratio), group in zip(axes, groups, strict=True):
+        records, labels = [found[key] for key in group.labels], list(group.labels.values())
+        bar_pairs(speed, labels, records, group.base, "images/s")
+        speed.set_title(group.title)
+        speed.legend(loc="upper center", bbox_to_anchor=(0.5, -0.8 / len(labels)), ncols=2)
+        ratio_dots(ratio, labels, records, "times as fast")
+        ratio.set_title("Ratio")
+    axes[0][1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.8 / len(groups[0].labels)))
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    save(figure, found[next(iter(groups[0].labels))], picture)
+
+
+def save(figure: Figure, record: dict[str, Any], path: Path, how: str = "") -> None:
+    """The figure as PNG, with the conditions under it; `how` it was measured, if not in pairs with a warm cache."""
     machine, versions = record["machine"], record["versions"]
+    how = how or f"page cache warm; median of {record['options']['pairs']} pairs in turn, lines: lowest to highest"
     figure.text(
         0.01, 0.005,
         f"{machine['cpu']}, {machine['cores']} cores; fastload {versions['fastload']} ({record['commit']}), "
-        f"Python {versions['python']}, torch {versions['torch']}, NumPy {versions['numpy']}; page cache warm; "
-        f"median of {record['options']['pairs']} pairs in turn, lines: lowest to highest; {record['time'][:10]}",
+        f"Python {versions['python']}, torch {versions['torch']}, NumPy {versions['numpy']}; {how}; "
+        f"{record['time'][:10]}",
         fontsize=7, color="#5b6b73",
     )  # fmt: skip
     figure.savefig(path)

@@ -35,6 +35,22 @@ def child_environment(**more: str) -> dict[str, str]:
     return inherited | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"} | more
 
 
+def run_python(*words: object, folder: Path | None = None) -> str:
+    """Returns what a Python process prints on stdout; it has to end with 0.
+
+    Args:
+        words: those behind `python`.
+        folder: where it runs; None: here.
+    """
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(
+        command, env=child_environment(), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def run_together(commands: Sequence[Sequence[object]], folder: Path) -> list[str]:
     """Runs Python processes at the same time and returns what each printed, stdout and stderr in one.
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from child_processes import run_python
 
 import fastload
 from fastload import errors
@@ -79,9 +78,7 @@ def test_an_unknown_name_says_what_there_is():
 
 @pytest.mark.parametrize("module", TORCH_FREE)
 def test_everything_up_to_read_works_without_torch(module):
-    code = f"import sys; sys.modules['torch'] = None; import fastload.{module}"
-    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    run_python("-W", "error", "-c", f"import sys; sys.modules['torch'] = None; import fastload.{module}")
 
 
 MODULES = {

@@ -41,6 +41,15 @@ PACKED = {
     "rows": ROWS, "size": (6, 5, 3), "seed": 5, "chunk_rows": CHUNK, "splits": {"train": TRAIN, "val": ROWS - TRAIN}
 }  # fmt: skip
 SHUFFLES = [True, "full", "chunk", ChunkWindow(2), False]
+MAKERS = {
+    "all": ChunkSampler,
+    "a rank": lambda dataset, **options: DistributedChunkSampler(dataset, 2, 1, **options),
+    "batches": lambda dataset, **options: ChunkBatchSampler(dataset, 4, num_workers=3, **options),
+    "batches of a rank": lambda dataset, **options: ChunkBatchSampler(
+        dataset, 4, num_workers=3, num_replicas=2, rank=1, **options
+    ),
+}
+each_sampler = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 @pytest.fixture(scope="module")
@@ -295,12 +304,7 @@ def test_a_rank_resumes_at_every_sample(val, shuffle, drop_last):
             assert len(resumed) == len(whole) and list(resumed) == whole, "the rest is drawn once"
 
 
-@pytest.mark.parametrize("make", [
-    lambda dataset: ChunkSampler(dataset),
-    lambda dataset: DistributedChunkSampler(dataset, 2, 0),
-    lambda dataset: ChunkBatchSampler(dataset, 4, num_workers=3),
-    lambda dataset: ChunkBatchSampler(dataset, 4, num_workers=3, num_replicas=2, rank=1),
-])  # fmt: skip
+@each_sampler
 def test_an_epoch_stopped_again_and_again_is_the_same_epoch(val, make):
     sampler = make(val)
     whole, drawn, state = list(sampler), [], make(val).state_dict()
@@ -388,11 +392,7 @@ def test_a_fast_loader_reads_on_where_a_sampler_stopped(train):
     assert sorted(before + rows) == list(range(TRAIN))
 
 
-@pytest.mark.parametrize("make", [
-    lambda dataset: ChunkSampler(dataset),
-    lambda dataset: DistributedChunkSampler(dataset, 2, 1),
-    lambda dataset: ChunkBatchSampler(dataset, 4, num_workers=2),
-])  # fmt: skip
+@each_sampler
 def test_a_sampler_is_pickled_in_the_middle_of_an_epoch(train, make):
     sampler = make(train)
     iterator = iter(sampler)
@@ -518,23 +518,18 @@ def test_without_a_process_group_ranks_have_to_be_given(train):
             DistributedChunkSampler(train, **given_ranks)
 
 
-@pytest.mark.parametrize("make", [
-    lambda d, **o: ChunkSampler(d, **o),
-    lambda d, **o: DistributedChunkSampler(d, 2, 1, **o),
-    lambda d, **o: ChunkBatchSampler(d, 4, num_workers=2, **o),
-])  # fmt: skip
+@each_sampler
 def test_a_state_of_other_data_or_options_is_refused(train, val, make):
     state = make(train, seed=1).state_dict()
-    with pytest.raises(StateError, match="header_digest"):
-        make(val, seed=1).load_state_dict(state)
-    with pytest.raises(StateError, match="header_digest"):
-        make(train.select(range(TRAIN)), seed=1, shuffle="full").load_state_dict(state)
-    with pytest.raises(StateError, match="seed is 2 here and 1 in the state"):
-        make(train, seed=2).load_state_dict(state)
-    with pytest.raises(StateError, match="shuffle"):
-        make(train, seed=1, shuffle="full").load_state_dict(state)
-    with pytest.raises(StateError, match=r"version 2, .*install the release"):
-        make(train, seed=1).load_state_dict(state | {"version": 2, "more": 1})
+    for sampler, offered, message in (
+        (make(val, seed=1), state, "header_digest"),
+        (make(train.select(range(TRAIN)), seed=1, shuffle="full"), state, "header_digest"),
+        (make(train, seed=2), state, "seed is 2 here and 1 in the state"),
+        (make(train, seed=1, shuffle="full"), state, "shuffle"),
+        (make(train, seed=1), state | {"version": 2, "more": 1}, r"version 2, .*install the release"),
+    ):
+        with pytest.raises(StateError, match=message):
+            sampler.load_state_dict(offered)
     for damaged in (None, [], {}, "state", {**state, "epoch": -1}, state | {"segments": [[1, 1, 1000]]}):
         with pytest.raises(StateError):
             make(train, seed=1).load_state_dict(damaged)

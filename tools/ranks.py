@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -74,10 +74,23 @@ def process_group(wanted: str | None, meet: str | None) -> Iterator[tuple[int, i
         yield 0, 1, device
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("nccl" if cuda else "gloo", meet, rank=rank, world_size=world_size)
+    with group(device, rank, world_size, init_method=meet):
+        yield rank, world_size, device
+
+
+@contextmanager
+def group(device: torch.device, rank: int, world_size: int, **where: Any) -> Iterator[None]:
+    """A process group for as long as the block lasts.
+
+    Args:
+        device: of this rank: gloo joins CPUs, nccl GPUs.
+        where: how the ranks meet and how long they wait, as `init_process_group` takes it.
+    """
+    cuda = device.type == "cuda"
+    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world_size, **where)
     failed = True
     try:
-        yield rank, world_size, device
+        yield
         failed = False
     finally:
         # The DDP model is garbage by now, but in a cycle, and keeps the group alive; gloo's threads, still running when

@@ -15,7 +15,6 @@ GPUs. docs/several-gpus.md says why it is so, and what to change in one's own sc
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import signal
@@ -41,6 +40,7 @@ from fastload import FastLoader, Meter, PackedDataset
 from fastload.format.column import Column
 from fastload.transforms import Normalize
 from models import LossInForward, SmallDeepLab, SmallResNet
+from ranks import group
 from sample_files import write_packed
 
 RANKS, CLASSES = 2, 10
@@ -94,11 +94,9 @@ def _run_rank(rank: int, folder: Path, jobs: tuple[Job, ...]) -> None:
         store = dist.FileStore(str(folder / f"store{number}"), RANKS)
         _meet(store, "up", rank)  # Python may start slowly: patience is for what comes then
         patience = timedelta(seconds=patience_s)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=patience)
-        found.append(job(rank, *arguments))
-        _meet(store, "down", rank)  # a rank that leaves breaks the connection, which is another error
-        gc.collect()  # DDP's reducer has to be gone before the group it talks through
-        dist.destroy_process_group()
+        with group(torch.device("cpu"), rank, RANKS, store=store, timeout=patience):
+            found.append(job(rank, *arguments))
+            _meet(store, "down", rank)  # a rank that leaves breaks the connection, which is another error
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
 
 

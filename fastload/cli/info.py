@@ -16,7 +16,9 @@ from fastload.cli.output import (
     print_pairs,
     print_table,
     progress_bar,
+    splits_pair,
 )
+from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from fastload.inspection.info import FieldInfo, FileInfo, RaggedInfo
@@ -29,7 +31,7 @@ MAX_FINDINGS = 20
 
 
 def info(
-    file: Annotated[Path, typer.Argument(help="A packed file, or any HDF5 file.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A packed file, or any HDF5 file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     shuffle_quality: Annotated[
         bool, typer.Option("--shuffle-quality", help="Measure how well each shuffle mixes this file; takes seconds.")
@@ -78,13 +80,11 @@ def info(
 
 
 def _print(found: FileInfo) -> None:
-    from fastload.inspection.chunk_layout import format_bytes
-
     origin = "not packed by fastload" if found.version is None else f"{found.writer}, format {found.version}"
     typer.echo(f"{typer.style(one_line(found.path.name), bold=True)} ({one_line(origin)})")
     pairs = [("samples", f"{found.num_samples:,}")]
     if found.splits:
-        pairs.append(("splits", ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in found.splits.items())))
+        pairs.append(splits_pair({name: stop - start for name, (start, stop) in found.splits.items()}))
     if found.classes:
         pairs.append(_classes(found))
     pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
@@ -134,8 +134,6 @@ def _classes(found: FileInfo) -> tuple[str, str]:
 
 
 def _layout_pairs(found: FileInfo) -> list[tuple[str, str]]:
-    from fastload.inspection.chunk_layout import format_bytes
-
     layout = found.layout
     assert layout is not None
     if layout.chunks is None:
@@ -143,12 +141,10 @@ def _layout_pairs(found: FileInfo) -> list[tuple[str, str]]:
     else:
         cut = ", which they cut" if layout.chunks_per_image > 1 else ""
         chunks = (
-            f"{layout.num_chunks:,} of {layout.chunk_rows:,} image{'s' if layout.chunk_rows > 1 else ''}{cut} "
-            f"({format_bytes(layout.chunk_bytes)})"
+            f"{layout.num_chunks:,} of {counted(layout.chunk_rows, 'image')}{cut} ({format_bytes(layout.chunk_bytes)})"
         )
     linear = f", one linear array from byte {layout.first_offset:,}" if layout.linear else ", not linear"
-    read = f"{layout.chunks_per_image} chunk{'s' if layout.chunks_per_image > 1 else ''}, "
-    read = "" if layout.linear else read
+    read = "" if layout.linear else f"{counted(layout.chunks_per_image, 'chunk')}, "
     cost = f"{read}{format_bytes(layout.read_bytes_per_image)} read"
     if layout.decoded_bytes_per_image != layout.read_bytes_per_image:
         cost += f", {format_bytes(layout.decoded_bytes_per_image)} decoded"
@@ -156,8 +152,6 @@ def _layout_pairs(found: FileInfo) -> list[tuple[str, str]]:
 
 
 def _ragged_pairs(name: str, ragged: RaggedInfo) -> list[tuple[str, str]]:
-    from fastload.inspection.chunk_layout import format_bytes
-
     sizes = " x ".join(map(str, ragged.smallest))
     if ragged.num_sizes > 1:
         sizes = f"{ragged.num_sizes:,} sizes, {sizes} to {' x '.join(map(str, ragged.largest))} (height x width)"
@@ -177,8 +171,6 @@ def _ragged_pairs(name: str, ragged: RaggedInfo) -> list[tuple[str, str]]:
 
 
 def _field_row(field: FieldInfo) -> tuple[str, str, str, str, str]:
-    from fastload.inspection.chunk_layout import format_bytes
-
     storage = "contiguous" if field.chunks is None else f"chunks {_shape(field.chunks)}"
     filters = f", {' + '.join(field.filters)}" if field.filters else ""
     return field.name, _shape(field.shape), field.dtype, format_bytes(field.bytes), storage + filters
@@ -228,12 +220,10 @@ def _shown(name: str, measure: Measure | None) -> str:
 
 
 def preview(
-    file: Annotated[Path, typer.Argument(help="A packed file.", show_default=False)],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="PNG to write; by default FILE.png.", show_default=False)
-    ] = None,
+    file: Annotated[Path, typer.Argument(help="A packed file.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="PNG to write; by default FILE.png.")] = None,
     count: Annotated[int, typer.Option(help="Images to show.")] = 40,
-    split: Annotated[str | None, typer.Option(help="Show this split only.", show_default=False)] = None,
+    split: Annotated[str | None, typer.Option(help="Show this split only.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed shows other images.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
 ) -> None:

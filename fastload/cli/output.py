@@ -7,27 +7,33 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from fastload.errors import FastloadError
+from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from fastload.estimate import EncodingEstimates
+    from fastload.pack import PackReport
+    from fastload.pack.pack_options import Progress
 
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it; 141 after a broken pipe."""
 BROKEN_PIPE = 141
 
+CONTINUES = "interrupted; the same command continues where it stopped."
+
 LINE_EVERY_S = 5.0
 MAX_SKIPPED = 1000
 
-Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total)."""
+Pairs = Iterable[tuple[str, str]]
+"""Lines of a name and a value."""
 
 
 @contextmanager
@@ -85,7 +91,7 @@ def one_line(text: str) -> str:
     )
 
 
-def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+def print_pairs(pairs: Pairs) -> None:
     """Prints `name  value` lines, aligned; an empty name continues the line above."""
     pairs = list(pairs)
     width = max((len(name) for name, _ in pairs), default=0)
@@ -102,6 +108,48 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         typer.echo("  " + (typer.style(text, bold=True) if number == 0 else text))
 
 
+def print_written(head: str, path: Path, pairs: Pairs, notes: Iterable[str]) -> None:
+    """Prints that `head` was written into a file or folder, and what there is to say of it."""
+    typer.echo(f"{head} into {typer.style(one_line(str(path)), bold=True)}")
+    print_pairs([*pairs, *(("note", note) for note in notes)])
+
+
+def print_report(head: str, report: PackReport, *, unit: str, done: str, fields: Pairs = (), stored: Pairs) -> None:
+    """Prints what is in a new packed file, and how it was made.
+
+    Args:
+        head: how many of what were written.
+        unit: of the speed: images or rows.
+        done: what chunks are that an interrupted call has left: packed or written.
+        fields: lines on the fields.
+        stored: lines on how rows are stored, and on the size of the file.
+    """
+    pairs = [splits_pair(report.splits), *fields, *changes(report.converted, report.skipped)]
+    pairs += [speed_pair(report.images_per_s, unit, report.seconds), *stored]
+    if report.chunks_kept:
+        pairs.append(("continued", f"{report.chunks_kept:,} of {report.chunks:,} chunks were already {done}"))
+    print_written(head, report.path, pairs, report.notes)
+
+
+def splits_pair(splits: Mapping[str, int]) -> tuple[str, str]:
+    """Returns a line on the number of samples of each split."""
+    return "splits", ", ".join(f"{name} {count:,}" for name, count in splits.items())
+
+
+def speed_pair(per_s: float, unit: str, seconds: float) -> tuple[str, str]:
+    """Returns a line on the speed, if it is known, and the time in all."""
+    return "speed", f"{f'{per_s:,.0f} {unit}/s, ' if per_s else ''}{format_seconds(seconds)} in all"
+
+
+def changes(converted: Mapping[str, int], skipped: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns lines on what was converted, and on each sample that was left out."""
+    pairs = [("converted", f"{what}: {count:,}") for what, count in converted.items()]
+    if skipped:
+        pairs.append(("skipped", f"{len(skipped):,}"))
+        pairs += [("", line) for line in _skipped_lines(skipped)]
+    return pairs
+
+
 def print_json(value: Any) -> None:
     """Prints one JSON object."""
     import json
@@ -109,7 +157,7 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def skipped_lines(skipped: Sequence[tuple[str, str]]) -> list[str]:
+def _skipped_lines(skipped: Sequence[tuple[str, str]]) -> list[str]:
     """Returns `key: reason` of each sample; after MAX_SKIPPED samples, the number of the others and their folders."""
     lines = [f"{key}: {reason}" for key, reason in skipped[:MAX_SKIPPED]]
     rest = Counter(key.rpartition("/")[0] or "the top folder" for key, _ in skipped[MAX_SKIPPED:])
@@ -186,9 +234,7 @@ def format_seconds(seconds: float) -> str:
 
 def print_encodings(found: EncodingEstimates) -> None:
     """Prints size and loading rate of each encoding, and which one to choose."""
-    from fastload.inspection.chunk_layout import format_bytes
-
-    rates = f"images/s read and decoded in {found.threads} thread{'s' if found.threads > 1 else ''}, without transforms"
+    rates = f"images/s read and decoded in {counted(found.threads, 'thread')}, without transforms"
     typer.echo(f"\nstores, from {found.sampled:,} samples of these images on this machine ({rates})")
     rows = [
         (

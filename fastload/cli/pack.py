@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fastload.cli.output import (
-    format_seconds,
-    one_line,
+    CONTINUES,
+    changes,
     one_line_errors,
     print_encodings,
     print_error,
     print_pairs,
+    print_report,
     progress_bar,
-    skipped_lines,
 )
+from fastload.system.text import format_bytes
 
 if TYPE_CHECKING:
     from fastload.estimate import EncodingEstimates
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 MAX_SIZES = 8
+NO_IMAGES = "samples without images"
 
 # dd's units: K, M, G and KiB, MiB, GiB count in 1024, KB, MB, GB in 1000.
 _UNITS = {"": 1} | {
@@ -44,6 +46,11 @@ def parse_size(text: str) -> int | tuple[int, int]:
     return int(height) if width is None else (int(height), int(width))
 
 
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parses names between commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def parse_bytes(text: str) -> int:
     """Parses `8MiB`, `8M` or `8388608`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
@@ -52,14 +59,16 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
+ChunkBytes = Annotated[
+    Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk, such as 8MiB or 512K.")
+]
+
+
 def pack(
-    source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="Folder, .zip, .tar, table or array file.", show_default=False)
-    ],
-    output: Annotated[Path, typer.Argument(metavar="OUT.h5", help="File to write.", show_default=False)],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder, .zip, .tar, table or array file.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT.h5", help="File to write.")],
     layout: Annotated[
-        str | None,
-        typer.Option(help="Layout of SRC, by default recognised; `fastload layouts` lists all.", show_default=False),
+        str | None, typer.Option(help="Layout of SRC, by default recognised; `fastload layouts` lists all.")
     ] = None,
     masks: Annotated[
         Literal["auto", "none", "semantic", "instance"],
@@ -68,37 +77,25 @@ def pack(
         ),
     ] = "auto",
     labels: Annotated[
-        str, typer.Option(metavar="A,B", help="Columns of a table that hold the labels.", show_default=False)
+        Any, typer.Option(parser=parse_names, metavar="A,B", help="Columns of a table that hold the labels.")
     ] = "",
-    image_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Column of a table with the images.", show_default=False)
-    ] = "",
-    split_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Column of a table with the split.", show_default=False)
-    ] = "",
-    root: Annotated[
-        Path | None, typer.Option(help="Folder that a table's paths are relative to.", show_default=False)
-    ] = None,
+    image_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the images.")] = "",
+    split_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the split.")] = "",
+    root: Annotated[Path | None, typer.Option(help="Folder that a table's paths are relative to.")] = None,
     size: Annotated[
-        Any,
-        typer.Option(
-            parser=parse_size, metavar="S|HxW", help="Bring every image to this height x width.", show_default=False
-        ),
+        Any, typer.Option(parser=parse_size, metavar="S|HxW", help="Bring every image to this height x width.")
     ] = None,
     fit: Annotated[
         Literal["crop", "pad", "stretch"], typer.Option(help="How --size treats images of another shape.")
     ] = "crop",
     mode: Annotated[
         Literal["rgb", "gray", "rgba"] | None,
-        typer.Option(help="Convert images; by default gray if all of them are, else RGB.", show_default=False),
+        typer.Option(help="Convert images; by default gray if all of them are, else RGB."),
     ] = None,
     bits: Annotated[
         Any,
         typer.Option(
-            parser=int,
-            metavar="8|16",
-            help="8 keeps the high byte of 16-bit images; 16 requires 16-bit images.",
-            show_default=False,
+            parser=int, metavar="8|16", help="8 keeps the high byte of 16-bit images; 16 requires 16-bit images."
         ),
     ] = None,
     store: Annotated[
@@ -106,12 +103,10 @@ def pack(
         typer.Option(
             metavar="raw|jpeg[:Q]|source|mixed:F",
             help="Store pixels, new JPEGs, the files' own JPEGs, or some of each.",
-            show_default=False,
         ),
     ] = None,
     max_size: Annotated[
-        int | None,
-        typer.Option(metavar="S", help="Shrink larger images until their shorter side is S.", show_default=False),
+        int | None, typer.Option(metavar="S", help="Shrink larger images until their shorter side is S.")
     ] = None,
     codec: Annotated[
         str,
@@ -119,20 +114,13 @@ def pack(
             metavar="none|gzip[:L]|zstd[:L]", help="Lossless compression; auto: zstd for masks that it makes smaller."
         ),
     ] = "auto",
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that decode; by default one per CPU.", show_default=False)
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that decode; by default one per CPU.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of rows.")] = 0,
     shuffle: Annotated[
         bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep SRC's order.")
     ] = True,
-    chunk_bytes: Annotated[
-        Any,
-        typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk, such as 8MiB or 512K."),
-    ] = "8MiB",
-    limit: Annotated[
-        int | None, typer.Option(help="Pack only this many images, spread over SRC.", show_default=False)
-    ] = None,
+    chunk_bytes: ChunkBytes = "8MiB",
+    limit: Annotated[int | None, typer.Option(help="Pack only this many images, spread over SRC.")] = None,
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="Stop at an image that cannot be read, or leave it out.")
     ] = "fail",
@@ -149,84 +137,41 @@ def pack(
     Without --size, images keep their sizes.
     If it is interrupted, the same command continues where it stopped.
     """
-    columns = tuple(name.strip() for name in labels.split(",") if name.strip())
-    advice = "interrupted." if dry_run else "interrupted; the same command continues where it stopped."
-    with one_line_errors(advice):
+    arguments = dict(locals())  # named like those of `pack_images`
+    del arguments["dry_run"]
+    with one_line_errors("interrupted." if dry_run else CONTINUES):
         if dry_run:
-            from fastload.estimate import estimate_survey
-            from fastload.pack import PackOptions, survey_source
-            from fastload.pack.encoding import parse_encoding
-            from fastload.sources import SourceOptions
-            from fastload.system.machine import available_cpus
-
-            square = (size, size) if isinstance(size, int) else size
-            source_options = SourceOptions(masks, columns, image_column, split_column, root)
-            options = PackOptions(
-                square, fit, mode, seed, shuffle, chunk_bytes, limit, source_options, bits,
-                parse_encoding(store) if store is not None else None, max_size, codec,
-            )  # fmt: skip
-            with progress_bar() as progress:
-                survey = survey_source(
-                    source,
-                    output,
-                    layout=layout,
-                    options=options,
-                    workers=available_cpus() if workers is None else workers,
-                    on_error=on_error,
-                    progress=progress,
-                )
-                estimates = estimate_survey(
-                    survey, output.absolute().parent, threads=workers or None, progress=progress
-                )
-            _print_survey(survey, estimates, output, overwrite)
-            return
-        from fastload.pack import pack_images
-
-        with progress_bar() as progress:
-            report = pack_images(
-                source,
-                output,
-                layout=layout,
-                masks=masks,
-                labels=columns,
-                image_column=image_column,
-                split_column=split_column,
-                root=root,
-                size=size,
-                fit=fit,
-                mode=mode,
-                bits=bits,
-                store=store,
-                max_size=max_size,
-                codec=codec,
-                workers=workers,
-                seed=seed,
-                shuffle=shuffle,
-                chunk_bytes=chunk_bytes,
-                limit=limit,
-                on_error=on_error,
-                overwrite=overwrite,
-                progress=progress,
-            )
-        print_packed(report)
+            _survey(**arguments)
+        else:
+            _pack(arguments)
 
 
-def print_packed(report: PackReport, verb: str = "packed") -> None:
+def _pack(arguments: dict[str, Any]) -> None:
+    from fastload.pack import pack_images
+
+    with progress_bar() as progress:
+        report = pack_images(**arguments, progress=progress)
+    print_packed(report)
+
+
+def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None:
+    """Prints what packing would do."""
+    from fastload.estimate import estimate_survey
+    from fastload.pack import PackOptions, survey_source
+
+    workers = options["workers"]
+    asked = {name: options[name] for name in ("layout", "workers", "on_error")}
+    with progress_bar() as progress:
+        survey = survey_source(source, output, options=PackOptions.of(options), progress=progress, **asked)
+        estimates = estimate_survey(survey, output.absolute().parent, threads=workers or None, progress=progress)
+    _print_survey(survey, estimates, output, overwrite)
+
+
+def print_packed(report: PackReport) -> None:
     """Prints what is in the new file, and how it was made."""
-    what = (
-        f"images of {shape_of(report.image_shape)} {report.dtype}" if report.image_shape else "samples without images"
-    )
-    typer.echo(f"{verb} {report.num_samples:,} {what} into {typer.style(one_line(str(report.path)), bold=True)}")
-    pairs = [("splits", ", ".join(f"{name} {count:,}" for name, count in report.splits.items()))]
-    pairs += _fields(report.fields)
-    pairs += _changes(report.converted, report.skipped)
-    speed = f"{report.images_per_s:,.0f} images/s, " if report.images_per_s else ""
-    pairs.append(("speed", f"{speed}{format_seconds(report.seconds)} in all"))
-    pairs += _stored(report)
-    if report.chunks_kept:
-        pairs.append(("continued", f"{report.chunks_kept:,} of {report.chunks:,} chunks were already packed"))
-    pairs += [("note", note) for note in report.notes]
-    print_pairs(pairs)
+    what = f"images of {shape_of(report.image_shape)} {report.dtype}" if report.image_shape else NO_IMAGES
+    head = f"packed {report.num_samples:,} {what}"
+    print_report(head, report, unit="images", done="packed", fields=_fields(report.fields), stored=_stored(report))
 
 
 def shape_of(shape: tuple[int, ...]) -> str:
@@ -239,7 +184,6 @@ def shape_of(shape: tuple[int, ...]) -> str:
 
 def _stored(report: PackReport) -> list[tuple[str, str]]:
     """Returns lines on the encodings of the images, unless they are raw, and on the size of the file."""
-    from fastload.inspection.chunk_layout import format_bytes
     from fastload.pack.finish import pixel_bytes
 
     size, pixels = format_bytes(report.file_bytes), pixel_bytes(report.path)
@@ -254,10 +198,8 @@ def _stored(report: PackReport) -> list[tuple[str, str]]:
 
 
 def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: Path, overwrite: bool) -> None:
-    from fastload.inspection.chunk_layout import format_bytes
-
     target, plan = survey.target, survey.plan
-    what = f"samples without images (layout {survey.layout})"
+    what = f"{NO_IMAGES} (layout {survey.layout})"
     if target is not None or plan is not None:
         kind = target or plan
         assert kind is not None
@@ -268,7 +210,7 @@ def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: P
     more = f" and {len(sizes) - MAX_SIZES:,} more" if len(sizes) > MAX_SIZES else ""
     pairs = [("sizes", ", ".join(sizes[:MAX_SIZES]) + more)] if sizes else []
     pairs += _fields(tuple(survey.listing.columns), survey.listing.masks is not None)
-    pairs += _changes(survey.converted, survey.skipped)
+    pairs += changes(survey.converted, survey.skipped)
     if plan is not None:
         pairs.append(("store", _planned(plan)))
     pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
@@ -299,15 +241,6 @@ def _fields(columns: tuple[str, ...], masks: bool = False) -> list[tuple[str, st
     """Returns a line on the fields, if there are others than labels."""
     names = [*(["masks"] if masks else []), *columns]
     return [("fields", ", ".join(names))] if set(names) - {"labels"} else []
-
-
-def _changes(converted: dict[str, int], skipped: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
-    """Returns lines on what was converted, and on each sample that was left out."""
-    pairs = [("converted", f"{what}: {count:,}") for what, count in converted.items()]
-    if skipped:
-        pairs.append(("skipped", f"{len(skipped):,}"))
-        pairs += [("", line) for line in skipped_lines(skipped)]
-    return pairs
 
 
 def layouts() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastload.cli.output import format_seconds, one_line, one_line_errors, print_error, print_json, progress_bar
+from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from fastload.inspection.compare import SourceReport
@@ -18,16 +19,13 @@ MAX_ROWS = 100
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(help="A packed file.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A packed file.")],
     source: Annotated[
-        Path | None,
-        typer.Option(help="What it was packed from: decode every image again and compare.", show_default=False),
+        Path | None, typer.Option(help="What it was packed from: decode every image again and compare.")
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder that a table's paths are relative to.", show_default=False)
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder that a table's paths are relative to.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Threads and processes to work with; by default one per CPU.", show_default=False)
+        int | None, typer.Option(help="Threads and processes to work with; by default one per CPU.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -57,15 +55,13 @@ def verify(
 
 
 def _print(report: VerifyReport, seconds: float) -> None:
-    from fastload.inspection.chunk_layout import format_bytes
-
     name = report.path.name
     if not report.header_ok:
         typer.echo("header: its shapes, attributes or digests are not those that were packed")
     _print_some([f"row {row.row} ({row.key}): {_damage(row.what)}" for row in report.damaged])
     if report.source:
         _print_source(report.source, report.equal)
-    rows = f"{report.num_rows:,} row{'s' if report.num_rows != 1 else ''}"
+    rows = counted(report.num_rows, "row")
     if report.ok:
         typer.echo(
             f"{one_line(name)}: {rows}, every digest matches ({format_bytes(report.pixel_bytes)} in "

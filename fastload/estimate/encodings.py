@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from fastload.estimate.rates import DiskRate, measure_disk, pixel_rate
 from fastload.estimate.sample import Encode, Sampled, image_bytes, row_bytes, take_sample
 from fastload.format.ragged import ENCODINGS, JPEG, EncodedRow
-from fastload.inspection.chunk_layout import format_bytes
 from fastload.pack.encoding import EncodingOption, RaggedPlan
 from fastload.pack.pack_options import Progress
 from fastload.system.machine import available_cpus, available_memory
+from fastload.system.text import format_bytes
 
 AS_IT_IS = "as it is"
 """The name of a file's present encoding."""

@@ -26,19 +26,22 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, OptionError, OutputError
+from fastload.errors import FormatError, OutputError
 from fastload.export.plan import MANIFEST, ExportLayout, plan_export
 from fastload.export.table import fields_bytes, sidecar_text, table_text
-from fastload.export.write import Job, Progress, encode_png, sampled_files, unfinished, write_file, write_images
+from fastload.export.write import Job, encode_png, sampled_files, unfinished, write_file, write_images
 from fastload.format.header import PackedFile
 from fastload.format.writer import writer_name
+from fastload.pack.pack_options import Progress, check_choice
 from fastload.read.reader import close_readers
 from fastload.repack.choice import Choice, choose_rows
 from fastload.repack.packed_listing import list_packed, regroup
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import Listing, first_few
+from fastload.system.files import write_at
 from fastload.system.machine import available_cpus
+from fastload.system.whole_numbers import check_whole
 
 __all__ = ["ExportReport", "export_file"]
 
@@ -110,10 +113,9 @@ def export_file(
         OutputError: the folder holds other files, or cannot be written.
     """
     started = time.perf_counter()
-    if format not in get_args(Format):
-        raise OptionError(f"format={format!r} is not known; accepted: {', '.join(get_args(Format))}.")
-    if workers is not None and workers < 0:
-        raise OptionError(f"workers={workers}: needs at least 0.")
+    check_choice("format", format, get_args(Format))
+    if workers is not None:
+        check_whole("workers", workers, least=0)
     header, listing = list_packed(file)
     _check_pixels(header, listing)
     if split is not None:
@@ -265,7 +267,7 @@ def _locked(folder: Path, identity: str) -> Iterator[bool]:
         resumed = _check_folder(folder, identity)
         if not resumed:
             try:
-                os.pwrite(fd, identity.encode(), 0)
+                write_at(fd, identity.encode(), 0)
                 os.fsync(fd)
             except OSError as exc:
                 raise OutputError(f"{journal}: cannot be written ({exc.strerror}). Free some space.") from exc

@@ -17,6 +17,7 @@ import xxhash
 
 from fastload.errors import OptionError
 from fastload.format.column import Column
+from fastload.pack.pack_options import check_choice
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, first_few
 
@@ -67,8 +68,7 @@ def plan_export(listing: Listing, layout: ExportLayout, suffix: str, others: Map
     Raises:
         OptionError: the layout is not known, or cannot hold what the file does.
     """
-    if layout not in get_args(ExportLayout):
-        raise OptionError(f"layout={layout!r} is not known; accepted: {', '.join(get_args(ExportLayout))}.")
+    check_choice("layout", layout, get_args(ExportLayout))
     why = _no_folders(listing)
     if layout == "csv" or (layout == "auto" and (why or _more_than_classes(listing))):
         return _with_table(listing, suffix, others)

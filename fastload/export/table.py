@@ -32,6 +32,7 @@ from fastload.sources.exported import FORMAT, VERSION
 from fastload.sources.listing import Listing, first_few
 from fastload.sources.tables.columns import columns_of
 from fastload.sources.tables.values import values_of
+from fastload.system.text import text_of
 
 MOST_COLUMNS = 256
 _BOXES = ("boxes", "num_boxes", "box_labels")
@@ -141,7 +142,7 @@ def _read_back(title: str, cells: _Cells) -> bool:
 
 def _text(value: Any) -> str:
     if isinstance(value, bytes):
-        return value.decode("utf-8", errors="backslashreplace")
+        return text_of(value)
     return repr(value) if isinstance(value, float) else str(value)
 
 

@@ -6,7 +6,6 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from fastload.format.ragged import JPEG
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.pack.fill import row_digests_of
+from fastload.pack.pack_options import Progress
 from fastload.read.checked import CheckedSample
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.listing import Arrays, Listing, first_few
-
-Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total)."""
+from fastload.system.threads import in_threads
 
 _BLOCK_BYTES = 4 * 2**20
 _BLOCK_ROWS = 64
@@ -62,23 +60,12 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
     write_block = _write_ragged_block if isinstance(job.listing.files, RaggedRows) else _write_block
     step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, int(job.listing.sizes.mean()))))
     total, done, kept = len(job.listing), 0, 0
-    with ThreadPoolExecutor(threads) as pool:
-        pending: set[Future[tuple[int, int]]] = set()
-        starts = iter(range(0, total, step))
-        try:
-            while True:
-                while len(pending) < 2 * threads and (start := next(starts, None)) is not None:
-                    pending.add(pool.submit(write_block, job, np.arange(start, min(total, start + step)), resumed))
-                if not pending:
-                    return kept
-                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    count, there = future.result()
-                    done, kept = done + count, kept + there
-                    if progress:
-                        progress("exporting", done, total)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    blocks = (np.arange(start, min(total, start + step)) for start in range(0, total, step))
+    for count, there in in_threads(lambda rows: write_block(job, rows, resumed), blocks, threads):
+        done, kept = done + count, kept + there
+        if progress:
+            progress("exporting", done, total)
+    return kept
 
 
 def sampled_files(job: Job, rows: NDArray[np.int64]) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import h5py
 
 from fastload.format.digests import plain
+from fastload.system.text import format_bytes
 
 # HDF5 2.0 raised the default chunk cache of a dataset from 1 MiB to 8 MiB.
 OLD_CACHE_BYTES = 2**20
@@ -145,17 +146,6 @@ def findings(item: h5py.Dataset, layout: ChunkLayout) -> list[str]:
     if layout.chunks and not layout.linear and (layout.compressed or layout.chunk_bytes_per_image > layout.image_bytes):
         found.append(_gain(layout))
     return found
-
-
-def format_bytes(count: float) -> str:
-    """Returns a size as text: `900 B`, `8.0 MiB`, `23.6 GiB`."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1023.95:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} TiB"
 
 
 def _beyond_cache(name: str, layout: ChunkLayout) -> list[str]:

@@ -18,14 +18,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, FormatError, ImageError, OptionError
+from fastload.errors import FileChangedError, FormatError, ImageError
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
 from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.read.checked import CHANGED, CheckedSamples, has_ragged
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.system.files import read_into
 from fastload.system.machine import available_cpus
+from fastload.system.text import text_of
 from fastload.system.threads import in_threads
+from fastload.system.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from fastload.inspection.compare import SourceReport
@@ -112,8 +114,7 @@ def verify_file(
     """
     path = Path(path)
     workers = available_cpus() if workers is None else workers
-    if workers < 0:
-        raise OptionError(f"workers={workers}: needs at least 0.")
+    check_whole("workers", workers, least=0)
     file = read_header(path)
     _require_digests(file)
     total = file.num_rows * (2 if source is not None else 1)
@@ -184,7 +185,7 @@ def _pixel_fields(file: PackedFile) -> list[Field]:
 def _keys(hdf5: h5py.File, file: PackedFile) -> list[str]:
     if "key" not in file.fields:
         return [f"row {row}" for row in range(file.num_rows)]
-    return [bytes(key).decode("utf-8", errors="backslashreplace") for key in hdf5["key"][()].tolist()]
+    return [text_of(key) for key in hdf5["key"][()].tolist()]
 
 
 def _damaged_fields(hdf5: h5py.File, file: PackedFile) -> Iterator[int]:

@@ -21,10 +21,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fastload.errors import OptionError, OutputError
+from fastload.errors import OutputError
 from fastload.format.writer import CHUNK_BYTES
 from fastload.pack.begin import free_bytes
-from fastload.pack.encoding import parse_encoding
 from fastload.pack.engine import run_job
 from fastload.pack.finish import PackReport
 from fastload.pack.pack_options import (
@@ -40,10 +39,11 @@ from fastload.pack.pack_options import (
 )
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import Survey, survey_listing
-from fastload.sources.listing import Listing, MasksWanted, OnError, SourceOptions
+from fastload.sources.listing import Listing, MasksWanted, OnError
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import Tree
 from fastload.system.machine import available_cpus
+from fastload.system.whole_numbers import check_whole
 
 __all__ = ["PackOptions", "PackReport", "Survey", "check_output", "pack_images", "pack_listing", "survey_source"]
 
@@ -118,16 +118,7 @@ def pack_images(
         ResumeError: an unfinished pack of another source, option or release is in the way.
         PackError: a worker died, or another process packs to the same output.
     """
-    if isinstance(labels, str):
-        raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
-    of_source = SourceOptions(
-        masks, tuple(labels), image_column, split_column, Path(root) if root is not None else None
-    )
-    square = (size, size) if isinstance(size, int) else size
-    options = PackOptions(
-        square, fit, mode, seed, shuffle, chunk_bytes, limit, of_source, bits,
-        parse_encoding(store) if store is not None else None, max_size, codec,
-    )  # fmt: skip
+    options = PackOptions.of(locals())
     if not isinstance(source, (str, Path)):
         from fastload.sources.objects import list_objects
 
@@ -179,7 +170,7 @@ def survey_source(
     *,
     layout: str | None = None,
     options: PackOptions | None = None,
-    workers: int = 0,
+    workers: int | None = 0,
     on_error: OnError = "fail",
     progress: Progress | None = None,
 ) -> Survey:
@@ -189,7 +180,7 @@ def survey_source(
         SourceError, OptionError: as pack_images.
     """
     options = options or PackOptions()
-    with PackPool(workers) as pool:
+    with PackPool(available_cpus() if workers is None else workers) as pool:
         pool.start_early()
         listing = _list_samples(source, layout, options, on_error)
         pool.use(listing)
@@ -215,8 +206,8 @@ def _limited(listing: Listing, options: PackOptions) -> Listing:
 
 def _checked_output(output: str | Path, overwrite: bool, workers: int | None) -> Path:
     """Returns the path to write to: the target of a symbolic link, so that the link stays."""
-    if workers is not None and workers < 0:
-        raise OptionError(f"workers={workers}: needs at least 0.")
+    if workers is not None:
+        check_whole("workers", workers, least=0)
     output = Path(output)
     if output.is_symlink():
         output = output.resolve()

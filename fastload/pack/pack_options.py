@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fastload.errors import OptionError, OutputError
 from fastload.format.codecs import parse_codec
 from fastload.format.writer import CHUNK_BYTES
-from fastload.pack.encoding import EncodingOption
+from fastload.pack.encoding import EncodingOption, parse_encoding
 from fastload.sources.listing import Listing, OnError, SourceOptions
 
 Fit = Literal["crop", "pad", "stretch"]
@@ -43,8 +43,8 @@ class PackOptions:
         check_choice("fit", self.fit, get_args(Fit))
         if self.mode is not None:
             check_choice("mode", self.mode, get_args(Mode))
-        if self.bits not in (None, *get_args(Bits)):
-            raise OptionError(f"bits={self.bits!r} is not known; accepted: 8, 16.")
+        if self.bits is not None:
+            check_choice("bits", self.bits, get_args(Bits))
         sides = [1, 1] if self.size is None else list(self.size)
         if len(sides) != 2 or min(sides) < 1:
             raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")
@@ -55,6 +55,26 @@ class PackOptions:
         if self.limit is not None and self.limit < 1:
             raise OptionError(f"limit={self.limit}: needs at least 1.")
         _check_encoding(self)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> PackOptions:
+        """Returns the options among the arguments of `pack_images`, given by their names there.
+
+        Raises:
+            OptionError: an option is not accepted.
+        """
+        size, store, labels, root = (arguments[name] for name in ("size", "store", "labels", "root"))
+        if isinstance(labels, str):
+            raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
+        values = {
+            **arguments,
+            "size": (size, size) if isinstance(size, int) else size,
+            "store": parse_encoding(store) if store is not None else None,
+            "labels": tuple(labels),
+            "root": Path(root) if root is not None else None,
+        }
+        values["source"] = SourceOptions(**{one.name: values[one.name] for one in fields(SourceOptions)})
+        return cls(**{one.name: values[one.name] for one in fields(cls)})
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values; options newer than format 1 only where they differ from their defaults."""
@@ -85,10 +105,10 @@ def _check_encoding(options: PackOptions) -> None:
         raise OptionError(f"codec={options.codec!r} works on images of one size stored raw; say `--codec zstd`.")
 
 
-def check_choice(name: str, value: str, accepted: tuple[str, ...]) -> None:
+def check_choice(name: str, value: object, accepted: Sequence[object]) -> None:
     """Raises OptionError for a value that is not one of those accepted."""
     if value not in accepted:
-        raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(accepted)}.")
+        raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(map(str, accepted))}.")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import open_checked
 from fastload.read.mapped import MappedRows
 from fastload.read.pread import PreadRows
+from fastload.system.text import text_of
 from fastload.timing.stopwatch import current
 
 
@@ -287,7 +288,7 @@ def sample_name(file: PackedFile, row: int) -> str:
             PreadRows(fd, file, ["key"], use_aio=False).gather(np.array([row]), {"key": found})
         finally:
             os.close(fd)
-    return f"{file.path}: sample {found[0].decode('utf-8', errors='backslashreplace')!r} (row {row})"
+    return f"{file.path}: sample {text_of(found[0])!r} (row {row})"
 
 
 def _encoding_name(number: int) -> str:

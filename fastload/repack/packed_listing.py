@@ -19,6 +19,7 @@ from fastload.format.header import PIXEL_FIELDS, Field, PackedFile, open_hdf5, r
 from fastload.format.ragged import index_names
 from fastload.repack.packed_rows import mask_rows_of, rows_of
 from fastload.sources.listing import Listing, Masks, first_few, require_unique
+from fastload.system.text import text_of
 
 CARRIED = ("decoder", "source_layout", "seed", "shuffled", "pack_options", "repacked")
 """Root attributes that also hold for copied rows."""
@@ -152,7 +153,7 @@ def _keys(file: PackedFile, values: dict[str, NDArray[Any]]) -> list[str]:
     found = values.get("key")
     if found is None or found.dtype.kind != "S" or found.ndim != 1:
         return [f"{row:08d}" for row in range(file.num_rows)]
-    keys = [bytes(key).decode("utf-8", errors="backslashreplace") for key in found.tolist()]
+    keys = [text_of(key) for key in found.tolist()]
     if file.version is None and len(set(keys)) < len(keys):
         return [f"{row:08d}" for row in range(file.num_rows)]
     require_unique(keys, str(file.path))
@@ -177,7 +178,7 @@ def _labels(file: PackedFile, values: NDArray[Any], attrs: dict[str, Any]) -> Co
     if values.ndim == 2 and values.shape[1] == 1:
         values = values.reshape(-1)
     if values.ndim == 1 and values.dtype.kind == "S":
-        texts = [bytes(value).decode("utf-8", errors="backslashreplace") for value in values.tolist()]
+        texts = [text_of(value) for value in values.tolist()]
         names = tuple(sorted(set(texts) - {""}))
         numbers = {name: number for number, name in enumerate(names)} | {"": -1}
         return Column(np.array([numbers[text] for text in texts], np.int64), {"names": names} if names else {})

@@ -36,7 +36,13 @@ def check_new_file(path: str | os.PathLike[str], *, force: bool = False, option:
 
 
 def save_text(text: str, path: Path, *, force: bool) -> None:
-    """Writes `text` as UTF-8 to `path`, by way of a temporary file in the same folder: nobody sees half of it.
+    """Writes `text` as UTF-8 to `path`, otherwise like `save_bytes`."""
+    # Surrogates stand for bytes of a file name that are not UTF-8; they are written out.
+    save_bytes(text.encode("utf-8", errors="backslashreplace"), path, force=force)
+
+
+def save_bytes(data: bytes, path: Path, *, force: bool) -> None:
+    """Writes `data` to `path`, by way of a temporary file in the same folder: nobody sees half of it.
 
     Raises:
         OutputError: it cannot be written, or `force` is not set and the file was created meanwhile.
@@ -46,9 +52,8 @@ def save_text(text: str, path: Path, *, force: bool) -> None:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".part", dir=path.parent)
         unfinished = Path(name)
-        # Surrogates stand for bytes of a file name that are not UTF-8; they are written out.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes files that only their owner can read; give this one the permissions of any new file.

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
 from typing import TypeVar
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 
-def in_threads(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], threads: int) -> Iterator[ResultT]:
+def in_threads(
+    work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], threads: int, *, ordered: bool = False
+) -> Iterator[ResultT]:
     """Yields results in the order in which they are done; with 0 threads, in the order of the tasks.
 
     At most two tasks a thread are in progress. What a task raises is raised here, and tasks not begun are dropped.
+
+    Args:
+        ordered: whether the order of the tasks is kept.
     """
     if threads == 0:
         yield from map(work, tasks)
         return
     with ThreadPoolExecutor(threads) as pool:
-        pending: set[Future[ResultT]] = set()
+        left, pending = iter(tasks), list[Future[ResultT]]()
         try:
-            for task in tasks:
-                pending.add(pool.submit(work, task))
-                if len(pending) >= 2 * threads:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            while True:
+                pending += [pool.submit(work, task) for task in islice(left, 2 * threads - len(pending))]
+                if not pending:
+                    return
+                done = set(pending[:1]) if ordered else wait(pending, return_when=FIRST_COMPLETED).done
+                pending = [future for future in pending if future not in done]
                 yield from (future.result() for future in done)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -38,20 +42,7 @@ def in_threads(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], threads
 
 def in_order(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], threads: int) -> Iterator[ResultT]:
     """Yields results in the order of the tasks; otherwise like `in_threads`."""
-    if threads == 0:
-        yield from map(work, tasks)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        pending: deque[Future[ResultT]] = deque()
-        try:
-            for task in tasks:
-                pending.append(pool.submit(work, task))
-                if len(pending) >= 2 * threads:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    return in_threads(work, tasks, threads, ordered=True)
 
 
 # A shorter switch interval for Python's threads while some of them decode.

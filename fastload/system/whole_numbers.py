@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import numpy as np
 
 from fastload.errors import OptionError
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is an int, Python's or NumPy's, and no bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
@@ -21,5 +23,5 @@ def check_whole(name: str, value: object, *, least: int, others: str = "") -> No
         least: smallest number accepted.
         others: other accepted values, for the message, such as ' or None'.
     """
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+    if not is_whole(value) or value < least:
         raise OptionError(f"{name}={value!r}: give a whole number, {least} or more{others}")

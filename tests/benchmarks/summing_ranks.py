@@ -3,7 +3,6 @@
 `python summing_ranks.py FOLDER`: starts two of them; what each found goes to FOLDER/summed.RANK.pt.
 """
 
-import gc
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from parallel_comm import TimedReduction, all_to_all_sum, breakdown, reduce_then_broadcast, ring_all_reduce
+from ranks import group
 
 __all__ = ["LENGTHS", "SIZE", "breakdown"]  # for the test
 
@@ -54,17 +54,19 @@ def gradients(rank: int, group: dist.ProcessGroup, hook: TimedReduction | None) 
 
 def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
-    group, cpu = dist.group.WORLD, torch.device("cpu")
-    hooks = {"ddp": None, "overlap": TimedReduction(group, cpu), "delayed": TimedReduction(group, cpu, delayed=True)}
-    result = {"sums": sums(rank, group)}
-    result["gradients"] = {name: gradients(rank, group, hook) for name, hook in hooks.items()}
-    figures = {name: hook.take() for name, hook in hooks.items() if hook}
-    result["buckets"] = {name: hooks[name].buckets for name in figures}
-    torch.save(result, folder / f"summed.{rank}.pt")
-    # DistributedDataParallel's reducer must be gone before the group it talks through.
-    gc.collect()
-    dist.destroy_process_group()
+    cpu = torch.device("cpu")
+    with group(cpu, rank, SIZE, init_method=f"file://{folder}/store"):
+        world = dist.group.WORLD
+        hooks = {
+            "ddp": None,
+            "overlap": TimedReduction(world, cpu),
+            "delayed": TimedReduction(world, cpu, delayed=True),
+        }
+        result = {"sums": sums(rank, world)}
+        result["gradients"] = {name: gradients(rank, world, hook) for name, hook in hooks.items()}
+        figures = {name: hook.take() for name, hook in hooks.items() if hook}
+        result["buckets"] = {name: hooks[name].buckets for name in figures}
+        torch.save(result, folder / f"summed.{rank}.pt")
 
 
 if __name__ == "__main__":

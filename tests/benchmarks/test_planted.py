@@ -2,12 +2,10 @@
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from child_processes import run_python
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -56,14 +54,9 @@ def test_no_name_in_a_case_tells_a_cause(cases):
 @pytest.mark.slow
 def test_the_examiner_measures_a_case_with_its_hold_up_and_without(tmp_path):
     out = tmp_path / "doctor.jsonl"
-    words = ["--quick", "--data", str(tmp_path), "--out", str(out)]
-    # The examiner imports its harness from its own folder.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    command = [sys.executable, str(BENCHMARKS / "bench_doctor.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
-    assert done.returncode == 0, done.stderr
+    said = run_python(BENCHMARKS / "bench_doctor.py", "--quick", "--data", tmp_path, "--out", out)
     (record,) = (json.loads(line) for line in out.read_text().splitlines())
-    assert (record["planted"], record["cause"]) == (["reading"], "reading"), done.stdout
+    assert (record["planted"], record["cause"]) == (["reading"], "reading"), said
     assert record["line"].startswith("verdict: ") and record["uncured_s"] > record["cured_s"] > 0
 
 

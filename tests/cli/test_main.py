@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import typer.main
+from child_processes import run_python
+from commands import refused, run
 from typer.testing import CliRunner
 
 import fastload.cli
-from fastload.cli import app, main
+from fastload.cli import app, export, main, merge, pack, repack
+from fastload.export import export_file
+from fastload.format.writer import CHUNK_BYTES
+from fastload.pack import pack_images
+from fastload.repack import merge_files, repack_file
 
 COMMANDS = ("pack", "layouts", "info", "verify", "preview", "export", "repack", "merge", "doctor", "bench", "tune")
 README = Path(__file__).parents[2] / "README.md"
@@ -34,10 +43,33 @@ def test_help_lists_every_command_with_one_line() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_and_option_has_help(command: str) -> None:
-    assert CliRunner().invoke(app, [command, "-h"]).exit_code == 0
+    run(command, "-h")
     parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
     assert parameters or command == "layouts"
     assert [parameter.name for parameter in parameters if not parameter.help] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "function", "own"),
+    [
+        (pack, pack_images, {"dry_run"}),
+        (repack, repack_file, {"split", "label", "key", "rows"}),
+        (merge, merge_files, set()),
+        (export, export_file, set()),
+    ],
+)
+def test_a_command_has_the_arguments_of_its_function(
+    command: Callable[..., None], function: Callable[..., object], own: set[str]
+) -> None:
+    ours, theirs = inspect.signature(command).parameters, inspect.signature(function).parameters
+    assert ours.keys() - own == theirs.keys() - {"progress", "choice"}
+    parsed = {"8MiB": CHUNK_BYTES, "": ()}  # of chunk_bytes and labels
+    hints, choices = get_type_hints(command), get_type_hints(function)
+    for name in ours.keys() - own:
+        default = theirs[name].default
+        assert ours[name].default == default or parsed[ours[name].default] == default, name
+        if "Literal" in str(choices[name]) and name != "bits":
+            assert hints[name] == choices[name], name
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -48,9 +80,7 @@ def test_every_command_stands_in_the_readme(command: str) -> None:
 
 
 def test_version_is_one_line() -> None:
-    result = CliRunner().invoke(app, ["--version"])
-    assert result.exit_code == 0
-    assert re.fullmatch(r"fastload .+\n", result.output)
+    assert re.fullmatch(r"fastload .+\n", run("--version").output)
 
 
 def test_python_m_fastload_is_the_command() -> None:
@@ -68,17 +98,15 @@ def test_an_error_is_one_line_on_stderr_and_exit_code_1(tmp_path: Path) -> None:
 
 def test_wrong_usage_is_exit_code_2() -> None:
     assert fastload_process("info").returncode == 2
-    assert CliRunner().invoke(app, ["no-such-command"]).exit_code == 2
-    assert CliRunner().invoke(app, ["info", "a.h5", "--no-such-option"]).exit_code == 2
+    run("no-such-command", code=2)
+    run("info", "a.h5", "--no-such-option", code=2)
 
 
 def test_a_folder_without_permission_is_one_line(tmp_path: Path, packed_copy: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may read every file")
     packed_copy.chmod(0)
-    result = CliRunner().invoke(app, ["info", str(packed_copy)])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error:") and result.stderr.count("\n") == 1
+    refused("info", packed_copy)
 
 
 def test_a_reader_that_leaves_early_is_no_error(packed_copy: Path) -> None:
@@ -91,28 +119,28 @@ def test_a_reader_that_leaves_early_is_no_error(packed_copy: Path) -> None:
     assert result.stdout.strip() in ("0", "141")
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "preview"])
-def test_reading_commands_never_import_torch(packed_copy: Path, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "unwanted"),
+    [
+        ("info FILE", "torch rich PIL simplejpeg psutil fastload.pack fastload.sources"),
+        ("verify FILE", "torch"),
+        ("preview FILE", "torch"),
+        ("pack FOLDER OUT --workers 1", "torch"),
+    ],
+)
+def test_commands_import_no_more_than_they_need(
+    packed_copy: Path, image_folder: Callable[..., Path], tmp_path: Path, command: str, unwanted: str
+) -> None:
     script = (
         "import sys; from fastload.cli import app\n"
-        "try: app(sys.argv[1:])\n"
+        "try: app(sys.argv[2:])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
-        "assert 'torch' not in sys.modules"
-    )
-    result = subprocess.run([sys.executable, "-c", script, command, str(packed_copy)], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-
-
-def test_info_starts_without_what_other_commands_need(packed_copy: Path) -> None:
-    script = (
-        "import sys; from fastload.cli import app\n"
-        "try: app(sys.argv[1:])\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
-        "unwanted = {'rich', 'PIL', 'simplejpeg', 'psutil', 'fastload.pack', 'fastload.sources'} & set(sys.modules)\n"
+        "unwanted = {*sys.argv[1].split()} & {*sys.modules}\n"
         "assert not unwanted, unwanted"
     )
-    result = subprocess.run([sys.executable, "-c", script, "info", str(packed_copy)], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    paths = {"FILE": packed_copy, "FOLDER": image_folder(), "OUT": tmp_path / "out.h5"}
+    words = [paths.get(word, word) for word in command.split()]
+    run_python("-c", script, unwanted, *words)
 
 
 def test_windows_is_refused_in_one_sentence(

@@ -8,11 +8,11 @@ import typer
 from fastload.cli.output import (
     MAX_SKIPPED,
     _ProgressLines,
+    changes,
     format_seconds,
     one_line,
     one_line_errors,
     show_warnings_in_one_line,
-    skipped_lines,
 )
 from fastload.errors import SourceError
 
@@ -54,9 +54,9 @@ def test_warnings_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 def test_all_skipped_are_named_or_counted_by_folder() -> None:
     skipped = [(f"train/cat/{i}.jpg", "truncated") for i in range(MAX_SKIPPED)]
-    assert skipped_lines(skipped) == [f"train/cat/{i}.jpg: truncated" for i in range(MAX_SKIPPED)]
+    assert changes({}, skipped)[1:] == [("", f"train/cat/{i}.jpg: truncated") for i in range(MAX_SKIPPED)]
     more = skipped + [(f"train/dog/{i}.jpg", "empty") for i in range(3)] + [("top.jpg", "empty")]
-    assert skipped_lines(more)[-1] == "and 4 more: 3 in train/dog, 1 in the top folder"
+    assert changes({}, more)[-1][1] == "and 4 more: 3 in train/dog, 1 in the top folder"
 
 
 def test_progress_lines_come_seldom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

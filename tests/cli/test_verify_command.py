@@ -6,16 +6,14 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from typer.testing import CliRunner
+from commands import run
 
-from fastload.cli import app
 from fastload.pack import pack_images
 from sample_files import write_packed
 
 
 def test_an_undamaged_file_is_one_line_and_exit_code_0(packed_copy: Path) -> None:
-    result = CliRunner().invoke(app, ["verify", str(packed_copy)])
-    assert result.exit_code == 0
+    result = run("verify", packed_copy)
     assert result.stdout.startswith("file.h5: 20 rows, every digest matches")
     assert result.stderr == ""
 
@@ -24,8 +22,7 @@ def test_damaged_rows_are_named_with_their_keys_and_exit_code_1(packed_copy: Pat
     with h5py.File(packed_copy, "r+") as file:
         file["images"][7, 0, 0, 0] ^= 1
         file["images"][11] = 0
-    result = CliRunner().invoke(app, ["verify", str(packed_copy)])
-    assert result.exit_code == 1
+    result = run("verify", packed_copy, code=1)
     assert "row 7 (00000007): its pixels are not those that were packed" in result.stdout
     assert "row 11 (00000011)" in result.stdout
     assert "2 of 20 rows damaged" in result.stderr and result.stderr.count("\n") == 1
@@ -34,9 +31,7 @@ def test_damaged_rows_are_named_with_their_keys_and_exit_code_1(packed_copy: Pat
 def test_json_tells_all(packed_copy: Path) -> None:
     with h5py.File(packed_copy, "r+") as file:
         file["images"][7, 0, 0, 0] ^= 1
-    result = CliRunner().invoke(app, ["verify", str(packed_copy), "--json"])
-    assert result.exit_code == 1
-    value = json.loads(result.stdout)
+    value = json.loads(run("verify", packed_copy, "--json", code=1).stdout)
     assert value["ok"] is False
     assert value["damaged"] == [{"row": 7, "key": "00000007", "what": "pixels"}]
 
@@ -45,7 +40,7 @@ def test_a_long_list_of_damage_is_counted(tmp_path: Path) -> None:
     path = write_packed(tmp_path / "a.h5", np.ones((150, 4, 4, 1), np.uint8))
     with h5py.File(path, "r+") as file:
         file["images"][:130] = 0
-    result = CliRunner().invoke(app, ["verify", str(path)])
+    result = run("verify", path, code=1)
     assert result.stdout.count("row ") == 100
     assert "and 30 more" in result.stdout
     assert "130 of 150 rows damaged" in result.stderr
@@ -54,9 +49,7 @@ def test_a_long_list_of_damage_is_counted(tmp_path: Path) -> None:
 def test_a_damaged_header_is_said(packed_copy: Path) -> None:
     with h5py.File(packed_copy, "r+") as file:
         file.attrs["seed"] = 5
-    result = CliRunner().invoke(app, ["verify", str(packed_copy)])
-    assert result.exit_code == 1
-    assert "its header is damaged" in result.stderr
+    assert "its header is damaged" in run("verify", packed_copy, code=1).stderr
 
 
 def test_what_cannot_be_decoded_does_not_count_as_equal_to_its_source(
@@ -68,7 +61,6 @@ def test_what_cannot_be_decoded_does_not_count_as_equal_to_its_source(
     table = data.index(b"\xff\xc4")
     first.write_bytes(data[: table + 5] + b"\xff" * 16 + data[table + 21 :])
     pack_images(source, tmp_path / "a.h5", store="source", workers=0)
-    result = CliRunner().invoke(app, ["verify", str(tmp_path / "a.h5"), "--source", str(source), "--workers", "0"])
-    assert result.exit_code == 1
+    result = run("verify", tmp_path / "a.h5", "--source", source, "--workers", 0, code=1)
     assert "source: 19 of 20 images decode to exactly the packed pixels" in result.stdout
     assert "it was damaged before it was packed" in result.stdout

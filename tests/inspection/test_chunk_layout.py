@@ -5,9 +5,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pytest
 
-from fastload.inspection.chunk_layout import CACHE_BYTES, ChunkLayout, chunk_layout, findings, format_bytes
+from fastload.inspection.chunk_layout import CACHE_BYTES, ChunkLayout, chunk_layout, findings
 
 FACE = (3, 218, 178)
 FACE_BYTES = 3 * 218 * 178
@@ -76,10 +75,3 @@ def test_contiguous_uint8_needs_no_mending(tmp_path: Path) -> None:
     layout, found = examine(tmp_path, (4, 8, 8, 3))
     assert layout.read_bytes_per_image == layout.image_bytes == 192
     assert found == []
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (2**23, "8.0 MiB"), (2**40 - 1, "1.0 TiB"), (2**30, "1.0 GiB")]
-)
-def test_sizes_are_written_for_people(count: int, text: str) -> None:
-    assert format_bytes(count) == text

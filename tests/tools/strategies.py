@@ -6,7 +6,6 @@ Each run's losses stand in FOLDER/NAME-WORLD.jsonl, as train.py writes them; wha
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -299,16 +298,11 @@ def watch(report: dict[str, Any], run: Run) -> type[train.Trainer]:
 
 @contextmanager
 def group(folder: Path, rank: int, world: int) -> Iterator[None]:
-    """A process group for as long as the block lasts."""
+    """A process group that ends when all ranks have come to the end of the block."""
     store = f"file://{folder}/store-{world}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=PATIENCE)
-    try:
+    with ranks.group(torch.device("cpu"), rank, world, init_method=store, timeout=PATIENCE):
         yield
         dist.barrier()
-    finally:
-        # DistributedDataParallel's reducer must be gone before the group it talks through.
-        gc.collect()
-        dist.destroy_process_group()
 
 
 def train_all(planned: list[tuple[Run, int, argparse.Namespace]], rank: int, world: int) -> dict[str, Any]:

@@ -425,31 +425,15 @@ def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        f"bench_{what}.py"
-        for what in (
-            "loader",
-            "pack",
-            "sources",
-            "shuffle",
-            "workers",
-            "augment",
-            "echo",
-            "accelerator",
-            "meter",
-        )
-    ],
-)
-def test_benchmarks_run_and_write_records(run, tmp_path, name):
+@pytest.mark.parametrize("what", "loader pack sources shuffle workers augment echo accelerator meter".split())
+def test_benchmarks_run_and_write_records(run, tmp_path, what):
     out = tmp_path / "out.jsonl"
     words = ["--quick", "--out", out]
-    if name != "bench_echo.py":  # it draws what it needs as it goes
+    if what != "echo":  # it draws what it needs as it goes
         words += ["--data", tmp_path / "data"]
-    if name == "bench_pack.py":
+    if what == "pack":
         words += ["--tmpfs", tmp_path]
-    run(ROOT / "benchmarks" / name, *words, cwd=tmp_path)
+    run(ROOT / f"benchmarks/bench_{what}.py", *words, cwd=tmp_path)
     assert '"figure"' in out.read_text()
 
 

@@ -6,7 +6,7 @@ its label; `sheet` arranges the page.
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from typing import Any
 import h5py
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from fastload.errors import FormatError, OptionError, OutputError
+from fastload.errors import FormatError, OptionError
 from fastload.format.codecs import load_filters
 from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.inspection.preview.overlay import labels_of, marks_of
 from fastload.inspection.preview.sheet import Thumbnail, draw_sheet
 from fastload.read.reader import RowReader
-from fastload.system.files import check_new_file
+from fastload.system.files import check_new_file, save_bytes
+from fastload.system.whole_numbers import check_whole
 
 
 def make_preview(
@@ -56,8 +56,8 @@ def make_preview(
     """
     path, output = Path(path), Path(output)
     _check_output(output, overwrite)
-    if count < 1:
-        raise OptionError(f"count={count}: needs at least 1.")
+    check_whole("count", count, least=1)
+    check_whole("seed", seed, least=0)
     file = read_header(path)
     if "images" not in file.fields:
         raise OptionError(
@@ -66,8 +66,6 @@ def make_preview(
     if split is not None and split not in file.splits:
         known = ", ".join(file.splits) or "it has no splits"
         raise OptionError(f"{path}: no split {split!r}; accepted: {known}.")
-    if seed < 0:
-        raise OptionError(f"seed={seed}: needs at least 0.")
     rows = _spread(file.splits[split] if split is not None else range(file.num_rows), count, seed)
     with open_hdf5(path) as hdf5:
         for name in file.fields:
@@ -76,7 +74,9 @@ def make_preview(
         pixels = {name: _pixels(hdf5, file, name, rows) for name in PIXEL_FIELDS if name in file.fields}
         thumbnails = list(_thumbnails(hdf5, file, rows, pixels))
     sheet = draw_sheet(file, thumbnails, split)
-    _save(sheet, output)
+    picture = io.BytesIO()
+    sheet.save(picture, format="PNG", optimize=False)
+    save_bytes(picture.getvalue(), output, force=True)
     return rows
 
 
@@ -110,18 +110,6 @@ def _check_output(output: Path, overwrite: bool) -> None:
     if output.suffix.lower() != ".png":
         raise OptionError(f"{output}: a preview is a PNG; give it a name that ends in .png.")
     check_new_file(output, force=overwrite, option="--overwrite")
-
-
-def _save(sheet: Image.Image, output: Path) -> None:
-    """Writes to a temporary file and renames it, so that nobody ever sees half a picture."""
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}.part")
-    try:
-        sheet.save(unfinished, format="PNG", optimize=False)
-        os.replace(unfinished, output)
-    except OSError as exc:
-        raise OutputError(f"{output}: cannot be written ({exc.strerror or exc}).") from exc
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _spread(rows: range, count: int, seed: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fastload.format.header import Field, PackedFile
 from fastload.images.fit import axis_letter
+from fastload.system.text import text_of
 
 Colour = tuple[int, int, int]
 
@@ -202,7 +203,7 @@ def labels_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[st
 def _keys(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[str]:
     if "key" not in file.fields:
         return [""] * len(rows)
-    return [bytes(hdf5["key"][row]).decode("utf-8", errors="backslashreplace").rsplit("/")[-1] for row in rows]
+    return [text_of(bytes(hdf5["key"][row])).rsplit("/")[-1] for row in rows]
 
 
 def class_name(value: int, names: tuple[str, ...]) -> str:

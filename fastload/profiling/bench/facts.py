@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fastload.inspection.chunk_layout import format_bytes
 from fastload.profiling.bench.alone import AloneFigures
 from fastload.profiling.bench.fault_runs import FaultFigures, KillFigures
 from fastload.profiling.bench.passes import Spread
 from fastload.profiling.bench.rivals import Rival
 from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.profiling.verdict.sentences import format_time
+from fastload.system.text import format_bytes
 from fastload.timing.results import Table
 
 Facts = list[tuple[str, str]]

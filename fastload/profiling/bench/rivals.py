@@ -23,6 +23,7 @@ from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.read.reader import RowReader
 from fastload.sources import Files, list_source
 from fastload.system.machine import available_cpus
+from fastload.system.text import text_of
 
 PAIRS = 3
 
@@ -176,7 +177,7 @@ def _source_files(subject: Subject, rows: NDArray[np.int64]) -> tuple[ImageFiles
     for key in _keys(subject.dataset.file, wanted).tolist():
         if key not in where:
             raise SourceError(
-                f"{source}: has no {key.decode('utf-8', errors='backslashreplace')}, which is in "
+                f"{source}: has no {text_of(key)}, which is in "
                 f"{subject.path.name}. Give the folder or archive that the file was packed from."
             )
         chosen.append(where[key])

@@ -6,9 +6,9 @@ import statistics
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fastload.inspection.chunk_layout import format_bytes
 from fastload.profiling.meter.sampler import environment
 from fastload.profiling.tune.selection import Row, fits
+from fastload.system.text import format_bytes
 from fastload.timing.results import Measured, Table
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.sources.arrays.raw_rows import Axes
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, Arrays, first_few, free_name
+from fastload.system.text import text_of
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "x", "data", "features")
 
@@ -70,12 +71,7 @@ class NamedArray:
 
     def texts(self) -> list[str]:
         """Returns the elements as str; only for an array of texts."""
-        return [
-            item.decode("utf-8", "backslashreplace")
-            if isinstance(item, bytes)
-            else item.encode("utf-8", "backslashreplace").decode()
-            for item in self.values().reshape(-1).tolist()
-        ]
+        return [text_of(item) for item in self.values().reshape(-1).tolist()]
 
 
 def with_usual_names(arrays: list[NamedArray], where: str, notes: list[str]) -> list[NamedArray]:

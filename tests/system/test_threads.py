@@ -1,0 +1,69 @@
+"""A function mapped over a stream by threads; Python's switch interval, lowered meanwhile and put back afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+
+import pytest
+
+from fastload.system.threads import SWITCH_INTERVAL_S, ShortSwitchInterval, in_order, in_threads
+
+
+@pytest.fixture(autouse=True)
+def interval_as_before():
+    before_s = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before_s)
+
+
+def test_the_interval_is_short_until_the_last_user_ends():
+    sys.setswitchinterval(0.005)
+    first, second = ShortSwitchInterval(), ShortSwitchInterval()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+    first.end()
+    first.end()  # a second time counts for nothing
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+    second.end()
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
+def test_an_interval_that_is_shorter_already_stays():
+    sys.setswitchinterval(0.00002)
+    short = ShortSwitchInterval()
+    assert sys.getswitchinterval() == pytest.approx(0.00002)
+    short.end()
+    assert sys.getswitchinterval() == pytest.approx(0.00002)
+
+
+def test_what_the_user_sets_meanwhile_is_not_undone():
+    sys.setswitchinterval(0.005)
+    short = ShortSwitchInterval()
+    sys.setswitchinterval(0.01)
+    short.end()
+    assert sys.getswitchinterval() == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_each_task_is_done_once_and_the_order_kept_where_that_is_asked(threads):
+    assert sorted(in_threads(lambda n: n * n, range(50), threads)) == [n * n for n in range(50)]
+    assert list(in_order(lambda n: n * n, iter(range(50)), threads)) == [n * n for n in range(50)]
+
+
+def test_a_result_waits_for_no_slower_task_unless_in_order():
+    fast_is_out = threading.Event()
+    results = in_threads(lambda slow: slow and fast_is_out.wait(60), [True, False], 2)
+    assert next(results) is False
+    fast_is_out.set()
+    assert list(results) == [True]
+
+
+@pytest.mark.parametrize("mapped", [in_threads, in_order])
+def test_two_tasks_a_thread_are_taken_and_an_error_ends_it(mapped):
+    taken = []
+    results = mapped(lambda n: 1 // (4 - n), (taken.append(n) or n for n in itertools.count()), 2)
+    next(results)
+    assert taken == [0, 1, 2, 3]
+    with pytest.raises(ZeroDivisionError):
+        list(results)  # though there is no end to the tasks
