@@ -3,13 +3,13 @@
 plan -> blocks of rows -> announced to the kernel -> positions of the dataset, as Python's integers
 
 `ChunkSampler` is for one process, `DistributedChunkSampler` gives one rank's share, and `ChunkBatchSampler` gives each
-worker of a `DataLoader` windows of its own. All draw from a `SamplerFeed`: plans, saved states, announced rows.
+worker of a `DataLoader` windows of its own. An `EpochCursor` knows their epochs and states, a `SamplerFeed` draws.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from fastload.dataset import PackedDataset
 from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError
 from fastload.plan import Ends, Shuffle
-from fastload.plan.cursor import Drawing, EpochSequence, num_batches, num_steps
+from fastload.plan.cursor import EpochCursor, Position, drawn
 from fastload.prefetch.sampler_feed import SamplerFeed, check_dataset
 from fastload.system.whole_numbers import check_whole
 
@@ -33,11 +33,12 @@ _OWN_KEYS = ("num_workers", "num_replicas", "batch_size", "batches_in_round")
 class _Epochwise(Sampler[Drawn]):
     """Base of samplers whose every iteration is an epoch of its own."""
 
-    _epochs: EpochSequence
+    _epochs: EpochCursor
 
     def __len__(self) -> int:
         """Returns the samples or batches of this rank in the next iteration, or in all of the running one."""
-        return len(self._epochs)
+        last = self._epochs.last
+        return self._epochs.coming(running=not last.finished).length
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration that of an epoch; a loaded state of that very epoch stays loaded."""
@@ -46,7 +47,7 @@ class _Epochwise(Sampler[Drawn]):
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration if it is decided, else of the last one."""
-        return self._epochs.standing.plan.epoch
+        return self._epochs.epoch
 
 
 class ChunkSampler(_Epochwise[int]):
@@ -64,11 +65,11 @@ class ChunkSampler(_Epochwise[int]):
     """
 
     def __init__(self, dataset: PackedDataset, shuffle: Shuffle = True, seed: int = 0) -> None:
-        self._feed = SamplerFeed(dataset, shuffle, seed, ends="pad")
-        self._epochs = EpochSequence(self._feed.plan, num_steps)
+        self._feed = SamplerFeed(dataset, shuffle)
+        self._epochs = self._feed.cursor(seed, ends="pad")
 
     def __iter__(self) -> Iterator[int]:
-        return self._feed.samples(self._epochs.begin(), rank=0)
+        return self._feed.samples(self._epochs.begin(self._epochs.coming()), rank=0)
 
     def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
         """Returns where training stands, as numbers, strings and lists; `FastLoader` reads it, too.
@@ -80,8 +81,7 @@ class ChunkSampler(_Epochwise[int]):
         Raises:
             OptionError: more than were drawn of an unfinished iteration.
         """
-        standing = self._epochs.standing
-        return self._feed.state(standing.plan, standing.done(samples_done, "samples_done"))
+        return self._epochs.state(self._epochs.standing.after(samples_done, "samples_done"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration the rest of the epoch that was saved.
@@ -91,7 +91,7 @@ class ChunkSampler(_Epochwise[int]):
         Raises:
             StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
         """
-        self._epochs.load(self._feed.loaded(state))
+        self._epochs.load(drawn(self._epochs.rest(self._epochs.checked(state))))
 
 
 class DistributedChunkSampler(DistributedSampler[Any]):
@@ -137,11 +137,12 @@ class DistributedChunkSampler(DistributedSampler[Any]):
             )
         self.shuffle = shuffle  # type: ignore[assignment]  # torch has only two
         ends: Ends = "drop" if drop_last else "pad"
-        self._feed = SamplerFeed(dataset, shuffle, seed, world_size=self.num_replicas, ends=ends)
+        self._feed = SamplerFeed(dataset, shuffle)
+        self._epochs = self._feed.cursor(seed, ends=ends, world_size=self.num_replicas)
         # The rest of an epoch, from a state. Kept until it is drawn to its end, since a framework may begin an
         # iteration only to look at a batch.
-        self._rest: Drawing | None = None
-        self._begun: Drawing | None = None
+        self._rest: Position | None = None
+        self._begun: Position | None = None
 
     def __iter__(self) -> Iterator[int]:
         self._rest = self._loaded()
@@ -150,7 +151,7 @@ class DistributedChunkSampler(DistributedSampler[Any]):
 
     def __len__(self) -> int:
         """Returns the samples of this rank in the next iteration."""
-        return self._coming().total
+        return self._coming().length
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iterations those of an epoch; a loaded state of that very epoch stays loaded."""
@@ -173,7 +174,7 @@ class DistributedChunkSampler(DistributedSampler[Any]):
         """
         begun = self._begun
         standing = begun if begun is not None and begun.plan.epoch == self.epoch else self._coming()
-        return self._feed.state(standing.plan, standing.done(samples_done, "samples_done"))
+        return self._epochs.state(standing.after(samples_done, "samples_done"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration the rest of the epoch that was saved, also with another number of ranks.
@@ -183,20 +184,21 @@ class DistributedChunkSampler(DistributedSampler[Any]):
         Raises:
             StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
         """
-        plan = self._feed.loaded(state)
-        self._rest, self._begun = Drawing(plan, plan.num_steps), None
-        self.epoch = plan.epoch + (plan.num_steps == 0)
+        rest = drawn(self._epochs.rest(self._epochs.checked(state)))
+        self._rest, self._begun = rest, None
+        self.epoch = rest.plan.epoch + rest.finished
 
-    def _coming(self) -> Drawing:
+    def _coming(self) -> Position:
         rest = self._loaded()
-        plan = rest.plan if rest is not None and rest.plan.epoch == self.epoch else self._feed.plan(self.epoch)
-        return Drawing(plan, plan.num_steps)
+        here = rest is not None and rest.plan.epoch == self.epoch
+        return drawn(rest.plan if rest is not None and here else replace(self._epochs.plan, epoch=self.epoch))
 
-    def _loaded(self) -> Drawing | None:
+    def _loaded(self) -> Position | None:
         """Returns the loaded rest of an epoch, unless it was drawn since."""
         rest, begun = self._rest, self._begun
-        drawn = begun is not None and rest is not None and begun.plan is rest.plan and begun.drawn == begun.total > 0
-        return None if drawn else rest
+        if rest is None or begun is None or begun.plan is not rest.plan:
+            return rest
+        return None if begun.finished and begun.length else rest
 
 
 class ChunkBatchSampler(_Epochwise[list[int]]):
@@ -254,8 +256,10 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         self._num_shares = max(1, num_workers)
         ends: Ends = "drop" if drop_last else "exact"
         world_size = num_replicas * self._num_shares
-        self._feed = SamplerFeed(dataset, shuffle, seed, world_size=world_size, batch_size=batch_size, ends=ends)
-        self._epochs = EpochSequence(self._feed.plan, functools.partial(num_batches, workers=self._num_shares))
+        self._feed = SamplerFeed(dataset, shuffle)
+        self._epochs = self._feed.cursor(
+            seed, ends=ends, world_size=world_size, batch_size=batch_size, workers=self._num_shares
+        )
         if len(dataset) and not len(self):
             raise OptionError(
                 f"{dataset.path}: {len(dataset):,} samples do not make one batch of {batch_size} for each of "
@@ -264,7 +268,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             )
 
     def __iter__(self) -> Iterator[list[int]]:
-        begun = self._epochs.begin()
+        begun = self._epochs.begin(self._epochs.coming())
         return self._count(begun, self._feed.announced(begun.plan, self._batches(begun), self.batch_size))
 
     def state_dict(self, batches_done: int | None = None) -> dict[str, Any]:
@@ -277,11 +281,9 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         Raises:
             OptionError: more than were drawn of an unfinished iteration.
         """
-        standing = self._epochs.standing
-        done = standing.done(batches_done, "batches_done")
-        steps, in_round = divmod(standing.skipped + done, self._num_shares)
-        own = (self._num_shares, self.num_replicas, self.batch_size, in_round)
-        return self._feed.state(standing.plan, steps) | dict(zip(_OWN_KEYS, own, strict=True))
+        position = self._epochs.standing.after(batches_done, "batches_done")
+        own = (self._num_shares, self.num_replicas, self.batch_size, position.steps % self._num_shares)
+        return self._epochs.state(position) | dict(zip(_OWN_KEYS, own, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration the rest of the epoch that was saved.
@@ -296,7 +298,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         own = {name: given[name] for name in _OWN_KEYS if name in given} if isinstance(given, Mapping) else {}
         if own:
             given = {name: value for name, value in state.items() if name not in own}
-        plan = self._feed.loaded(given)
+        plan = self._epochs.rest(self._epochs.checked(given))
         if own.keys() != set(_OWN_KEYS):
             raise StateError(
                 f"the state has no {', '.join(name for name in _OWN_KEYS if name not in own)}: it is not what a "
@@ -313,27 +315,28 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             )
         in_round = own["batches_in_round"]
         foreign = any(segment[:2] != (plan.world_size, plan.batch_size) for segment in plan.segments)
-        if foreign or in_round not in range(self._num_shares) or in_round > num_batches(plan, workers=self._num_shares):
+        rest = drawn(plan, workers=self._num_shares)
+        if foreign or in_round not in range(self._num_shares) or in_round > rest.length:
             raise StateError(f"the state is damaged: batches_in_round={in_round!r}, segments={list(plan.segments)}")
-        self._epochs.load(plan, skipped=in_round)
+        self._epochs.load(drawn(plan, workers=self._num_shares, steps=in_round))
 
-    def _batches(self, begun: Drawing) -> Iterator[NDArray[np.int64]]:
+    def _batches(self, begun: Position) -> Iterator[NDArray[np.int64]]:
         """Yields the rows of each batch, int64 (B,), or fewer in the last ones: one batch of each worker in turn."""
         plan, workers = begun.plan, self._num_shares
         shares = [plan.batches(self.rank * workers + worker) for worker in range(workers)]
-        for worker in range(begun.skipped):
+        for worker in range(begun.first):
             next(shares[worker])
         # Rows of the longest share: shorter ones repeat rows up to it, see drop_last.
         most = -(-len(plan.rows) // plan.world_size)
-        for number in range(begun.skipped, begun.skipped + begun.total):
+        for number in range(begun.first, begun.uses.num_steps):
             batch = next(shares[number % workers])
             own = self.num_replicas == 1 or self.drop_last
             size = int(batch.valid.sum()) if own else most - batch.step * self.batch_size
             yield batch.rows[:size]
 
-    def _count(self, begun: Drawing, batches: Iterator[list[int]]) -> Iterator[list[int]]:
+    def _count(self, begun: Position, batches: Iterator[list[int]]) -> Iterator[list[int]]:
         for batch in batches:
-            begun.drawn += 1
+            begun.steps += 1
             yield batch
 
 

@@ -65,6 +65,8 @@ def check_resume(
         assert same(before, whole[:stop]), f"stopped after {stop}: the batches before differ"
         resumed = remake()
         resumed.load_state_dict(state)
+        if stop < len(whole):
+            assert through(resumed.state_dict()) == state, f"stopped after {stop}: the state comes back otherwise"
         expected = whole[stop:] or following
         if hasattr(resumed, "__len__"):
             assert len(resumed) == len(expected), f"stopped after {stop}: len"

@@ -17,12 +17,11 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 
 from __future__ import annotations
 
-import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -47,16 +46,28 @@ class HostBatch(Protocol):
         ...
 
 
-@runtime_checkable
-class Readiness(Protocol):
-    """A source of batches that knows whether one is ready, so that a copy can begin early and wait for nothing."""
+Host = TypeVar("Host", bound=HostBatch)
+HostOut = TypeVar("HostOut", bound=HostBatch, covariant=True)
+
+
+class BatchStream(Protocol[HostOut]):
+    """A stream of filled slots, in order: one pass of a feed."""
+
+    def __iter__(self) -> Iterator[HostOut]: ...
+
+    def __next__(self) -> HostOut: ...
 
     def ready(self) -> bool:
-        """Whether next() would return a batch at once, and neither end nor raise."""
+        """Whether next() would return a batch at once, and neither end nor raise: then its copy can begin early."""
         ...
 
+    def depth(self) -> int | None:
+        """Returns how many batches lie ready; None: that is not known."""
+        ...
 
-Host = TypeVar("Host", bound=HostBatch)
+    def close(self) -> None:
+        """Ends the pass; nothing is written any more when this returns."""
+        ...
 
 
 class CachedField(Protocol):
@@ -99,8 +110,6 @@ class DeviceBatch(Generic[Host]):
 
         Images are left to the transforms, which read them anyway.
         """
-        if not self.cached:
-            return self
         gathered = {name: field.gather() for name, field in self.cached.items() if name != "images"}
         images = {name: field for name, field in self.cached.items() if name == "images"}
         return DeviceBatch(self.source, self.fields | gathered, images, self.event)
@@ -116,19 +125,15 @@ def copy_fields(batch: Host, backend: Backend) -> DeviceBatch[Host]:
     return DeviceBatch(batch, {name: _copy(name, array, backend) for name, array in batch.arrays.items()})
 
 
-def to_device(
-    batches: Iterable[Host],
-    backend: Backend | None = None,
-    *,
-    slots_in_copy: int = 2,
-    views: Mapping[str, torch.dtype] | None = None,
-    begin_copy: BeginCopy[Host] = copy_fields,
-    probe: Probe | None = None,
-) -> Iterator[DeviceBatch[Host]]:
-    """Returns an iterator over the batches on the device, in order; closing it gives back every slot it holds.
+SLOTS_IN_COPY = 2
+"""Slots that a stage keeps while their copies run."""
+
+
+class DeviceStage(Generic[Host]):
+    """The batches of a stream on their device, in order. An iterator for one thread; `close` gives back every slot.
 
     Args:
-        batches: filled slots; if they have `Readiness`, copies begin one batch early.
+        source: filled slots; closed with the stage.
         backend: of `open_backend`. None: the CPU, nothing is copied; the tensors are the arrays' memory.
         slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least two more, so that it can fill
             one and keep one ready meanwhile.
@@ -136,10 +141,97 @@ def to_device(
         begin_copy: begins the copy of a slot; not called on the CPU.
         probe: takes note of when a batch is there and when it is on the device; not on the CPU.
     """
-    if backend is None:
-        # No generator: its frame would keep the last batch alive, and its slot busy, while the user works on it.
-        return map(functools.partial(_on_cpu, views or {}), batches)
-    return _copied(batches, backend, slots_in_copy, begin_copy, probe)
+
+    def __init__(
+        self,
+        source: BatchStream[Host],
+        backend: Backend | None = None,
+        *,
+        slots_in_copy: int = SLOTS_IN_COPY,
+        views: Mapping[str, torch.dtype] | None = None,
+        begin_copy: BeginCopy[Host] = copy_fields,
+        probe: Probe | None = None,
+    ) -> None:
+        assert slots_in_copy >= 1, "a batch in copy holds a slot"
+        self._source = source
+        self._backend = backend
+        self._slots_in_copy = slots_in_copy
+        self._views = views or {}
+        self._begin_copy = begin_copy
+        self._probe = probe
+        self._copying: deque[tuple[Any, Host]] = deque()  # slots that the device may still read, oldest first
+        self._begun: deque[DeviceBatch[Host]] = deque()  # with a copy that has begun, not handed over yet: two at most
+
+    def __iter__(self) -> DeviceStage[Host]:
+        return self
+
+    # No generator: its frame would keep the last batch alive, and its memory busy, while the user works on it.
+    def __next__(self) -> DeviceBatch[Host]:
+        if self._backend is None:
+            batch = next(self._source)
+            return DeviceBatch(batch, fields_on_cpu(batch.arrays, self._views))
+        try:
+            return self._next_copied(self._backend)
+        except BaseException:
+            self._give_back(self._backend)
+            raise
+
+    def depth(self) -> int | None:
+        """Returns how many batches lie ready in the source."""
+        return self._source.depth()
+
+    def close(self) -> None:
+        """Waits for copies that still run, gives back their slots, and closes the source."""
+        try:
+            if self._backend is not None:
+                self._give_back(self._backend)
+        finally:
+            self._source.close()
+
+    def _next_copied(self, backend: Backend) -> DeviceBatch[Host]:
+        probe = self._probe
+        while self._copying and backend.finished(self._copying[0][0]):
+            self._release_oldest()
+        if not self._begun:
+            if len(self._copying) == self._slots_in_copy:  # out of slots: the only wait of the host
+                backend.synchronize(self._copying[0][0])
+                self._release_oldest()
+            self._begin_next(backend)
+            if not self._begun:
+                raise StopIteration
+        if len(self._copying) < self._slots_in_copy and self._source.ready():
+            self._begin_next(backend)
+        if probe is not None:
+            probe.in_copy = len(self._begun) - 1
+            probe.note_ready()
+        batch = self._begun.popleft()
+        backend.hand_over(batch.event, batch.tensors)
+        if probe is not None:
+            probe.note_copied()
+        return batch
+
+    def _begin_next(self, backend: Backend) -> None:
+        batch = next(self._source, None)
+        if batch is None:
+            return
+        try:
+            with span("copy"), backend.side_stream():
+                device_batch = self._begin_copy(batch, backend)
+        finally:
+            # Also when memory ran out half way: what was begun still reads the slot.
+            event = backend.record()
+            self._copying.append((event, batch))
+        self._begun.append(replace(device_batch, event=event))
+
+    def _release_oldest(self) -> None:
+        self._copying.popleft()[1].release()
+
+    def _give_back(self, backend: Backend) -> None:
+        """Waits for the copies that still run, and gives back their slots."""
+        self._begun.clear()
+        while self._copying:
+            backend.synchronize(self._copying[0][0])
+            self._release_oldest()
 
 
 def fields_on_cpu(
@@ -158,70 +250,6 @@ def fields_on_cpu(
     for name, dtype in (views or {}).items():
         fields[name] = fields[name].view(dtype)
     return fields
-
-
-def _on_cpu(views: Mapping[str, torch.dtype], batch: Host) -> DeviceBatch[Host]:
-    return DeviceBatch(batch, fields_on_cpu(batch.arrays, views))
-
-
-def _copied(
-    batches: Iterable[Host],
-    backend: Backend,
-    slots_in_copy: int,
-    begin_copy: BeginCopy[Host],
-    probe: Probe | None,
-) -> Iterator[DeviceBatch[Host]]:
-    assert slots_in_copy >= 1, "a batch in copy holds a slot"
-    source = iter(batches)
-    copying: deque[tuple[Any, Host]] = deque()  # slots that the device may still read, oldest first
-    begun: deque[DeviceBatch[Host]] = deque()  # batches whose copy has begun, not handed over yet: two at most
-
-    def release_oldest() -> None:
-        copying.popleft()[1].release()
-
-    def begin_next() -> None:
-        batch = next(source, None)
-        if batch is None:
-            return
-        try:
-            with span("copy"), backend.side_stream():
-                device_batch = begin_copy(batch, backend)
-        finally:
-            # Also when memory ran out half way: what was begun still reads the slot.
-            event = backend.record()
-            copying.append((event, batch))
-        begun.append(replace(device_batch, event=event))
-
-    def hand_over() -> DeviceBatch[Host]:
-        batch = begun.popleft()
-        if probe is not None:
-            probe.note_ready()
-        backend.hand_over(batch.event, batch.tensors)
-        if probe is not None:
-            probe.note_copied()
-        return batch
-
-    try:
-        while True:
-            while copying and backend.finished(copying[0][0]):
-                release_oldest()
-            if not begun:
-                if len(copying) == slots_in_copy:  # out of slots: the only wait of the host in this loop
-                    backend.synchronize(copying[0][0])
-                    release_oldest()
-                begin_next()
-            if not begun:
-                return
-            if len(copying) < slots_in_copy and isinstance(batches, Readiness) and batches.ready():
-                begin_next()
-            if probe is not None:
-                probe.in_copy = len(begun) - 1
-            # No variable here holds the batch while the user works on it: its memory is free when they are done.
-            yield hand_over()
-    finally:
-        while copying:
-            backend.synchronize(copying[0][0])
-            release_oldest()
 
 
 def _copy(name: str, array: NDArray[Any], backend: Backend) -> torch.Tensor:

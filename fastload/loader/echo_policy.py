@@ -8,7 +8,6 @@ equal, and the slowest source is the one that all of them wait for.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 from fastload.distributed.consensus import Agreement, open_agreement
 from fastload.distributed.ranks import Share
@@ -17,13 +16,18 @@ from fastload.plan import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, chec
 _log = logging.getLogger("fastload")
 
 
-class EchoPolicy(Protocol):
-    """Decides the echo factors of a loader's epochs."""
+class EchoPolicy:
+    """Decides the echo factors of a loader's epochs: the same one in each.
 
-    @property
-    def chooses(self) -> bool:
-        """Whether the factor may differ from epoch to epoch."""
-        ...
+    Attributes:
+        chooses: whether the factor may differ from epoch to epoch.
+    """
+
+    chooses = False
+
+    def __init__(self, factor: int = 1, distance: int = 0) -> None:
+        self._factor = factor
+        self._distance = distance
 
     def next_schedule(self, num_batches: int) -> EchoSchedule:
         """Returns the schedule of so many batches of the next epoch.
@@ -31,46 +35,23 @@ class EchoPolicy(Protocol):
         Raises:
             ShareError: a rank does not publish in time what it needs.
         """
-        ...
-
-    def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
-        """Returns the schedule of so many batches of an epoch that began with a factor, by a loaded state."""
-        ...
-
-    def adopt(self, factor: int) -> None:
-        """Takes over a state's factor, until a pass of the epoch with it ends."""
-        ...
-
-    def ended(self, pace: Pace, factor: int) -> None:
-        """Takes note of the end of a pass, once for each; never waits."""
-        ...
-
-
-class GivenEcho:
-    """The same factor in every epoch."""
-
-    chooses = False
-
-    def __init__(self, factor: int, distance: int = 0) -> None:
-        self._factor = factor
-        self._distance = distance
-
-    def next_schedule(self, num_batches: int) -> EchoSchedule:
-        """Returns the schedule of so many batches, with the given factor."""
         return EchoSchedule(num_batches, self._factor, self._distance)
 
     def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
-        """Returns the schedule of so many batches with the given factor; the state's does not count."""
-        return self.next_schedule(num_batches)
+        """Returns the schedule of so many batches of an epoch that began with a factor, by a loaded state.
+
+        A factor that is given here counts, and not that of the state.
+        """
+        return EchoSchedule(num_batches, self._factor, self._distance)
 
     def adopt(self, factor: int) -> None:
-        """Does nothing: the factor is given."""
+        """Takes over a state's factor, unless one is given, until a pass of the epoch with it ends."""
 
     def ended(self, pace: Pace, factor: int) -> None:
-        """Does nothing: the factor is given."""
+        """Takes note of the end of a pass, once for each; never waits."""
 
 
-class AutoEcho:
+class AutoEcho(EchoPolicy):
     """Factors chosen by `choose_factor`; the first one is 1.
 
     Args:
@@ -80,8 +61,8 @@ class AutoEcho:
     chooses = True
 
     def __init__(self, agreement: Agreement | None) -> None:
+        super().__init__()
         self._agreement = agreement
-        self._factor = 1
         self._history = EchoHistory()
         self._wish = 1
         self._reason = ""
@@ -93,7 +74,7 @@ class AutoEcho:
         """Returns the schedule of so many batches, with the factor that the ranks agree on for the next epoch."""
         if not self._decided:
             self._decide()
-        return EchoSchedule(num_batches, self._factor)
+        return super().next_schedule(num_batches)
 
     def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
         """Returns the schedule of so many batches with the state's factor."""
@@ -139,8 +120,8 @@ def open_echo(echo: Echo, share: Share) -> EchoPolicy:
     """
     echo = check_echo(echo)
     if isinstance(echo, int):
-        return GivenEcho(echo)
+        return EchoPolicy(echo)
     if isinstance(echo, MixedEcho):
-        return GivenEcho(echo.factor, echo.distance)
+        return EchoPolicy(echo.factor, echo.distance)
     what = "how many times it needs each batch"
     return AutoEcho(open_agreement(share, option='echo="auto"', what=what))

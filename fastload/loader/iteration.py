@@ -10,22 +10,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastload.device.backend import Backend
-from fastload.device.copy import DeviceBatch, to_device
+from fastload.device.copy import DeviceBatch, DeviceStage
 from fastload.errors import OptionError
-from fastload.plan import Pace, PlannedBatch, Use, batch_seed
+from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
-from fastload.prefetch.augment import Augmentation
 from fastload.prefetch.cached_feed import CachedImages
-from fastload.prefetch.feeds import SLOTS_IN_COPY, Feed
+from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import FilledBatch
 from fastload.timing.probe import LoaderStats, Probe
 from fastload.timing.ranges import span
@@ -117,6 +115,11 @@ class PassCounter:
     begun_s: float = 0.0
     last_s: float = 0.0
 
+    def begin(self, echo: int) -> None:
+        """Begins the pass, with its echo factor."""
+        self.echo = echo
+        self.begun_s = self.last_s = self.clock()
+
     def snapshot(self) -> LoaderStats:
         """Returns the numbers so far."""
         return LoaderStats(
@@ -132,33 +135,12 @@ class PassCounter:
         return Pace(self.batches - 1, self.asked - 1, waited_s, self.last_s - self.first_s - waited_s)
 
 
-@dataclass(frozen=True)
-class Stages:
-    """The stages that a pass runs, kept by the loader from one epoch to the next.
-
-    Attributes:
-        fields: names in the order of a batch, unless the samples decide.
-        feed: makes the batches.
-        backend: of the device, None for the CPU.
-        augmentation: run when a batch is handed over; None: there is none, or the feed has run it.
-        seed: as in `FastLoader`.
-        rank: of this process, part of the seeds of Python code.
-    """
-
-    fields: tuple[str, ...]
-    feed: Feed
-    backend: Backend | None
-    augmentation: Augmentation | None
-    seed: int
-    rank: int
-
-
 class Iteration:
     """An iterator over the batches from a position on. Exhaustion, an error, `close` or its end stop the feed's pass.
 
     Args:
-        stages: to run.
-        planned: batches in order, with rows of the file.
+        options: of the loader.
+        batches: on their device, from the position on; closed with the iteration.
         position: moved on as batches are handed over; its schedule is decided.
         counter: counts them.
         on_end: called with the pace once, when the pass is over, in the process that began it; never waits.
@@ -169,48 +151,28 @@ class Iteration:
 
     def __init__(
         self,
-        stages: Stages,
-        planned: Iterator[PlannedBatch],
+        options: Resolved,
+        batches: DeviceStage[FilledBatch],
         position: Position,
         counter: PassCounter,
         on_end: Callable[[Pace], None] = lambda _: None,
         probe: Probe | None = None,
     ) -> None:
-        self._stages = stages
+        self._options = options
+        self._batches = batches
         self._position = position
-        self._counter = counter
-        self._probe = probe
-        self._factor = position.uses.factor
         self._uses = position.uses.uses(position.steps)
-        self._kept: dict[int, _Kept] = {}  # by number, batches that will be used
-        self._num_read = 0
+        self._kept: dict[int, DeviceBatch[FilledBatch]] = {}  # by number, batches that will be used
+        self._counter = counter
         self._on_end: Callable[[Pace], None] | None = on_end
+        self._probe = probe
         # Two threads may ask the same iteration, and a new iter() in one may end it while another waits in it.
         self._lock = threading.RLock()
         self._displaced = False
         self._failure = ""  # the name of the error that ended the pass
         self._pid = os.getpid()
-        self.num_batches = position.steps_left
-        counter.echo = self._factor
         self.running = True
-        epoch = position.plan.epoch
-        self._stream = stages.feed.stream(
-            planned,
-            lambda batch: batch_seed(stages.seed, epoch, stages.rank, batch.step),
-            epoch,
-            timed=probe is not None,
-        )
-        self._batches = to_device(
-            self._stream,
-            stages.backend,
-            slots_in_copy=SLOTS_IN_COPY,
-            begin_copy=stages.feed.begin_copy,
-            views=stages.feed.views,
-            probe=probe,
-        )
-        if probe is not None:
-            probe.worker_info = stages.feed.worker_info
-        counter.begun_s = counter.last_s = counter.clock()
+        counter.begin(position.uses.factor)
 
     def __iter__(self) -> Iteration:
         return self
@@ -226,37 +188,19 @@ class Iteration:
             self.close()
 
     def _next(self) -> Batch | DictBatch:
-        if self._displaced:
-            raise OptionError(
-                "this iteration was ended by a newer iter() of the same FastLoader, or its close(): a loader has one "
-                "epoch under way. To look at a batch within the loop, or to iterate twice at once, make another "
-                "FastLoader of the same file."
-            )
-        if self._pid != os.getpid():
-            raise OptionError(
-                f"this iteration was begun in process {self._pid}, and its threads and workers are not in a fork. "
-                f"Call iter() of the loader here, in process {os.getpid()}; better start the process by spawn or "
-                f"forkserver, since torch itself may hang in one that was forked after it ran."
-            )
-        if self._failure:
-            raise OptionError(
-                f"this iteration was ended by {self._failure} before the end of its epoch. "
-                f"loader.load_state_dict(loader.state_dict()) makes the next iter() go on with the batch that was next."
-            )
-        if not self.running:
-            raise StopIteration
-        counter = self._counter
+        if not self.running or self._pid != os.getpid():
+            raise self._why_ended()
+        counter, probe = self._counter, self._probe
         asked_s = counter.clock()
-        probe = self._probe
         if probe is not None:
-            probe.note_depth(self._stream.depth())
+            probe.note_depth(self._batches.depth())
         try:
             counter.asked += 1
             use = next(self._uses, None)
             # After the last use the stream is asked once more: then it ends by itself and keeps its workers for the
             # next pass.
             with span("wait"):
-                while use is None or use.batch >= self._num_read:
+                while use is None or use.batch >= counter.batches:
                     if not self._read():
                         counter.last_s = counter.clock()  # the last step is over too
                         self.close()
@@ -280,6 +224,27 @@ class Iteration:
             if counter.asked == 1:
                 counter.first_s, counter.first_waited_s = counter.last_s, counter.waited_s
 
+    def _why_ended(self) -> Exception:
+        """Returns what is raised for a pass that is over: the end of the loop, or an error that says how to go on."""
+        if self._displaced:
+            return OptionError(
+                "this iteration was ended by a newer iter() of the same FastLoader, or its close(): a loader has one "
+                "epoch under way. To look at a batch within the loop, or to iterate twice at once, make another "
+                "FastLoader of the same file."
+            )
+        if self._pid != os.getpid():
+            return OptionError(
+                f"this iteration was begun in process {self._pid}, and its threads and workers are not in a fork. "
+                f"Call iter() of the loader here, in process {os.getpid()}; better start the process by spawn or "
+                f"forkserver, since torch itself may hang in one that was forked after it ran."
+            )
+        if self._failure:
+            return OptionError(
+                f"this iteration was ended by {self._failure} before the end of its epoch. "
+                f"loader.load_state_dict(loader.state_dict()) makes the next iter() go on with the batch that was next."
+            )
+        return StopIteration()
+
     def end_measuring(self) -> None:
         """Reports the pace so far as that of the pass: the user left it although it could go on."""
         if self._pid != os.getpid():
@@ -300,29 +265,24 @@ class Iteration:
         self.running = False
         self.end_measuring()
         self._kept.clear()
-        device_stage, self._batches = self._batches, iter(())
-        if isinstance(device_stage, Generator):
-            device_stage.close()  # gives back the slots whose copies still run
-        self._stream.close()
+        self._batches.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_batches", None) is not None:
+        if getattr(self, "running", False):
             self.close()
 
     def _read(self) -> bool:
-        """Takes one more batch from the feed; False when there is none."""
+        """Takes one more batch from the stages below; False when there is none."""
         batch = next(self._batches, None)
         if batch is None:
             return False
-        num_valid = self._count_valid(batch.source.planned)
+        counter, source = self._counter, batch.source
+        self._kept[counter.batches] = batch
         if self._probe is not None:
-            self._probe.note_work(batch.source.work)
-        counter = self._counter
+            self._probe.note_work(source.work)
         counter.batches += 1
-        counter.fresh += num_valid
-        counter.bytes_read += batch.source.bytes_read
-        self._kept[self._num_read] = _Kept(batch, num_valid)
-        self._num_read += 1
+        counter.fresh += self._count_valid(source.planned)
+        counter.bytes_read += source.bytes_read
         return True
 
     def _count_valid(self, planned: PlannedBatch) -> int:
@@ -330,57 +290,55 @@ class Iteration:
 
     def _hand_over(self, use: Use) -> Batch | DictBatch:
         """Returns a batch for one of its uses, augmented and put together for the user."""
-        stages, position, counter = self._stages, self._position, self._counter
-        last = use.echo + 1 == self._factor
-        device_batch, num_valid = self._kept.pop(use.batch) if last else self._kept[use.batch]
-        if stages.backend is not None and use.echo:
+        options, position, counter = self._options, self._position, self._counter
+        last = use.echo + 1 == counter.echo
+        device_batch = self._kept.pop(use.batch) if last else self._kept[use.batch]
+        if options.backend is not None and use.echo:
             # The user may have gone on to another stream.
-            stages.backend.hand_over(device_batch.event, device_batch.tensors)
-        device_batch = device_batch.gathered()
+            options.backend.hand_over(device_batch.event, device_batch.tensors)
+        if device_batch.cached:
+            device_batch = device_batch.gathered()
         planned, fields = device_batch.source.planned, device_batch.fields
         form, extra = device_batch.source.form, device_batch.source.extra
         # On the CPU the facts are the plan's arrays, and so keep no slot.
         facts: dict[str, Any] = {"rows": planned.rows, "valid": planned.valid, "global_valid": planned.global_valid}
-        if stages.backend is not None:
+        if options.backend is not None:
             facts |= {"rows": fields["row"], "valid": fields["valid"]}
         elif form is None:
-            plan_fields = {"row": planned.rows, "valid": planned.valid}
-            fields = fields | {
-                name: torch.from_numpy(plan_fields[name]) for name in stages.fields if name in plan_fields
-            }
-        result = fields
-        if stages.augmentation is not None:
-            given: dict[str, torch.Tensor | ImageRows] = dict(fields)
-            given |= {
-                n: rows.as_image_rows() for n, rows in device_batch.cached.items() if isinstance(rows, CachedImages)
-            }
-            if "images" in given:
-                epoch = position.plan.epoch
-                with span("transform"):
-                    result = stages.augmentation.apply(given, planned, epoch=epoch, echo=use.echo, kept=not last)
+            for name, fact in (("row", planned.rows), ("valid", planned.valid)):
+                if name in (options.data.fields or ()):
+                    fields = fields | {name: torch.from_numpy(fact)}
+        result = self._transformed(device_batch, fields, use, last=last) if options.at_hand_over else fields
         if not last:
             # The user may write to a batch, and the next echo must not see it.
             result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}
             facts |= {name: _copied(facts[name]) for name in ("rows", "valid")}
             extra = copy.deepcopy(extra)
+        num_valid = self._count_valid(planned)
         if self._probe is not None:
             self._probe.samples = num_valid
         position.steps += 1
         counter.consumed += num_valid
         counter.steps += 1
         if form is None:
-            return Batch.of([result[name] for name in stages.fields], facts)
+            return Batch.of([result[name] for name in options.data.fields or ()], facts)
         values = [result[name] if name in result else extra[name] for name in form.names]
         if form.keys is not None:
             return DictBatch.of(dict(zip(form.keys, values, strict=True)), facts)
         return Batch.of(values, facts)
 
-
-class _Kept(NamedTuple):
-    """A batch that was read and will be used, and the number of its valid samples."""
-
-    batch: DeviceBatch[FilledBatch]
-    num_valid: int
+    def _transformed(
+        self, batch: DeviceBatch[FilledBatch], fields: dict[str, torch.Tensor], use: Use, *, last: bool
+    ) -> dict[str, torch.Tensor]:
+        """Returns the fields after the loader's transforms; cached images are read where they lie."""
+        given: dict[str, torch.Tensor | ImageRows] = dict(fields)
+        given |= {n: rows.as_image_rows() for n, rows in batch.cached.items() if isinstance(rows, CachedImages)}
+        if "images" not in given:
+            return fields
+        with span("transform"):
+            return self._options.augmentation.apply(
+                given, batch.source.planned, epoch=self._position.plan.epoch, echo=use.echo, kept=not last
+            )
 
 
 def _own(tensor: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:

@@ -20,37 +20,29 @@ from torch.utils.data import Dataset
 
 from fastload.dataset import PackedDataset
 from fastload.device.backend import open_backend
+from fastload.device.copy import DeviceStage
 from fastload.distributed.ranks import ShareOption, check_share, resolve_share
-from fastload.errors import OptionError, StateError
+from fastload.errors import OptionError
 from fastload.loader.echo_policy import EchoPolicy, open_echo
-from fastload.loader.iteration import Batch, Iteration, PassCounter, Stages
-from fastload.loader.resolve import resolve_transforms
-from fastload.plan import (
-    ChunkWindow,
-    Echo,
-    Ends,
-    EpochPlan,
-    Pace,
-    PlanState,
-    Shuffle,
-    check_state,
-    resolve_ends,
-    state_from_dict,
-    state_to_dict,
-    with_shares_of,
-)
-from fastload.plan.cursor import Position, resumed
+from fastload.loader.iteration import Batch, Iteration, PassCounter
+from fastload.loader.resolve import with_transforms
+from fastload.plan import Echo, Ends, EpochPlan, Pace, Shuffle
+from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
+from fastload.prefetch.cache_load import load_cache
 from fastload.prefetch.cached_feed import CachedFeed
-from fastload.prefetch.factory import FeedOptions, open_feed
-from fastload.prefetch.feeds import Feed
-from fastload.prefetch.inputs import PackedInput, as_input
+from fastload.prefetch.feeds import ProcessFeed, ThreadFeed
+from fastload.prefetch.inputs import Input, PackedInput, as_input
+from fastload.prefetch.resolved import Resolved
 from fastload.read.reader import Read
 from fastload.system.whole_numbers import check_whole
 from fastload.timing.probe import LoaderStats, Probe
 
 __all__ = ["Batch", "FastLoader"]
+
+Feed = ThreadFeed | ProcessFeed | CachedFeed
+"""Makes a loader's batches; kept by it from one epoch to the next."""
 
 
 class FastLoader:
@@ -123,49 +115,47 @@ class FastLoader:
         read: Read = "map",
     ) -> None:
         data = as_input(source)
-        if read not in ("map", "pread"):
-            raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
-        if workers == 0 and data.runs_python:
-            raise OptionError(
-                "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "
-                "in this process."
-            )
-        self._auto = AutoWorkers() if isinstance(workers, str) and workers == "auto" else None
-        if workers is not None and self._auto is None:
-            check_whole("workers", workers, least=1, others=', "auto" or None')
+        _check_reading(read, workers, data)
         self.batch_size = batch_size
         self.echo = echo
-        self._read: Read = read
         self._share_option = share
-        self._share = resolve_share(share)
-        self._echo = open_echo(echo, self._share)
-        self._workers = None if isinstance(workers, str) else workers
-        self._backend = open_backend(device)
-        self._cache = choose_cache(cache, data, self._backend, self._share)
-        self._shuffle = data.resolve_shuffle(shuffle, cached=self._cache.location is not None)
+        resolved_share = resolve_share(share)
+        self._echo = open_echo(echo, resolved_share)
+        self._auto = AutoWorkers() if isinstance(workers, str) else None
+        backend = open_backend(device)
+        location, fixed_shares = choose_cache(cache, data, backend, resolved_share)
+        order = data.resolve_shuffle(shuffle, cached=location is not None)
         if isinstance(data, PackedInput) and data.runs_python:
-            # Worker processes read for themselves.
-            dataset = data.dataset.reading(read)
-            if isinstance(self._shuffle, ChunkWindow):
-                dataset.expect_window(self._shuffle.chunks)
-            data = PackedInput(dataset)
-        self._data = data
-        self._seed = seed
-        self._transforms = resolve_transforms(
-            transform, data, seed=seed, rank=self._share.rank, echo=echo, backend=self._backend, cache=self._cache
+            data = data.read_by_workers(read, order)
+        plan = EpochPlan(
+            rows=data.plan_rows,
+            chunk_rows=data.chunk_rows,
+            seed=seed,
+            world_size=resolved_share.world_size,
+            batch_size=batch_size,
+            shuffle=order,
+            ends=ends,
+            fixed_shares=fixed_shares,
         )
-        self._ends = ends
-        # Where the next iteration begins, if that is decided; None: at the beginning of the epoch after the last one's.
-        self._next: Position | None = Position(self._new_plan(0))
-        self._last = self._next
-        self._finished: Position | None = None
+        options = Resolved(
+            data=data,
+            plan=plan,
+            share=resolved_share,
+            read=read,
+            workers=None if isinstance(workers, str) else workers,
+            auto_workers=self._auto is not None,
+            backend=backend,
+            cache=location,
+        )
+        self._options = with_transforms(options, transform, echo)
+        _require_steps(plan, data.name)
+        warn_of_fixed_shares(plan, resolved_share.rank, file_shuffled=data.shuffled)
+        self._epochs = EpochCursor(plan, data.identity)
         self._active: weakref.ref[Iteration] | None = None
-        self._stats = PassCounter()
+        self._counter = PassCounter()
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
         self._pid = os.getpid()
-        self._require_steps(self._next.plan)
-        warn_of_fixed_shares(self._next.plan, self._share.rank, file_shuffled=data.shuffled)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begins a new iteration; the one before it, if any, ends."""
@@ -174,80 +164,49 @@ class FastLoader:
     def iterate(self, probe: Probe | None = None) -> Iterator[Batch]:
         """Does the same as `iter()` for a `Meter`: the probe takes note of each batch."""
         self._end_active()
-        check_share(self._share_option, self._share)
-        self._data.check()
-        position = self._decided(self._next or Position(self._new_plan(self._last.plan.epoch + 1)))
-        counter = PassCounter()
+        options, counter = self._options, PassCounter()
+        check_share(self._share_option, options.share)
+        options.data.check()
+        position = self._decided(self._epochs.coming())
         feed = self._open_feed(counter)
-        self._next, self._last, self._finished = None, position, None
-        self._stats = counter
-        planned = self._data.rows_of(position.plan.batches(self._share.rank))
-        stages = Stages(
-            fields=self._data.fields or (),
-            feed=feed,
-            backend=self._backend,
-            augmentation=self._transforms.augmentation if self._transforms.at_hand_over else None,
-            seed=self._seed,
-            rank=self._share.rank,
-        )
+        self._epochs.begin(position)
+        self._counter = counter
+        # Row numbers in order, lazily -> slots filled ahead -> the device -> transformed, once for each use.
+        planned = options.data.rows_of(position.plan.batches(options.share.rank))
+        filled = feed.stream(planned, position.plan.epoch, timed=probe is not None)
+        batches = DeviceStage(filled, options.backend, views=feed.views, begin_copy=feed.begin_copy, probe=probe)
+        if probe is not None:
+            probe.worker_info = feed.worker_info
         on_end = functools.partial(_pass_ended, self._echo, self._auto, feed, counter)
-        iteration = Iteration(stages, planned, position, self._stats, on_end, probe)
+        iteration = Iteration(options, batches, position, counter, on_end, probe)
         self._active = weakref.ref(iteration)
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
 
     def __len__(self) -> int:
         """Returns the batches of the next iteration on this rank, or of the running one from its start, with echoes."""
-        if self._next is not None:
-            return self._decided(self._next).steps_left
-        if (iteration := self._running()) is not None:
-            return iteration.num_batches
-        return self._decided(Position(self._new_plan(0))).steps_left
+        return self._decided(self._epochs.coming(running=self._running() is not None)).length
 
     def set_epoch(self, epoch: int) -> None:
         """Lets the next iteration be that epoch, from 0 on. A loaded state of the same epoch stays loaded."""
-        check_whole("epoch", epoch, least=0)
-        for loaded in (self._next, self._finished):
-            if (
-                loaded is not None
-                and loaded.plan.epoch == epoch
-                and (loaded is self._finished or loaded.plan.segments or loaded.steps)
-            ):
-                self._next = loaded
-                return
-        self._next = Position(self._new_plan(epoch))
+        self._epochs.set_epoch(epoch)
 
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration if that is decided, else of the last one."""
-        return (self._next or self._last).plan.epoch
+        return self._epochs.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the loader's position, the same on every rank; numbers, strings and lists only.
 
         Taken in the loop body it counts the batch in hand as done.
         """
-        position = self._decided(self._next or self._last)
-        segments, echo_position = position.progress()
+        position = self._decided(self._epochs.standing)
         next_echo = None
         if self._echo.chooses:
             # In the loop body of the last step other ranks may not have finished theirs, and are not waited for.
             over = position.finished and self._running() is None
             next_echo = self._echo.next_schedule(0).factor if over else 0
-        return state_to_dict(
-            PlanState(
-                header_digest=self._data.identity(),
-                seed=self._seed,
-                epoch=position.plan.epoch,
-                shuffle=self._shuffle,
-                ends=resolve_ends(position.plan.ends, self._shuffle),
-                echo=position.uses.factor,
-                echo_position=echo_position,
-                echo_distance=position.uses.distance,
-                next_echo=next_echo,
-                segments=segments,
-                fixed_shares=position.plan.fixed_shares,
-            )
-        )
+        return self._epochs.state(position, next_echo=next_echo)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets the next iteration be the rest of the saved epoch, also with another world or batch size.
@@ -258,25 +217,17 @@ class FastLoader:
         Raises:
             StateError: the state belongs to another file, seed or shuffle, or is damaged.
         """
-        if not isinstance(state, Mapping):
-            raise StateError(f"load_state_dict() takes a dict of state_dict(), got {type(state).__name__}.")
-        loaded = state_from_dict(dict(state))
-        check_state(loaded, header_digest=self._data.identity(), seed=self._seed, shuffle=self._shuffle)
-        loaded = with_shares_of(self._new_plan(loaded.epoch), loaded, keeps_all=self._cache.location == "device")
-        plan = self._new_plan(loaded.epoch, loaded.segments, fixed_shares=loaded.fixed_shares)
-        position = resumed(loaded, plan, self._echo.schedule_of(plan.num_steps, loaded.echo))
+        loaded = self._epochs.checked(state)
+        position = self._epochs.resumed(loaded, self._echo.schedule_of, keeps_all=self._options.cache == "device")
         self._end_active()
-        self._cache = replace(self._cache, fixed_shares=plan.fixed_shares)
-        self._last, self._next, self._finished = position, position, None
-        self._echo.adopt(loaded.echo)
-        if position.plan.num_steps == 0:
-            self._finished, self._next = position, Position(self._new_plan(loaded.epoch + 1))
-            self._echo.adopt(loaded.next_echo or loaded.echo)
+        self._epochs.load(position)
+        self._options = replace(self._options, plan=self._epochs.plan)
+        self._echo.adopt((loaded.next_echo if position.finished else None) or loaded.echo)
 
     @property
     def stats(self) -> LoaderStats:
         """Samples, steps, seconds and bytes of the current iteration, or of the last one."""
-        return self._stats.snapshot()
+        return self._counter.snapshot()
 
     def close(self) -> None:
         """Ends a running iteration and closes the file. Batches handed over stay valid, and `iter()` opens it again."""
@@ -311,57 +262,52 @@ class FastLoader:
         if active is not None:
             active.displace()
 
-    def _new_plan(self, epoch: int, segments: Sequence[Any] = (), *, fixed_shares: bool | None = None) -> EpochPlan:
-        return EpochPlan(
-            rows=self._data.plan_rows,
-            chunk_rows=self._data.chunk_rows,
-            seed=self._seed,
-            epoch=epoch,
-            world_size=self._share.world_size,
-            batch_size=self.batch_size,
-            shuffle=self._shuffle,
-            ends=self._ends,
-            segments=tuple(segments),
-            fixed_shares=self._cache.fixed_shares if fixed_shares is None else fixed_shares,
-        )
-
-    def _require_steps(self, plan: EpochPlan) -> None:
-        if plan.num_steps:
-            return
-        share = f"{len(plan.rows):,} samples" + (f" over {plan.world_size} ranks" if plan.world_size > 1 else "")
-        hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if len(plan.rows) else "Choose another split."
-        raise OptionError(
-            f"{self._data.name}: {share} do not make one batch of {plan.batch_size} with ends={plan.ends!r}. {hint}"
-        )
-
     def _open_feed(self, counter: PassCounter) -> Feed:
         """Returns the feed, which is kept from one epoch to the next, but not across a fork."""
+        options = self._options
         if self._pid != os.getpid():
             # Kept, though of no use: freeing memory of the device takes a device, which a forked child does not have.
             self._feed_of_parent = self._feed if isinstance(self._feed, CachedFeed) else None
             self._feed, self._pid = None, os.getpid()
-        workers = self._workers if self._auto is None else self._auto.number
-        if self._feed is not None and not (self._feed.usable and _has(self._feed, workers)):
+        if self._auto is not None:
+            options = replace(options, workers=self._auto.number)
+        if self._feed is not None and not (self._feed.usable and _has(self._feed, options.workers)):
             self._feed.close()
             self._feed = None
         if self._feed is None:
-            options = FeedOptions(
-                data=self._data,
-                batch_size=self.batch_size,
-                read=self._read,
-                workers=workers,
-                auto=self._auto is not None,
-                num_steps=self._new_plan(0).num_steps,
-                shuffle=self._shuffle,
-                share=self._share,
-                backend=self._backend,
-                cache=self._cache,
-                augmentation=self._transforms.augmentation,
-                in_threads=self._transforms.in_threads,
-                size_head=self._transforms.size_head,
-            )
-            self._feed, counter.bytes_read = open_feed(options)
+            self._feed = _opened_feed(options, counter)
         return self._feed
+
+
+def _opened_feed(options: Resolved, counter: PassCounter) -> Feed:
+    """Returns a new feed; a cache is read here, and counted."""
+    if options.cache is None:
+        return ProcessFeed(options) if options.data.runs_python else ThreadFeed(options)
+    cache = load_cache(options)
+    counter.bytes_read = cache.nbytes
+    return CachedFeed(cache, options)
+
+
+def _check_reading(read: object, workers: object, data: Input) -> None:
+    """Raises OptionError for ways to read that there are not, and numbers of workers without meaning."""
+    if read not in ("map", "pread"):
+        raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
+    if workers == 0 and data.runs_python:
+        raise OptionError(
+            "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "
+            "in this process."
+        )
+    if workers is not None and not (isinstance(workers, str) and workers == "auto"):
+        check_whole("workers", workers, least=1, others=', "auto" or None')
+
+
+def _require_steps(plan: EpochPlan, name: str) -> None:
+    """Raises OptionError for an epoch without a batch."""
+    if plan.num_steps:
+        return
+    share = f"{len(plan.rows):,} samples" + (f" over {plan.world_size} ranks" if plan.world_size > 1 else "")
+    hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if len(plan.rows) else "Choose another split."
+    raise OptionError(f"{name}: {share} do not make one batch of {plan.batch_size} with ends={plan.ends!r}. {hint}")
 
 
 def _has(feed: Feed, workers: int | None) -> bool:

@@ -7,88 +7,57 @@ augmentation  all transforms: run by the reading threads too on the CPU, else wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fastload.device.backend import Backend
 from fastload.errors import OptionError
 from fastload.plan import Echo
 from fastload.prefetch.augment import Augmentation
-from fastload.prefetch.cache_choice import CacheChoice
-from fastload.prefetch.inputs import OtherInput, PackedInput
+from fastload.prefetch.inputs import Input, PackedInput
+from fastload.prefetch.resolved import Resolved
 from fastload.transforms import check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.size_head import SizeHead, find_size_head
 
 
-@dataclass(frozen=True)
-class ResolvedTransforms:
-    """A loader's transforms, and the stages that run them.
-
-    Attributes:
-        augmentation: all transforms; those of the size head count as done in it.
-        size_head: for ragged images, the transforms that the reading threads run to give them one size; None: there
-            are none.
-        in_threads: whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
-        at_hand_over: whether transforms run when a batch is handed over; cached rows are gathered by the same kernel.
-    """
-
-    augmentation: Augmentation
-    size_head: SizeHead | None
-    in_threads: bool
-    at_hand_over: bool
-
-
-def resolve_transforms(
-    transform: Sequence[Any] | None,
-    data: PackedInput | OtherInput,
-    *,
-    seed: int,
-    rank: int,
-    echo: Echo,
-    backend: Backend | None,
-    cache: CacheChoice,
-) -> ResolvedTransforms:
-    """Returns a loader's transforms and the stages that run them.
+def with_transforms(options: Resolved, transform: Sequence[Any] | None, echo: Echo) -> Resolved:
+    """Returns a loader's options with its transforms and the stages that run them.
 
     Args:
-        transform, seed, echo: as in `FastLoader`.
-        data: of the loader.
-        rank: of this process.
-        backend: of the device; None for the CPU.
-        cache: where rows are cached.
+        options: all others.
+        transform, echo: as in `FastLoader`.
 
     Raises:
         OptionError: transforms that do not fit the images, or ragged images without a transform that gives them one
             size. What Python code makes is looked at before the first batch.
     """
-    transform = () if transform is None else transform
-    size_head = _size_head(transform, data, echo, cache)
+    data, transform = options.data, () if transform is None else transform
+    size_head = _size_head(transform, options, echo)
     _check(transform, data, size_head)
-    augmentation = Augmentation(tuple(transform), seed, rank, data.ignore_index, _coordinates(data))
-    in_threads = (
-        backend is None
-        and isinstance(data, PackedInput)
-        and not data.runs_python
-        and echo == 1
-        and augmentation.in_threads
+    augmentation = Augmentation(
+        tuple(transform), options.plan.seed, options.share.rank, data.ignore_index, _coordinates(data)
     )
+    on_cpu = options.backend is None and isinstance(data, PackedInput) and not data.runs_python
+    in_threads = on_cpu and echo == 1 and augmentation.in_threads
     if size_head is not None:
         # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
         size_head = size_head.with_flips() if in_threads else size_head
         augmentation = replace(augmentation, done=size_head.count)
     left = len(augmentation.transforms) - augmentation.done
-    at_hand_over = cache.location is not None or (left > 0 and not in_threads)
-    return ResolvedTransforms(augmentation, size_head, in_threads, at_hand_over)
+    at_hand_over = options.cache is not None or (left > 0 and not in_threads)
+    return replace(
+        options, augmentation=augmentation, size_head=size_head, in_threads=in_threads, at_hand_over=at_hand_over
+    )
 
 
-def _size_head(transform: Any, data: PackedInput | OtherInput, echo: Echo, cache: CacheChoice) -> SizeHead | None:
+def _size_head(transform: Any, options: Resolved, echo: Echo) -> SizeHead | None:
     """Returns the leading transforms to run in the reading threads.
 
     Required for images that differ in size; for JPEGs of one size, they save decoding where each is used once.
     """
+    data, cache = options.data, options.cache
     if not isinstance(data, PackedInput) or data.runs_python or not data.ragged or not isinstance(transform, Sequence):
         return None
     if "images" not in data.dataset.fields:
@@ -100,13 +69,13 @@ def _size_head(transform: Any, data: PackedInput | OtherInput, echo: Echo, cache
         return None
     (channels, _, _), dtype = data.image_spec()
     if data.varied:
-        if cache.location is not None:
+        if cache is not None:
             raise OptionError(
-                f"{data.name}: cache={cache.location!r} caches images of one size, and these differ in size. Leave "
+                f"{data.name}: cache={cache!r} caches images of one size, and these differ in size. Leave "
                 f"cache out, or pack them with `fastload pack --size`."
             )
         return find_size_head(transform, channels, dtype, name=data.name)
-    if cache.location is not None or echo != 1:
+    if cache is not None or echo != 1:
         return None  # each echo cuts anew
     try:
         return find_size_head(transform, channels, dtype, name=data.name)
@@ -114,7 +83,7 @@ def _size_head(transform: Any, data: PackedInput | OtherInput, echo: Echo, cache
         return None
 
 
-def _check(transform: Any, data: PackedInput | OtherInput, size_head: SizeHead | None) -> None:
+def _check(transform: Any, data: Input, size_head: SizeHead | None) -> None:
     """Raises OptionError for transforms that do not fit the images, as far as they are known before the first batch."""
     if not isinstance(transform, Sequence):
         check_pipeline(transform, (0, 0, 0), torch.uint8, ())
@@ -131,5 +100,5 @@ def _check(transform: Any, data: PackedInput | OtherInput, size_head: SizeHead |
         check_pipeline(transform, *spec, data.dataset.fields, _coordinates(data), done=done)
 
 
-def _coordinates(data: PackedInput | OtherInput) -> dict[str, Coordinates]:
+def _coordinates(data: Input) -> dict[str, Coordinates]:
     return data.coordinates() if isinstance(data, PackedInput) else {}

@@ -13,7 +13,6 @@ Imports `errors` and `system`; NumPy only, no torch.
 
 from __future__ import annotations
 
-from fastload.plan.cursor import with_shares_of
 from fastload.plan.echo_schedule import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, Use, check_echo, choose_factor
 from fastload.plan.epoch import EpochPlan, PlannedBatch, batch_seed
 from fastload.plan.order import ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_ends, resolve_shuffle
@@ -47,5 +46,4 @@ __all__ = [
     "state_from_dict",
     "state_to_dict",
     "unpermute",
-    "with_shares_of",
 ]

@@ -1,35 +1,45 @@
-"""How far an epoch is, and how a saved state becomes that again: for the loader and for samplers.
+"""How far an epoch is, and which comes next: one cursor for the loader and for samplers, saved in states.
 
-The loader counts steps, echoes included: `Position`, which `resumed` makes from a state. Samplers count samples or
-batches drawn: `Drawing`, and `EpochSequence`, which knows the epoch that comes next.
+A `Position` counts the steps of one iteration, in a loader the uses of batches, in a sampler the samples or batches
+drawn. `EpochCursor` has the position of the running iteration and that of the next one, and makes states of them and
+them of states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fastload.errors import OptionError, StateError
 from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
+from fastload.plan.order import ResolvedShuffle, resolve_ends, resolve_shuffle
 from fastload.plan.shares import Segment, rank_share
-from fastload.plan.state import PlanState
+from fastload.plan.state import PlanState, check_state, state_from_dict, state_to_dict
 from fastload.system.whole_numbers import check_whole
 
 
 @dataclass
 class Position:
-    """How far a loader's epoch is; a state saves it.
+    """How far an iteration of an epoch is; a state saves it.
 
     Attributes:
         plan: plan of the epoch, or of what was left of it when it was resumed.
         schedule: which of the plan's batches each step uses; None: the echo factor is not chosen yet.
         steps: steps of the schedule that are done. Batches in use when the epoch was resumed are read again.
+        workers: workers of a `DataLoader` that take batches in turn: a step of the plan is one batch of each.
+        first: steps that were done when the iteration began.
     """
 
     plan: EpochPlan
     schedule: EchoSchedule | None = None
     steps: int = 0
+    workers: int = 1
+    first: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first = self.steps
 
     @property
     def uses(self) -> EchoSchedule:
@@ -38,9 +48,9 @@ class Position:
         return self.schedule
 
     @property
-    def steps_left(self) -> int:
-        """Steps still to come, echoes included."""
-        return max(0, self.uses.num_steps - self.steps)
+    def length(self) -> int:
+        """Steps of the iteration from its beginning, echoes included."""
+        return max(0, self.uses.num_steps - self.first)
 
     @property
     def finished(self) -> bool:
@@ -50,14 +60,177 @@ class Position:
     def progress(self) -> tuple[tuple[Segment, ...], int]:
         """Returns `segments` and `echo_position` of a state."""
         done = self.uses.finished(self.steps)
-        segments, echo_position = self.plan.segments_after(done), self.steps - done * self.uses.factor
+        segments, echo_position = self.plan.segments_after(done // self.workers), self.steps - done * self.uses.factor
         if echo_position:
             # An empty segment says of which world and batch size the batches in use are.
             segments = (*segments, Segment(self.plan.world_size, self.plan.batch_size, 0))
         return segments, echo_position
 
+    def after(self, done: int | None, name: str) -> Position:
+        """Returns the position after those steps of the iteration that a caller counted; None: after all of them.
 
-def resumed(state: PlanState, plan: EpochPlan, schedule: EchoSchedule) -> Position:
+        Args:
+            done: the count, at most `length` of which counts: a short last batch may be counted as a full one.
+            name: name of that argument, for the message.
+
+        Raises:
+            OptionError: more steps than were taken of an unfinished iteration.
+        """
+        if done is None:
+            return self
+        check_whole(name, done, least=0)
+        taken = self.steps - self.first
+        if done > taken and not self.finished:
+            raise OptionError(
+                f"{name}={done}: only {taken} were drawn since the iteration began; count from there, not from the "
+                f"beginning of the epoch"
+            )
+        return replace(self, steps=self.first + min(int(done), self.length))
+
+
+class EpochCursor:
+    """The epochs of a loader or sampler: each iteration is the next epoch, unless another one was asked for.
+
+    Args:
+        plan: of any whole epoch; the plans of all others differ from it in the epoch alone.
+        identity: returns a string that identifies the data, for states.
+        begin: returns the position at the beginning of a plan.
+
+    Attributes:
+        plan: as given; fixed shares follow a loaded state.
+        next: the next iteration; None: it is all of the epoch after the last one.
+        last: the running or last iteration.
+    """
+
+    def __init__(
+        self, plan: EpochPlan, identity: Callable[[], str], begin: Callable[[EpochPlan], Position] = Position
+    ) -> None:
+        self.plan = plan
+        self._identity = identity
+        self._begin = begin
+        self.next: Position | None = begin(plan)
+        self.last = self.next
+        self._finished: Position | None = None  # what a state left of its epoch, if that is nothing
+
+    @property
+    def standing(self) -> Position:
+        """The next iteration if it is decided, else the running or last one."""
+        return self.next or self.last
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration if it is decided, else of the last one."""
+        return self.standing.plan.epoch
+
+    def coming(self, *, running: bool = False) -> Position:
+        """Returns the next iteration; `running`: the last one while it runs, unless the next one is decided."""
+        if self.next is not None:
+            return self.next
+        return self.last if running else self._whole(self.last.plan.epoch + 1)
+
+    def begin(self, position: Position) -> Position:
+        """Makes the coming iteration the running one, and returns it."""
+        self.next, self.last, self._finished = None, position, None
+        return position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of an epoch; a loaded rest of that very epoch stays loaded."""
+        check_whole("epoch", epoch, least=0)
+        for loaded in (self.next, self._finished):
+            if loaded is None or loaded.plan.epoch != epoch:
+                continue
+            if loaded is self._finished or loaded.plan.segments or loaded.first:
+                self.next = loaded
+                return
+        self.next = self._whole(epoch)
+
+    def state(self, position: Position, *, next_echo: int | None = None) -> dict[str, Any]:
+        """Returns the state of a position; `next_echo` as in `PlanState`."""
+        plan, (segments, echo_position) = position.plan, position.progress()
+        shuffle = _shuffle_of(plan)
+        return state_to_dict(
+            PlanState(
+                header_digest=self._identity(),
+                seed=plan.seed,
+                epoch=plan.epoch,
+                shuffle=shuffle,
+                ends=resolve_ends(plan.ends, shuffle),
+                echo=position.uses.factor,
+                echo_position=echo_position,
+                echo_distance=position.uses.distance,
+                next_echo=next_echo,
+                segments=segments,
+                fixed_shares=plan.fixed_shares,
+            )
+        )
+
+    def checked(self, state: object) -> PlanState:
+        """Returns a user's state. Raises StateError if it is none, or of other data or another order."""
+        if not isinstance(state, Mapping):
+            raise StateError(f"load_state_dict() takes a dict of state_dict(), got {type(state).__name__}.")
+        loaded = state_from_dict(dict(state))
+        check_state(loaded, header_digest=self._identity(), seed=self.plan.seed, shuffle=_shuffle_of(self.plan))
+        return loaded
+
+    def rest(self, state: PlanState) -> EpochPlan:
+        """Returns the plan of what a state leaves of its epoch."""
+        return replace(self.plan, epoch=state.epoch, segments=state.segments)
+
+    def resumed(
+        self, state: PlanState, schedule_of: Callable[[int, int], EchoSchedule], *, keeps_all: bool
+    ) -> Position:
+        """Returns how far a state leaves its epoch in a loader, maybe with other ranks, batches, echo or shares.
+
+        Args:
+            state: of `checked`.
+            schedule_of: returns the schedule of so many batches, of an epoch that began with the state's echo factor.
+            keeps_all: whether the loader can have fixed shares although its plan has none.
+
+        Raises:
+            StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares.
+        """
+        state = _with_shares_of(replace(self.plan, epoch=state.epoch), state, keeps_all=keeps_all)
+        plan = replace(self.rest(state), fixed_shares=state.fixed_shares)
+        return _resumed(state, plan, schedule_of(plan.num_steps, state.echo))
+
+    def load(self, position: Position) -> None:
+        """Makes a position the next iteration; if nothing is left of it, the epoch after it, until it is named."""
+        self.plan = replace(self.plan, fixed_shares=position.plan.fixed_shares)
+        self.last, self.next, self._finished = position, position, None
+        if position.finished:
+            self._finished, self.next = position, self._whole(position.plan.epoch + 1)
+
+    def _whole(self, epoch: int) -> Position:
+        return self._begin(replace(self.plan, epoch=epoch))
+
+
+def drawn(plan: EpochPlan, *, workers: int = 1, steps: int = 0) -> Position:
+    """Returns the position of a sampler that draws what a plan has for one rank, each batch once.
+
+    Args:
+        plan: of the rank's samples, as batches of one, or of the batches of all workers.
+        workers: as in `Position`.
+        steps: as in `Position`; fewer than `workers`.
+    """
+    return Position(plan, EchoSchedule(num_batches(plan, workers=workers)), steps, workers)
+
+
+def num_batches(plan: EpochPlan, *, workers: int) -> int:
+    """Returns the batches of one rank whose share is cut among `workers`. All ranks have as many, and none is empty."""
+    batches = workers * plan.num_steps
+    if workers == 1 or not batches or plan.ends == "drop" or plan.world_size != workers:
+        return batches
+    # For a single rank, the last shares may have no row in the last step: then they end before it.
+    first = (plan.steps_done + plan.num_steps - 1) * plan.batch_size
+    shares = [len(rank_share(len(plan.rows), rank=worker, world_size=workers)) for worker in range(workers)]
+    return batches - sum(share <= first for share in shares)
+
+
+def _shuffle_of(plan: EpochPlan) -> ResolvedShuffle:
+    return resolve_shuffle(plan.shuffle, file_shuffled=False)
+
+
+def _resumed(state: PlanState, plan: EpochPlan, schedule: EchoSchedule) -> Position:
     """Returns how far a state leaves its epoch, which may be finished.
 
     Args:
@@ -90,7 +263,7 @@ def resumed(state: PlanState, plan: EpochPlan, schedule: EchoSchedule) -> Positi
     return Position(plan, replace(schedule, num_batches=plan.num_steps), steps)
 
 
-def with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> PlanState:
+def _with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> PlanState:
     """Returns the state in a form that can go on with the ranks, batches and shares of a plan.
 
     Within an epoch, a state of fixed shares needs the same number of ranks, the same batch size and fixed shares; any
@@ -134,112 +307,3 @@ def with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> Pla
         f"{last.batch_size}; this loader has {now} shares, world size {here.world_size}, batch size {here.batch_size}, "
         f"and would need rows that other ranks keep. Go on with {advice}, or from a state saved at an epoch's end."
     )
-
-
-@dataclass
-class Drawing:
-    """One iteration of a sampler, and how far it is.
-
-    Attributes:
-        plan: plan of its epoch, or of what was left of it.
-        total: samples or batches that the iteration draws.
-        skipped: batches left out at its beginning, since they were done before.
-        drawn: samples or batches drawn so far.
-    """
-
-    plan: EpochPlan
-    total: int
-    skipped: int = 0
-    drawn: int = 0
-
-    def done(self, given: int | None, name: str) -> int:
-        """Returns how many samples or batches are done: those that the caller counted, or all that were drawn.
-
-        Args:
-            given: the caller's count, at most `total` of which counts: a short last batch may be counted as a full one.
-            name: name of that argument, for the message.
-
-        Raises:
-            OptionError: more than were drawn of an unfinished iteration.
-        """
-        if given is None:
-            return self.drawn
-        check_whole(name, given, least=0)
-        if given > self.drawn < self.total:
-            raise OptionError(
-                f"{name}={given}: only {self.drawn} were drawn since the iteration began; count from there, not from "
-                f"the beginning of the epoch"
-            )
-        return min(int(given), self.total)
-
-
-class EpochSequence:
-    """The epochs that a sampler iterates over: each iteration is the next epoch unless another one was asked for.
-
-    Args:
-        plan_of: returns the plan of an epoch.
-        size: returns how many samples or batches the sampler draws from a plan.
-    """
-
-    def __init__(self, plan_of: Callable[[int], EpochPlan], size: Callable[[EpochPlan], int]) -> None:
-        self._plan_of = plan_of
-        self._size = size
-        # The next iteration if it is decided already; None: all of the epoch after the last one.
-        self._next: Drawing | None = self._whole(0)
-        self._last = self._next
-        self._finished: Drawing | None = None
-
-    @property
-    def standing(self) -> Drawing:
-        """The next iteration if it is decided, else the running or last one."""
-        return self._next or self._last
-
-    def __len__(self) -> int:
-        if self._next is not None:
-            return self._next.total
-        running = self._last.drawn < self._last.total
-        return self._last.total if running else self._whole(0).total
-
-    def begin(self) -> Drawing:
-        """Begins the next iteration and returns it."""
-        begun = self._next or self._whole(self._last.plan.epoch + 1)
-        self._next, self._last, self._finished = None, begun, None
-        return begun
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of an epoch; a loaded rest of that very epoch stays loaded."""
-        check_whole("epoch", epoch, least=0)
-        for loaded in (self._next, self._finished):
-            if loaded is None or loaded.plan.epoch != epoch:
-                continue
-            if loaded is self._finished or loaded.plan.segments or loaded.skipped:
-                self._next = loaded
-                return
-        self._next = self._whole(epoch)
-
-    def load(self, plan: EpochPlan, skipped: int = 0) -> None:
-        """Makes the next iteration the rest of an epoch, without its first `skipped` batches."""
-        loaded = Drawing(plan, self._size(plan) - skipped, skipped)
-        self._last, self._next, self._finished = loaded, loaded, None
-        if loaded.total == 0:
-            self._finished, self._next = loaded, self._whole(plan.epoch + 1)
-
-    def _whole(self, epoch: int) -> Drawing:
-        plan = self._plan_of(epoch)
-        return Drawing(plan, self._size(plan))
-
-
-def num_steps(plan: EpochPlan) -> int:
-    """Returns the samples of one rank, for a plan whose batches are single samples."""
-    return plan.num_steps
-
-
-def num_batches(plan: EpochPlan, *, workers: int) -> int:
-    """Returns the batches of one rank whose share is cut among `workers`. All ranks have as many, and none is empty."""
-    batches = workers * plan.num_steps
-    if not batches or plan.ends == "drop" or plan.world_size != workers:
-        return batches
-    # For a single rank, the last shares may have no row in the last step: then they end before it.
-    first = (plan.steps_done + plan.num_steps - 1) * plan.batch_size
-    shares = [len(rank_share(len(plan.rows), rank=worker, world_size=workers)) for worker in range(workers)]
-    return batches - sum(share <= first for share in shares)

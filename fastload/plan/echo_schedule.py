@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal, NamedTuple
 
 from fastload.errors import OptionError
@@ -107,7 +108,7 @@ class EchoSchedule:
             step: steps to skip, in [0, num_steps].
         """
         if not self.distance:
-            return (Use(*divmod(number, self.factor)) for number in range(step, self.num_steps))
+            return map(Use._make, map(divmod, range(step, self.num_steps), repeat(self.factor)))
         return self._mixed(step)
 
     def begun(self, step: int) -> int:

@@ -6,9 +6,9 @@ planned, as arrays over the slots of a ring.
 Read first: `ring` (the slots), then `feeds` (a `Feed` is kept by a loader and begins a stream for each pass), then the
 streams: `thread_stream` (threads read packed files; `augment` and `resize_rows` let them run transforms as well),
 `process_stream` (worker processes run Python; `sample_worker` and `sample_layout` write samples to slots),
-`cached_feed` (rows kept in memory; `cache_choice` decides where, `cache_load` reads them). `inputs` is the data behind
-one protocol, `factory` chooses the feed, `auto_workers` the number of processes; `sampler_feed` serves the torch
-samplers.
+`cached_feed` (rows kept in memory; `cache_choice` decides where, `cache_load` reads them). `resolved` has a loader's
+options, which all of these obey, `inputs` its data; `auto_workers` chooses the number of processes, and `sampler_feed`
+serves the torch samplers.
 
 Imports everything up to `read`, `dataset`, `device` and `transforms`; never the loader.
 """

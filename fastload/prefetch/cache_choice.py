@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from fastload.distributed.ranks import Share, local_world_size
 from fastload.errors import CacheError, OptionError
 from fastload.plan import EpochPlan, rank_share
 from fastload.plan.randomness import batchmate_reuse
-from fastload.prefetch.cached_feed import Location, cached_fields
+from fastload.prefetch.cached_feed import cached_fields
 from fastload.prefetch.inputs import Input, PackedInput
+from fastload.prefetch.resolved import Location
 from fastload.system.machine import available_memory
 
 CacheOption = Literal["device", "host", "auto"] | None
@@ -36,8 +37,7 @@ _AUTO_PART = 2
 _log = logging.getLogger("fastload")
 
 
-@dataclass(frozen=True)
-class CacheChoice:
+class CacheChoice(NamedTuple):
     """Where a loader's rows are cached.
 
     Attributes:

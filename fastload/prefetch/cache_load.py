@@ -6,7 +6,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,14 @@ from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
 from fastload.device.backend import Backend
-from fastload.device.copy import DeviceBatch, to_device
-from fastload.distributed.ranks import Share
+from fastload.device.copy import BatchStream, DeviceBatch, DeviceStage
 from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
-from fastload.prefetch.cache_choice import CacheChoice
-from fastload.prefetch.cached_feed import Location, RowCache, cached_fields
-from fastload.prefetch.feeds import SLOTS_IN_COPY, BatchStream, ThreadFeed
-from fastload.prefetch.inputs import PackedInput
+from fastload.prefetch.cached_feed import RowCache, cached_fields
+from fastload.prefetch.feeds import ThreadFeed
+from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, SlotField, allocate_aligned, slot_arrays, slot_bytes
-from fastload.read.reader import Read, image_axes
+from fastload.read.reader import image_axes
 from fastload.system.machine import available_memory
 
 # Read at a time while the cache is filled: five slots of so many bytes are pinned meanwhile.
@@ -33,54 +32,36 @@ _LOAD_BYTES = 16 * 2**20
 _log = logging.getLogger("fastload")
 
 
-def load_cache(
-    data: PackedInput, choice: CacheChoice, share: Share, backend: Backend, *, read: Read, workers: int
-) -> RowCache:
+def load_cache(options: Resolved) -> RowCache:
     """Reads the rows that a rank caches, once, in the order of the file.
 
     Args:
-        data: without a Python transform; the fields asked for are cached.
-        choice: where they are cached, and whether only the rank's share is.
-        share: the rank's.
-        backend: of the device that will gather them.
-        read, workers: as in `FastLoader`.
+        options: of a loader with a cache; the fields asked for are cached, those of the rank's share or of all rows.
 
     Raises:
         CacheError: the memory is not there.
         FileChangedError: the file was written to or truncated.
     """
-    assert choice.location is not None, "there is nothing to load"
+    location, backend = options.cache, options.backend
+    assert location is not None and backend is not None, "rows are cached for a device"
     begun_s = time.perf_counter()
-    dataset, location, positions = data.dataset, choice.location, data.plan_rows
-    if choice.fixed_shares:
-        own = rank_share(len(positions), rank=share.rank, world_size=share.world_size)
+    data, positions = options.packed, options.plan.rows
+    if options.plan.fixed_shares:
+        rank, world_size = options.share
+        own = rank_share(len(positions), rank=rank, world_size=world_size)
         positions = positions[own.start : own.stop]
     rows = data.rows_in_file(positions)
-    cache = _empty_cache(dataset, rows, location, backend)
-    names = ", ".join(dataset.fields)
-    what = f'cache="{location}": {len(rows):,} rows of {dataset.path} ({names}; {cache.nbytes:,} bytes)'
+    cache = _empty_cache(data.dataset, rows, location, backend)
+    names = ", ".join(data.dataset.fields)
+    what = f'cache="{location}": {len(rows):,} rows of {data.name} ({names}; {cache.nbytes:,} bytes)'
     _log.info("%s are being read into memory", what)
     row_bytes = max(1, cache.nbytes // max(1, len(rows)))
     batch_rows = max(1, min(len(rows), _LOAD_BYTES // row_bytes))
-    feed = ThreadFeed(
-        dataset,
-        batch_rows,
-        num_steps=-(-len(rows) // batch_rows),
-        read=read,
-        workers=workers,
-        chunk_rows=0,
-        cache_chunks=workers + 1,  # of a compressed file; neighbouring batches share one
-        backend=backend,
-        announces=False,  # in file order the kernel's own read-ahead is better
-    )
-    try:
-        stream = feed.stream(_in_order(rows, batch_rows), lambda _: 0, epoch=0)
-        try:
-            _fill(cache, stream, backend, batch_rows)
-        finally:
-            stream.close()
-    finally:
-        feed.close()
+    with (
+        closing(ThreadFeed(options.in_file_order(batch_rows))) as feed,
+        closing(feed.stream(_in_order(rows, batch_rows), epoch=0)) as stream,
+    ):
+        _fill(cache, stream, backend, batch_rows)
     took_s = time.perf_counter() - begun_s
     _log.info("%s were read in %.1f s (%.2f GB/s)", what, took_s, cache.nbytes / max(took_s, 1e-9) / 1e9)
     return cache
@@ -152,7 +133,7 @@ def _in_order(rows: range | NDArray[np.int64], batch_rows: int) -> Iterator[Plan
         yield PlannedBatch(part, np.ones(len(part), np.bool_), len(part), step)
 
 
-def _fill(cache: RowCache, stream: BatchStream, backend: Backend, batch_rows: int) -> None:
+def _fill(cache: RowCache, stream: BatchStream[FilledBatch], backend: Backend, batch_rows: int) -> None:
     """Copies batches of `_in_order` into the cache; all copies are done when this returns."""
     names = [*cache.fields, *(["images"] if cache.images is not None else [])]
 
@@ -172,10 +153,6 @@ def _fill(cache: RowCache, stream: BatchStream, backend: Backend, batch_rows: in
                 destination.copy_(source)
             batch.release()
         return
-    stage = to_device(stream, backend, slots_in_copy=SLOTS_IN_COPY, begin_copy=begin_copy)
-    try:
+    with closing(DeviceStage(stream, backend, begin_copy=begin_copy)) as stage:  # waits for the copies that still run
         for _ in stage:
             pass
-    finally:
-        if isinstance(stage, Generator):
-            stage.close()  # waits for the copies that still run

@@ -9,9 +9,8 @@ gathered, so that a gather can be part of another kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,15 +18,12 @@ from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
 from fastload.device.backend import Backend
-from fastload.device.copy import CHANNELS_FIRST, DeviceBatch
+from fastload.device.copy import CHANNELS_FIRST, SLOTS_IN_COPY, BatchStream, DeviceBatch
 from fastload.plan import PlannedBatch
-from fastload.prefetch.feeds import SLOTS_IN_COPY, BatchStream
+from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, Ring, SlotField
 from fastload.timing.probe import WorkerInfo
 from fastload.transforms.engine.placement import ImageRows
-
-Location = Literal["device", "host"]
-"""Where rows are cached: in device memory, or in pinned memory of the host."""
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -175,26 +171,25 @@ class RowCache:
 
 
 class CachedFeed:
-    """Gathers batches from a cache; see `Feed`.
+    """Gathers batches from a cache, as the third feed beside `ThreadFeed` and `ProcessFeed`.
 
     Args:
         cache: of every row that will be planned.
-        batch_size: rows in a batch.
-        backend: of the device.
+        options: of the loader.
     """
 
     usable = True
     worker_info = WorkerInfo(0, 0, by_threads=False)
 
-    def __init__(self, cache: RowCache, batch_size: int, backend: Backend) -> None:
+    def __init__(self, cache: RowCache, options: Resolved) -> None:
+        assert options.backend is not None, "rows are cached for a device"
         self.views: Mapping[str, torch.dtype] = {}
         self._cache: RowCache | None = cache
-        self._ring = Ring([SlotField("facts", (17 * batch_size,), np.dtype(np.uint8))], SLOTS_IN_COPY, backend.allocate)
+        facts = SlotField("facts", (17 * options.plan.batch_size,), np.dtype(np.uint8))
+        self._ring = Ring([facts], SLOTS_IN_COPY, options.backend.allocate, manual_release=True)
 
-    def stream(
-        self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False
-    ) -> BatchStream:
-        """Begins a pass, which reads nothing and draws no seeds."""
+    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream[FilledBatch]:
+        """Begins a pass, which reads nothing."""
         assert self._cache is not None, "the feed was closed"
         return _IndexStream(planned, self._cache, self._ring)
 
@@ -240,7 +235,7 @@ class _IndexStream:
         for part, values in zip(_parts(slot.arrays["facts"]), (index, planned.rows, planned.valid), strict=True):
             part[...] = values
         self._coming = next(self._planned, None)
-        return FilledBatch(dict(slot.arrays), planned, 0, _ring=self._ring, _slot=slot)
+        return self._ring.hand_over(slot, planned, 0)
 
     def ready(self) -> bool:
         """Whether next() would return a batch; it never waits."""

@@ -1,39 +1,38 @@
 """Feeds fill a loader's ring: threads read a packed file, or processes run Python for each sample.
 
-A `Feed` is kept from one epoch to the next and begins a `BatchStream` for each; `factory.py` chooses it. The third one,
+A feed is kept from one epoch to the next, and begins a stream of filled batches for each; one at a time. The third one,
 `CachedFeed`, gathers rows that are kept in memory.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset, as_handed_over
-from fastload.device.backend import Backend
-from fastload.device.copy import DeviceBatch, copy_fields
+from fastload.device.copy import SLOTS_IN_COPY, BatchStream, copy_fields
+from fastload.errors import OptionError
 from fastload.format.ragged import RAW
-from fastload.plan import PlannedBatch
-from fastload.prefetch.augment import Augmentation, Augmenter, use_one_torch_thread
+from fastload.plan import PlannedBatch, batch_seed
+from fastload.prefetch.augment import Augmenter, use_one_torch_thread
 from fastload.prefetch.auto_workers import WorkerStats, WorkerWatch
-from fastload.prefetch.inputs import OtherInput, PackedInput
+from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.process_stream import PREFETCH, ProcessStream, SampleWorkers
 from fastload.prefetch.resize_rows import RaggedAugmenter
-from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField, split_small
+from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
 from fastload.prefetch.sample_layout import SampleLayout
-from fastload.prefetch.thread_stream import Announce, ThreadStream, gathering, group_size
-from fastload.read.reader import Read, RowReader
+from fastload.prefetch.thread_stream import Ahead, Present, ThreadStream, gathering, group_size
+from fastload.read.reader import RowReader
 from fastload.system.threads import ShortSwitchInterval
 from fastload.timing.probe import WorkerInfo
-from fastload.transforms.engine.size_head import SizeHead
-
-SLOTS_IN_COPY = 2
-"""Slots that the device stage keeps while their copies run."""
+from fastload.transforms import check_pipeline
 
 # Announced beyond the batches that have a slot: enough for a disk to work on, and not much of the memory.
 _AHEAD_BYTES = 64 * 2**20
@@ -46,140 +45,69 @@ _PROCESS_BYTES = 256 * 2**20
 _RATIO_ROWS = 512
 
 
-class BatchStream(Protocol):
-    """The batches of one pass, filled, in order."""
-
-    def __iter__(self) -> Iterator[FilledBatch]: ...
-
-    def __next__(self) -> FilledBatch: ...
-
-    def depth(self) -> int | None:
-        """Returns how many batches lie ready; None: that is not known."""
-        ...
-
-    def close(self) -> None:
-        """Ends the pass; nothing is written any more when this returns."""
-        ...
-
-
-class Feed(Protocol):
-    """Makes a loader's batches; kept by it from one epoch to the next."""
-
-    @property
-    def worker_info(self) -> WorkerInfo:
-        """The threads or processes that make its batches."""
-        ...
-
-    @property
-    def views(self) -> Mapping[str, torch.dtype]:
-        """The torch dtype of fields whose arrays hold another dtype; see `to_device`."""
-        ...
-
-    def stream(
-        self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False
-    ) -> BatchStream:
-        """Begins a pass; one at a time.
-
-        Args:
-            planned: batches of an epoch, with rows of the file or indices of the dataset.
-            seed: returns the seed of a batch, for random numbers that Python code draws.
-            epoch: its number.
-            timed: whether batches say what they cost the threads or processes that make them.
-        """
-        ...
-
-    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch[FilledBatch]:
-        """Begins the copy of a batch to the device; see `BeginCopy`."""
-        ...
-
-    def close(self) -> None:
-        """Closes what the feed opened. Batches handed over stay valid."""
-        ...
-
-    @property
-    def usable(self) -> bool:
-        """Whether another pass can begin; else a new feed is needed."""
-        ...
-
-    def worker_stats(self) -> WorkerStats | None:
-        """Returns what its processes did in the current pass; None: it has none."""
-        ...
-
-
 class ThreadFeed:
-    """Threads gather rows of a packed file straight into the slots.
+    """Threads gather rows of a packed file straight into the slots, or transform them on the way.
+
+    On the CPU they run all transforms, where `Resolved.in_threads` says so; else batches leave as they lie in the file,
+    or as the size head made them.
 
     Args:
-        dataset: without a Python transform.
-        batch_size: rows in a batch.
-        num_steps: batches of an epoch, more or less.
-        read, workers: as in `FastLoader`.
-        chunk_rows: of the chunks that a shuffle window is made of; 0: rows are read one by one.
-        cache_chunks: decoded chunks kept of a field that is read through h5py.
-        backend: of the device; None for the CPU.
-        announces: whether coming rows are announced to the kernel.
-        augmentation: done by the threads, on the CPU; None: batches leave as they lie in the file, or as `head` made
-            them.
-        head: for ragged images, the transforms that give them one size, done by the threads wherever the batch goes,
-            and the augmentation that these are part of.
+        options: of the loader; its dataset has no Python transform.
+
+    Attributes:
+        usable: whether another pass can begin; else a new feed is needed.
+        views: the torch dtype of fields whose arrays hold another dtype; see `DeviceStage`.
     """
 
     usable = True
     begin_copy = staticmethod(copy_fields)
 
-    def __init__(
-        self,
-        dataset: PackedDataset,
-        batch_size: int,
-        *,
-        num_steps: int,
-        read: Read,
-        workers: int,
-        chunk_rows: int,
-        cache_chunks: int,
-        backend: Backend | None,
-        announces: bool,
-        augmentation: Augmentation | None = None,
-        head: tuple[SizeHead, Augmentation] | None = None,
-    ) -> None:
-        self._dataset = dataset
-        self._workers = workers
-        self._backend = backend
-        self._chunk_rows = chunk_rows
-        self._announces = announces
-        self._reader = dataset.open_reader(read, cache_chunks=cache_chunks, windows=chunk_rows > 0)
+    def __init__(self, options: Resolved) -> None:
+        self._options = options
+        self._dataset = dataset = options.packed.dataset
+        self._workers = workers = options.num_workers
+        window, backend, augmentation = options.window, options.backend, options.augmentation
+        # A window's chunks, and those of the next one that it is read into already. Neighbouring batches share a chunk.
+        cache_chunks = 2 * window.chunks if window is not None else workers + 1
+        self._reader = dataset.open_reader(options.read, cache_chunks=cache_chunks, windows=window is not None)
         self._augmenter: Augmenter | RaggedAugmenter | None = None
-        if head is not None:
-            self._augmenter = RaggedAugmenter(dataset, self._reader, *head, complete=augmentation is not None)
-        elif augmentation is not None:
+        if options.size_head is not None:
+            self._augmenter = RaggedAugmenter(
+                dataset, self._reader, options.size_head, augmentation, complete=options.in_threads
+            )
+        elif options.in_threads:
             self._augmenter = Augmenter(dataset, self._reader, augmentation)
-        self._decodes = any(dataset.file.fields[name].ragged is not None for name, _, _ in dataset.layout())
         fields = self._augmenter.fields if self._augmenter else dataset.layout()
         self.views = self._augmenter.views if self._augmenter else {}
+        self._present = None if self._augmenter else _presented(dataset)
+        batch_size = options.plan.batch_size
         batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
         # To a device each batch is copied by itself, and its slot returns by itself; mixed samples are of one batch.
         # Where HDF5 decodes chunks, that takes the time, and a group would only make its first batch wait for the last.
         linear = all(dataset.file.fields[name].offset is not None for name, _, _ in dataset.layout())
-        one_by_one = backend is not None or (augmentation is not None and augmentation.mixes) or not linear
-        self._group = 1 if one_by_one else group_size(batch_bytes, num_steps)
+        one_by_one = backend is not None or (options.in_threads and augmentation.mixes) or not linear
+        self._group = 1 if one_by_one else group_size(batch_bytes, options.plan.num_steps)
         layout = [SlotField(name, (self._group * batch_size, *shape), dtype) for name, shape, dtype in fields]
-        self._small: list[SlotField] = []
         if backend is None:
-            in_slots, self._small = split_small(layout)
-            self._ring = Ring(in_slots, SLACK + workers)
+            self._ring = Ring(layout, SLACK + workers)
         else:
             facts = [SlotField("row", (batch_size,), np.dtype(np.int64))]
             facts.append(SlotField("valid", (batch_size,), np.dtype(np.bool_)))
-            self._ring = Ring(layout + facts, SLOTS_IN_COPY + 1 + workers, backend.allocate)
+            num_slots = SLOTS_IN_COPY + 1 + workers
+            self._ring = Ring(layout + facts, num_slots, backend.allocate, manual_release=True)
 
-    def stream(
-        self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False
-    ) -> BatchStream:
-        """Begins a pass of the threads; they draw no seeds."""
+    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream[FilledBatch]:
+        """Begins a pass of the threads.
+
+        Args:
+            planned: batches of an epoch, with rows of the file or indices of the dataset.
+            epoch: its number.
+            timed: whether batches say what they cost the threads or processes that make them.
+        """
         if self._augmenter is None:
-            fill, present = gathering(self._reader.gather), functools.partial(as_handed_over, self._dataset.file)
+            fill = gathering(self._reader.gather)
         else:
-            fill, present = functools.partial(self._augmenter.fill, epoch), None
+            fill = functools.partial(_augmented, self._augmenter, epoch)
         with ExitStack() as resources:
             stream = ThreadStream(
                 planned,
@@ -187,15 +115,11 @@ class ThreadFeed:
                 self._ring,
                 workers=self._workers,
                 group=self._group,
-                small=self._small,
-                present=present,
-                announce=_announcer(self._dataset, self._chunk_rows, resources) if self._announces else None,
-                ahead=_batches_ahead(self._ring.slot_bytes),
-                prepare=use_one_torch_thread if self._augmenter else None,
-                manual_release=self._backend is not None,
+                present=self._present,
+                ahead=_ahead(self._options, self._ring.slot_bytes, resources),
                 timed=timed,
             )
-            if self._decodes:
+            if self._options.decodes:
                 resources.callback(ShortSwitchInterval().end)
             stream.resources = resources.pop_all()
         return stream
@@ -210,56 +134,49 @@ class ThreadFeed:
         """Returns None: the feed has no processes."""
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file. Batches handed over stay valid."""
         self._reader.close()
+
+
+def _augmented(
+    augmenter: Augmenter | RaggedAugmenter, epoch: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]
+) -> int:
+    """Fills a slot with an augmented batch; returns the bytes of its rows."""
+    use_one_torch_thread()
+    return augmenter.fill(epoch, planned, arrays)
+
+
+def _presented(dataset: PackedDataset) -> Present | None:
+    """Returns what presents gathered arrays to users; None for a file that has them as they are handed over."""
+    blank = {name: np.empty((0, *shape), dtype) for name, shape, dtype in dataset.layout()}
+    presented = as_handed_over(dataset.file, blank)
+    if all(presented[name] is blank[name] for name in blank):
+        return None
+    return functools.partial(as_handed_over, dataset.file)
 
 
 class ProcessFeed:
     """Worker processes make the samples of any map-style dataset, or run a packed one's Python transform.
 
     Args:
-        data: the dataset.
-        batch_size: samples in a batch.
-        workers: processes.
-        on_layout: called with what samples are like, before the first batch; may refuse it.
-        backend: of the device; None for the CPU.
-        announces: whether coming rows of a packed file are announced to the kernel.
-        chunk_rows: as in `ThreadFeed`.
-        auto: whether the number of workers is chosen by measurements; else nothing is measured.
+        options: of the loader.
     """
 
     begin_copy = staticmethod(copy_fields)
 
-    def __init__(
-        self,
-        data: PackedInput | OtherInput,
-        batch_size: int,
-        *,
-        workers: int,
-        on_layout: Callable[[SampleLayout], None],
-        backend: Backend | None,
-        announces: bool,
-        chunk_rows: int,
-        auto: bool,
-    ) -> None:
+    def __init__(self, options: Resolved) -> None:
         self.views: Mapping[str, torch.dtype] = {}
-        self._data = data
-        self._chunk_rows = chunk_rows
-        self._backend = backend
-        self._batch_size = batch_size
-        self._num_workers = workers
+        self._options = options
         self._passes = 0
-        self._auto = auto
         self._watch = WorkerWatch(lambda: None)  # of the last pass
-        self._dataset = data.dataset if announces and isinstance(data, PackedInput) else None
         self._workers = SampleWorkers(
-            data,
-            batch_size,
-            workers=workers,
-            names=data.fields,
-            on_layout=on_layout,
-            pin=backend.pin if backend is not None else None,
-            warns_of_many=not auto,
+            options.data,
+            options.plan.batch_size,
+            workers=options.num_workers,
+            names=options.data.fields,
+            on_layout=functools.partial(_check_samples, options.augmentation.transforms, options.data.name),
+            pin=options.backend.pin if options.backend is not None else None,
+            warns_of_many=not options.auto_workers,
         )
 
     @property
@@ -270,29 +187,24 @@ class ProcessFeed:
     @property
     def worker_info(self) -> WorkerInfo:
         """The worker processes, and the batches that they have to do."""
-        ratio = compression_ratio(self._data.dataset) if isinstance(self._data, PackedInput) else 0.0
-        return WorkerInfo(
-            self._workers.number, PREFETCH * self._workers.number, by_threads=False, compression_ratio=ratio
-        )
+        data, number = self._options.data, self._workers.number
+        ratio = compression_ratio(data.dataset) if isinstance(data, PackedInput) else 0.0
+        return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
-    def stream(
-        self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False
-    ) -> BatchStream:
-        """Begins a pass; starts the workers if they do not wait from the last one."""
-        batch_bytes = 1
-        if self._dataset is not None:
-            file = self._dataset.file
-            batch_bytes = self._batch_size * sum(file.fields[name].row_bytes for name, _, _ in self._dataset.layout())
+    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream[FilledBatch]:
+        """Begins a pass, see `ThreadFeed`; starts the workers if they do not wait from the last one."""
+        options, batch_bytes = self._options, 0
+        if isinstance(options.data, PackedInput):
+            file, layout = options.data.dataset.file, options.data.dataset.layout()
+            batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
         with ExitStack() as resources:
-            watch = WorkerWatch(self._workers.busy_s) if self._auto else None
+            watch = WorkerWatch(self._workers.busy_s) if options.auto_workers else None
             stream = ProcessStream(
                 self._workers,
                 planned,
-                seed,
-                announce=_announcer(self._dataset, self._chunk_rows, resources) if self._dataset is not None else None,
-                ahead=_batches_ahead(batch_bytes),
+                functools.partial(batch_seed, options.plan.seed, epoch, options.share.rank),
+                ahead=_ahead(options, batch_bytes, resources),
                 watch=watch,
-                manual_release=self._backend is not None,
                 timed=timed,
             )
             stream.resources = resources.pop_all()
@@ -304,7 +216,7 @@ class ProcessFeed:
         """Returns what the processes did in the current pass."""
         ring = self._workers.state.ring
         return WorkerStats(
-            self._num_workers,
+            self._workers.number,
             self._watch.busy_s,
             self._watch.starved_s,
             were_started=self._passes == 1,
@@ -312,19 +224,36 @@ class ProcessFeed:
         )
 
     def close(self) -> None:
-        """Ends the worker processes."""
+        """Ends the worker processes. Batches handed over stay valid."""
         self._workers.close()
 
 
-def _announcer(dataset: PackedDataset, chunk_rows: int, resources: ExitStack) -> Announce:
-    """Returns what announces a dataset's rows to the kernel, until the resources are closed."""
-    read_ahead = dataset.read_ahead(chunk_rows=chunk_rows)
+def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
+    """Raises OptionError if transforms do not fit the samples. No method, since the workers' owner keeps it."""
+    if not transforms:
+        return
+    leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
+    if leaf is None:
+        raise OptionError(
+            f"transform: {name}: the samples have no image, a tensor (C, H, W) that comes first in a tuple or is "
+            f"called 'image' or 'images' in a dict. Leave transform out, or transform in the loop."
+        )
+    if leaf.shape[0] not in (1, 3, 4) and leaf.shape[2] in (1, 3, 4):
+        raise OptionError(
+            f"transform: {name}: the samples' image is {leaf.shape}, as (height, width, channels), and transforms take "
+            f"(C, H, W). Give torch.from_numpy(image).permute(2, 0, 1) as the sample's image."
+        )
+    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+    check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)
+
+
+def _ahead(options: Resolved, batch_bytes: int, resources: ExitStack) -> Ahead | None:
+    """Returns what announces a packed dataset's rows to the kernel until the resources are closed; None: nothing."""
+    if not options.announces or not isinstance(options.data, PackedInput):
+        return None
+    read_ahead = options.data.dataset.read_ahead(chunk_rows=options.window_chunk_rows)
     resources.callback(read_ahead.close)
-    return read_ahead.announce
-
-
-def _batches_ahead(batch_bytes: int) -> int:
-    return min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, batch_bytes)))
+    return Ahead(read_ahead.announce, min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, batch_bytes))))
 
 
 def compression_ratio(dataset: PackedDataset) -> float:

@@ -1,4 +1,4 @@
-"""The data of a loader behind one protocol: a packed file, a part of one, or any map-style dataset.
+"""The data of a loader: a packed file, a part of one, or any map-style dataset.
 
 The plan sees a run of rows, worker processes a source of samples.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,11 +18,11 @@ from torch.utils.data import Dataset, IterableDataset
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
 from fastload.format.header import PackedFile
-from fastload.plan import PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.plan import ChunkWindow, PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.identity import check_path
 from fastload.read.ragged_rows import sample_name
-from fastload.read.reader import image_axes
+from fastload.read.reader import Read, image_axes
 from fastload.timing.stopwatch import current
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 
@@ -34,8 +34,8 @@ _NOT_OF_THE_PACKED = {
 }
 
 
-class Input(Protocol):
-    """The data of a loader; pickled into worker processes.
+class PackedInput:
+    """The data of a `PackedDataset`; pickled into worker processes.
 
     Attributes:
         name: for messages.
@@ -46,50 +46,6 @@ class Input(Protocol):
         ignore_index: value of masks where nothing is annotated.
         runs_python: whether Python code of the user's makes or transforms a sample.
         at_once: whether `samples` makes all of a call's samples before it yields the first.
-    """
-
-    name: str
-    fields: tuple[str, ...] | None
-    plan_rows: range
-    chunk_rows: int
-    shuffled: bool
-    ignore_index: int
-    runs_python: bool
-    at_once: bool
-
-    def resolve_shuffle(self, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
-        """Returns the shuffle that is carried out; `cached`: rows are read once and kept in memory.
-
-        Raises:
-            OptionError: the shuffle has no meaning.
-        """
-        ...
-
-    def identity(self) -> str:
-        """Returns a string that is the same for the same data, in any process; part of a saved state."""
-        ...
-
-    def check(self) -> None:
-        """Raises an error if the data has changed since the loader was made."""
-        ...
-
-    def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
-        """Returns the batches with rows of the file, or indices of the dataset, in place of the planned positions."""
-        ...
-
-    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
-        """Yields the samples of rows, in order."""
-        ...
-
-    def name_of(self, row: int) -> str:
-        """Returns a sample's name for messages."""
-        ...
-
-
-class PackedInput:
-    """The data of a `PackedDataset`; see `Input`.
-
-    Attributes:
         varied: whether samples of a field that is asked for differ in shape.
         ragged: whether rows of such a field vary in length.
     """
@@ -115,7 +71,15 @@ class PackedInput:
         self.ragged = any(field.ragged is not None for field in asked)
 
     def resolve_shuffle(self, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
-        """Returns the shuffle that is carried out; warns where it decodes chunks again and again."""
+        """Returns the shuffle that is carried out; warns where it decodes chunks again and again.
+
+        Args:
+            shuffle: as in `FastLoader`.
+            cached: whether rows are read once and kept in memory.
+
+        Raises:
+            OptionError: the shuffle has no meaning.
+        """
         # Without chunks, as in a subset or in contiguous storage, there is no window to read.
         chosen_by_file = shuffle is True or shuffle == "auto"
         resolved = "full" if chosen_by_file and not self.chunk_rows else resolve_shuffle(shuffle, self.shuffled)
@@ -136,12 +100,19 @@ class PackedInput:
         return bool(field.filters) and field.chunk_rows > 1 and field.row_bytes * file.num_rows > CACHE_BYTES
 
     def identity(self) -> str:
-        """Returns the digest of the file, with the selected rows if there are some."""
+        """Returns the digest of the file, with the selected rows if there are some; part of a saved state."""
         return self.dataset.data_identity()
 
     def check(self) -> None:
         """Raises FileChangedError if the file was replaced or written to."""
         check_path(self.dataset.file)
+
+    def read_by_workers(self, read: Read, shuffle: ResolvedShuffle) -> PackedInput:
+        """Returns the same data for worker processes, which read for themselves."""
+        dataset = self.dataset.reading(read)
+        if isinstance(shuffle, ChunkWindow):
+            dataset.expect_window(shuffle.chunks)
+        return PackedInput(dataset)
 
     def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
         """Returns the batches with rows of the file in place of positions in a selection."""
@@ -195,7 +166,7 @@ class PackedInput:
 
 
 class OtherInput:
-    """The data of any map-style dataset; see `Input`."""
+    """The data of any map-style dataset; the attributes and methods that every input has, see `PackedInput`."""
 
     fields: tuple[str, ...] | None = None
     chunk_rows = 0
@@ -248,7 +219,10 @@ class OtherInput:
         return f"{self.name}[{row}]" + (f" ({path})" if isinstance(path, (str, os.PathLike)) else "")
 
 
-def as_input(source: Any) -> PackedInput | OtherInput:
+Input = PackedInput | OtherInput
+
+
+def as_input(source: Any) -> Input:
     """Returns the data that `FastLoader` was given.
 
     Raises:

@@ -31,11 +31,11 @@ from fastload.errors import OptionError, WorkerError
 from fastload.plan import PlannedBatch
 from fastload.prefetch.auto_workers import WorkerWatch
 from fastload.prefetch.inputs import Input
-from fastload.prefetch.ring import SLACK, SMALL_BYTES, FilledBatch, Ring, Slot
+from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
 from fastload.prefetch.sample_layout import SampleLayout, as_array
 from fastload.prefetch.sample_worker import BatchRequest, Collated, Failure, Filler, TimedResult, WithExtra
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.prefetch.thread_stream import Announce
+from fastload.prefetch.thread_stream import Ahead
 from fastload.prefetch.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
 from fastload.read.readahead import announced_ahead
 from fastload.system.machine import busy_processes_s
@@ -45,7 +45,8 @@ _log = logging.getLogger("fastload")
 PREFETCH = 2
 """Batches requested of each worker at a time, the one in work included."""
 
-Seed = Callable[[PlannedBatch], int]
+Seed = Callable[[int], int]
+"""Returns the seed of the batch of a step, for random numbers that Python code draws."""
 
 
 @dataclass
@@ -74,12 +75,12 @@ def _requests(state: PoolState, planned: Iterator[PlannedBatch], seed: Seed, tim
     for batch in planned:
         while state.ring is None:
             # The batch's first sample says what a slot has to hold; until then other requests only keep their turn.
-            yield BatchRequest(-1, batch.rows[:0] if asked else batch.rows[:1], seed(batch), None)
+            yield BatchRequest(-1, batch.rows[:0] if asked else batch.rows[:1], seed(batch.step), None)
             asked = True
         slot = state.ring.take()
         assert slot is not None, "there are more slots than batches under way or in the user's hands"
         state.under_way.append((batch, slot))
-        yield BatchRequest(slot.number, batch.rows, seed(batch), state.layout, timed)
+        yield BatchRequest(slot.number, batch.rows, seed(batch.step), state.layout, timed)
 
 
 class SampleWorkers:
@@ -184,7 +185,7 @@ class SampleWorkers:
         """Makes the ring, now that the layout of a sample is known."""
         self._on_layout(layout)
         self.state.layout = layout
-        self.state.ring = Ring(layout.slot_fields(self._batch_size), 0)
+        self.state.ring = Ring(layout.slot_fields(self._batch_size), 0, manual_release=self._pin is not None)
         self.add_slots(self._num_slots)
 
     def add_slots(self, count: int) -> None:
@@ -238,11 +239,9 @@ class ProcessStream:
     Args:
         workers: nobody else uses them meanwhile.
         planned: batches to make, in order.
-        seed: returns the seed of a batch.
-        announce: called with the rows of each batch before they are read.
-        ahead: batches announced beyond those that were requested.
+        seed: returns the seed of a step's batch.
+        ahead: announces rows of batches before they are requested; None: nobody does.
         watch: measures the workers; None: nobody does.
-        manual_release: slots return by `FilledBatch.release`, not by reference counts, and are never copied.
         timed: whether batches say what they cost.
 
     Attributes:
@@ -255,22 +254,19 @@ class ProcessStream:
         planned: Iterator[PlannedBatch],
         seed: Seed,
         *,
-        announce: Announce | None = None,
-        ahead: int = 0,
+        ahead: Ahead | None = None,
         watch: WorkerWatch | None = None,
-        manual_release: bool = False,
         timed: bool = False,
     ) -> None:
         self.resources = ExitStack()
         self._workers = workers
         self._watch = watch
-        self._manual = manual_release
         self._exhausted = False
         self._results: Workers | None = None
         self._pid = os.getpid()
         try:
-            if announce is not None:
-                planned = announced_ahead(planned, lambda batch: announce(batch.rows), ahead)
+            if ahead is not None:
+                planned = announced_ahead(planned, lambda batch: ahead.announce(batch.rows), ahead.depth)
             self._results = workers.begin(planned, seed, timed=timed)
         except BaseException:
             workers.close(kill=True)
@@ -343,22 +339,17 @@ class ProcessStream:
                 ring.give_back(slot)
             if not result.layout.fits(layout):
                 self._warn(result, layout)
-            return self._with_facts(_from_collated(result, planned))
+            return self._with_facts(_from_collated(result, planned), ring)
         assert slot.number == (result if isinstance(result, int) else result.slot), "results come in order"
-        extra = result.fields if isinstance(result, WithExtra) else {}
-        num_bytes = ring.slot_bytes
-        if self._manual:
-            arrays = _as_presented(layout.in_axes_of_sample(slot.arrays))
-            batch = FilledBatch(arrays, planned, num_bytes, layout.form, extra, _ring=ring, _slot=slot)
-            return self._with_facts(batch)
-        arrays = {name: _own(array) for name, array in ring.lend_or_copy(slot).items()}
-        arrays = _as_presented(layout.in_axes_of_sample(arrays))
-        return self._with_facts(FilledBatch(arrays, planned, num_bytes, layout.form, extra))
+        batch = ring.hand_over(slot, planned, ring.slot_bytes)
+        batch.arrays = _as_presented(layout.in_axes_of_sample(batch.arrays))
+        batch.form, batch.extra = layout.form, result.fields if isinstance(result, WithExtra) else {}
+        return self._with_facts(batch, ring)
 
-    def _with_facts(self, batch: FilledBatch) -> FilledBatch:
+    def _with_facts(self, batch: FilledBatch, ring: Ring) -> FilledBatch:
         """Adds `row` and `valid` if requested; always for device batches."""
         facts = {"row": batch.planned.rows, "valid": batch.planned.valid}
-        batch.arrays.update({name: fact for name, fact in facts.items() if self._manual or name in batch.arrays})
+        batch.arrays.update({name: fact for name, fact in facts.items() if ring.manual_release or name in batch.arrays})
         return batch
 
     def _warn(self, result: Collated, layout: SampleLayout) -> None:
@@ -389,11 +380,6 @@ def _from_collated(result: Collated, planned: PlannedBatch) -> FilledBatch:
 def _as_presented(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Returns the arrays with images as (B, H, W, C), as every `HostBatch` has them."""
     return {name: array.transpose(0, 2, 3, 1) if name == "images" else array for name, array in arrays.items()}
-
-
-def _own(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns a large array as it is, and a copy of a small one: collected labels must not keep slots."""
-    return array.copy() if array.nbytes <= SMALL_BYTES else array
 
 
 def _as_it_is(item: Any) -> Any:

@@ -36,7 +36,7 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 _ALIGNMENT = 4096
 
 SMALL_BYTES = 64 * 2**10
-"""Arrays so small are made anew for each batch: labels that a user collects over an epoch must not keep slots."""
+"""Arrays so small are copied when they are lent: labels that a user collects over an epoch must not keep slots."""
 
 
 class SlotField(NamedTuple):
@@ -97,16 +97,30 @@ class Ring:
         fields: of a slot.
         num_slots: batches in memory.
         allocate: returns so many bytes, uint8, that begin on a cache line; by default ordinary memory.
+        manual_release: slots come back by `FilledBatch.release`, not by reference counts, and are never copied: for
+            batches that go to a device.
+
+    Attributes:
+        free: slots that nobody refers to, as far as `collect` knows; the next one to take first.
     """
 
-    def __init__(self, fields: Sequence[SlotField], num_slots: int, allocate: Allocate | None = None) -> None:
+    def __init__(
+        self,
+        fields: Sequence[SlotField],
+        num_slots: int,
+        allocate: Allocate | None = None,
+        *,
+        manual_release: bool = False,
+    ) -> None:
         self.fields = tuple(fields)
+        self.manual_release = manual_release
+        self._small = [field.name for field in self.fields if field.nbytes <= SMALL_BYTES]
         self.slot_bytes = slot_bytes(self.fields)
         self.slots: list[Slot] = []
         for number in range(num_slots):
             memory = (allocate or allocate_aligned)(max(1, self.slot_bytes))
             self.slots.append(Slot(number, memory, slot_arrays(self.fields, memory)))
-        self._free = deque(self.slots)
+        self.free = deque(self.slots)
         # put() is reentrant: it may be called by the garbage collector in the middle of a get().
         self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.num_lent = 0
@@ -114,18 +128,18 @@ class Ring:
     def add(self, memory: NDArray[np.uint8]) -> None:
         """Adds a free slot over memory of `slot_bytes`; in place of one that cannot be given back."""
         self.slots.append(Slot(len(self.slots), memory, slot_arrays(self.fields, memory)))
-        self._free.append(self.slots[-1])
+        self.free.append(self.slots[-1])
 
     def take(self) -> Slot | None:
         """Returns a slot that nobody refers to, or None."""
         self.collect()
-        return self._free.popleft() if self._free else None
+        return self.free.popleft() if self.free else None
 
     def give_back(self, slot: Slot) -> None:
         """Returns a slot that nobody refers to any more."""
         # The most recently used first, since its memory is the most likely to be in a cache: up to 1.4 times the
         # images/s of taking the slots in turn (218x178x3, batch 256; it varied with the machine).
-        self._free.appendleft(slot)
+        self.free.appendleft(slot)
 
     def lend(self, slot: Slot) -> dict[str, NDArray[Any]]:
         """Returns arrays over a slot that was taken; it comes back when no reference to any of them is left."""
@@ -134,7 +148,18 @@ class Ring:
         # No Python code runs in the callback (put takes the reference for `block`): Ctrl-C cannot get lost in it.
         slot.loan = weakref.ref(loan, functools.partial(put, number))
         self.num_lent += 1
-        return slot_arrays(self.fields, np.asarray(loan))
+        arrays = slot_arrays(self.fields, np.asarray(loan))
+        for name in self._small:
+            arrays[name] = arrays[name].copy()
+        return arrays
+
+    def hand_over(
+        self, slot: Slot, planned: PlannedBatch, num_bytes: int, work: BatchWork | None = None
+    ) -> FilledBatch:
+        """Returns the batch that a slot was filled with."""
+        if self.manual_release:
+            return FilledBatch(dict(slot.arrays), planned, num_bytes, work=work, _ring=self, _slot=slot)
+        return FilledBatch(self.lend_or_copy(slot), planned, num_bytes, work=work)
 
     def lend_or_copy(self, slot: Slot) -> dict[str, NDArray[Any]]:
         """Returns arrays for the user: the slot's, or copies if they hold so many that filling would have to wait."""
@@ -145,13 +170,13 @@ class Ring:
         self.give_back(slot)
         return arrays
 
-    def collect(self) -> None:
-        """Takes note of the slots that have come back."""
+    def collect(self) -> int:
+        """Takes note of the slots that have come back, and returns how many are free."""
         while True:
             try:
                 slot = self.slots[self._returned.get_nowait()]
             except queue.Empty:
-                return
+                return len(self.free)
             slot.loan = None
             self.num_lent -= 1
             self.give_back(slot)
@@ -190,12 +215,6 @@ def private_copy(array: NDArray[Any]) -> NDArray[Any]:
     np.copyto(copy[half:], array[half:])
     helper.join()
     return copy
-
-
-def split_small(fields: Sequence[SlotField]) -> tuple[list[SlotField], list[SlotField]]:
-    """Returns the fields that need a slot, and those so small that each batch has arrays of its own."""
-    small = [field for field in fields if field.nbytes <= SMALL_BYTES]
-    return [field for field in fields if field not in small], small
 
 
 def allocate_aligned(num_bytes: int) -> NDArray[np.uint8]:

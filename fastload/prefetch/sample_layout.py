@@ -113,29 +113,61 @@ def as_array(value: Any) -> NDArray[Any] | None:
     return None
 
 
-def write_sample(arrays: Sequence[NDArray[Any] | None], index: int, values: Sequence[Any]) -> list[Any] | None:
-    """Writes one sample's fields to the slot.
+class Unwritten(NamedTuple):
+    """Fields of a sample that do not lie in its slot already.
+
+    Attributes:
+        arrays: one for each field that has to be copied to the slot; None for the others.
+        extra: the fields that have no array in the slot.
+    """
+
+    arrays: list[NDArray[Any] | None]
+    extra: list[Any]
+
+    def write(self, arrays: Sequence[NDArray[Any] | None], index: int) -> bool:
+        """Copies the fields to the slot; returns whether there was one."""
+        written = False
+        for array, value in zip(arrays, self.arrays, strict=True):
+            if array is not None and value is not None:
+                array[index] = value
+                written = True
+        return written
+
+
+def unwritten(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, form: SampleForm) -> Unwritten | None:
+    """Returns what of a sample has to be copied to its slot; None when the sample does not fit.
 
     Args:
-        arrays: (B, ...) with the axes of a sample; None for extra fields.
+        arrays: of the slot, (B, ...) with the axes of a sample; None for extra fields.
         index: of the sample in the batch.
-        values: of the same fields.
-
-    Returns:
-        The values of the extra fields; None when a value does not fit its array. The sample is then not written whole.
+        sample: as the dataset or its transform made it; it may lie in the slot, or be a view of a part of it.
+        form: of the slot.
     """
-    extra = []
+    values = fields_of(sample, form)
+    if values is None:
+        return None
+    new = Unwritten([], [])
     for array, value in zip(arrays, values, strict=True):
         if array is None:
             if value is None:
                 raise TypeError("a field of the sample is None")
-            extra.append(value)
+            new.extra.append(value)
+            new.arrays.append(None)
             continue
-        new = as_array(value)
-        if new is None or new.shape != array.shape[1:] or new.dtype.newbyteorder("=") != array.dtype:
+        found = as_array(value)
+        if found is None or found.shape != array.shape[1:] or found.dtype.newbyteorder("=") != array.dtype:
             return None
-        array[index] = new
-    return extra
+        if not np.may_share_memory(found, array):
+            new.arrays.append(found)
+        elif _same_memory(found, array[index, ...]):
+            new.arrays.append(None)
+        else:
+            new.arrays.append(found.copy())
+    return new
+
+
+def _same_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides
 
 
 def describe(sample: Any) -> str:

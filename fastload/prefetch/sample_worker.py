@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, default_collate
 from fastload.errors import FastloadError, WorkerError
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import slot_arrays, slot_bytes
-from fastload.prefetch.sample_layout import SampleLayout, as_array, describe, fields_of, layout_of, write_sample
+from fastload.prefetch.sample_layout import SampleLayout, Unwritten, describe, fields_of, layout_of, unwritten
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch, current, watch_decoders
@@ -150,12 +150,12 @@ class Filler(Dataset[Any]):
         samples = self._made(request.rows, done)
         stopwatch = self._stopwatch
         for index, sample in enumerate(samples):
-            values = fields_of(sample, layout.form)
-            rest = write_sample(arrays, index, values) if values is not None else None
-            if rest is None:
-                before = [_sample(layout, arrays, at, _New([], rest)) for at, rest in enumerate(extra)]
+            new = unwritten(arrays, index, sample, layout.form)
+            if new is None:
+                before = [_sample(layout, arrays, at, Unwritten([], rest)) for at, rest in enumerate(extra)]
                 return self._collated([*before, sample, *samples], request.rows)
-            extra.append(rest)
+            new.write(arrays, index)
+            extra.append(new.extra)
             if stopwatch is not None:
                 stopwatch.lap("collate")
                 stopwatch.sample()
@@ -186,7 +186,7 @@ class Filler(Dataset[Any]):
             return _filled(request.slot, layout, extra)
         # A sample does not fit the slot, or the transform keeps a view of it, to mix it with a later sample or so.
         self._in_place = False
-        samples = [_sample(layout, arrays, index, _New([], rest)) for index, rest in enumerate(extra)]
+        samples = [_sample(layout, arrays, index, Unwritten([], rest)) for index, rest in enumerate(extra)]
         done.extend([1] * len(unfit))
         samples += unfit
         samples += self._made(request.rows[len(samples) :], done)
@@ -226,18 +226,15 @@ class Filler(Dataset[Any]):
             del given
             if sample is None:
                 raise TypeError("the sample is None")
-            new = _compared(arrays, index, sample, layout)
+            new = unwritten(arrays, index, sample, layout.form)
             if new is None:
                 return [sample]
             del sample
             if stopwatch is not None:
                 stopwatch.lap("transform")
-            written = [(array, value) for array, value in zip(arrays, new.arrays, strict=True) if value is not None]
-            if written and _is_referenced(gathered, index):
+            if any(value is not None for value in new.arrays) and _is_referenced(gathered, index):
                 return [_sample(layout, arrays, index, new)]
-            for array, value in written:
-                array[index] = value  # type: ignore[index]  # a field with something to write has an array
-            num_written += bool(written)
+            num_written += new.write(arrays, index)
             extra.append(new.extra)
             done.append(1)
             if stopwatch is not None:
@@ -301,45 +298,6 @@ def _filled(slot: int, layout: SampleLayout, extra: Sequence[Sequence[Any]]) -> 
     return WithExtra(slot, fields)
 
 
-class _New(NamedTuple):
-    """Fields of a transformed sample that still have to be copied to the slot.
-
-    Attributes:
-        arrays: one for each field that has to be copied; None for the others.
-        extra: the fields that have no array in the slot.
-    """
-
-    arrays: list[NDArray[Any] | None]
-    extra: list[Any]
-
-
-def _compared(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, layout: SampleLayout) -> _New | None:
-    """Returns what of a transformed sample has to be copied to the slot; None when it does not fit."""
-    values = fields_of(sample, layout.form)
-    if values is None:
-        return None
-    new = _New([], [])
-    for array, value in zip(arrays, values, strict=True):
-        if array is None:
-            new.extra.append(value)
-            new.arrays.append(None)
-            continue
-        found = as_array(value)
-        if found is None or found.shape != array.shape[1:] or found.dtype != array.dtype:
-            return None
-        if not np.may_share_memory(found, array):
-            new.arrays.append(found)
-        elif _same_memory(found, array[index, ...]):
-            new.arrays.append(None)
-        else:
-            new.arrays.append(found.copy())
-    return new
-
-
-def _same_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides
-
-
 def _is_referenced(raw: Sequence[Sequence[NDArray[Any]]], index: int) -> bool:
     """Whether anything but these lists refers to a sample's arrays: a tensor made of one, or a view of that."""
     return any(sys.getrefcount(column[index]) > _UNREFERENCED for column in raw)
@@ -350,7 +308,7 @@ _UNREFERENCED = sys.getrefcount(_LISTED[0])
 _UNREFERENCED_MAPPED = max(map(sys.getrefcount, _LISTED))
 
 
-def _sample(layout: SampleLayout, arrays: Sequence[NDArray[Any] | None], index: int, new: _New) -> Any:
+def _sample(layout: SampleLayout, arrays: Sequence[NDArray[Any] | None], index: int, new: Unwritten) -> Any:
     """Returns a sample from the slot and what is new of it, as a tuple or dict of arrays of its own."""
     extra, written = iter(new.extra), iter(new.arrays or [None] * len(arrays))
     values = []

@@ -1,4 +1,4 @@
-"""What samplers draw: plans of a dataset's epochs, saved states, and positions whose rows are announced in advance.
+"""Draws a plan's rows for samplers: as positions of the dataset, announced to the kernel in advance.
 
 plan -> blocks of rows -> announced to the kernel -> positions of the dataset, as Python's integers
 """
@@ -6,26 +6,15 @@ plan -> blocks of rows -> announced to the kernel -> positions of the dataset, a
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
-from fastload.errors import OptionError, StateError
-from fastload.plan import (
-    ChunkWindow,
-    Ends,
-    EpochPlan,
-    PlanState,
-    Shuffle,
-    check_state,
-    resolve_ends,
-    state_from_dict,
-    state_to_dict,
-)
-from fastload.plan.cursor import Drawing
+from fastload.errors import OptionError
+from fastload.plan import ChunkWindow, Ends, EpochPlan, Shuffle
+from fastload.plan.cursor import EpochCursor, Position, drawn
 from fastload.prefetch.inputs import PackedInput
 from fastload.read.readahead import announced_ahead, has_read_ahead
 
@@ -40,73 +29,39 @@ _MAX_AHEAD = 64
 
 
 class SamplerFeed:
-    """Plans a dataset's epochs for a sampler, saves and loads states, and yields positions. Holds nothing open.
+    """Yields the positions that a sampler draws. Holds nothing open.
 
     Args:
         dataset: the dataset whose positions are drawn.
-        shuffle, seed: as in `FastLoader`.
-        ends, world_size, batch_size: as in `EpochPlan`.
+        shuffle: as in `FastLoader`.
     """
 
-    def __init__(
-        self,
-        dataset: PackedDataset,
-        shuffle: Shuffle,
-        seed: int,
-        *,
-        ends: Ends,
-        world_size: int = 1,
-        batch_size: int = 1,
-    ) -> None:
+    def __init__(self, dataset: PackedDataset, shuffle: Shuffle) -> None:
         check_dataset(dataset)
         self._data = PackedInput(dataset)
         self._shuffle = self._data.resolve_shuffle(shuffle)
-        self._seed = seed
-        self._ends = ends
-        self._world_size = world_size
-        self._batch_size = batch_size
-        self.plan(0)
-        if isinstance(self._shuffle, ChunkWindow):
-            dataset.expect_window(self._shuffle.chunks)
 
-    def plan(self, epoch: int, segments: tuple[Any, ...] = ()) -> EpochPlan:
-        """Returns the plan of an epoch, or of what finished segments leave of it."""
-        return EpochPlan(
+    def cursor(
+        self, seed: int, *, ends: Ends, world_size: int = 1, batch_size: int = 1, workers: int = 1
+    ) -> EpochCursor:
+        """Returns the cursor of a sampler, at the beginning of the first epoch.
+
+        Args:
+            seed, ends, world_size, batch_size: as in `EpochPlan`.
+            workers: as in `Position`.
+        """
+        plan = EpochPlan(
             rows=self._data.plan_rows,
             chunk_rows=self._data.chunk_rows,
-            seed=self._seed,
-            epoch=epoch,
-            world_size=self._world_size,
-            batch_size=self._batch_size,
+            seed=seed,
+            world_size=world_size,
+            batch_size=batch_size,
             shuffle=self._shuffle,
-            ends=self._ends,
-            segments=segments,
+            ends=ends,
         )
-
-    def state(self, plan: EpochPlan, steps: int) -> dict[str, Any]:
-        """Returns the state of a plan of which `steps` steps are done."""
-        return state_to_dict(
-            PlanState(
-                header_digest=self._identity,
-                seed=self._seed,
-                epoch=plan.epoch,
-                shuffle=self._shuffle,
-                ends=resolve_ends(plan.ends, self._shuffle),
-                segments=plan.segments_after(steps),
-            )
-        )
-
-    def loaded(self, state: object) -> EpochPlan:
-        """Returns the plan of what a state leaves of its epoch. Raises StateError if it is none, or of other data."""
-        if not isinstance(state, Mapping):
-            raise StateError(f"load_state_dict() takes a dict of state_dict(), got {type(state).__name__}.")
-        loaded = state_from_dict(dict(state))
-        check_state(loaded, header_digest=self._identity, seed=self._seed, shuffle=self._shuffle)
-        return self.plan(loaded.epoch, loaded.segments)
-
-    @functools.cached_property
-    def _identity(self) -> str:
-        return self._data.identity()
+        if isinstance(self._shuffle, ChunkWindow):
+            self._data.dataset.expect_window(self._shuffle.chunks)
+        return EpochCursor(plan, self._data.identity, functools.partial(drawn, workers=workers))
 
     def announced(
         self, plan: EpochPlan, blocks: Iterator[NDArray[np.int64]], piece_rows: int | None = None
@@ -148,16 +103,16 @@ class SamplerFeed:
         finally:
             read_ahead.close()
 
-    def samples(self, begun: Drawing, *, rank: int) -> Iterator[int]:
+    def samples(self, begun: Position, *, rank: int) -> Iterator[int]:
         """Yields the positions of one rank's samples, and counts them as they are drawn."""
-        plan, total = begun.plan, begun.total
+        plan, total = begun.plan, begun.length
         blocks = (
             plan.rows_at(rank, np.arange(first, min(first + _BLOCK_ROWS, total)))
             for first in range(0, total, _BLOCK_ROWS)
         )
         for piece in self.announced(plan, blocks):
             for position in piece:
-                begun.drawn += 1
+                begun.steps += 1
                 yield position
 
 

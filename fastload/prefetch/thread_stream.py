@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.plan import PlannedBatch
-from fastload.prefetch.ring import FilledBatch, Ring, Slot, SlotField
+from fastload.prefetch.ring import FilledBatch, Ring, Slot
 from fastload.timing.ranges import span
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch, part_of
@@ -35,8 +35,20 @@ GROUP_BYTES = 12 * 2**20
 Fill = Callable[[PlannedBatch, Mapping[str, NDArray[Any]]], int]
 """Writes a batch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it."""
 
-Announce = Callable[[NDArray[np.int64]], None]
-"""Is given the rows of a batch, int64 (B,), before they are read."""
+Present = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
+"""Turns arrays as filled into arrays as handed over, views or copies."""
+
+
+class Ahead(NamedTuple):
+    """How coming rows are announced to the kernel.
+
+    Attributes:
+        announce: called with the rows of each batch, int64 (B,), before they are read.
+        depth: requests announced beyond those that have a slot.
+    """
+
+    announce: Callable[[NDArray[np.int64]], None]
+    depth: int
 
 
 class _Planned(NamedTuple):
@@ -47,12 +59,11 @@ class _Planned(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """A batch that a thread is to fill; the small arrays are the batch's own, the others the slot's."""
+    """Batches that a thread is to fill a slot with."""
 
     number: int
     planned: _Planned
     slot: Slot
-    small: dict[str, NDArray[Any]]
 
 
 class _Result(NamedTuple):
@@ -70,16 +81,11 @@ class ThreadStream:
     Args:
         planned: batches of equal size to read, in order.
         fill: writes a batch; called by the threads.
-        ring: the slots, for the fields that need one, each with room for `group` batches; nobody else takes from it
-            meanwhile.
+        ring: the slots, each with room for `group` batches; nobody else takes from it meanwhile.
         workers: threads, 1 or more.
         group: batches that are filled at a time; see `group_size`. The last ones may be fewer.
-        small: further fields, whose arrays are made anew for each batch.
-        present: turns arrays as filled into arrays as handed over, views or copies.
-        announce: called with the rows of each batch before they are read.
-        ahead: requests announced beyond those that have a slot.
-        prepare: called by each thread before it fills its first batch.
-        manual_release: slots return by `FilledBatch.release`, not by reference counts, and are never copied.
+        present: what becomes of the arrays when they are handed over; None: nothing.
+        ahead: announces coming rows; None: nobody does.
         timed: whether batches say what they cost.
 
     Attributes:
@@ -94,23 +100,16 @@ class ThreadStream:
         *,
         workers: int,
         group: int = 1,
-        small: Sequence[SlotField] = (),
-        present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]] | None = None,
-        announce: Announce | None = None,
-        ahead: int = 0,
-        prepare: Callable[[], None] | None = None,
-        manual_release: bool = False,
+        present: Present | None = None,
+        ahead: Ahead | None = None,
         timed: bool = False,
     ) -> None:
         self.resources = ExitStack()
         self._planned: Iterator[PlannedBatch] | None = planned
         self._group = group
         self._ring = ring
-        self._small = tuple(small)
         self._present = present
-        self._announce = announce
         self._ahead = ahead
-        self._manual = manual_release
         self._coming: deque[_Planned] = deque()  # announced, without a slot
         self._begun: deque[_Request] = deque()  # with a slot, in order; the first is handed over next
         self._done: dict[int, _Result] = {}
@@ -124,7 +123,7 @@ class ThreadStream:
         self._threads: list[threading.Thread] = []
         for i in reversed(range(workers)):
             following = self._threads[0] if self._threads else None
-            args = (self._requests, self._results, fill, prepare, following, timed)
+            args = (self._requests, self._results, fill, following, timed)
             thread = threading.Thread(target=_work, args=args, name=f"fastload-worker-{i}", daemon=True)
             self._threads.insert(0, thread)
         self._begin()
@@ -145,7 +144,7 @@ class ThreadStream:
                 assert self._planned is None and not self._coming, "no slot is left that could ever be filled"
                 raise StopIteration
             while self._begun[0].number not in self._done:
-                self._note(self._results.get())
+                self._take_result()
             return self._hand_over()
         except BaseException:
             self.close()
@@ -154,7 +153,7 @@ class ThreadStream:
     def ready(self) -> bool:
         """Whether next() would return a batch without waiting."""
         while not self._results.empty():
-            self._note(self._results.get())
+            self._take_result()
         if self._split:
             return True
         if not self._begun:
@@ -205,17 +204,16 @@ class ThreadStream:
 
     def _begin(self) -> None:
         """Gives every free slot to a thread, and announces the requests after those."""
-        while (slot := self._ring.take()) is not None:
+        for _ in range(self._ring.collect()):
             planned = self._coming.popleft() if self._coming else self._plan_next()
             if planned is None:
-                self._ring.give_back(slot)
                 break
-            small = {field.name: np.empty(field.shape, field.dtype) for field in self._small}
-            request = _Request(self._number, planned, slot, small)
+            request = _Request(self._number, planned, self._ring.free.popleft())
             self._number += 1
             self._begun.append(request)
             self._requests.put(request)
-        while len(self._coming) < self._ahead and (planned := self._plan_next()) is not None:
+        depth = self._ahead.depth if self._ahead is not None else 0
+        while len(self._coming) < depth and (planned := self._plan_next()) is not None:
             self._coming.append(planned)
         if self._planned is None and not self._coming:
             # Asked to end now, the threads are gone when the last batch is handed over, and nobody waits for them.
@@ -228,11 +226,12 @@ class ThreadStream:
             self._planned = None
             return None
         whole = coalesced(members)
-        if self._announce is not None:
-            self._announce(whole.rows)
+        if self._ahead is not None:
+            self._ahead.announce(whole.rows)
         return _Planned(members, whole)
 
-    def _note(self, done: _Result) -> None:
+    def _take_result(self) -> None:
+        done = self._results.get()
         self._done[done.number] = done
 
     def _hand_over(self) -> FilledBatch:
@@ -241,18 +240,14 @@ class ThreadStream:
             raise done.error
         request = self._begun.popleft()
         del self._done[request.number]
-        ring, slot = self._ring, request.slot
-        arrays = (slot.arrays if self._manual else ring.lend_or_copy(slot)) | request.small
+        members, whole = request.planned
+        batch = self._ring.hand_over(request.slot, whole, done.bytes_read, done.work)
         if self._present is not None:
-            arrays = self._present(arrays)
-        planned = request.planned
-        if self._manual:
-            return FilledBatch(arrays, planned.whole, done.bytes_read, work=done.work, _ring=ring, _slot=slot)
-        batch = FilledBatch(arrays, planned.whole, done.bytes_read, work=done.work)
-        if self._group == 1:
-            return batch
-        self._split.extend(split(batch, planned.members))
-        return self._split.popleft()
+            batch.arrays = self._present(batch.arrays)
+        if self._group > 1:
+            self._split.extend(split(batch, members))
+            batch = self._split.popleft()
+        return batch
 
     def _stop_workers(self) -> None:
         if not self._stopped:
@@ -272,7 +267,6 @@ def _work(
     requests: queue.SimpleQueue[_Request | None],
     results: queue.SimpleQueue[_Result],
     fill: Fill,
-    prepare: Callable[[], None] | None,
     following: threading.Thread | None,
     timed: bool,
 ) -> None:
@@ -280,9 +274,6 @@ def _work(
     stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
     while (request := requests.get()) is not None:
         try:
-            if prepare is not None:
-                prepare()
-                prepare = None
             if stopwatch is not None:
                 stopwatch.begin()
             with span("read"):
@@ -302,7 +293,7 @@ def _filled(fill: Fill, request: _Request) -> int:
     planned = request.planned.whole
     count = len(planned.rows)
     # The last request of a pass may not fill its slot.
-    arrays = {name: array[:count] for name, array in (request.slot.arrays | request.small).items()}
+    arrays = {name: array[:count] for name, array in request.slot.arrays.items()}
     if "row" in arrays:
         arrays["row"][:], arrays["valid"][:] = planned.rows, planned.valid
     return fill(planned, arrays)

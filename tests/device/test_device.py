@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from late_backend import POISON, LateBackend
 
 from fastload.device.backend import open_backend
-from fastload.device.copy import to_device
+from fastload.device.copy import DeviceStage
 from fastload.errors import OptionError
 
 
@@ -45,6 +45,7 @@ class Ring:
     free: list[dict[str, np.ndarray]] = field(default_factory=list)
     made: int = 0
     out: list[Slot] = field(default_factory=list)
+    closed: bool = False
 
     def __post_init__(self):
         for _ in range(self.slots):
@@ -75,6 +76,9 @@ class Ring:
         there = self.made < self.batches and self.made != self.fail_at and bool(self.free)
         return there and self.ready_script[self.made % len(self.ready_script)]
 
+    def close(self):
+        self.closed = True
+
 
 def expected(number: int) -> dict[str, np.ndarray]:
     images = np.random.default_rng(number).integers(0, 200, (2, 4, 5, 3), dtype=np.uint8)
@@ -102,7 +106,7 @@ def test_batches_are_right_and_every_slot_comes_back_once(
 ):
     backend = LateBackend(patience)
     ring = Ring(backend, slots_in_copy + spare, batches, ready)
-    stage = to_device(ring, backend, slots_in_copy=slots_in_copy)
+    stage = DeviceStage(ring, backend, slots_in_copy=slots_in_copy)
     kept = []
     for number, batch in zip(range(stop_after), stage, strict=False):
         assert batch.source.number == number
@@ -113,7 +117,7 @@ def test_batches_are_right_and_every_slot_comes_back_once(
         kept.append(batch.fields)
     stage.close()
     assert len(kept) == min(batches, stop_after)
-    assert all(slot.released for slot in ring.out)
+    assert all(slot.released for slot in ring.out) and ring.closed
     backend.compute()
     for number, fields in enumerate(kept):
         assert_is_batch(fields, number)
@@ -123,7 +127,7 @@ def test_batches_are_right_and_every_slot_comes_back_once(
 
 def test_the_next_copy_begins_before_a_batch_is_handed_over_if_the_ring_is_ready():
     backend = LateBackend(patience=1)
-    stage = to_device(Ring(backend, 4, 5, [True]), backend)
+    stage = DeviceStage(Ring(backend, 4, 5, [True]), backend)
     next(stage)
     backend.compute()
     assert (backend.begun, backend.run) == (4, 2)  # two fields a batch: the second batch is begun, and not waited for
@@ -131,21 +135,14 @@ def test_the_next_copy_begins_before_a_batch_is_handed_over_if_the_ring_is_ready
 
 def test_a_batch_is_not_held_back_for_one_that_is_still_being_read():
     backend = LateBackend(patience=1)
-    stage = to_device(Ring(backend, 4, 5, [False]), backend)
+    stage = DeviceStage(Ring(backend, 4, 5, [False]), backend)
     next(stage)
     assert backend.begun == 2
 
 
-def test_a_source_without_readiness_is_taken_batch_by_batch():
-    backend = LateBackend(patience=1)
-    ring = Ring(backend, 4, 5, [True])
-    stage = to_device((slot for slot in ring), backend)
-    assert [batch.source.number for batch in stage] == [0, 1, 2, 3, 4]
-
-
 def test_the_host_waits_for_no_copy_while_slots_are_free():
     backend = LateBackend(patience=2)
-    for number, batch in enumerate(to_device(Ring(backend, 4, 20, [True, False]), backend, slots_in_copy=3)):
+    for number, batch in enumerate(DeviceStage(Ring(backend, 4, 20, [True, False]), backend, slots_in_copy=3)):
         backend.compute()
         assert_is_batch(batch.fields, number)
     assert backend.host_waits == 0
@@ -163,7 +160,7 @@ def test_images_stored_channels_first_are_copied_densely():
         return tensor
 
     backend.copy = copy
-    for number, batch in enumerate(to_device(ring, backend)):
+    for number, batch in enumerate(DeviceStage(ring, backend)):
         assert_is_batch(batch.fields, number)
     assert number == 1 and seen and all(seen)
 
@@ -173,7 +170,7 @@ def test_an_error_of_the_source_comes_after_the_batches_before_it():
     ring = Ring(backend, 4, 9, [True], fail_at=3)
     numbers = []
     with pytest.raises(OSError, match="the disk is gone"):
-        for batch in to_device(ring, backend):
+        for batch in DeviceStage(ring, backend):
             numbers.append(batch.source.number)
     assert numbers == [0, 1, 2]
     assert all(slot.released for slot in ring.out)
@@ -191,13 +188,13 @@ def test_memory_that_runs_out_on_the_device_gives_the_slot_back():
 
     backend.copy = copy
     with pytest.raises(torch.OutOfMemoryError):
-        list(to_device(ring, backend))
+        list(DeviceStage(ring, backend))
     assert len(ring.out) == 3 and all(slot.released for slot in ring.out)
 
 
 def test_a_batch_let_go_is_freed_while_the_next_is_not_asked_for():
     backend = LateBackend(patience=1)
-    stage = to_device(Ring(backend, 4, 5, [True]), backend)
+    stage = DeviceStage(Ring(backend, 4, 5, [True]), backend)
     seen = weakref.ref(next(stage).fields["images"])
     gc.collect()
     assert seen() is None
@@ -216,7 +213,7 @@ def test_on_the_cpu_tensors_are_the_arrays_memory_and_nothing_else_keeps_them():
     alive = [weakref.ref(fields["images"]) for fields in arrays]
     addresses = [fields["images"].ctypes.data for fields in arrays]
     source = (Plain(arrays.pop(0)) for _ in range(3))
-    stage = to_device(source)
+    stage = DeviceStage(source)
     for number in range(3):
         fields = next(stage).fields
         assert fields["images"].data_ptr() == addresses[number]
@@ -278,14 +275,24 @@ def test_cuda_batches_are_right_while_the_compute_stream_is_busy():
     free = deque({"images": backend.allocate(int(np.prod(shape))).reshape(shape)} for _ in range(4))
     values = [np.random.default_rng(number).integers(0, 200, shape, dtype=np.uint8) for number in range(12)]
 
-    def slots():
-        for number, images in enumerate(values):
+    class Slots:
+        """Filled slots, each when it is asked for."""
+
+        number = 0
+
+        def __next__(self):
+            if self.number == len(values):
+                raise StopIteration
             arrays = free.popleft()
-            arrays["images"][...] = images
-            yield PinnedSlot(arrays, number, free)
+            arrays["images"][...] = values[self.number]
+            self.number += 1
+            return PinnedSlot(arrays, self.number - 1, free)
+
+        def ready(self):
+            return False
 
     sums, work = [], torch.ones((2048, 2048), device="cuda")
-    for batch in to_device(slots(), backend):
+    for batch in DeviceStage(Slots(), backend):
         images = batch.fields["images"]
         assert images.is_cuda and images.is_contiguous(memory_format=torch.channels_last)
         for _ in range(20):  # the step's kernels queue up: the batch is read long after the host went on

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import weakref
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -15,19 +14,27 @@ import torch
 import torch.distributed as dist
 
 from fastload import FastLoader, MixedEcho
-from fastload.device.copy import copy_fields
+from fastload.device.copy import DeviceStage
 from fastload.distributed.consensus import Agreement
 from fastload.distributed.ranks import Share
 from fastload.errors import StateError
 from fastload.loader.echo_policy import AutoEcho
-from fastload.loader.iteration import Iteration, PassCounter, Stages
+from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
-from fastload.prefetch.ring import FilledBatch
+from fastload.prefetch.ring import FilledBatch, SampleForm
 
 N = 48
 PACKED = {"rows": N, "size": (6, 5, 3), "seed": 3, "chunk_rows": 8}
 SLOW, FAST = Pace(100, 100, stall_s=250.0, work_s=100.0), Pace(100, 100, stall_s=0.0, work_s=100.0)
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
 
 
 class Clock:
@@ -41,30 +48,23 @@ class Clock:
 
 
 class Source:
-    """A feed and its own stream: a batch takes it source_s, it works ahead of the user, in so many slots."""
-
-    usable = True
-    views = MappingProxyType({})
-    begin_copy = staticmethod(copy_fields)
+    """A stream: a batch takes it source_s, it works ahead of the user, in so many slots."""
 
     def __init__(self, clock, source_s, slots=4):
         self.clock, self.source_s, self.slots = clock, source_s, slots
         self.made = []
 
-    def stream(self, planned, seed, epoch, *, timed=False):
+    def begin(self, planned):
         self.planned, self.taken = planned, [self.clock.now] * self.slots
         self.done = self.clock.now
-        return self
-
-    def __iter__(self):
-        return self
 
     def __next__(self):
         planned = next(self.planned)
         self.done = max(self.done, self.taken.pop(0)) + self.source_s
         self.clock.now = max(self.clock.now, self.done)
         self.taken.append(self.clock.now)
-        batch = FilledBatch({"labels": planned.rows.copy()}, planned, 8 * len(planned.rows))
+        form = SampleForm(("labels",), None)
+        batch = FilledBatch({"labels": planned.rows.copy()}, planned, 8 * len(planned.rows), form)
         self.made.append(weakref.ref(batch))
         return batch
 
@@ -74,9 +74,10 @@ class Source:
 
 def begin(source, schedule, ended=lambda _: None, epoch=0):
     plan = EpochPlan(range(2 * schedule.num_batches), batch_size=2, shuffle=False, epoch=epoch)
-    stages = Stages(("labels",), source, None, None, 0, 0)
+    source.begin(plan.batches(0))
     counter = PassCounter(clock=source.clock)
-    return Iteration(stages, plan.batches(0), Position(plan, schedule), counter, ended), counter
+    options = FastLoader(Numbers(), 2)._options
+    return Iteration(options, DeviceStage(source), Position(plan, schedule), counter, ended), counter
 
 
 def train(iteration, clock, step_s, steps=None):
@@ -207,14 +208,6 @@ def test_a_state_that_is_refused_changes_nothing(packed):
         with pytest.raises(StateError):
             loader.load_state_dict(state | {"echo": ["auto", 4, 0]} | damaged)
     assert len(loader) == 36 and len(list(iterator)) == 35
-
-
-class Numbers(torch.utils.data.Dataset):
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        return torch.tensor(index)
 
 
 class Told(AutoEcho):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import multiprocessing
 import os
 import pickle
@@ -69,7 +68,7 @@ def test_a_batch_is_what_the_file_holds_at_its_rows(packed, pixels):
 def test_order_is_the_plans_whatever_the_workers(packed, shuffle, read):
     orders = [rows_of(FastLoader(packed, 7, shuffle=shuffle, workers=workers, read=read)) for workers in (1, 2, 4)]
     assert orders[0] == orders[1] == orders[2]
-    plan = FastLoader(packed, 7, shuffle=shuffle)._new_plan(0)
+    plan = FastLoader(packed, 7, shuffle=shuffle)._epochs.plan
     assert orders[0] == [batch.rows.tolist() for batch in plan.batches(0)]
 
 
@@ -181,7 +180,7 @@ def test_an_error_in_a_worker_reaches_the_loop_and_ends_it(tmp_path):
 
 def wait_until_read_ahead(iterator):
     """Until the threads have filled every slot that they were given."""
-    stream = iterator._stream
+    stream = iterator._batches._source
     while len(stream._done) + stream._results.qsize() < len(stream._begun):
         time.sleep(0.001)
 
@@ -216,24 +215,6 @@ def test_a_file_replaced_while_training_is_read_on_as_it_was_and_refused_at_the_
 # State
 
 
-def test_a_state_taken_after_any_batch_restores_the_rest(packed):
-    whole = rows_of(FastLoader(packed, 7, seed=4))
-    loader = FastLoader(packed, 7, seed=4)
-    states = [json.loads(json.dumps(loader.state_dict()))]
-    for _ in loader:
-        states.append(json.loads(json.dumps(loader.state_dict())))
-    following = rows_of(loader)
-    for done, state in enumerate(states[:-1]):
-        fresh = FastLoader(packed, 7, seed=4)
-        fresh.load_state_dict(state)
-        assert len(fresh) == len(whole) - done
-        assert fresh.state_dict() == state
-        assert rows_of(fresh) == whole[done:] and rows_of(fresh) == following
-    finished = FastLoader(packed, 7, seed=4)
-    finished.load_state_dict(states[-1])
-    assert finished.epoch == 1 and len(finished) == len(whole) and rows_of(finished) == following
-
-
 def test_set_epoch_with_the_epoch_of_a_loaded_state_keeps_it(packed):
     whole = rows_of(FastLoader(packed, 7))
     loader = FastLoader(packed, 7)
@@ -252,40 +233,6 @@ def test_set_epoch_with_the_epoch_of_a_loaded_state_keeps_it(packed):
     resumed.load_state_dict(ended)
     resumed.set_epoch(0)
     assert len(resumed) == 0 and rows_of(resumed) == []
-
-
-def test_a_state_is_continued_by_another_number_of_ranks(packed):
-    seen, state = [], None
-    for rank in range(2):
-        loader = FastLoader(packed, 5, share=(rank, 2))
-        for number, batch in enumerate(loader):
-            seen += batch.rows.tolist()
-            if number == 1:
-                break
-        assert state in (None, loader.state_dict())
-        state = loader.state_dict()
-    for rank in range(4):
-        loader = FastLoader(packed, 5, share=(rank, 4))
-        loader.load_state_dict(state)
-        seen += flat(rows_of(loader))
-    assert sorted(seen) == list(range(N))
-
-
-def test_a_state_with_echoes_goes_on_within_a_batch(packed):
-    def run(loader):
-        return [(batch.rows.tolist(), batch[0].sum().item()) for batch in loader]
-
-    options = {"echo": 3, "transform": [RandomHorizontalFlip()]}
-    whole = run(FastLoader(packed, 20, **options))
-    assert len(whole) == len(FastLoader(packed, 20, **options)) == 9
-    for stop in range(1, 9):
-        loader = FastLoader(packed, 20, **options)
-        for number, _ in enumerate(loader, 1):
-            if number == stop:
-                break
-        resumed = FastLoader(packed, 20, **options)
-        resumed.load_state_dict(loader.state_dict())
-        assert len(resumed) == 9 - stop and run(resumed) == whole[stop:]
 
 
 @pytest.mark.parametrize("other", [{"seed": 9}, {"shuffle": "full"}, {"split": "train"}])

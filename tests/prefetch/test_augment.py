@@ -79,7 +79,7 @@ def by_hand(packed, transforms, batch, *, epoch=0, step=0, echo=0, names=("image
 def test_threads_augment_as_the_transforms_do(packed, name, read):
     transforms = PIPELINES[name]
     loader = FastLoader(packed, 8, seed=3, transform=transforms, read=read)
-    assert loader._transforms.in_threads
+    assert loader._options.in_threads
     for epoch in range(2):
         for step, batch in enumerate(loader):
             expected = by_hand(packed, transforms, batch, epoch=epoch, step=step)

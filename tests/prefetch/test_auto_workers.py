@@ -21,7 +21,7 @@ from fastload.prefetch.auto_workers import (
     WorkerStats,
     choose_workers,
 )
-from fastload.prefetch.factory import default_workers
+from fastload.prefetch.resolved import default_workers
 from fastload.system.machine import busy_processes_s
 from sample_files import write_packed
 

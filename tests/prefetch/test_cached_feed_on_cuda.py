@@ -71,7 +71,7 @@ def test_the_loop_synchronizes_nothing(packed, cache):
 
 def test_images_stay_ungathered_until_they_are_asked_for(packed):
     loader = FastLoader(packed, 64, cache="device", device="cuda", shuffle=False)
-    feed = loader._open_feed(loader._stats)
+    feed = loader._open_feed(loader._counter)
     rows = torch.arange(10, 74, device="cuda")
     images = feed._cache.batch(rows, rows.cpu().numpy())["images"]
     assert isinstance(images, CachedImages) and images.rows.shape == (N, *SHAPE) and images.rows.is_cuda

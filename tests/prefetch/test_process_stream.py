@@ -23,15 +23,13 @@ import psutil
 import pytest
 import torch
 from child_processes import child_environment
+from late_backend import LateBackend
 
 from fastload.dataset import PackedDataset
-from fastload.device.copy import to_device
 from fastload.errors import FileChangedError, FormatError, OptionError, StateError, WorkerError
 from fastload.format.column import Column
 from fastload.loader.iteration import Batch, DictBatch
 from fastload.loader.loader import FastLoader
-from fastload.plan import EpochPlan
-from fastload.prefetch.feeds import ProcessFeed
 from fastload.prefetch.inputs import PackedInput
 from fastload.transforms import Normalize, RandomHorizontalFlip
 from sample_files import write_packed, write_ragged
@@ -568,24 +566,6 @@ def test_a_file_that_changes_under_the_workers_is_named(tmp_path, pixels):
         list(batches)
 
 
-def test_a_state_continues_where_it_was_with_other_workers(packed):
-    def loader(workers):
-        return FastLoader(PackedDataset(packed, transform=noisy), 8, seed=1, workers=workers)
-
-    whole = [(batch.rows.tolist(), batch[3].tolist()) for batch in loader(1)]
-    for stop in (1, 4):
-        first, seen = loader(2), []
-        for batch in first:
-            seen.append((batch.rows.tolist(), batch[3].tolist()))
-            if len(seen) == stop:
-                break
-        second = loader(1)
-        second.load_state_dict(first.state_dict())
-        assert len(second) == len(whole) - stop
-        assert seen + [(batch.rows.tolist(), batch[3].tolist()) for batch in second] == whole
-        assert second.stats.fresh_samples == 8 * (len(whole) - stop)
-
-
 def test_ends_echo_and_plan_fields_are_as_with_threads(packed, pixels):
     dataset = PackedDataset(packed, fields=["images", "valid", "row"], transform=as_it_is)
     loader = FastLoader(dataset, 16, shuffle=False, echo=2, workers=1)
@@ -689,56 +669,21 @@ def test_masks_of_other_datasets_move_with_their_images(pixels):
     loader.close()
 
 
-class PinningBackend:
-    """A device without a GPU: copies are made at once."""
-
-    def __init__(self):
-        self.pinned = 0
-
-    def pin(self, memory):
-        self.pinned += 1
-        return self.unpin
-
-    def unpin(self):
-        self.pinned -= 1
-
-    def side_stream(self):
-        return warnings.catch_warnings()
-
-    def copy(self, host):
-        return host.clone(memory_format=torch.preserve_format)
-
-    def record(self):
-        return None
-
-    def finished(self, event):
-        return False
-
-    def synchronize(self, event):
-        pass
-
-    def hand_over(self, event, tensors):
-        pass
-
-
 def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(packed, pixels):
-    backend = PinningBackend()
-    feed = ProcessFeed(
-        PackedInput(PackedDataset(packed, transform=as_it_is)), 16, workers=1, chunk_rows=0,
-        on_layout=lambda layout: None, backend=backend, announces=True, auto=False,
-    )  # fmt: skip
-    stream = feed.stream(EpochPlan(range(N), batch_size=16).batches(0), lambda batch: batch.step, 0)
+    device = LateBackend(patience=1)
+    dataset = PackedDataset(packed, transform=as_it_is)
+    loader = FastLoader(dataset, 16, shuffle=False, ends="exact", workers=1, device=device)
     count = 0
-    for batch in to_device(stream, backend):
-        assert backend.pinned == 6
-        images = torch.from_numpy(pixels[batch.source.planned.rows]).permute(0, 3, 1, 2)
-        assert torch.equal(batch.fields["images"], images)
-        assert torch.equal(batch.fields["row"], torch.from_numpy(batch.source.planned.rows))
-        assert torch.equal(batch.fields["valid"], torch.from_numpy(batch.source.planned.valid))
+    for batch in loader:
+        device.compute()
+        assert device.pinned == 6 * loader._feed._workers.state.ring.slot_bytes
+        assert_pixels(batch, pixels)
+        assert batch.valid.sum() == batch.global_valid
         count += 1
     assert count == 4
-    feed.close()
-    assert backend.pinned == 0
+    device.drain()
+    loader.close()
+    assert device.pinned == 0
 
 
 def test_a_forked_copy_of_a_loader_leaves_the_workers_alone(packed, start):
@@ -763,19 +708,6 @@ def test_a_forked_copy_of_a_loader_leaves_the_workers_alone(packed, start):
 
 def test_a_loader_of_processes_is_small_when_its_dataset_is_pickled(packed):
     assert len(pickle.dumps(PackedInput(PackedDataset(packed, transform=as_it_is)))) < 3000
-
-
-def test_an_iteration_that_failed_does_not_pass_for_a_finished_one(packed):
-    loader = FastLoader(
-        PackedDataset(packed, fields=["images", "row"], transform=raising), 16, shuffle=False, workers=1
-    )
-    batches = iter(loader)
-    next(batches)
-    with pytest.raises(WorkerError):
-        list(batches)
-    with pytest.raises(OptionError, match="ended by WorkerError before the end"):
-        next(batches)
-    assert loader.state_dict()["segments"] == [[1, 16, 1]]
 
 
 class Nested(torch.utils.data.Dataset):

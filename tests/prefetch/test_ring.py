@@ -28,11 +28,11 @@ def test_memory_can_come_from_outside():
 
 
 def test_slots_that_came_back_are_not_taken_for_held_when_no_more_are_taken():
-    ring = Ring([SlotField("x", (4,), np.dtype(np.int64))], 6)
+    ring = Ring([FIELD], 6)
     slots = [ring.take() for _ in range(6)]
     for slot in slots:  # as at the end of an epoch: handed over one after another, none filled again
         arrays = ring.lend_or_copy(slot)
-        assert np.shares_memory(arrays["x"], slot.memory)
+        assert np.shares_memory(arrays["images"], slot.memory)
         del arrays
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fastload.plan import EpochPlan
-from fastload.prefetch.ring import SLACK, Ring, SlotField, split_small
-from fastload.prefetch.thread_stream import ThreadStream
+from fastload.prefetch.ring import SLACK, Ring, SlotField
+from fastload.prefetch.thread_stream import Ahead, ThreadStream
 
 B, WIDTH = 4, 100_000
 FIELD = SlotField("images", (B, WIDTH), np.dtype(np.uint8))
@@ -136,9 +136,8 @@ def test_coming_rows_are_announced_before_they_are_read_and_not_too_far_ahead():
         log.append(("read", planned.step))
         return fill(planned, arrays)
 
-    batches = stream(
-        ring, 12, fill=noting, workers=1, ahead=2, announce=lambda rows: log.append(("say", int(rows[0]) // B))
-    )
+    ahead = Ahead(lambda rows: log.append(("say", int(rows[0]) // B)), depth=2)
+    batches = stream(ring, 12, fill=noting, workers=1, ahead=ahead)
     for number, _ in enumerate(batches):
         said = [step for what, step in log if what == "say"]
         assert said == list(range(min(12, len(said)))) and len(said) <= number + 1 + 3 + 2
@@ -165,8 +164,8 @@ def test_what_a_worker_raises_reaches_the_loop_in_its_turn_with_its_traceback():
 
 
 def test_manual_release_hands_over_slots_and_reuses_only_those_released():
-    ring = Ring([FIELD], 4)
-    batches = stream(ring, 12, manual_release=True)
+    ring = Ring([FIELD], 4, manual_release=True)
+    batches = stream(ring, 12)
     held = []
     for batch in batches:
         assert is_right(batch)
@@ -181,11 +180,9 @@ def test_manual_release_hands_over_slots_and_reuses_only_those_released():
 
 
 def test_small_arrays_belong_to_the_batch_and_hold_no_slot():
-    in_slots, small = split_small([FIELD, LABELS])
-    assert (in_slots, small) == ([FIELD], [LABELS])
     labels = []
-    ring = Ring(in_slots, SLACK + 2)
-    for batch in stream(ring, 25, small=small):
+    ring = Ring([FIELD, LABELS], SLACK + 2)
+    for batch in stream(ring, 25):
         labels.append(batch.arrays["labels"])
         assert any(np.shares_memory(batch.arrays["images"], slot.memory) for slot in ring.slots)
     assert np.array_equal(np.concatenate(labels), np.arange(100))

@@ -22,8 +22,8 @@ from fastload.errors import OptionError
 from fastload.inspection.shuffle_quality import LEAST_ROWS, OrderQuality, measure_shuffles
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
-from fastload.prefetch.factory import default_workers
 from fastload.prefetch.inputs import OtherInput, PackedInput, as_input
+from fastload.prefetch.resolved import default_workers
 from fastload.profiling.bench.steps import NetworkStep, StepChoice, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import crop_call, crop_for, crop_text
 from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions
