@@ -20,11 +20,12 @@ import numpy as np
 from fastload.errors import OptionError, SourceError
 from fastload.format.column import Column
 from fastload.sources.assemble import (
-    Contradictions,
+    Draft,
+    MaskFiles,
+    Samples,
+    Splits,
     assemble,
     children,
-    masks_at,
-    recognised_note,
     split_path,
     stem_of,
     text_lines,
@@ -69,8 +70,9 @@ def list_ade20k(
     if options.masks == "instance":
         raise OptionError("ADE20K SceneParsing has no instance masks. Accepted here: masks auto, semantic or none.")
     tree = open_tree(source)
-    found = Contradictions(tree, on_error)
-    notes = [recognised_note("ade20k", ade20k_evidence(tree))]
+    found = Draft("ade20k", tree, on_error, evidence=ade20k_evidence(tree))
+    found.leave_out_broken(tree)
+    notes = found.notes
     root, images = _find_images(tree)
     masks: dict[str, int] = {}
     numbering = ""
@@ -83,19 +85,18 @@ def list_ade20k(
     stems = []
     for stem, (position, split) in images.items():
         if split in with_masks and stem not in masks:
-            found.add(key_of(tree.names[position]), "has no mask")
+            found.leave_out(key_of(tree.names[position]), "has no mask")
         else:
             stems.append(stem)
     for stem, position in masks.items():
         if stem not in images and stem not in found.unreadable:
-            found.add(key_of(tree.names[position]), "is a mask without its image")
+            found.leave_out(key_of(tree.names[position]), "is a mask without its image")
     scenes = _read_scenes(tree, root, notes)
     kinds = {stem.rpartition("_")[0] for stem in images}  # ADE_train, ADE_val
     for stem in scenes:
         # The file lists train and val; a dataset may have only one of them.
         if stem.rpartition("_")[0] in kinds and stem not in images and stem not in found.unreadable:
-            found.add(key_of(stem), f"is listed in {SCENES}, but has no image")
-    skipped = found.as_skipped()
+            found.leave_out(key_of(stem), f"is listed in {SCENES}, but has no image")
     listed = [stem for stem in CALLED_CORRUPTED if stem in images]
     if listed:
         notes.append(f"Kept, though the converter of MosaicML Streaming calls them corrupted: {', '.join(listed)}.")
@@ -110,24 +111,10 @@ def list_ade20k(
     mask_positions = [masks.get(stem, -1) for stem in stems]
     classes = _class_names(tree, root, notes)
     shifted = numbering == "shifted"
-    return assemble(
-        tree,
-        "ade20k",
-        images=[images[stem][0] for stem in stems],
-        splits=[images[stem][1] for stem in stems],
-        columns=columns,
-        notes=notes,
-        skipped=skipped,
-        masks=masks_at(
-            tree,
-            mask_positions,
-            names=classes if shifted or not classes else ("other", *classes),
-            ignore_index=255 if shifted else 0,
-        )
-        if masks
-        else None,
-        mask_positions=mask_positions if masks else None,
-    )
+    names = classes if shifted or not classes else ("other", *classes)
+    packed = MaskFiles(mask_positions, names, ignore_index=255 if shifted else 0) if masks else None
+    positions, splits = [images[stem][0] for stem in stems], Splits.of([images[stem][1] for stem in stems])
+    return assemble(found, Samples.in_tree(tree, positions, splits, columns, packed, by_name=True))
 
 
 def _find_images(tree: Tree) -> tuple[str, dict[str, tuple[int, str]]]:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources.assemble import (
-    Contradictions,
+    Draft,
+    MaskFiles,
+    Samples,
+    Splits,
     assemble,
     children,
-    masks_at,
-    recognised_note,
     split_path,
     stem_of,
     text_lines,
@@ -55,8 +56,9 @@ def list_camvid(
     if options.masks == "instance":
         raise OptionError("CamVid has no instance masks. Accepted here: masks auto, semantic or none.")
     tree = open_tree(source)
-    found = Contradictions(tree, on_error)
-    notes = [recognised_note("camvid", camvid_evidence(tree))]
+    found = Draft("camvid", tree, on_error, evidence=camvid_evidence(tree))
+    found.leave_out_broken(tree)
+    notes = found.notes
     images: list[int] = []
     masks: list[int] = []
     splits: list[str] = []
@@ -67,36 +69,28 @@ def list_camvid(
         for stem, position in frames.items():
             key = key_of(tree.names[position])
             if stem not in annotated:
-                found.add(key, "has no mask")
+                found.leave_out(key, "has no mask")
             elif listed is not None and stem not in listed:
-                found.add(key, f"is not listed in {key_of(folder[:-1])}.txt")
+                found.leave_out(key, f"is not listed in {key_of(folder[:-1])}.txt")
             else:
                 images.append(position)
                 masks.append(annotated[stem])
                 splits.append(split)
         for stem, position in annotated.items():
             if stem not in frames and stem not in found.unreadable:
-                found.add(key_of(tree.names[position]), "is a mask without its image")
+                found.leave_out(key_of(tree.names[position]), "is a mask without its image")
         for stem, key in (listed or {}).items():
             if stem not in frames and stem not in found.unreadable:
-                found.add(key, f"is listed in {key_of(folder[:-1])}.txt, but has no file")
+                found.leave_out(key, f"is listed in {key_of(folder[:-1])}.txt, but has no file")
     used = tuple(folder for name in pairs for folder in (name, f"{name[:-1]}annot/"))
     others = [key_of(tree.names[i]) for i in tree.images().tolist() if split_path(tree.names[i])[0] not in used]
     if others:
         notes.append(f"Ignored images outside the pairs of folders ({len(others)}): {first_few(others)}.")
-    notes.append(f"Masks: {len(CLASSES) - 1} classes, 11 = void and ignored.")
-    wanted = options.masks != "none"
-    return assemble(
-        tree,
-        "camvid",
-        images=images,
-        splits=splits,
-        columns={},
-        notes=notes if wanted else notes[:-1],
-        skipped=found.as_skipped(),
-        masks=masks_at(tree, masks, names=CLASSES, ignore_index=VOID) if wanted else None,
-        mask_positions=masks if wanted else None,
-    )
+    packed = None
+    if options.masks != "none":
+        notes.append(f"Masks: {len(CLASSES) - 1} classes, 11 = void and ignored.")
+        packed = MaskFiles(masks, CLASSES, VOID)
+    return assemble(found, Samples.in_tree(tree, images, Splits.of(splits), masks=packed, by_name=True))
 
 
 def _folder_pairs(tree: Tree) -> dict[str, str]:

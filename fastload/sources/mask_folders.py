@@ -16,11 +16,12 @@ import numpy as np
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources.assemble import (
-    Contradictions,
+    Draft,
+    MaskFiles,
+    Samples,
+    Splits,
     assemble,
     fill_value,
-    masks_at,
-    recognised_note,
     split_path,
     stem_of,
     values_in_masks,
@@ -69,15 +70,16 @@ def list_mask_folders(
     if options.masks == "instance":
         raise OptionError("Masks in a folder do not say of which kind they are. Accepted here: masks auto or none.")
     tree = open_tree(source)
-    found = Contradictions(tree, on_error)
     evidence = mask_folders_evidence(tree)
+    found = Draft("mask-folders", tree, on_error, evidence=evidence)
+    found.leave_out_broken(tree)
     if not evidence:
         raise SourceError(
             f"{tree.given}: no image has a mask of the same name in a sibling folder, as images/a.jpg and masks/a.png. "
             f"Folders of masks are called {', '.join(sorted(ANNOTATION_FOLDERS))}, or as the folder of images with "
             "_mask or annot appended."
         )
-    notes = [recognised_note("mask-folders", evidence)]
+    notes = found.notes
     pairs = _find_pairs(tree)
     images, masks = pairs.images, pairs.masks
     if pairs.twice:
@@ -90,12 +92,12 @@ def list_mask_folders(
     rows = []
     for pair, position in images.items():
         if split_of[pair] in with_masks and pair not in masks:
-            found.add(key_of(tree.names[position]), "has no mask")
+            found.leave_out(key_of(tree.names[position]), "has no mask")
         else:
             rows.append(pair)
     for pair, position in masks.items():
         if pair not in images and pair[-1] not in found.unreadable:
-            found.add(key_of(tree.names[position]), "is a mask without its image")
+            found.leave_out(key_of(tree.names[position]), "is a mask without its image")
     used = {*images.values(), *masks.values()}
     others = [key_of(tree.names[i]) for i in tree.images().tolist() if i not in used]
     if others:
@@ -111,17 +113,9 @@ def list_mask_folders(
         seen = [str(value) for value in values_in_masks(tree.files, [at for at in mask_positions if at >= 0])]
         if seen:
             notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}. Their meaning is unknown.")
-    return assemble(
-        tree,
-        "mask-folders",
-        images=[images[pair] for pair in rows],
-        splits=[split_of[pair] for pair in rows],
-        columns={},
-        notes=notes,
-        skipped=found.as_skipped(),
-        masks=masks_at(tree, mask_positions, ignore_index=fill) if wanted else None,
-        mask_positions=mask_positions if wanted else None,
-    )
+    packed = MaskFiles(mask_positions, ignore_index=fill) if wanted else None
+    positions, splits = [images[pair] for pair in rows], Splits.of([split_of[pair] for pair in rows])
+    return assemble(found, Samples.in_tree(tree, positions, splits, masks=packed, by_name=True))
 
 
 def _split(pair: tuple[str, ...]) -> str:

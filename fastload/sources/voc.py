@@ -20,16 +20,17 @@ import numpy as np
 from fastload.errors import SourceError
 from fastload.format.column import Column
 from fastload.sources.assemble import (
-    Contradictions,
+    Draft,
+    MaskFiles,
+    Samples,
+    Splits,
     assemble,
     children,
-    masks_at,
-    recognised_note,
     split_path,
     text_lines,
 )
 from fastload.sources.box_forms import SIZED
-from fastload.sources.listing import SPLIT_ORDER, Listing, Masks, OnError, SourceOptions, first_few
+from fastload.sources.listing import SPLIT_ORDER, Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import Tree, key_of
 
@@ -71,9 +72,9 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
     """
     options = options or SourceOptions()
     tree = open_tree(source)
-    found = Contradictions(tree, on_error)
-    evidence = voc_evidence(tree)
-    notes = [recognised_note("voc", evidence)]
+    found = Draft("voc", tree, on_error, evidence=voc_evidence(tree))
+    found.leave_out_broken(tree)
+    notes = found.notes
     root = _one_year(tree)
     images = children(tree, f"{root}JPEGImages/")
     if not images:
@@ -88,9 +89,9 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
     for stem, split in split_of.items():
         key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
         if stem not in images:
-            found.add(key, f"is listed in {split}.txt, but has no file")
+            found.leave_out(key, f"is listed in {split}.txt, but has no file")
         elif split in with_masks and stem not in masks:
-            found.add(key, f"has no mask in {kind}")
+            found.leave_out(key, f"has no mask in {kind}")
         else:
             stems.append(stem)
     without = sorted(set(split_of.values()) - with_masks)
@@ -102,22 +103,14 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
     if unused:
         notes.append(f"Images that the lists used do not name were left ({unused}).")
     mask_positions = [masks.get(stem, -1) for stem in stems]
-    packed: Masks | None = None
+    packed = None
     if masks:
         names = ("background", *CLASSES) if kind != "SegmentationObject" and classes == CLASSES else ()
         attrs = {"kind": "instance" if kind == "SegmentationObject" else "semantic"}
-        packed = masks_at(tree, mask_positions, names=names, ignore_index=VOID, attrs=attrs)
-    return assemble(
-        tree,
-        "voc",
-        images=[images[stem] for stem in stems],
-        splits=[split_of[stem] for stem in stems],
-        columns=columns,
-        notes=notes,
-        skipped=found.as_skipped(),
-        masks=packed,
-        mask_positions=mask_positions if masks else None,
-    )
+        packed = MaskFiles(mask_positions, names, VOID, attrs)
+    splits = Splits.of([split_of[stem] for stem in stems])
+    positions = [images[stem] for stem in stems]
+    return assemble(found, Samples.in_tree(tree, positions, splits, columns, packed, by_name=True))
 
 
 def _years(tree: Tree) -> dict[str, list[str]]:
@@ -225,7 +218,7 @@ def _read_objects(
     stems: list[str],
     images: dict[str, int],
     split_of: dict[str, str],
-    found: Contradictions,
+    found: Draft,
     notes: list[str],
 ) -> tuple[list[Objects] | None, list[str]]:
     """Returns the objects of each image (None if there are no annotations at all), and the stems that remain."""
@@ -243,10 +236,10 @@ def _read_objects(
             try:
                 objects.append(parse_annotation(tree.read_text(annotations[stem])))
             except ValueError as exc:
-                found.add(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
+                found.leave_out(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
                 continue
         elif split_of[stem] in annotated:
-            found.add(key, f"has no annotation in {key_of(root)}Annotations")
+            found.leave_out(key, f"has no annotation in {key_of(root)}Annotations")
             continue
         else:
             objects.append(Objects((), (), ()))
