@@ -104,7 +104,8 @@ def list_cifar(
     _leave_out_absent(draft, version, key_of(folder), files)
     read = _read_binary if version.binary else _read_pickled
     batches = [read(tree, i, version, "test" if name == version.test else "train") for name, i in files.items()]
-    attrs, used = {}, set(files.values())
+    attrs: dict[str, dict[str, Any]] = {}
+    used = set(files.values())
     for column, classes in version.labels[::-1]:
         file, key = version.names[column]
         attrs[column] = {}

@@ -26,8 +26,10 @@ from fastload.errors import SourceError
 
 _TYPE = re.compile(r"[<>|=]?([biuf][1248]|[SU][0-9]{1,6})")
 
-_DAMAGES = (pickle.UnpicklingError, struct.error, EOFError, LookupError, ValueError, TypeError, AttributeError)
-_DAMAGES += (OverflowError, MemoryError)
+_DAMAGES = (
+    *(pickle.UnpicklingError, struct.error, EOFError, LookupError, ValueError, TypeError, AttributeError),
+    *(OverflowError, MemoryError),
+)
 
 
 class RefusedError(Exception):
@@ -214,7 +216,8 @@ class _ArrayUnpickler(pickle._Unpickler):
         for key in self.stack[-2:-1] if code == pickle.SETITEM[0] else self.stack[::2]:
             if not isinstance(key, (str, bytes, int)):
                 raise RefusedError(f"has a {type(key).__name__} as a key")
-        pickle._Unpickler.dispatch[code](self)
+        step: Any = pickle._Unpickler.dispatch[code]
+        step(self)
 
     def _instantiate(self, *_: object) -> None:
         self.refuse("asks to make an object")

@@ -61,6 +61,7 @@ class Layout:
         decodes: whether its images are files to be decoded, which pays for worker processes, and not arrays to be
             copied.
         takes: the fields of SourceOptions that it uses. masks="none" is accepted by all.
+        no_instances: why masks="instance" is refused; "" if it is not.
     """
 
     source: Source
@@ -69,6 +70,7 @@ class Layout:
     line: str
     decodes: bool = True
     takes: tuple[str, ...] = ()
+    no_instances: str = ""
 
 
 _OF_TABLES = ("masks", "labels", "image_column", "split_column")
@@ -80,13 +82,23 @@ LAYOUTS: dict[str, Layout] = {
         list_imagenet, imagenet_evidence, "dataset", "ImageNet: class folders, Kaggle's, or the original tars in place"
     ),
     "ade20k": Layout(
-        list_ade20k, ade20k_evidence, "dataset", "ADE20K SceneParsing: scenes, masks of 150 classes", takes=("masks",)
+        list_ade20k,
+        ade20k_evidence,
+        "dataset",
+        "ADE20K SceneParsing: scenes, masks of 150 classes",
+        takes=("masks",),
+        no_instances="ADE20K SceneParsing has no instance masks. Accepted here: masks auto, semantic or none.",
     ),
     "voc": Layout(
         list_voc, voc_evidence, "dataset", "Pascal VOC, one year: palette masks, boxes, labels", takes=("masks",)
     ),
     "camvid": Layout(
-        list_camvid, camvid_evidence, "dataset", "CamVid as in SegNet's tutorial: frames and masks", takes=("masks",)
+        list_camvid,
+        camvid_evidence,
+        "dataset",
+        "CamVid as in SegNet's tutorial: frames and masks",
+        takes=("masks",),
+        no_instances="CamVid has no instance masks. Accepted here: masks auto, semantic or none.",
     ),
     "coco": Layout(
         list_coco,
@@ -148,6 +160,7 @@ LAYOUTS: dict[str, Layout] = {
         "format",
         "Images and masks of the same names in sibling folders",
         takes=("masks",),
+        no_instances="Masks in a folder do not say of which kind they are. Accepted here: masks auto or none.",
     ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
 }
@@ -227,6 +240,8 @@ def _refuse_unused(options: SourceOptions, layout: str, where: str) -> None:
             f"{where}: `{flag}` means nothing to the layout {layout}; it is for {theirs}. Leave it out, or name "
             "another layout with `--layout`."
         )
+    if options.masks == "instance" and (why := LAYOUTS[layout].no_instances):
+        raise OptionError(why)
 
 
 # Notes about annotations that a folder of images holds but its layout does not read, as users expect them packed.

@@ -50,9 +50,10 @@ def list_row_files(
         draft.notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
     counts = [len(file.names) for file in files]
     shape, dtype = files[0].rows.shape, files[0].rows.dtype
+    rows = [(file.rows, count) for file, count in zip(files, counts, strict=True)]
     samples = Samples(
         keys=[f"{key}/{name}" for file in files for key in [key_of(tree.names[file.position])] for name in file.names],
-        files=JoinedRows.of([(file.rows, count) for file, count in zip(files, counts, strict=True)]),
+        files=rows[0][0] if len(rows) == 1 else JoinedRows.of(rows),
         sizes=np.full(sum(counts), math.prod(shape) * dtype.itemsize, np.int64),
         mtimes_ns=np.repeat(tree.mtimes_ns[[file.position for file in files]], counts),
         splits=Splits.of([split for file in files for split in [file.split] * len(file.names)]),
