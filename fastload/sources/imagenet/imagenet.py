@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import JoinedFiles, recognised_note
+from fastload.sources.assemble import recognised_note
 from fastload.sources.imagenet.devkit import (
     DEVKIT,
     GROUND_TRUTH,
@@ -58,6 +58,7 @@ from fastload.sources.listing import (
     require_unique,
 )
 from fastload.sources.open_tree import open_tree
+from fastload.sources.spans import JoinedFiles
 from fastload.sources.tree import Tree, is_image, key_of
 
 IMAGES = {"train": 1_281_167, "val": 50_000, "test": 100_000}
