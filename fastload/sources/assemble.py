@@ -5,7 +5,7 @@ Also what several layouts share: pairs of files by their stem, lines of a text, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,6 +84,25 @@ class Draft:
         self.unreadable |= {stem_of(key) for key, _ in broken}
         for key, reason in broken:
             self.leave_out(prefix + key, reason)
+
+    def leave_out_all(
+        self, found: Sequence[tuple[str, str]], which: str, fix: str, shown: list[str] | None = None
+    ) -> None:
+        """Leaves out samples of which a layout found all at once, in addition to those known.
+
+        Args:
+            found: key and reason of each sample.
+            which: what they are, for the message.
+            fix: how to go on, for the message, which ends "... with `--on-error skip`".
+            shown: how the message shows them; None: by key and reason.
+
+        Raises:
+            SourceError: there are some and on_error is "fail".
+        """
+        if found and self.on_error == "fail":
+            said = first_few([f"{key} {reason}" for key, reason in found] if shown is None else shown)
+            raise SourceError(f"{self.where}: {which} ({len(found)}): {said}. {fix} with `--on-error skip`.")
+        self.skipped += found
 
     def refuse_left_out(self) -> None:
         """Refuses samples that are left out, unless such may be skipped.
@@ -213,6 +232,12 @@ class Samples:
         return replace(samples, masks=packed).made_also_of(
             np.where(present, tree.sizes[any_file], 0), np.where(present, tree.mtimes_ns[any_file], 0)
         )
+
+    def without(self, left_out: Collection[int]) -> Samples:
+        """Returns the samples other than some rows, in their order."""
+        if not left_out:
+            return self
+        return replace(self, rows=np.delete(np.arange(len(self.keys)), list(left_out)))
 
     def made_also_of(self, sizes: NDArray[np.int64] | np.int64, mtimes_ns: NDArray[np.int64] | np.int64) -> Samples:
         """Returns the samples with further files counted in: a resume notices if these change, as it does for images.
@@ -372,40 +397,3 @@ def fill_value(files: Files, present: NDArray[np.bool_], where: str) -> tuple[in
     why = f", as other masks hold {', '.join(map(str, range(255, value, -1)))}" if value < 255 else ""
     sampled = f" (of {_SEARCHED} masks or fewer that were looked at)" if len(rows) > _SEARCHED else ""
     return value, [f"Images without a mask ({absent}): theirs are {value} throughout{why}{sampled}."]
-
-
-@dataclass(frozen=True, eq=False)
-class JoinedFiles:
-    """Reads the files of several folders or archives as one sequence: shards, train and val archives, images and masks.
-
-    Attributes:
-        parts: readers of the folders and archives.
-        part: int32 (F,), the part that each file belongs to.
-        index: int64 (F,), the index of each file in its part.
-    """
-
-    parts: tuple[Files, ...]
-    part: NDArray[np.int32]
-    index: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, parts: Sequence[tuple[Files, int]]) -> JoinedFiles:
-        """Returns the files of all parts, one part behind the other; each is given with its number of files."""
-        counts = [count for _, count in parts]
-        return cls(
-            parts=tuple(files for files, _ in parts),
-            part=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-            index=np.concatenate([np.zeros(0, np.int64), *(np.arange(count) for count in counts)]),
-        )
-
-    def read(self, i: int) -> bytes:
-        """Returns all bytes of file i."""
-        return self.parts[int(self.part[i])].read(int(self.index[i]))
-
-    def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of file i."""
-        return self.parts[int(self.part[i])].read_head(int(self.index[i]), size)
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> JoinedFiles:
-        """Returns the files at these indices, in their order."""
-        return JoinedFiles(self.parts, self.part[indices], self.index[indices])

@@ -27,7 +27,7 @@ from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
 from fastload.sources.mnist import list_mnist, mnist_evidence
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.columns import plain_name
+from fastload.sources.tables.frame import plain_name
 from fastload.sources.tables.image_tables import IMAGE_COLUMNS, is_table, manifest_evidence
 from fastload.sources.tables.manifest import list_manifest
 from fastload.sources.tables.read_table import read_rows

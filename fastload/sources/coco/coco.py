@@ -76,7 +76,7 @@ def list_coco(
     ids.append(np.full(len(tests), -1, np.int64))
     boxes = Boxes.of(parts, len(images))
     columns = {"image_id": Column(np.concatenate(ids)), **boxes.columns(classes)}
-    empty = int((boxes.counts == 0).sum()) - len(tests)
+    empty = int((boxes.slots.counts == 0).sum()) - len(tests)
     if empty:
         notes.append(f"Images without an annotation were kept ({empty}).")
     thin = int((boxes.boxes[:, 2:] == 0).any(axis=1).sum())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, JoinedFiles, Samples, Splits, assemble
+from fastload.sources.assemble import Draft, Samples, Splits, assemble
 from fastload.sources.imagenet.devkit import (
     DEVKIT,
     GROUND_TRUTH,
@@ -49,6 +49,7 @@ from fastload.sources.imagenet.parts import (
 )
 from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
+from fastload.sources.spans import JoinedFiles
 from fastload.sources.tree import Tree, is_image, key_of
 
 IMAGES = {"train": 1_281_167, "val": 50_000, "test": 100_000}
