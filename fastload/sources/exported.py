@@ -9,10 +9,7 @@ They are used only while they fit the folder: all listed files are there, no ima
 
 from __future__ import annotations
 
-import io
 import json
-import math
-import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
@@ -23,6 +20,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column, Moves
+from fastload.sources.arrays.npy import read_npz
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, assemble
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few, require_unique
 from fastload.sources.open_tree import open_tree
@@ -32,7 +30,6 @@ SIDECAR, FIELDS, TABLE = "fastload.json", "fields.npz", "manifest.csv"
 FORMAT, VERSION = "fastload-export", 1
 
 _NO_COLUMNS = ("images", "masks", "split", "key", "digest", "digest_fields", "", ".", "..")
-_HEAD_BYTES = 2**16  # of one array in an .npz, at most
 
 
 @dataclass(frozen=True)
@@ -171,24 +168,29 @@ def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
         raise sidecar.damaged("its split_names are no list of different names")
     if not isinstance(described, list) or not all(isinstance(column, dict) for column in described):
         raise sidecar.damaged("it does not describe the columns")
-    columns: dict[str, Column] = {}
     position = sidecar.positions[sidecar.folder + FIELDS]
     where = tree.where(position)
     try:
-        with zipfile.ZipFile(io.BytesIO(tree.read_text(position))) as archive:
-            for column in described:
-                name = column.get("name")
-                if not isinstance(name, str) or name in columns or name in _NO_COLUMNS or "/" in name:
-                    raise sidecar.damaged(f"{str(name)[:80]!r} is no name of a column, or occurs twice")
-                values = _array(archive, where, name, *_kind(sidecar, column, count))
-                columns[name] = Column(values, _attrs(sidecar, column.get("attrs")), _moves(sidecar, column, values))
-            split: NDArray[np.uint8] = _array(archive, where, "split", np.dtype(np.uint8), (count,))
-    except SourceError:
-        raise
-    except (zipfile.BadZipFile, KeyError, EOFError, ValueError, NotImplementedError, OSError) as exc:
-        raise SourceError(
-            f"{where}: damaged, or not the one that {SIDECAR} describes ({exc}). Export again, or remove {SIDECAR}."
-        ) from exc
+        arrays = {array.name: array for array in read_npz(tree, position)}
+    except SourceError as exc:
+        raise SourceError(f"{where}: damaged ({exc}). Export again, or remove {SIDECAR}.") from exc
+
+    def values_of(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        found = f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "absent"
+        if found != f"{dtype} {shape}":
+            raise SourceError(
+                f"{where}: `{name}` is {found}, {SIDECAR} says {dtype} {shape}. Export again, or remove {SIDECAR}."
+            )
+        return arrays[name].values()
+
+    columns: dict[str, Column] = {}
+    for column in described:
+        name = column.get("name")
+        if not isinstance(name, str) or name in columns or name in _NO_COLUMNS or "/" in name:
+            raise sidecar.damaged(f"{str(name)[:80]!r} is no name of a column, or occurs twice")
+        values = values_of(name, *_kind(sidecar, column, count))
+        columns[name] = Column(values, _attrs(sidecar, column.get("attrs")), _moves(sidecar, column, values))
+    split = values_of("split", np.dtype(np.uint8), (count,))
     if int(split.max()) >= len(names):
         raise sidecar.damaged(f"a row is of split {int(split.max())}, of {len(names)} that have names")
     return columns, Splits(split, tuple(names))
@@ -206,24 +208,6 @@ def _kind(sidecar: _Sidecar, column: dict[str, Any], count: int) -> tuple[np.dty
     if dtype.kind not in "biufS":
         raise sidecar.damaged(f"`{name}` is {dtype}, which a packed file never holds")
     return dtype, (count, *shape)
-
-
-def _array(archive: zipfile.ZipFile, where: str, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """Returns one array of fields.npz, checked against dtype and shape; nothing is ever unpickled."""
-    info = archive.getinfo(f"{name}.npy")
-    most = math.prod(shape) * dtype.itemsize + _HEAD_BYTES
-    if info.file_size > most:
-        raise SourceError(
-            f"{where}: `{name}` would be {info.file_size:,} bytes, at most {most:,} are possible; refused."
-        )
-    with archive.open(info) as file:
-        values = np.lib.format.read_array(io.BytesIO(file.read(most)), allow_pickle=False)
-    if values.dtype != dtype or values.shape != shape:
-        raise SourceError(
-            f"{where}: `{name}` is {values.dtype} {values.shape}, {SIDECAR} says {dtype} {shape}. Export again, or "
-            f"remove {SIDECAR}."
-        )
-    return values
 
 
 def _moves(sidecar: _Sidecar, column: dict[str, Any], values: NDArray[Any]) -> Moves:

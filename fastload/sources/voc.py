@@ -20,7 +20,7 @@ import numpy as np
 from fastload.errors import SourceError
 from fastload.format.column import Column
 from fastload.sources.assemble import Draft, children, split_path
-from fastload.sources.box_forms import SIZED
+from fastload.sources.box_forms import SIZED, BoxSlots
 from fastload.sources.listing import SPLIT_ORDER, Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.pairs import Pairs
@@ -339,20 +339,14 @@ def parse_annotation(data: bytes) -> Objects:
 
 def box_columns(objects: list[Objects], classes: tuple[str, ...]) -> dict[str, Column]:
     """Returns boxes, box_labels, box_difficult and num_boxes, padded to the most boxes of any image (at least 1)."""
-    counts = np.array([len(each.names) for each in objects], np.int64)
-    most = max(1, int(counts.max(initial=0)))
-    boxes = np.zeros((len(objects), most, 4), np.float32)
-    labels = np.full((len(objects), most), -1, np.int64)
-    difficult = np.zeros((len(objects), most), np.uint8)
     index = {name: i for i, name in enumerate(classes)}
-    for row, each in enumerate(objects):
-        if each.names:
-            boxes[row, : len(each.names)] = each.boxes
-            labels[row, : len(each.names)] = [index[name] for name in each.names]
-            difficult[row, : len(each.names)] = each.difficult
+    slots = BoxSlots.of(np.repeat(np.arange(len(objects)), [len(each.names) for each in objects]), len(objects))
+    boxes = np.array([box for each in objects for box in each.boxes], np.float32).reshape(-1, 4)
+    labels = np.array([index[name] for each in objects for name in each.names], np.int64)
+    difficult = np.array([value for each in objects for value in each.difficult], np.uint8)
     return {
-        "boxes": Column(boxes, {"names": SIZED}, "xywh"),
-        "box_labels": Column(labels, {"names": classes}),
-        "box_difficult": Column(difficult),
-        "num_boxes": Column(counts),
+        "boxes": Column(slots.padded(boxes), {"names": SIZED}, "xywh"),
+        "box_labels": Column(slots.padded(labels, -1), {"names": classes}),
+        "box_difficult": Column(slots.padded(difficult)),
+        "num_boxes": Column(slots.counts),
     }
