@@ -145,29 +145,17 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
             f"{kind}: has no length or no indexing, as a list or a torch Dataset has. Give one of these; for an "
             "iterator `list(it)`, if it fits into memory; for files their folder."
         )
-    total = len(source)
     draft = Draft("objects", None, on_error, where=kind)
-    draft.notes.append(f"Layout objects: {total} samples of a {kind}.")
-    key = f"%0{max(6, len(str(max(total - 1, 0))))}d"
-    in_masks, others = np.zeros(256, np.bool_), dict[str, None]()
-    seen: list[_Seen] = []
-    for row in range(total):
-        try:
-            seen.append(_Seen.of(row, _sample(source, row), in_masks, others))
-        except ImageError as exc:
-            if on_error == "fail":
-                raise SourceError(
-                    f"{kind}: sample {row} of {total} {exc}. Fix it, or leave such samples out with on_error='skip'."
-                ) from exc
-            draft.leave_out(key % row, str(exc))
-    if not seen:
-        raise SourceError(f"{kind}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
+    draft.notes.append(f"Layout objects: {len(source)} samples of a {kind}.")
+    key = f"%0{max(6, len(str(max(len(source) - 1, 0))))}d"
+    in_masks = np.zeros(256, np.bool_)
+    seen = _examine_all(draft, source, key, in_masks)
     rows = np.array([each.row for each in seen], np.int64)
     column = _column(source, [each.label for each in seen], rows.tolist(), kind)
     if column is None:
         draft.notes.append("There are no labels.")
-    if others:
-        draft.notes.append(f"Parts of the samples that are not packed: {first_few(list(others))}.")
+    if others := list(dict.fromkeys(name for each in seen for name in each.others)):
+        draft.notes.append(f"Parts of the samples that are not packed: {first_few(others)}.")
     given = sum(each.file_bytes > 0 for each in seen)
     sizes = [each.file_bytes if given == len(seen) else each.pixel_bytes for each in seen]
     if 0 < given < len(seen):
@@ -198,6 +186,7 @@ class _Seen(NamedTuple):
         file_bytes: bytes of its image if it is given as those of a file, else 0.
         mask: height and width of its mask, None for none.
         mask_digest: of its mask, 0 for none.
+        others: names of the parts that are not packed.
     """
 
     row: int
@@ -207,27 +196,46 @@ class _Seen(NamedTuple):
     file_bytes: int
     mask: tuple[int, int] | None
     mask_digest: int
-
-    @classmethod
-    def of(cls, row: int, sample: _Sample, in_masks: NDArray[np.bool_], others: dict[str, None]) -> _Seen:
-        """Returns what a sample holds; marks the values of its mask, and the names of its other parts.
-
-        Raises:
-            ImageError: it cannot be read.
-        """
-        (header, digest), label, mask = examine(sample.image), _label(sample.label), mask_of(sample.mask)
-        num_bytes = len(file_bytes(sample.image) or b"")
-        others |= dict.fromkeys(sample.others)
-        if mask is None:
-            return cls(row, label, header, digest, num_bytes, None, 0)
-        in_masks[mask] = True
-        mask_digest = xxhash.xxh3_64_intdigest(np.ascontiguousarray(mask).data)
-        return cls(row, label, header, digest, num_bytes, (mask.shape[0], mask.shape[1]), mask_digest)
+    others: tuple[str, ...]
 
     @property
     def pixel_bytes(self) -> int:
         """Bytes of the pixels of its image."""
         return self.header.height * self.header.width * self.header.channels * self.header.bits // 8
+
+
+def _examine_all(draft: Draft, source: Any, key: str, in_masks: NDArray[np.bool_]) -> list[_Seen]:
+    """Returns the samples of an object that can be read, at least one; marks the values in their masks.
+
+    Raises:
+        SourceError: one cannot be read (unless skipped), or none.
+    """
+    seen, total = list[_Seen](), len(source)
+    for row in range(total):
+        try:
+            sample = _sample(source, row)
+            (header, digest), label, mask = examine(sample.image), _label(sample.label), mask_of(sample.mask)
+        except ImageError as exc:
+            if draft.on_error == "fail":
+                raise SourceError(
+                    f"{draft.where}: sample {row} of {total} {exc}. Fix it, or leave such samples out with "
+                    "on_error='skip'."
+                ) from exc
+            draft.leave_out(key % row, str(exc))
+            continue
+        size: tuple[int, int] | None = None
+        mask_digest = 0
+        if mask is not None:
+            in_masks[mask] = True
+            size, mask_digest = (
+                (mask.shape[0], mask.shape[1]),
+                xxhash.xxh3_64_intdigest(np.ascontiguousarray(mask).data),
+            )
+        num_bytes = len(file_bytes(sample.image) or b"")
+        seen.append(_Seen(row, label, header, digest, num_bytes, size, mask_digest, sample.others))
+    if not seen:
+        raise SourceError(f"{draft.where}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
+    return seen
 
 
 def _refuse_random(files: ObjectFiles | ObjectPictures, kind: str) -> None:

@@ -33,6 +33,8 @@ CLASSES = tuple(
 
 VOID = 255
 
+_BOX_FORM = "xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
+
 _PARTS = ("JPEGImages", "Annotations", "ImageSets", "SegmentationClass", "SegmentationClassAug", "SegmentationObject")
 
 _LISTS = ("train", "val", "test", "trainval")
@@ -76,9 +78,8 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
     split_of = _read_lists(draft, tree, root, images, masks, kind)
     for stem, split in split_of.items():
         if stem not in images:
-            draft.leave_out(
-                f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg", f"is listed in {split}.txt, but has no file"
-            )
+            key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
+            draft.leave_out(key, f"is listed in {split}.txt, but has no file")
     pairs = Pairs(tree, {stem: images[stem] for stem in split_of if stem in images}, masks, split_of)
     stems = pairs.complete(draft, f"has no mask in {kind}")
     if masks and (without := sorted(pairs.splits_without_masks())):
@@ -86,13 +87,16 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
     objects = _read_objects(draft, tree, root, stems, pairs)
     stems = stems if objects is None else list(objects)
     rows = {} if masks else _read_main(tree, root, split_of)
-    classes = _classes(draft, {name for each in (objects or {}).values() for name in each.names} | set(rows))
+    names = {name for each in (objects or {}).values() for name in each.names} | set(rows)
+    classes = CLASSES if names <= set(CLASSES) else tuple(sorted(names))
+    if others := sorted(names - set(CLASSES)):
+        draft.notes.append(
+            f"Classes other than VOC's twenty ({len(others)}): {first_few(others)}. Names: those that occur."
+        )
     columns = {} if masks else _labels(draft, stems, classes, rows, objects)
     if objects is not None:
         columns |= box_columns(list(objects.values()), classes)
-        draft.notes.append(
-            "Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
-        )
+        draft.notes.append("Boxes are x, y, width, height from 0: " + _BOX_FORM)
     if unused := len(images) - len(pairs.images):
         draft.notes.append(f"Images that the lists used do not name were left ({unused}).")
     instance = kind == "SegmentationObject"
@@ -251,17 +255,6 @@ def _read_objects(
         except ValueError as exc:
             draft.leave_out(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
     return objects
-
-
-def _classes(draft: Draft, names: set[str]) -> tuple[str, ...]:
-    """Returns the names of the classes: VOC's, or those that occur if others do."""
-    others = sorted(names - set(CLASSES))
-    if not others:
-        return CLASSES
-    draft.notes.append(
-        f"Classes other than VOC's twenty ({len(others)}): {first_few(others)}. Names: those that occur."
-    )
-    return tuple(sorted(names))
 
 
 def _labels(
