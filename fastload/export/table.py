@@ -27,10 +27,11 @@ from fastload.export.plan import RENUMBERED, ExportPlan
 from fastload.format.column import Column, Moves
 from fastload.format.writer import writer_name
 from fastload.images.fit import axis_letter
+from fastload.sources.assemble import Splits
 from fastload.sources.box_forms import BOXES, POINTS
 from fastload.sources.exported import FORMAT, VERSION
 from fastload.sources.listing import Listing, first_few
-from fastload.sources.tables.columns import columns_of
+from fastload.sources.tables.frame import Frame, columns_of
 from fastload.sources.tables.values import values_of
 from fastload.system.text import text_of
 
@@ -127,10 +128,7 @@ def _read_back(title: str, cells: _Cells) -> bool:
     if not cells:
         return True
     try:
-        columns, bad, _ = columns_of(
-            {title: values_of(cells)}, wanted=(title,), split=np.zeros(len(cells), np.uint8), split_names=("all",),
-            where=title,
-        )  # fmt: skip
+        columns, bad, _ = columns_of(Frame({title: values_of(cells)}, title, Splits.one(len(cells)), (title,)))
     except SourceError:
         return False
     found = columns.get("labels")

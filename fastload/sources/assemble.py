@@ -1,13 +1,12 @@
-"""What several layouts share: the listing of a tree's images, contradictory samples, absent masks, joined files.
+"""The end of every layout: a Draft collects notes and samples left out, Samples hold the rest, `assemble` lists them.
 
-A layout that pairs images with masks, annotations or lists collects what does not fit in Contradictions, and ends in
-`assemble`.
+Also what several layouts share: files by their stem, absent masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,70 +14,270 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.listing import Files, Listing, Masks, OnError, first_few, in_split_order, require_unique
+from fastload.sources.listing import (
+    Arrays,
+    Files,
+    Listing,
+    Masks,
+    OnError,
+    Pictures,
+    first_few,
+    in_split_order,
+    require_unique,
+)
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
 
-def assemble(
-    tree: Tree,
-    layout: str,
-    *,
-    images: Sequence[int],
-    splits: Sequence[str],
-    columns: dict[str, Column],
-    notes: Sequence[str],
-    skipped: tuple[tuple[str, str], ...] = (),
-    masks: Masks | None = None,
-    mask_positions: Sequence[int] | None = None,
-) -> Listing:
-    """Returns the listing of images of a tree, sorted by split (train, val, test, then others by name) and name.
+class Draft:
+    """A listing in the making: what a layout has to say about a dataset, and the samples that it leaves out.
 
-    Args:
-        tree: holds images and masks.
+    Attributes:
         layout: a key of LAYOUTS.
-        images: position in the tree of each sample's image.
-        splits: split of each sample.
-        columns: in the order of images.
+        where: what was given, for messages.
+        on_error: whether samples that do not fit, such as an image without its mask, are an error or left out.
         notes: sentences for the user, the first about what was recognised.
-        skipped: (key, reason) of what was left out.
-        masks: in the order of images.
-        mask_positions: position in the tree of each sample's mask, -1 for none; None if masks are not files of the
-            tree.
+        skipped: (key, reason) of each sample left out.
+        trees: the trees that are read, whose notes end those of the listing.
+        unreadable: stems of the files that cannot be read at all. A list or mask that names one of these is not
+            reported a second time.
+    """
+
+    def __init__(
+        self,
+        layout: str,
+        tree: Tree | None,
+        on_error: OnError = "fail",
+        *,
+        evidence: list[str] | None = None,
+        where: str = "",
+    ) -> None:
+        """Starts the listing of a tree, or of an object called `where`.
+
+        Args:
+            layout: a key of LAYOUTS.
+            tree: what was given; None for an object in memory.
+            on_error: whether samples that do not fit are an error.
+            evidence: the names that show the layout, for the first note; None: the layout itself writes that.
+            where: what was given, for messages, if it is no tree.
+        """
+        self.layout, self.on_error = layout, on_error
+        self.where = str(tree.given) if tree is not None else where
+        self.trees = [tree] if tree is not None else []
+        self.notes = [] if evidence is None else [recognised_note(layout, evidence)]
+        self.skipped: list[tuple[str, str]] = []
+        self.unreadable: frozenset[str] = frozenset()
+        self._known: set[str] = set()
+
+    def leave_out(self, key: str, reason: str) -> None:
+        """Notes a sample and why it is left out; the first reason counts."""
+        if key not in self._known:
+            self._known.add(key)
+            self.skipped.append((key, reason))
+
+    def leave_out_broken(self, tree: Tree, prefix: str = "") -> None:
+        """Notes the images of a tree that cannot be read at all; their keys begin with `prefix`.
+
+        Raises:
+            SourceError: there are some and on_error is "fail".
+        """
+        broken = leave_out_broken(tree, self.on_error)
+        self.unreadable |= {stem_of(key) for key, _ in broken}
+        for key, reason in broken:
+            self.leave_out(prefix + key, reason)
+
+    def leave_out_all(
+        self, found: Sequence[tuple[str, str]], which: str, fix: str, shown: list[str] | None = None
+    ) -> None:
+        """Leaves out samples of which a layout found all at once, in addition to those known.
+
+        Args:
+            found: key and reason of each sample.
+            which: what they are, for the message.
+            fix: how to go on, for the message, which ends "... with `--on-error skip`".
+            shown: how the message shows them; None: by key and reason.
+
+        Raises:
+            SourceError: there are some and on_error is "fail".
+        """
+        if found and self.on_error == "fail":
+            said = first_few([f"{key} {reason}" for key, reason in found] if shown is None else shown)
+            raise SourceError(f"{self.where}: {which} ({len(found)}): {said}. {fix} with `--on-error skip`.")
+        self.skipped += found
+
+    def refuse_left_out(self) -> None:
+        """Refuses samples that are left out, unless such may be skipped.
+
+        Raises:
+            SourceError: there are some and on_error is "fail".
+        """
+        if self.skipped and self.on_error == "fail":
+            shown = first_few([f"{key} {reason}" for key, reason in self.skipped])
+            raise SourceError(
+                f"{self.where}: samples that the dataset contradicts ({len(self.skipped)}): {shown}. "
+                "Fix the lists or the files, or leave those samples out with `--on-error skip`."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The split of each sample.
+
+    Attributes:
+        index: uint8 (N,), index into names.
+        names: train, val and test first, then others by name.
+    """
+
+    index: NDArray[np.uint8]
+    names: tuple[str, ...] = ("all",)
+
+    @classmethod
+    def of(cls, splits: Sequence[str]) -> Splits:
+        """Returns the splits of samples by name; "" stands for the split `all`."""
+        known = set(splits)
+        if "" in known:
+            known = known - {""} | {"all"}
+        names = in_split_order(known) or ("all",)
+        index = {name: i for i, name in enumerate(names)}
+        index[""] = index.get("all", 0)
+        return cls(np.fromiter(map(index.__getitem__, splits), np.uint8, len(splits)), names)
+
+    @classmethod
+    def one(cls, count: int) -> Splits:
+        """Returns the splits of a dataset that has none: all samples are `all`."""
+        return cls(np.zeros(count, np.uint8))
+
+
+@dataclass(frozen=True, eq=False)
+class MaskFiles:
+    """The masks of samples that are files of the same tree as their images.
+
+    Attributes:
+        positions: position in the tree of each sample's mask, -1 for none.
+        names, ignore_index, attrs: see `listing.Masks`.
+    """
+
+    positions: Sequence[int] | NDArray[np.int64]
+    names: tuple[str, ...] = ()
+    ignore_index: int | None = None
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The samples of a dataset, one row each.
+
+    Attributes:
+        keys: unique name of each sample.
+        files: reads the images; None for a dataset without images.
+        sizes: int64 (N,), bytes of each sample's file.
+        mtimes_ns: int64 (N,), time of modification of each file.
+        splits: split of each sample.
+        columns: fields other than pixels, N rows each.
+        masks: reads the masks; None if there are none.
+        rows: int64, the rows that are listed, in the order of the listing; None: all, as they are.
+    """
+
+    keys: Sequence[str]
+    files: Files | Pictures | Arrays | None
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
+    splits: Splits
+    columns: dict[str, Column] = field(default_factory=dict)
+    masks: Masks | None = None
+    rows: NDArray[np.integer[Any]] | None = None
+
+    @classmethod
+    def in_tree(
+        cls,
+        tree: Tree,
+        positions: Sequence[int] | NDArray[np.int64],
+        splits: Splits,
+        columns: dict[str, Column] | None = None,
+        masks: Masks | MaskFiles | None = None,
+        *,
+        by_name: bool = False,
+    ) -> Samples:
+        """Returns the samples whose images are files of a tree.
+
+        Args:
+            tree: holds images and masks.
+            positions: position in the tree of each sample's image.
+            splits: split of each sample.
+            columns: in the order of positions.
+            masks: in the order of positions.
+            by_name: whether they are listed split by split, sorted by name; else they stay in their order.
+        """
+        at = np.asarray(positions, np.int64)
+        rows = None
+        if by_name:
+            keys = [(split, tree.names[i]) for split, i in zip(splits.index.tolist(), at.tolist(), strict=True)]
+            rows = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+        samples = cls(
+            keys=[key_of(tree.names[i]) for i in at.tolist()],
+            files=tree.files.take(at),
+            sizes=tree.sizes[at],
+            mtimes_ns=tree.mtimes_ns[at],
+            splits=splits,
+            columns=columns or {},
+            masks=None if isinstance(masks, MaskFiles) else masks,
+            rows=rows,
+        )
+        if not isinstance(masks, MaskFiles):
+            return samples
+        found = np.asarray(masks.positions, np.int64)
+        # A sample without a mask stands for any file: it is never read.
+        present, any_file = found >= 0, np.maximum(found, 0)
+        files = tree.files.take(any_file)
+        packed = Masks(files, present, masks.names, masks.ignore_index, masks.attrs)
+        return replace(samples, masks=packed).made_also_of(
+            np.where(present, tree.sizes[any_file], 0), np.where(present, tree.mtimes_ns[any_file], 0)
+        )
+
+    def without(self, left_out: Collection[int]) -> Samples:
+        """Returns the samples other than some rows, in their order."""
+        if not left_out:
+            return self
+        return replace(self, rows=np.delete(np.arange(len(self.keys)), list(left_out)))
+
+    def made_also_of(self, sizes: NDArray[np.int64] | np.int64, mtimes_ns: NDArray[np.int64] | np.int64) -> Samples:
+        """Returns the samples with further files counted in: a resume notices if these change, as it does for images.
+
+        Args:
+            sizes: bytes of the further files of each sample.
+            mtimes_ns: the latest time of modification of these.
+        """
+        return replace(self, sizes=self.sizes + sizes, mtimes_ns=np.maximum(self.mtimes_ns, mtimes_ns))
+
+
+def assemble(draft: Draft, samples: Samples) -> Listing:
+    """Returns the listing of samples, with the notes of a draft and what it left out.
 
     Raises:
-        SourceError: no sample is left, or a key occurs twice.
+        SourceError: samples were left out that may not be skipped, none is left, or a key occurs twice.
     """
-    if not len(images):
-        reasons = f" Left out: {first_few([f'{key} {reason}' for key, reason in skipped])}." if skipped else ""
+    draft.refuse_left_out()
+    if not len(samples.keys if samples.rows is None else samples.rows):
+        reasons = f" Left out: {first_few([f'{key} {reason}' for key, reason in draft.skipped])}." * bool(draft.skipped)
         raise SourceError(
-            f"{tree.given}: no sample is left to pack as layout {layout}.{reasons} Is it the whole dataset?"
+            f"{draft.where}: no sample is left to pack as layout {draft.layout}.{reasons} Is it the whole dataset?"
         )
-    names = in_split_order(splits)
-    split = np.array([names.index(name) for name in splits], np.uint8)
-    keys = [key_of(tree.names[i]) for i in images]
-    require_unique(keys, str(tree.given))
-    rows = np.asarray(images, np.int64)
-    sizes, mtimes = tree.sizes[rows], tree.mtimes_ns[rows]
-    if mask_positions is not None:
-        at = np.asarray(mask_positions, np.int64)
-        # A resume notices a changed mask as it notices a changed image: both make the sample.
-        sizes = sizes + np.where(at < 0, 0, tree.sizes[at])
-        mtimes = np.where(at < 0, mtimes, np.maximum(mtimes, tree.mtimes_ns[at]))
     listing = Listing(
-        layout=layout,
-        keys=tuple(keys),
-        split=split,
-        split_names=names,
-        columns=columns,
-        notes=(*notes, *tree.notes),
-        sizes=sizes,
-        mtimes_ns=mtimes,
-        files=tree.files.take(rows),
-        skipped=skipped,
-        masks=masks,
+        layout=draft.layout,
+        keys=tuple(samples.keys),
+        split=samples.splits.index,
+        split_names=samples.splits.names,
+        columns=samples.columns,
+        notes=(*draft.notes, *dict.fromkeys(note for tree in draft.trees for note in tree.notes)),
+        sizes=samples.sizes,
+        mtimes_ns=samples.mtimes_ns,
+        files=samples.files,
+        skipped=tuple(draft.skipped),
+        masks=samples.masks,
     )
-    order = sorted(range(len(keys)), key=lambda row: (split[row], tree.names[images[row]]))
-    return listing.take(np.array(order, np.int64))
+    if samples.rows is not None:
+        listing = listing.take(samples.rows)
+    require_unique(list(listing.keys), draft.where)
+    return listing
 
 
 def recognised_note(layout: str, evidence: list[str], count: int = 3) -> str:
@@ -101,44 +300,6 @@ def leave_out_broken(tree: Tree, on_error: OnError) -> tuple[tuple[str, str], ..
             "Fix or remove them, or leave them out with `--on-error skip`."
         )
     return broken
-
-
-class Contradictions:
-    """Collects samples that do not fit together, such as an image without its mask, and the unreadable ones.
-
-    Attributes:
-        unreadable: stems of the files that cannot be read at all. A list or mask that names one of these is not
-            reported a second time.
-    """
-
-    def __init__(self, tree: Tree, on_error: OnError) -> None:
-        """Starts with the broken files of a tree.
-
-        Raises:
-            SourceError: there are some and on_error is "fail".
-        """
-        self._tree = tree
-        self._on_error = on_error
-        self._found = dict(leave_out_broken(tree, on_error))
-        self.unreadable = frozenset(map(stem_of, self._found))
-
-    def add(self, key: str, reason: str) -> None:
-        """Notes a sample and why it is left out; the first reason counts."""
-        self._found.setdefault(key, reason)
-
-    def as_skipped(self) -> tuple[tuple[str, str], ...]:
-        """Returns (key, reason) of all samples noted, if such may be skipped.
-
-        Raises:
-            SourceError: there are some and on_error is "fail".
-        """
-        if self._found and self._on_error == "fail":
-            shown = first_few([f"{key} {reason}" for key, reason in self._found.items()])
-            raise SourceError(
-                f"{self._tree.given}: samples that the dataset contradicts ({len(self._found)}): {shown}. "
-                "Fix the lists or the files, or leave those samples out with `--on-error skip`."
-            )
-        return tuple(self._found.items())
 
 
 def children(tree: Tree, folder: str, suffix: str = "") -> dict[str, int]:
@@ -171,36 +332,6 @@ def stem_of(name: str) -> str:
     """Returns the base name of a path without its suffix."""
     base = name.rpartition("/")[2]
     return base.rpartition(".")[0] or base
-
-
-def text_lines(tree: Tree, position: int) -> list[tuple[int, str]]:
-    """Returns (number from 1, stripped text) of each line that is not blank; undecodable bytes become surrogates.
-
-    Raises:
-        SourceError: the file cannot be read.
-    """
-    text = tree.read_text(position).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    return [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-
-
-def masks_at(
-    tree: Tree,
-    positions: Sequence[int],
-    *,
-    names: tuple[str, ...] = (),
-    ignore_index: int | None = None,
-    attrs: dict[str, Any] | None = None,
-) -> Masks:
-    """Returns the masks of samples by their positions in a tree, -1 for a sample without one."""
-    at = np.asarray(positions, np.int64)
-    return Masks(
-        # A sample without a mask stands for any file: it is never read.
-        files=tree.files.take(np.maximum(at, 0)),
-        present=at >= 0,
-        names=names,
-        ignore_index=ignore_index,
-        attrs=attrs or {},
-    )
 
 
 _PROBED = 32  # masks read to see how they are numbered: enough for a rare value to show, read in a moment
@@ -256,40 +387,3 @@ def fill_value(files: Files, present: NDArray[np.bool_], where: str) -> tuple[in
     why = f", as other masks hold {', '.join(map(str, range(255, value, -1)))}" if value < 255 else ""
     sampled = f" (of {_SEARCHED} masks or fewer that were looked at)" if len(rows) > _SEARCHED else ""
     return value, [f"Images without a mask ({absent}): theirs are {value} throughout{why}{sampled}."]
-
-
-@dataclass(frozen=True, eq=False)
-class JoinedFiles:
-    """Reads the files of several folders or archives as one sequence: shards, train and val archives, images and masks.
-
-    Attributes:
-        parts: readers of the folders and archives.
-        part: int32 (F,), the part that each file belongs to.
-        index: int64 (F,), the index of each file in its part.
-    """
-
-    parts: tuple[Files, ...]
-    part: NDArray[np.int32]
-    index: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, parts: Sequence[tuple[Files, int]]) -> JoinedFiles:
-        """Returns the files of all parts, one part behind the other; each is given with its number of files."""
-        counts = [count for _, count in parts]
-        return cls(
-            parts=tuple(files for files, _ in parts),
-            part=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-            index=np.concatenate([np.zeros(0, np.int64), *(np.arange(count) for count in counts)]),
-        )
-
-    def read(self, i: int) -> bytes:
-        """Returns all bytes of file i."""
-        return self.parts[int(self.part[i])].read(int(self.index[i]))
-
-    def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of file i."""
-        return self.parts[int(self.part[i])].read_head(int(self.index[i]), size)
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> JoinedFiles:
-        """Returns the files at these indices, in their order."""
-        return JoinedFiles(self.parts, self.part[indices], self.index[indices])

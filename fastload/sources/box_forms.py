@@ -1,4 +1,4 @@
-"""Finds the form of columns that hold boxes or points by their name, so that packing can scale them with the image.
+"""Boxes by sample; and the form of boxes or points that only a column's name shows, so that packing can scale them.
 
 A format that only names its columns does not say whether four numbers are two corners or a corner and a size. The names
 of the numbers decide; else the values, if only one of the two forms lies within the images; else the form is unknown.
@@ -6,7 +6,7 @@ of the numbers decide; else the values, if only one of the two forms lies within
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,10 @@ from fastload.format.column import Column, Moves
 from fastload.images.fit import axis_letter
 from fastload.sources.listing import Arrays, Files, Listing, Pictures
 
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+SIZED = ("x", "y", "width", "height")
+"""Names of the four numbers of a box, by two corners or by a corner and a size."""
+
 BOXES = ("bbox", "boxes")
 POINTS = ("landmarks", "keypoints")
 
@@ -24,6 +28,38 @@ UNKNOWN = "unknown"
 """The attribute `coordinates` of a column that cannot be scaled with the image."""
 
 _PROBED = 64  # images whose size is read: those with the largest coordinates
+
+
+@dataclass(frozen=True, eq=False)
+class BoxSlots:
+    """Where the B boxes of N samples lie in columns (N, M, ...); M is the most boxes of any sample, at least 1.
+
+    Attributes:
+        sample: int64 (B,), the sample of each box, -1 for a box that is left out.
+        slot: int64 (B,), number of each box among those of its sample, in their order.
+        counts: int64 (N,), number of boxes of each sample.
+    """
+
+    sample: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sample: NDArray[np.int64], num_samples: int) -> BoxSlots:
+        """Returns where boxes lie, given the sample of each."""
+        counts = np.bincount(sample[sample >= 0], minlength=num_samples).astype(np.int64)
+        order = np.argsort(sample, kind="stable")[np.count_nonzero(sample < 0) :]
+        slot = np.full(len(sample), -1, np.int64)
+        slot[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return cls(sample, slot, counts)
+
+    def padded(self, values: NDArray[Any], fill: int = 0) -> NDArray[Any]:
+        """Returns the values of boxes, (B, ...), by sample, (N, M, ...); `fill` stands behind the last of each."""
+        shape = len(self.counts), max(1, int(self.counts.max(initial=0))), *values.shape[1:]
+        result = np.full(shape, fill, values.dtype)
+        here = self.sample >= 0
+        result[self.sample[here], self.slot[here]] = values[here]
+        return result
 
 
 def with_box_forms(listing: Listing) -> Listing:
@@ -124,9 +160,3 @@ def _are_fractions(values: NDArray[Any]) -> bool:
         return False
     known = values[np.isfinite(values)]
     return bool(known.any() and known.min() >= 0 and known.max() <= 1)
-
-
-CORNERS = ("xmin", "ymin", "xmax", "ymax")
-
-
-SIZED = ("x", "y", "width", "height")

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column, Moves
-from fastload.sources.assemble import leave_out_broken, recognised_note
+from fastload.sources.assemble import Draft, Samples, Splits, assemble, leave_out_broken, recognised_note
 from fastload.sources.folder import find_images
-from fastload.sources.listing import Listing, OnError, SourceOptions, first_few, require_unique
+from fastload.sources.listing import SPLIT_ORDER, Listing, OnError, SourceOptions, first_few, require_unique
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.celeba_text import TextTable, parse_table, row_of_images
+from fastload.sources.tables.celeba_text import TextTable, parse_table
 from fastload.sources.tree import Tree, is_image, key_of
 
 ATTRIBUTES = "list_attr_celeba"
@@ -34,7 +34,6 @@ LANDMARKS = "list_landmarks_celeba"
 
 KNOWN_TEXTS = (ATTRIBUTES, PARTITION, IDENTITY)
 IMAGE_FOLDERS = ("img_align_celeba", "img_align_celeba_png")
-SPLIT_NAMES = ("train", "val", "test")
 
 BBOX_NAMES = ("x_1", "y_1", "width", "height")
 LANDMARK_NAMES = tuple(
@@ -91,34 +90,30 @@ def list_celeba(
         SourceError: an image has no row or a row no image (unless skipped); a value is not allowed.
     """
     tree = open_tree(source)
-    evidence = celeba_evidence(tree)
-    notes = [recognised_note("celeba", evidence, 5)]
-    faces = _find_faces(tree, notes)
-    skipped = list(leave_out_broken(faces.tree, on_error))
-    unreadable = {key for key, _ in skipped}
+    draft = Draft("celeba", tree, on_error)
+    draft.notes.append(recognised_note("celeba", celeba_evidence(tree), 5))
+    faces = _find_faces(tree, draft.notes)
+    draft.trees.append(faces.tree)
+    draft.leave_out_broken(faces.tree)
     names = [faces.tree.names[i] for i in faces.rows.tolist()]
     images = [name.rpartition("/")[2] for name in names]
     require_unique(images, f"{tree.path}: {faces.where}")
-    texts = _find_texts(tree, notes)
-
+    texts = _find_texts(tree, draft.notes)
     columns: dict[str, Column] = {}
-    split = np.zeros(len(images), np.uint8)
-    split_names: tuple[str, ...] = ("all",)
+    splits = Splits.one(len(images))
     folder = key_of(names[0].rpartition("/")[0] + "/").lstrip("/")
     no_file: dict[str, list[str]] = {}
     no_row: dict[int, list[str]] = {}
     for use in _USES:
-        stem, position = use.stem, texts.get(use.stem)
-        if stem == ALIGNED_LANDMARKS and position is None:
-            stem, position = LANDMARKS, texts.get(LANDMARKS)
-        if position is None:
-            notes.append(f"There is no {use.stem} (.txt or .csv): {use.absent}.")
+        stem = LANDMARKS if use.stem == ALIGNED_LANDMARKS and use.stem not in texts else use.stem
+        if stem not in texts:
+            draft.notes.append(f"There is no {use.stem} (.txt or .csv): {use.absent}.")
             continue
-        path = str(tree.path / key_of(tree.names[position]))
-        table = parse_table(tree.read_text(position), path, use.num_values)
+        path = str(tree.path / key_of(tree.names[texts[stem]]))
+        table = parse_table(tree.read_text(texts[stem]), path, use.num_values)
         if table.count is not None and table.count != len(table.images):
-            notes.append(f"{path} promises {table.count} rows and has {len(table.images)}.")
-        rows, absent = row_of_images(table, images)
+            draft.notes.append(f"{path} promises {table.count} rows and has {len(table.images)}.")
+        rows, absent = table.rows_of(images)
         for image in absent:
             no_file.setdefault(folder + key_of(image), []).append(Path(path).name)
         for row in np.flatnonzero(rows < 0).tolist():
@@ -126,40 +121,31 @@ def list_celeba(
         if stem == PARTITION:
             table.refuse_unless((table.values >= 0) & (table.values <= 2), "0 (train), 1 (valid) or 2 (test)")
             present = np.unique(table.values[rows[rows >= 0], 0])
-            split_names = tuple(SPLIT_NAMES[i] for i in present)
-            split = np.searchsorted(present, table.values[rows, 0]).astype(np.uint8)
+            index = np.searchsorted(present, table.values[rows, 0]).astype(np.uint8)
+            splits = Splits(index, tuple(SPLIT_ORDER[i] for i in present))
         else:
             name, values, attrs = _column(stem, table)
             # Boxes are in pixels of the original images, while the aligned ones are packed.
             moves: Moves = "points" if attrs.get("coordinates") == "aligned" else ""
             columns[name] = Column(values[rows], attrs, moves)
-
     if not texts:
-        notes.append("Not one of CelebA's text files was found: give the folder that holds them and the images.")
+        draft.notes.append("Not one of CelebA's text files was found: give the folder that holds them and the images.")
+    unreadable = {key for key, _ in draft.skipped}
     no_file = {key: files for key, files in no_file.items() if key not in unreadable}
-    if on_error == "fail":
-        _refuse_mismatch(tree, names, no_file, no_row)
-    keep = np.delete(np.arange(len(images)), list(no_row))
-    if len(keep) == 0:
-        raise SourceError(
-            f"{tree.path}: not one of the {len(images)} images has a row in every text file. "
-            "Are the text files those of these images?"
-        )
-    skipped += [(key, f"is listed in {' and '.join(files)}, but has no file") for key, files in no_file.items()]
-    skipped += [(key_of(names[row]), f"has no row in {' and '.join(files)}") for row, files in sorted(no_row.items())]
-    rows = faces.rows
-    return Listing(
-        layout="celeba",
-        keys=tuple([key_of(name) for name in names]),
-        split=split,
-        split_names=split_names,
-        columns=columns,
-        notes=(*notes, *dict.fromkeys((*tree.notes, *faces.tree.notes))),
-        sizes=faces.tree.sizes[rows],
-        mtimes_ns=faces.tree.mtimes_ns[rows],
-        files=faces.tree.files.take(rows),
-        skipped=tuple(skipped),
-    ).take(keep)
+    draft.leave_out_all(
+        [(key, f"is listed in {' and '.join(files)}, but has no file") for key, files in no_file.items()],
+        "images that are listed have no file",
+        "Fetch or unpack the images again, or leave those out",
+        [f"{key} ({' and '.join(files)})" for key, files in no_file.items()],
+    )
+    unlisted = {key_of(names[row]): " and ".join(files) for row, files in sorted(no_row.items())}
+    draft.leave_out_all(
+        [(key, f"has no row in {files}") for key, files in unlisted.items()],
+        "images have no row in a text file",
+        "Fetch the text files again, remove the incomplete one, or leave those images out",
+        [f"{key} ({files})" for key, files in unlisted.items()],
+    )
+    return assemble(draft, Samples.in_tree(faces.tree, faces.rows, splits, columns).without(no_row))
 
 
 def _column(stem: str, table: TextTable) -> tuple[str, NDArray[Any], dict[str, Any]]:
@@ -244,21 +230,6 @@ def _open_archive(tree: Tree, position: int, notes: list[str]) -> Tree:
         )
     notes.append(f"Read the images in {name}.")
     return open_tree(tree.path / Path(tree.names[position]))
-
-
-def _refuse_mismatch(tree: Tree, names: list[str], no_file: dict[str, list[str]], no_row: dict[int, list[str]]) -> None:
-    if no_file:
-        shown = first_few([f"{key} ({' and '.join(files)})" for key, files in no_file.items()])
-        raise SourceError(
-            f"{tree.path}: images that are listed have no file ({len(no_file)}): {shown}. "
-            "Fetch or unpack the images again, or leave those out with `--on-error skip`."
-        )
-    if no_row:
-        shown = first_few([f"{key_of(names[row])} ({' and '.join(files)})" for row, files in sorted(no_row.items())])
-        raise SourceError(
-            f"{tree.path}: images have no row in a text file ({len(no_row)}): {shown}. "
-            "Fetch the text files again, remove the incomplete one, or leave those images out with `--on-error skip`."
-        )
 
 
 def _archive_names() -> set[str]:

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.archives.members import PLAIN, ArchiveFiles, FoundMembers, with_parents
+from fastload.sources.archives.members import FoundMembers, ZipFiles, with_parents
 from fastload.sources.archives.tar import list_tar
 from fastload.sources.archives.zip import list_zip
 from fastload.sources.listing import first_few, require_unique
+from fastload.sources.spans import FileSpans, ListedFile
 from fastload.sources.tree import Tree, hidden_note, is_hidden, is_image, key_of, walk_order
 
 # Compressors whose output cannot be read at random: first bytes -> name, and the command that unpacks it.
@@ -39,22 +40,19 @@ def list_archive(path: Path) -> Tree:
         status = os.stat(path)
     except OSError as exc:
         raise SourceError(f"{path} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
-    suffix = path.suffix.lower()
+    suffix, archive = path.suffix.lower(), ListedFile.of(path, status)
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")) or (suffix == ".zip" and not _packer(head)):
-        found = list_zip(path)
-    elif head[257:262] == b"ustar" or (suffix == ".tar" and not _packer(head)):
-        found = list_tar(path, status.st_size)
-    else:
-        raise SourceError(_not_an_archive(path, head))
-    return _tree(path, path, status, found)
+        return _tree(path, archive, list_zip(path), zipped=True)
+    if head[257:262] == b"ustar" or (suffix == ".tar" and not _packer(head)):
+        return _tree(path, archive, list_tar(path, status.st_size))
+    raise SourceError(_not_an_archive(path, head))
 
 
 def tar_order(tree: Tree) -> NDArray[np.int64]:
     """Returns the positions of a tar's members in the order in which they lie in it; none for any other tree."""
-    files = tree.files
-    if not isinstance(files, ArchiveFiles) or not (files.methods == PLAIN).all():
+    if not isinstance(tree.files, FileSpans):
         return np.zeros(0, np.int64)
-    return np.argsort(files.offsets, kind="stable").astype(np.int64)
+    return np.argsort(tree.files.offsets, kind="stable").astype(np.int64)
 
 
 def list_inner_tar(tree: Tree, position: int) -> Tree:
@@ -71,7 +69,7 @@ def list_inner_tar(tree: Tree, position: int) -> Tree:
     if not tree.archive:
         return list_archive(tree.path / Path(tree.names[position]))
     files = tree.files
-    if not isinstance(files, ArchiveFiles) or files.methods[position] != PLAIN:
+    if not isinstance(files, FileSpans):
         raise SourceError(
             f"{tree.path}: {name} lies in a zip, where it cannot be read in place. "
             f"Unpack {tree.path} (not {name}) and pack the folder."
@@ -79,13 +77,13 @@ def list_inner_tar(tree: Tree, position: int) -> Tree:
     head, inner = files.read_head(position, 512), tree.path / name
     if head[257:262] != b"ustar" and (_packer(head) or not head):
         raise SourceError(_not_an_archive(inner, head))
-    status = os.stat(files.path)
+    archive = ListedFile.of(files.file.path)
     offset, size = int(files.offsets[position]), int(files.sizes[position])
-    found = list_tar(Path(files.path), status.st_size, start=offset, size=size, inner=name)
-    return _tree(inner, Path(files.path), status, found)
+    found = list_tar(Path(archive.path), archive.num_bytes, start=offset, size=size, inner=name)
+    return _tree(inner, archive, found)
 
 
-def _tree(path: Path, archive: Path, status: os.stat_result, found: FoundMembers) -> Tree:
+def _tree(path: Path, archive: ListedFile, found: FoundMembers, *, zipped: bool = False) -> Tree:
     """Returns the tree of the members found; `path` is shown to the user, `archive` is the file that is read."""
     require_unique([key_of(member.name) for member in found.members], str(path))
     members = sorted((m for m in found.members if not _hidden(m.name)), key=lambda m: walk_order(m.name))
@@ -96,16 +94,9 @@ def _tree(path: Path, archive: Path, status: os.stat_result, found: FoundMembers
     def column(name: str, dtype: type[np.generic]) -> NDArray[Any]:
         return np.fromiter((getattr(member, name) for member in members), dtype, len(members))
 
-    files = ArchiveFiles(
-        path=os.path.abspath(archive),
-        archive_size=status.st_size,
-        archive_mtime_ns=status.st_mtime_ns,
-        offsets=column("offset", np.int64),
-        stored_sizes=column("stored_size", np.int64),
-        sizes=column("size", np.int64),
-        methods=column("method", np.uint8),
-        crcs=column("crc", np.uint32),
-    )
+    sizes = column("size", np.int64)
+    spans = FileSpans(archive, column("offset", np.int64), column("stored_size", np.int64))
+    files = ZipFiles(spans, sizes, column("method", np.uint8), column("crc", np.uint32)) if zipped else spans
     hidden = [key_of(member.name) for member in found.members if _hidden(member.name)]
     passed = [f"{key_of(name)} {reason}" for name, reason in found.passed if not _hidden(name)]
     notes = [hidden_note(hidden)] if hidden else []
@@ -116,8 +107,8 @@ def _tree(path: Path, archive: Path, status: os.stat_result, found: FoundMembers
         archive=True,
         names=[member.name for member in members],
         folders=sorted(folders),
-        sizes=files.sizes,
-        mtimes_ns=np.full(len(members), status.st_mtime_ns, dtype=np.int64),
+        sizes=sizes,
+        mtimes_ns=np.full(len(members), archive.mtime_ns, dtype=np.int64),
         files=files,
         broken=sorted((name, reason) for name, reason in found.broken if not _hidden(name)),
         notes=tuple(notes),

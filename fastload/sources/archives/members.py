@@ -1,28 +1,22 @@
-"""Members of archives: where they lie, which names are refused, and the reader of their bytes."""
+"""Members of archives: where they lie, which names are refused, and the reader of those of a zip."""
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, ImageError
+from fastload.errors import ImageError
+from fastload.sources.spans import FileSpans
 from fastload.sources.tree import is_image, key_of
-from fastload.system.files import read_bytes
 
 STORED, DEFLATED = 0, 8
 """The compression methods of zip that are supported."""
-
-PLAIN = 255
-"""The method given to members of a tar: their bytes lie at the offset itself, without a local header."""
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """The header before a zip member's bytes: signature, ..., lengths of the name and of the extra field that follow."""
@@ -35,8 +29,8 @@ class Member(NamedTuple):
     offset: int
     stored_size: int
     size: int
-    method: int
-    crc: int
+    method: int = STORED
+    crc: int = 0
 
 
 class FoundMembers:
@@ -61,37 +55,27 @@ class FoundMembers:
 
 
 @dataclass(frozen=True, eq=False)
-class ArchiveFiles:
-    """Reads the members of one archive, which is opened anew for each read: nothing to share or to close.
+class ZipFiles:
+    """Reads the members of one zip.
 
     Attributes:
-        path: absolute path of the archive.
-        archive_size: bytes of the archive when it was listed.
-        archive_mtime_ns: its time of modification then.
-        offsets: int64 (F,), offset of each member's bytes (tar) or local header (zip).
-        stored_sizes: int64 (F,), bytes each member takes in the archive.
+        stored: reads their local headers and what follows; `sizes` are the bytes that each takes in the archive.
         sizes: int64 (F,), bytes of each file.
-        methods: uint8 (F,), PLAIN, STORED or DEFLATED.
-        crcs: uint32 (F,), CRC-32 of each file; unused in a tar.
+        methods: uint8 (F,), STORED or DEFLATED.
+        crcs: uint32 (F,), CRC-32 of each file.
     """
 
-    path: str
-    archive_size: int
-    archive_mtime_ns: int
-    offsets: NDArray[np.int64]
-    stored_sizes: NDArray[np.int64]
+    stored: FileSpans
     sizes: NDArray[np.int64]
     methods: NDArray[np.uint8]
     crcs: NDArray[np.uint32]
 
     def read(self, i: int) -> bytes:
-        """Returns all bytes of member i; the CRC is checked if the archive has one."""
-        method, size = int(self.methods[i]), int(self.sizes[i])
-        with self._open() as fd:
-            data = _pread(fd, int(self.stored_sizes[i]), self._start(fd, i))
-        if method == PLAIN:
-            return data
-        if method == DEFLATED:
+        """Returns all bytes of member i, checked by its CRC."""
+        size = int(self.sizes[i])
+        with self.stored.file.open() as fd:
+            data = self.stored.file.read(fd, int(self.stored.sizes[i]), self._start(fd, i))
+        if self.methods[i] == DEFLATED:
             try:
                 data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
             except zlib.error as exc:
@@ -104,70 +88,38 @@ class ArchiveFiles:
 
     def read_head(self, i: int, size: int) -> bytes:
         """Returns the first `size` bytes of member i, unchecked."""
-        stored = int(self.stored_sizes[i])
-        with self._open() as fd:
+        stored = int(self.stored.sizes[i])
+        with self.stored.file.open() as fd:
             start = self._start(fd, i)
             if self.methods[i] != DEFLATED:
-                return _pread(fd, min(size, stored), start)
+                return self.stored.file.read(fd, min(size, stored), start)
             inflate, head, done = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
             while len(head) < size and done < stored and not inflate.eof:
-                step = _pread(fd, min(max(size - len(head), 512), stored - done), start + done)
-                done += len(step)
+                length = min(max(size - len(head), 512), stored - done)
+                step = self.stored.file.read(fd, length, start + done)
+                done += length
                 try:
                     head += inflate.decompress(inflate.unconsumed_tail + step, size - len(head))
                 except zlib.error as exc:
                     raise ImageError(f"is damaged in the archive: {exc}") from exc
             return head
 
-    def take(self, indices: NDArray[np.integer[Any]]) -> ArchiveFiles:
+    def take(self, indices: NDArray[np.integer[Any]]) -> ZipFiles:
         """Returns the members at these indices, in their order."""
-        return replace(
-            self,
-            offsets=self.offsets[indices],
-            stored_sizes=self.stored_sizes[indices],
-            sizes=self.sizes[indices],
-            methods=self.methods[indices],
-            crcs=self.crcs[indices],
-        )
-
-    @contextmanager
-    def _open(self) -> Iterator[int]:
-        try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as exc:
-            raise FileChangedError(
-                f"{self.path}: the archive can no longer be opened: {exc.strerror}. Put it back and run again."
-            ) from exc
-        try:
-            status = os.fstat(fd)
-            if (status.st_size, status.st_mtime_ns) != (self.archive_size, self.archive_mtime_ns):
-                raise FileChangedError(
-                    f"{self.path}: the archive was written to or replaced since it was listed. "
-                    "Leave it alone while it is read, and run again."
-                )
-            yield fd
-        finally:
-            os.close(fd)
+        return ZipFiles(self.stored.take(indices), self.sizes[indices], self.methods[indices], self.crcs[indices])
 
     def _start(self, fd: int, i: int) -> int:
-        offset = int(self.offsets[i])
-        if self.methods[i] == PLAIN:
-            return offset
         # The central directory does not say how long the local header's extra field is.
-        signature, name_size, extra_size = LOCAL_HEADER.unpack(_pread(fd, LOCAL_HEADER.size, offset))
-        if signature != b"PK\x03\x04":
+        offset = int(self.stored.offsets[i])
+        header = LOCAL_HEADER.unpack(self.stored.file.read(fd, LOCAL_HEADER.size, offset))
+        if header[0] != b"PK\x03\x04":
             raise ImageError("is damaged in the archive: there is no member at its offset")
-        return offset + LOCAL_HEADER.size + int(name_size) + int(extra_size)
+        return content_offset(offset, header)
 
 
-def _pread(fd: int, size: int, offset: int) -> bytes:
-    try:
-        data = read_bytes(fd, size, offset)
-    except OSError as exc:
-        raise ImageError(f"cannot be read from the archive: {exc.strerror}") from exc
-    if len(data) < size:
-        raise ImageError("is damaged in the archive: it reaches beyond the end")
-    return data
+def content_offset(offset: int, header: tuple[bytes, int, int]) -> int:
+    """Returns where the bytes of a zip member begin, given where its local header lies, and that header."""
+    return offset + LOCAL_HEADER.size + header[1] + header[2]
 
 
 def why_unsafe(name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from fastload.errors import SourceError
-from fastload.sources.archives.members import PLAIN, FoundMembers, Member, cut_short, normal, why_unsafe, with_parents
+from fastload.sources.archives.members import FoundMembers, Member, cut_short, normal, why_unsafe, with_parents
 from fastload.sources.tree import key_of, walk_order
 
 
@@ -114,7 +114,7 @@ def _take(found: FoundMembers, info: tarfile.TarInfo, links: list[tuple[str, str
     elif not info.isfile() or info.issparse():
         found.refuse(name, "is not a plain file; unpack the archive")
     else:
-        found.members.append(Member(name, info.offset_data, info.size, info.size, PLAIN, 0))
+        found.members.append(Member(name, info.offset_data, info.size, info.size))
 
 
 def _damaged(where: str, why: str) -> str:

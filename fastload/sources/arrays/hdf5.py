@@ -14,21 +14,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, FormatError, SourceError
+from fastload.errors import FormatError, SourceError
 from fastload.format.digests import linear_offset, plain
 from fastload.format.header import open_hdf5
-from fastload.sources.arrays.named import list_named_arrays
+from fastload.sources.arrays.named import samples_of_arrays
 from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, upright
 from fastload.sources.arrays.roles import IMAGES, NamedArray
+from fastload.sources.assemble import Draft, Samples, Splits, assemble
 from fastload.sources.listing import SPLITS, Arrays, Listing, OnError, SourceOptions, first_few, in_split_order
 from fastload.sources.open_tree import open_tree
+from fastload.sources.spans import ListedFile
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
 
@@ -46,20 +48,20 @@ def hdf5_evidence(tree: Tree) -> list[str]:
 def list_hdf5(
     source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
 ) -> Listing:
-    """Returns the listing of the rows of HDF5 datasets; `list_named_arrays` decides by name what each dataset is.
+    """Returns the listing of the rows of HDF5 datasets; `samples_of_arrays` decides by name what each dataset is.
 
     Raises:
         SourceError: there is no HDF5 file, or one that is unsafe, damaged or packed by fastload; or for the reasons of
-            `list_named_arrays`.
+            `samples_of_arrays`.
     """
     masks_wanted = options is None or options.masks != "none"
     tree = open_tree(source)
+    draft = Draft("hdf5", tree, on_error)
     names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
     if not names:
         raise SourceError(f"{tree.given}: no HDF5 file (.h5, .hdf5). Give the file, or the folder that holds it.")
     if tree.archive:
         raise SourceError(f"{tree.given}: HDF5 in an archive cannot be read in place. Unpack it, and pack the folder.")
-    notes = list(tree.notes)
     arrays: list[NamedArray] = []
     splits: dict[str, NDArray[np.int64]] = {}
     hidden: dict[str, NDArray[np.int64]] = {}
@@ -73,7 +75,7 @@ def list_hdf5(
                         f"{path}: fastload packed this file. Change its chunks, order or rows with "
                         f"`fastload repack {path} OUT.h5`."
                     )
-                found = list(_datasets(path, file, notes))
+                found = list(_datasets(path, file, draft.notes))
                 arrays += [replace(array, split=split if len(names) > 1 else "") for array in found]
                 if len(names) == 1:
                     splits, hidden, lists = _fuel_splits(path, file)
@@ -86,10 +88,8 @@ def list_hdf5(
              if any((array.name, array.split) == (other.name, other.split) for other in arrays[:at])]  # fmt: skip
     if twice:
         raise SourceError(f"{tree.given}: several files hold {first_few(sorted(set(twice)))}. Give one of them.")
-    listing = list_named_arrays(
-        arrays, layout="hdf5", where=str(tree.given), notes=tuple(notes), masks_wanted=masks_wanted
-    )
-    return _with_splits(listing, splits, hidden, str(tree.given)) if splits else listing
+    samples = samples_of_arrays(draft, arrays, masks_wanted=masks_wanted)
+    return assemble(draft, _with_splits(draft, samples, splits, hidden) if splits else samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +97,7 @@ class _Hdf5Rows:
     """Rows that only HDF5 can read, compressed or scattered; each batch decodes the chunks that it needs.
 
     Attributes:
-        path: absolute path of the file.
-        file_bytes: bytes of the file when it was listed.
-        mtime_ns: its time of modification then.
+        file: the file.
         name: name of the dataset.
         shape: (H, W, C), or (H, W).
         dtype: in native byte order.
@@ -109,25 +107,21 @@ class _Hdf5Rows:
         axes: order of the axes in the file.
     """
 
-    path: str
-    file_bytes: int
-    mtime_ns: int
+    file: ListedFile
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk_rows: int
     stored_shape: tuple[int, ...]
-    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    axes: Axes = "HWC"
+    rows: NDArray[np.int64]
+    axes: Axes
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Fills `out` with the rows at these indices, chunk by chunk."""
         rows = self.rows[indices]
+        self.file.require_unchanged()
         try:
-            status = os.stat(self.path)
-            if (status.st_size, status.st_mtime_ns) != (self.file_bytes, self.mtime_ns):
-                raise FileChangedError(f"{self.path}: was written to since it was listed. Leave it alone, run again.")
-            with open_hdf5(Path(self.path)) as file:
+            with open_hdf5(Path(self.file.path)) as file:
                 chunk = rows // self.chunk_rows
                 for number in np.unique(chunk).tolist():
                     where, first = np.flatnonzero(chunk == number), number * self.chunk_rows
@@ -135,9 +129,7 @@ class _Hdf5Rows:
                     block = block.reshape(len(block), *self.stored_shape)
                     out[where] = upright(block, self.axes)[rows[where] - first]
         except (OSError, RuntimeError, KeyError, FormatError) as exc:
-            if isinstance(exc, FileChangedError):
-                raise
-            raise SourceError(f"{self.path}: {self.name} cannot be read ({exc}). Copy the file again.") from exc
+            raise SourceError(f"{self.file.path}: {self.name} cannot be read ({exc}). Copy the file again.") from exc
 
     def take(self, indices: NDArray[np.integer[Any]]) -> _Hdf5Rows:
         """Returns the rows at these indices, in their order."""
@@ -183,11 +175,10 @@ class _Hdf5Dataset:
             )
         if int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize <= available_memory() // 2:
             return MemoryRows.of(self.values().reshape(self.shape[0], *shape), axes)
-        status = os.stat(self.path)
         final = upright(np.empty((0, *shape), np.uint8), axes).shape[1:]
         return _Hdf5Rows(
-            os.path.abspath(self.path), status.st_size, status.st_mtime_ns, self.name, final,
-            self.dtype.newbyteorder("="), self.chunk_rows, shape, np.arange(self.shape[0], dtype=np.int64), axes,
+            ListedFile.of(self.path), self.name, final, self.dtype.newbyteorder("="), self.chunk_rows, shape,
+            np.arange(self.shape[0], dtype=np.int64), axes,
         )  # fmt: skip
 
 
@@ -311,33 +302,33 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
 
 
 def _with_splits(
-    listing: Listing, splits: dict[str, NDArray[np.int64]], hidden: dict[str, NDArray[np.int64]], where: str
-) -> Listing:
-    """Returns the listing with fuel's splits. Rows in no split form the split `other`; withheld labels become -1."""
+    draft: Draft, samples: Samples, splits: dict[str, NDArray[np.int64]], hidden: dict[str, NDArray[np.int64]]
+) -> Samples:
+    """Returns the samples with fuel's splits. Rows in no split form the split `other`; withheld labels become -1."""
     by_name = {SPLITS.get(name.lower(), name): rows for name, rows in splits.items()}
-    names = list(in_split_order(by_name))
-    split = np.full(len(listing), 255, np.uint8)
+    names, count = list(in_split_order(by_name)), len(samples.keys)
+    split = np.full(count, 255, np.uint8)
     for number, name in enumerate(names):
         rows = by_name[name]
-        if len(rows) and (rows.min() < 0 or rows.max() >= len(listing)):
-            raise SourceError(f"{where}: the split {name!r} names rows that are not there, of {len(listing)}.")
+        if len(rows) and (rows.min() < 0 or rows.max() >= count):
+            raise SourceError(f"{draft.where}: the split {name!r} names rows that are not there, of {count}.")
         taken = np.unique(split[rows])
         if len(taken) and taken[0] != 255:
             raise SourceError(
-                f"{where}: the splits {names[taken[0]]!r} and {name!r} share rows. Each sample is in one split; "
+                f"{draft.where}: the splits {names[taken[0]]!r} and {name!r} share rows. Each sample is in one split; "
                 "remove one of them from the attribute."
             )
         split[rows] = number
-    notes = [f"Splits as fuel's attribute has them: {', '.join(names)}."]
+    draft.notes.append(f"Splits as fuel's attribute has them: {', '.join(names)}.")
     if np.any(split == 255):
-        notes.append(f"Rows in no split ({int(np.sum(split == 255))}) are the split 'other'.")
+        draft.notes.append(f"Rows in no split ({int(np.sum(split == 255))}) are the split 'other'.")
         split[split == 255] = len(names)
         names.append("other")
-    columns = dict(listing.columns)
+    columns = dict(samples.columns)
     for source, rows in hidden.items():
         if source in ("targets", "labels") and "labels" in columns and columns["labels"].values.ndim == 1:
             labels = columns["labels"].values.copy()
             labels[rows] = -1
             columns["labels"] = replace(columns["labels"], values=labels)
-            notes.append(f"{source} are withheld for {len(rows)} rows: their labels are -1.")
-    return replace(listing, split=split, split_names=tuple(names), columns=columns, notes=(*listing.notes, *notes))
+            draft.notes.append(f"{source} are withheld for {len(rows)} rows: their labels are -1.")
+    return replace(samples, splits=Splits(split, tuple(names)), columns=columns)

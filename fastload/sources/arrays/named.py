@@ -19,66 +19,51 @@ from fastload.errors import SourceError
 from fastload.format.column import Column
 from fastload.sources.arrays.raw_rows import JoinedRows, MemoryRows
 from fastload.sources.arrays.roles import NamedArray, SplitArrays, by_split, mask_shapes, size_of, with_usual_names
-from fastload.sources.listing import SPLITS, Arrays, Listing, Masks, first_few, in_split_order, require_unique
+from fastload.sources.assemble import Draft, Samples, Splits
+from fastload.sources.listing import SPLITS, Arrays, Masks, first_few
+from fastload.sources.tables.frame import categories
+from fastload.sources.tables.values import Values
 from fastload.system.machine import available_memory
 
 
-def list_named_arrays(
-    arrays: list[NamedArray], *, layout: str, where: str, notes: tuple[str, ...] = (), masks_wanted: bool = True
-) -> Listing:
-    """Returns the listing of arrays of equal length, whose names say what they hold.
+def samples_of_arrays(draft: Draft, arrays: list[NamedArray], *, masks_wanted: bool = True) -> Samples:
+    """Returns the samples of arrays of equal length, whose names say what they hold.
 
     Keys are the texts of an array `filenames`, else the split and the number of the row.
 
     Args:
+        draft: notes are added, the first about what was recognised.
         arrays: all arrays of the files.
-        layout: name of the layout, a key of LAYOUTS.
-        where: the files, for messages.
-        notes: notes so far.
         masks_wanted: whether masks are packed.
 
     Raises:
         SourceError: lengths differ; images, labels or masks have a wrong type or shape; there is no array at all.
     """
-    said: list[str] = []
-    arrays = with_usual_names([array for array in arrays if array.shape], where, said)
-    groups = by_split(arrays, said)
-    parts = [SplitArrays.of(name, group, where, said) for name, group in groups.items()]
-    columns = _columns(parts, where, said)
-    shown = [f"{array.name} {array.dtype} {array.shape}" for group in groups.values() for array in group]
-    recognised = (
-        f"Layout {layout}: arrays of {' + '.join(str(part.num_rows) for part in parts)} rows: {first_few(shown, 8)}."
-    )
+    where, notes = draft.where, draft.notes
+    arrays = with_usual_names([array for array in arrays if array.shape], where, notes)
+    groups = by_split(arrays, notes)
+    parts = [SplitArrays.of(name, group, where, notes) for name, group in groups.items()]
+    columns = _columns(parts, where, notes)
+    shown = first_few([f"{array.name} {array.dtype} {array.shape}" for group in groups.values() for array in group], 8)
+    counts = [part.num_rows for part in parts]
+    notes.insert(0, f"Layout {draft.layout}: arrays of {' + '.join(map(str, counts))} rows: {shown}.")
     keys = [key for part in parts for key in part.keys(len(parts) > 1)]
-    require_unique(keys, where)
-    split_names, split = tuple(groups), np.repeat(np.arange(len(parts), dtype=np.uint8), [p.num_rows for p in parts])
-    by_text = [part.texts["split"] for part in parts if "split" in part.texts]
-    if by_text and len(parts) == 1:
-        split_names, split = _text_splits(by_text[0])
+    splits = Splits(np.repeat(np.arange(len(parts), dtype=np.uint8), counts), tuple(groups))
+    if len(parts) == 1 and (texts := parts[0].texts.get("split")):
+        splits = _text_splits(texts)
     files, masks = _images(parts, where), None
     if masks_wanted:
         masks = _masks(parts, where)
     elif left_out := [part.masks.name for part in parts if part.masks is not None]:
-        said.append(f"Masks were left alone, as asked for: {first_few(left_out)}.")
+        notes.append(f"Masks were left alone, as asked for: {first_few(left_out)}.")
     row_bytes = sum(column.values.nbytes for column in columns.values()) // max(1, len(keys))
     if files is not None:
         row_bytes = int(np.prod(files.shape)) * files.dtype.itemsize
     else:
-        said.append("There are no images among the arrays.")
+        notes.append("There are no images among the arrays.")
     newest = [max(array.mtime_ns for array in part.arrays) for part in parts]
-    times = np.repeat(np.array(newest, np.int64), [part.num_rows for part in parts])
-    return Listing(
-        layout=layout,
-        keys=tuple(keys),
-        split=split,
-        split_names=split_names,
-        columns=columns,
-        notes=(recognised, *notes, *said),
-        sizes=np.full(len(keys), row_bytes, np.int64),
-        mtimes_ns=times,
-        files=files,
-        masks=masks,
-    )
+    mtimes = np.repeat(np.array(newest, np.int64), counts)
+    return Samples(keys, files, np.full(len(keys), row_bytes, np.int64), mtimes, splits, columns, masks)
 
 
 def _images(parts: list[SplitArrays], where: str) -> Arrays | None:
@@ -146,49 +131,36 @@ def _labels(parts: list[SplitArrays], notes: list[str]) -> tuple[str, Column]:
     given = [part.labels for part in parts if part.labels is not None]
     classes = next((tuple(part.texts["names"].texts()) for part in parts if "names" in part.texts), given[0].names)
     if all(array.is_text for array in given):
-        texts = [array.texts() for array in given]
-        classes = tuple(sorted({text for some in texts for text in some}))
-        index = {text: at for at, text in enumerate(classes)}
-        read = [np.array([index[text] for text in some], np.int64) for some in texts]
+        texts = np.array([text for array in given for text in array.texts()], object)
+        column = categories(Values("text", texts, np.zeros(len(texts), np.bool_)))
+        values, classes = column.values, column.attrs["names"]
     else:
         read = [label_numbers(array) for array in given]
-    widths = {values.shape[1:] for values in read}
-    if len(widths) > 1:
-        raise SourceError(f"{given[0].where}: labels of different shapes: {[array.shape for array in given]}.")
-    (width,) = widths
-    if any(values.dtype.kind == "f" for values in read):
-        notes.append(f"{given[0].name} holds numbers that are no classes: packed as targets.")
+        if len({values.shape[1:] for values in read}) > 1:
+            raise SourceError(f"{given[0].where}: labels of different shapes: {[array.shape for array in given]}.")
+        values = np.concatenate(read)
+    attrs = {"names": classes} if classes else {}
+    is_vector = values.ndim > 1 and values.min(initial=0) >= 0 and values.max(initial=0) <= 1
+    if values.dtype.kind == "f" or values.ndim > 1:
+        what = "targets" if values.dtype.kind == "f" or not is_vector else "vectors of labels"
         if len(given) < len(parts):
-            raise SourceError(f"{given[0].where}: there are targets for some splits only.")
-        return "targets", Column(np.concatenate(read))
-    if width and all(values.min(initial=0) >= 0 and values.max(initial=0) <= 1 for values in read):
-        if len(given) < len(parts):
-            raise SourceError(f"{given[0].where}: there are vectors of labels for some splits only.")
-        values = np.concatenate(read).astype(np.uint8)
-        return "labels", Column(values, {"names": classes} if classes else {})
-    if width:
-        notes.append(f"{given[0].name} holds {width} numbers a row: packed as targets.")
-        if len(given) < len(parts):
-            raise SourceError(f"{given[0].where}: there are targets for some splits only.")
-        return "targets", Column(np.concatenate(read))
-    whole, at = [], iter(read)
-    for part in parts:
-        whole.append(next(at) if part.labels is not None else np.full(part.num_rows, -1, np.int64))
-        if part.labels is None:
-            notes.append(f"There are no labels for {part.name}: they are -1.")
-    return "labels", Column(np.concatenate(whole), {"names": classes} if classes else {})
+            raise SourceError(f"{given[0].where}: there are {what} for some splits only.")
+        if what != "targets":
+            return "labels", Column(values.astype(np.uint8), attrs)
+        held = "numbers that are no classes" if values.dtype.kind == "f" else f"{values.shape[1:]} numbers a row"
+        notes.append(f"{given[0].name} holds {held}: packed as targets.")
+        return "targets", Column(values)
+    labels = np.full(sum(part.num_rows for part in parts), -1, np.int64)
+    labels[np.repeat([part.labels is not None for part in parts], [part.num_rows for part in parts])] = values
+    notes += [f"There are no labels for {part.name}: they are -1." for part in parts if part.labels is None]
+    return "labels", Column(labels, attrs)
 
 
-def _text_splits(array: NamedArray) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
+def _text_splits(array: NamedArray) -> Splits:
     names = [SPLITS.get(text.lower(), text) for text in array.texts()]
-    found = set(names)
-    if len(found) > 255:
-        raise SourceError(
-            f"{array.where}: names {len(found)} splits; 255 can be. Rename the array, if it holds no splits."
-        )
-    order = in_split_order(found)
-    index = {name: at for at, name in enumerate(order)}
-    return order, np.array([index[name] for name in names], np.uint8)
+    if (count := len(set(names))) > 255:
+        raise SourceError(f"{array.where}: names {count} splits; 255 can be. Rename the array, if it holds no splits.")
+    return Splits.of(names)
 
 
 def label_numbers(array: NamedArray) -> NDArray[Any]:

@@ -15,22 +15,21 @@ import math
 import os
 import re
 import struct
-import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.archives.members import LOCAL_HEADER
-from fastload.sources.arrays.named import list_named_arrays
-from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows
+from fastload.sources.archives.members import LOCAL_HEADER, content_offset
+from fastload.sources.arrays.named import samples_of_arrays
+from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, npy_header
 from fastload.sources.arrays.roles import NamedArray
+from fastload.sources.assemble import Draft, assemble
 from fastload.sources.listing import SPLITS, Arrays, Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import Tree, key_of
@@ -53,13 +52,14 @@ def arrays_evidence(tree: Tree) -> list[str]:
 def list_arrays(
     source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
 ) -> Listing:
-    """Returns the listing of the rows of NumPy arrays; `list_named_arrays` decides by name what each array is.
+    """Returns the listing of the rows of NumPy arrays; `samples_of_arrays` decides by name what each array is.
 
     Raises:
-        SourceError: a file is damaged or holds Python objects; or for the reasons of `list_named_arrays`.
+        SourceError: a file is damaged or holds Python objects; or for the reasons of `samples_of_arrays`.
     """
     masks_wanted = options is None or options.masks != "none"
     tree = open_tree(source)
+    draft = Draft("arrays", tree, on_error)
     names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
     if not names:
         raise SourceError(f"{tree.given}: no .npy or .npz file. Give the file, or the folder that holds them.")
@@ -74,17 +74,14 @@ def list_arrays(
         if name.lower().endswith(".npy"):
             arrays.append(_read_npy(tree, i))
         elif name.lower().endswith(".npz"):
-            arrays += _read_npz(tree, i)
-    notes = list(tree.notes)
+            arrays += read_npz(tree, i)
     flat = [array.name for array in arrays if not array.shape]
     if flat:
-        notes.append(f"Ignored, since they are single values: {first_few(flat)}.")
+        draft.notes.append(f"Ignored, since they are single values: {first_few(flat)}.")
     others = [key_of(name) for name in tree.names if name not in names]
     if others:
-        notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
-    return list_named_arrays(
-        arrays, layout="arrays", where=str(tree.given), notes=tuple(notes), masks_wanted=masks_wanted
-    )
+        draft.notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
+    return assemble(draft, samples_of_arrays(draft, arrays, masks_wanted=masks_wanted))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +107,7 @@ class _NpyArray:
     load: Callable[[], bytes]
 
     def named(self, name: str, mtime_ns: int, split: str) -> NamedArray:
-        """Returns the array under a name, for `list_named_arrays`."""
+        """Returns the array under a name, for `samples_of_arrays`."""
         return NamedArray(name, self.where, self.shape, self.dtype, self.values, self.rows, mtime_ns, split=split)
 
     def values(self) -> NDArray[Any]:
@@ -158,7 +155,12 @@ def _read_npy(tree: Tree, i: int) -> NamedArray:
     return stored.named(stem, int(tree.mtimes_ns[i]), split)
 
 
-def _read_npz(tree: Tree, i: int) -> list[NamedArray]:
+def read_npz(tree: Tree, i: int) -> list[NamedArray]:
+    """Returns the arrays in an .npz, of which only the headers are read.
+
+    Raises:
+        SourceError: it is damaged, or holds Python objects or records.
+    """
     import zipfile
 
     where, split = str(tree.path / key_of(tree.names[i])), _split_of(tree.names[i])
@@ -196,9 +198,9 @@ def _member_offset(file: IO[bytes], member: ZipInfo) -> int:
     """Returns the byte of an .npz at which the content of an uncompressed member begins."""
     position = file.tell()
     file.seek(member.header_offset)
-    _, name_size, extra_size = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+    header = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
     file.seek(position)
-    return member.header_offset + LOCAL_HEADER.size + int(name_size) + int(extra_size)
+    return content_offset(member.header_offset, header)
 
 
 def _member_loader(reopen: Callable[[], IO[bytes]], member: ZipInfo, where: str) -> Callable[[], bytes]:
@@ -231,17 +233,10 @@ def _stored(
 
 
 def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Returns shape, Fortran order, dtype and length of an .npy's header, in which only literals are evaluated."""
+    """Returns shape, Fortran order, dtype and length of an .npy's header, for an array of numbers or texts."""
     try:
-        with warnings.catch_warnings():
-            # "... was created on Python 2": it is read all the same.
-            warnings.simplefilter("ignore", UserWarning)
-            version = np.lib.format.read_magic(file)
-            if version not in ((1, 0), (2, 0)):
-                raise ValueError(f"version {version}, for arrays of records")
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = read(file)
-    except (ValueError, EOFError, SyntaxError, TokenError, TypeError, MemoryError, RecursionError, zlib.error) as exc:
+        shape, fortran, dtype = npy_header(file)
+    except ValueError as exc:
         raise SourceError(f"{where}: not an .npy array, or a damaged one ({exc}). Copy or save it again.") from exc
     if dtype.hasobject:
         raise SourceError(
@@ -250,7 +245,7 @@ def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtyp
         )
     if dtype.names or dtype.subdtype or dtype.itemsize == 0:
         raise SourceError(f"{where}: an array of records ({dtype}). Save each of its fields as an array of its own.")
-    return tuple(int(n) for n in shape), bool(fortran), dtype, file.tell()
+    return shape, fortran, dtype, file.tell()
 
 
 def _require_memory(needed: int, where: str) -> None:

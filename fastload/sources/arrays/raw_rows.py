@@ -12,16 +12,20 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import warnings
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from tokenize import TokenError  # NumPy's reader of headers raises it
+from typing import IO, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, SourceError
 from fastload.sources.listing import Arrays
+from fastload.sources.spans import Joined, ListedFile
 from fastload.sources.tree import Tree
 from fastload.system.files import read_into
 
@@ -42,9 +46,7 @@ class RawRows:
     are compared before and after each read: reading a map of a file that was truncated kills the process.
 
     Attributes:
-        path: absolute path of the file.
-        file_bytes: bytes of the file when it was listed.
-        mtime_ns: its time of modification then.
+        file: the file.
         offset: byte at which the first row begins.
         stride: bytes from the beginning of a row to that of the next.
         stored_shape: shape of a row in the file.
@@ -53,9 +55,7 @@ class RawRows:
         axes: order of the axes in the file.
     """
 
-    path: str
-    file_bytes: int
-    mtime_ns: int
+    file: ListedFile
     offset: int
     stride: int
     stored_shape: tuple[int, ...]
@@ -95,8 +95,7 @@ class RawRows:
                 f"{status.st_size:,}. The copy was probably cut short; copy or download it again."
             )
         rows = np.arange(num_rows, dtype=np.int64)
-        absolute = os.path.abspath(path)
-        return cls(absolute, status.st_size, status.st_mtime_ns, offset, stride, shape, dtype, rows, axes)
+        return cls(ListedFile.of(path, status), offset, stride, shape, dtype, rows, axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,12 +117,12 @@ class RawRows:
         rows = self.rows[indices]
         if len(rows) == 0:
             return
-        self._require_unchanged()
+        self.file.require_unchanged()
         if self.axes == "HWC" and self.stride == self.row_bytes and out.flags.c_contiguous and _is_run(rows):
             self._read_run(int(rows[0]), out)
         else:
             _gather(self._map(), rows, self.stored_shape, self.stored_dtype, self.axes, out)
-        self._require_unchanged()
+        self.file.require_unchanged()
         if not self.stored_dtype.isnative:
             out.byteswap(inplace=True)
 
@@ -139,11 +138,11 @@ class RawRows:
         """Returns the bytes of all rows of the file from a memory map, uint8 (rows in the file, row_bytes)."""
         if not self._mapped:
             try:
-                with open(self.path, "rb") as file:
-                    mapping = mmap.mmap(file.fileno(), self.file_bytes, prot=mmap.PROT_READ)
+                with self.file.open() as fd:
+                    mapping = mmap.mmap(fd, self.file.num_bytes, prot=mmap.PROT_READ)
             except (OSError, ValueError) as exc:
-                raise FileChangedError(_changed(self.path, f"it can no longer be mapped: {exc}")) from exc
-            count = (self.file_bytes - self.offset - self.row_bytes) // self.stride + 1
+                raise SourceError(f"{self.file.path} cannot be mapped: {exc}. Run again.") from exc
+            count = (self.file.num_bytes - self.offset - self.row_bytes) // self.stride + 1
             shape, strides = (count, self.row_bytes), (self.stride, 1)
             # As bytes, whatever the dtype: NumPy would copy the whole source if it is not aligned to its elements.
             self._mapped.append(np.ndarray(shape, np.uint8, mapping, self.offset, strides))
@@ -151,21 +150,14 @@ class RawRows:
 
     def _read_run(self, first: int, out: NDArray[Any]) -> None:
         view, at = out.reshape(-1).view(np.uint8).data, self.offset + first * self.stride
+        path = self.file.path
         try:
-            with open(self.path, "rb", buffering=0) as file:
-                done = read_into(file.fileno(), view, at)
+            with self.file.open() as fd:
+                done = read_into(fd, view, at)
         except OSError as exc:
-            raise SourceError(f"{self.path} cannot be read: {exc.strerror}. Check the disk, and run again.") from exc
+            raise SourceError(f"{path} cannot be read: {exc.strerror}. Check the disk, and run again.") from exc
         if done < len(view):
-            raise FileChangedError(_changed(self.path, f"it ends at byte {at + done:,}"))
-
-    def _require_unchanged(self) -> None:
-        try:
-            status = os.stat(self.path)
-        except OSError as exc:
-            raise FileChangedError(_changed(self.path, f"it can no longer be opened: {exc.strerror}")) from exc
-        if (status.st_size, status.st_mtime_ns) != (self.file_bytes, self.mtime_ns):
-            raise FileChangedError(_changed(self.path, "it was written to or replaced since it was listed"))
+            raise FileChangedError(f"{path}: it ends at byte {at + done:,}. Leave it alone, and run again.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,22 +200,11 @@ class MemoryRows:
         return replace(self, rows=self.rows[indices])
 
 
-@dataclass(frozen=True, eq=False)
-class JoinedRows:
-    """Rows of several readers of equal shape as one sequence.
-
-    Attributes:
-        parts: the readers.
-        part: int32 (N,), the part that each row belongs to.
-        index: int64 (N,), the index of each row in its part.
-    """
-
-    parts: tuple[Arrays, ...]
-    part: NDArray[np.int32]
-    index: NDArray[np.int64]
+class JoinedRows(Joined[Arrays]):
+    """Rows of several readers of equal shape as one sequence."""
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Arrays, int]]) -> JoinedRows:
+    def of(cls, parts: Sequence[tuple[Arrays, int]]) -> Self:
         """Returns the rows of all parts, one part behind the other; each is given with its number of rows.
 
         Raises:
@@ -233,12 +214,7 @@ class JoinedRows:
         if len(kinds) > 1:
             shown = " and ".join(sorted(f"{dtype} {shape}" for shape, dtype in kinds))
             raise SourceError(f"Rows of different kinds cannot be one dataset: {shown}. Pack them one by one.")
-        counts = [count for _, count in parts]
-        return cls(
-            parts=tuple(rows for rows, _ in parts),
-            part=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-            index=np.concatenate([np.zeros(0, np.int64), *(np.arange(count) for count in counts)]),
-        )
+        return super().of(parts)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -261,10 +237,6 @@ class JoinedRows:
                 mixed = np.empty((len(where), *self.shape), self.dtype)
                 self.parts[number].read_rows(index[where], mixed)
                 out[where] = mixed
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> JoinedRows:
-        """Returns the rows at these indices, in their order."""
-        return replace(self, part=self.part[indices], index=self.index[indices])
 
 
 def rows_in_tree(
@@ -350,5 +322,21 @@ def _copy(source: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[np.ui
         out[...] = source[rows]
 
 
-def _changed(path: str, what: str) -> str:
-    return f"{path}: {what}. Leave it alone while it is read, and run again."
+def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Returns shape, Fortran order and dtype by the header of an .npy, in which only literals are evaluated.
+
+    Raises:
+        ValueError: there is no header that can be read.
+    """
+    try:
+        with warnings.catch_warnings():
+            # "... was created on Python 2": it is read all the same.
+            warnings.simplefilter("ignore", UserWarning)
+            version = np.lib.format.read_magic(file)
+            if version not in ((1, 0), (2, 0)):
+                raise ValueError(f"version {version}, for arrays of records")
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+    except (EOFError, SyntaxError, TokenError, TypeError, KeyError, MemoryError, RecursionError, zlib.error) as exc:
+        raise ValueError(str(exc)) from exc
+    return tuple(int(n) for n in shape), bool(fortran), dtype

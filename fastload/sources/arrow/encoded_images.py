@@ -1,4 +1,4 @@
-"""Readers of the images and masks in a column of Parquet or Arrow files: of their bytes, or of files they name."""
+"""Readers of the images or masks in a column of Parquet or Arrow files: of their bytes, or of files they name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.sources.arrow.features import Features, values_in
+from fastload.sources.arrow.features import ArrowTable
 from fastload.sources.arrow.shards import Shard, UnpackedImages, translate_errors
-from fastload.sources.assemble import JoinedFiles, fill_value
-from fastload.sources.listing import Files, Masks
+from fastload.sources.listing import Files
 from fastload.sources.open_tree import open_tree
+from fastload.sources.spans import JoinedFiles
 from fastload.sources.tables.image_index import ImageIndex
 from fastload.sources.tree import Tree, key_of
 
@@ -36,11 +36,12 @@ class EncodedColumn(NamedTuple):
     paths: list[str]
 
 
-def encoded_column(shards: list[Shard], name: str, features: Features, tree: Tree) -> EncodedColumn:
+def encoded_column(table: ArrowTable, name: str, tree: Tree) -> EncodedColumn:
     """Returns the images of a column that holds bytes, or only paths of files."""
-    if name in features.images and not str(shards[0].schema.field(name).type).endswith("string"):
+    shards = table.shards
+    if name in table.features.images and not str(shards[0].schema.field(name).type).endswith("string"):
         return encoded_images(shards, name, tree.path)
-    paths = values_in(shards, name, features).texts()
+    paths = table.values(name).texts()
     nothing = np.zeros(len(paths), np.int64)
     return EncodedColumn((), nothing.astype(np.int32), nothing, nothing, paths)
 
@@ -115,13 +116,24 @@ def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[
     return starts[:-1], lengths, data
 
 
-def resolve_images(
-    encoded: EncodedColumn, tree: Tree, names: list[str], shard_of: NDArray[np.int64]
-) -> tuple[Files, NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
-    """Returns the reader of the images; their sizes; their times of modification; and row -> why it has no image.
+class FoundImages(NamedTuple):
+    """The images of R rows.
 
-    A row without bytes names a file of the tree. The time of an image in the table itself is 0.
+    Attributes:
+        files: reads them; None for a dataset without images.
+        sizes: int64 (R,), bytes of each image.
+        mtimes_ns: int64 (R,), time of modification of each file beside the table; 0 for an image in the table itself.
+        bad: row -> why it has no image.
     """
+
+    files: Files | None
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
+    bad: dict[int, str]
+
+
+def resolve_images(encoded: EncodedColumn, table: ArrowTable, tree: Tree) -> FoundImages:
+    """Returns the images of a column; a row without bytes names a file of the tree."""
     part, at_part, sizes = encoded.part.copy(), encoded.position.copy(), encoded.sizes.copy()
     mtimes = np.zeros(len(sizes), np.int64)
     bad: dict[int, str] = {}
@@ -130,9 +142,9 @@ def resolve_images(
     if len(absent):
         index = image_index(tree)
         parts = (*parts, index.tree.files)
-        for shard in np.unique(shard_of[absent]).tolist():
-            rows = absent[shard_of[absent] == shard]
-            folder = posixpath.dirname(names[shard])
+        for shard in np.unique(table.shard_of[absent]).tolist():
+            rows = absent[table.shard_of[absent] == shard]
+            folder = posixpath.dirname(table.files[shard])
             here = index.at(f"{folder}/" if folder else "")
             found = here.find([encoded.paths[row] for row in rows.tolist()], [""] * len(rows))
             for k, row in enumerate(rows.tolist()):
@@ -145,20 +157,7 @@ def resolve_images(
                     bad[row] = f"holds no bytes, only the path {path!r}, which {why}"
                 else:
                     bad[row] = "holds no image: its bytes are null or empty"
-    return JoinedFiles(parts, part, at_part), sizes, mtimes, bad
-
-
-def resolve_masks(
-    encoded: EncodedColumn, tree: Tree, names: list[str], shard_of: NDArray[np.int64], notes: list[str], name: str
-) -> tuple[Masks, NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the masks in a column, their sizes and times of modification; absent masks get an unused value."""
-    files, sizes, mtimes, bad = resolve_images(encoded, tree, names, shard_of)
-    present = np.ones(len(shard_of), np.bool_)
-    present[list(bad)] = False
-    notes.append(f"Masks by column {name!r}.")
-    fill, filled = fill_value(files, present, str(tree.given)) if present.any() else (255, [])
-    notes += filled
-    return Masks(files, present, ignore_index=fill), sizes, mtimes
+    return FoundImages(JoinedFiles(parts, part, at_part), sizes, mtimes, bad)
 
 
 def image_index(tree: Tree) -> ImageIndex:
@@ -166,11 +165,12 @@ def image_index(tree: Tree) -> ImageIndex:
     return ImageIndex(open_tree(tree.path) if tree.file else tree)
 
 
-def keys_of(encoded: EncodedColumn | None, names: list[str], counts: list[int]) -> list[str]:
+def keys_of(encoded: EncodedColumn | None, table: ArrowTable) -> list[str]:
     """Returns the keys of the rows: shard and path, if the paths in the shard are unique, else shard and row number."""
     keys: list[str] = []
     start = 0
-    for name, count in zip(names, counts, strict=True):
+    for name, shard in zip(table.files, table.shards, strict=True):
+        count = shard.num_rows
         paths = encoded.paths[start : start + count] if encoded else []
         start += count
         if paths and "" not in paths and len(set(paths)) == count:

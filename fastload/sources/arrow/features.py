@@ -1,8 +1,9 @@
-"""Columns of Arrow tables as Values, and the features (images, classes) that Hugging Face's `datasets` wrote."""
+"""The rows of Parquet or Arrow files as a table, with the features (images, classes) that `datasets` wrote."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.sources.arrow.shards import Shard
 from fastload.sources.listing import first_few
-from fastload.sources.tables.columns import LABELS, plain_name
+from fastload.sources.tables.frame import LABELS, plain_name
 from fastload.sources.tables.values import Values, nothing, other
+from fastload.sources.tree import key_of
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,85 @@ def common_classes(each: list[Features], counts: list[int]) -> tuple[Features, l
                 differ += [name] if name not in differ else []
     images = dict.fromkeys(name for features in each for name in features.images)
     return Features(tuple(images), each[0].classes | classes), differ
+
+
+class ArrowTable:
+    """The rows of all Parquet or Arrow files of a dataset, one file behind the other; see `tables.frame.CellTable`.
+
+    Attributes:
+        shards: the files.
+        files: their paths in the tree.
+        names: the columns of all files.
+        features: images and classes among them.
+        shard_of: int64 (R,), the file that each row belongs to.
+        renumbered: the columns whose classes differ between files.
+    """
+
+    def __init__(self, shards: list[Shard], files: list[str], first: Callable[[str], bool]) -> None:
+        """Joins the columns of some files.
+
+        Args:
+            shards: the files.
+            files: their paths in the tree.
+            first: whether a file's numbers of classes are kept, if files number their classes differently.
+
+        Raises:
+            SourceError: a column has different types in two files.
+        """
+        self.shards, self.files = shards, files
+        counts = [shard.num_rows for shard in shards]
+        self.shard_of = np.repeat(np.arange(len(shards)), counts)
+        self._row_of = np.concatenate([np.arange(count) for count in counts])
+        order = sorted(range(len(shards)), key=lambda i: not first(files[i]))
+        each = [features_of(shards[i].schema) for i in order]
+        self.features, self.renumbered = common_classes(each, [counts[i] for i in order])
+        self.names = _column_names(shards, files)
+
+    @property
+    def where(self) -> str:
+        """The first file, for messages."""
+        return str(self.shards[0].path)
+
+    def location(self, row: int) -> str:
+        """Returns the number of a row in its file, and the file, for messages."""
+        return f"row {self._row_of[row]} of {key_of(self.files[self.shard_of[row]])}"
+
+    def texts(self, name: str) -> list[str]:
+        """Returns the cells of a column as text; "" for missing ones."""
+        return values_in(self.shards, name, Features((), {})).texts()
+
+    def values(self, name: str) -> Values:
+        """Returns a column; raises as `values_in` does."""
+        return values_in(self.shards, name, self.features)
+
+    def objects(self, name: str) -> list[Any]:
+        """Returns the cells of a column of objects, whose classes all files must number alike."""
+        if classes := self.features.classes.get(name):
+            for shard in self.shards:
+                require_same_classes(shard, name, features_of(shard.schema).classes.get(name, ()), classes)
+        return [cell for shard in self.shards for cell in shard.column(name).to_pylist()]
+
+
+def _column_names(shards: list[Shard], names: list[str]) -> list[str]:
+    """Returns the names of the columns of all shards.
+
+    Raises:
+        SourceError: a column has different types in two files; null fits any type.
+    """
+    import pyarrow as pa
+
+    known: dict[str, tuple[Any, str]] = {}
+    for shard, file in zip(shards, names, strict=True):
+        for field in shard.schema:
+            kind, first = known.setdefault(field.name, (field.type, file))
+            if pa.types.is_null(kind):
+                known[field.name] = (field.type, file)
+            elif field.type != kind and not pa.types.is_null(field.type):
+                raise SourceError(
+                    f"{shard.path}: column {field.name!r} is {field.type}, but {kind} in {key_of(first)}. "
+                    "Give the files of one dataset (one configuration of it)."
+                )
+    return list(known)
 
 
 def values_in(shards: list[Shard], name: str, features: Features) -> Values:

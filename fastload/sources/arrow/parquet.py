@@ -8,22 +8,22 @@ train/data-00000-of-00001.arrow     a folder that `datasets` saved with save_to_
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
-from fastload.sources.arrow.encoded_images import encoded_column, image_index, keys_of, resolve_images, resolve_masks
-from fastload.sources.arrow.features import Features, common_classes, features_of, require_same_classes, values_in
+from fastload.sources.arrow.encoded_images import FoundImages, encoded_column, image_index, keys_of, resolve_images
+from fastload.sources.arrow.features import ArrowTable, features_of, values_in
 from fastload.sources.arrow.shards import Shard
-from fastload.sources.listing import Listing, OnError, SourceOptions, first_few, split_of_parts
+from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
+from fastload.sources.listing import Listing, Masks, OnError, SourceOptions, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tables.boxes import OBJECTS, nested_boxes
-from fastload.sources.tables.columns import columns_of, missing_labels, plain_name
+from fastload.sources.tables.frame import MASK_COLUMNS, Frame, columns_of, plain_name, splits_by_column
 from fastload.sources.tables.image_tables import IMAGE_COLUMNS, split_of_name
-from fastload.sources.tables.splits import MASK_COLUMNS, split_cells, split_index
 from fastload.sources.tree import Tree, key_of
 
 _PART = re.compile(r"(.*-)(\d{5,6})-of-(\d{5,6})(?:-[0-9a-f]+)?(\.\w+)", re.DOTALL)
@@ -60,6 +60,63 @@ def list_parquet(
     """
     options = options or SourceOptions()
     tree = open_tree(source)
+    draft = Draft("parquet", tree, on_error)
+    notes = draft.notes
+    table, written = _open_table(draft, tree)
+    total = len(table.shard_of)
+    image = _image_column(table, tree, options, notes)
+    split, split_column = _splits(table, options, notes)
+    splits = Splits.of(split)
+    encoded = encoded_column(table, image, tree) if image else None
+    nothing = np.zeros(total, np.int64)
+    images = resolve_images(encoded, table, tree) if encoded else FoundImages(None, nothing, nothing, {})
+    mask = next((n for n in table.features.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
+    masks = None
+    if mask and image and options.masks == "none":
+        notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
+    elif mask and image:
+        masks = resolve_images(encoded_column(table, mask, tree), table, tree)
+    others = [name for name in table.features.images if name not in (image, mask)]
+    if others:
+        notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
+    taken = {image, mask, split_column, *others}
+    nested = {}
+    if objects := next((name for name in OBJECTS if name in table.names and name not in taken), ""):
+        classes = table.features.classes.get(objects, ())
+        nested = nested_boxes(objects, table.objects(objects), table.location, draft, classes)
+        taken |= {objects} if nested else set()
+    values = {name: table.values(name) for name in table.names if name not in taken}
+    missing = [(table.location(row), why) for row, why in sorted(images.bad.items())]
+    draft.leave_out_all(missing, "rows without their image", "Fetch the files again, or leave those rows out")
+    made, lost, said = columns_of(Frame(values, draft.where, splits, options.labels, table.location))
+    notes += said
+    columns = nested | made
+    lost = {row: why for row, why in lost.items() if row not in images.bad}
+    unlabelled = [(table.location(row), why) for row, why in sorted(lost.items())]
+    shown = [f"{location}: {why}" for location, why in unlabelled]
+    fix = "Fill them in, or leave those images out"
+    draft.leave_out_all(unlabelled, "rows without a label", fix, shown)
+    sizes = images.sizes
+    if not image:
+        if not columns:
+            raise SourceError(
+                f"{tree.given}: there is neither a column of images nor one of numbers: {', '.join(table.names)}."
+            )
+        notes.append("No column holds images: a dataset of columns only.")
+        sizes = np.full(total, sum(column.values[:1].nbytes for column in columns.values()), np.int64)
+    mtimes = np.maximum(written[table.shard_of], images.mtimes_ns)
+    samples = Samples(keys_of(encoded, table), images.files, sizes, mtimes, splits, columns)
+    if masks is not None:
+        samples = _with_masks(draft, samples, masks, mask)
+    return assemble(draft, samples.without(images.bad.keys() | lost.keys()))
+
+
+def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]]:
+    """Returns the rows of all files, and the time of modification of each file.
+
+    Raises:
+        SourceError: there is no file, or no row; files are missing by the names of the others (unless skipped).
+    """
     if tree.archive:
         raise SourceError(f"{tree.path}: Parquet files inside an archive are not read. Unpack it and give the folder.")
     positions = _table_positions(tree)
@@ -67,103 +124,37 @@ def list_parquet(
         raise SourceError(f"{tree.path}: there is no .parquet file, nor a folder that `datasets` saved.")
     names = [tree.names[i] for i in positions]
     shards = [Shard(tree.path / name) for name in names]
-    counts = [shard.num_rows for shard in shards]
-    total = sum(counts)
+    total = sum(shard.num_rows for shard in shards)
     if total == 0:
         raise SourceError(
             f"{tree.given}: {first_few([key_of(name) for name in names])} hold no rows. Fetch them again."
         )
-    shard_of = np.repeat(np.arange(len(shards)), counts)
-    row_of = np.concatenate([np.arange(count) for count in counts])
     # If files number their classes differently, the numbers of the training files are kept.
-    order = sorted(range(len(shards)), key=lambda i: split_of_name(names[i]) != "train")
-    features, differ = common_classes([features_of(shards[i].schema) for i in order], [counts[i] for i in order])
-    columns = _column_names(shards, names)
-    notes = [f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows."]
-    if differ:
-        notes.append(f"Files name different classes in column {first_few(differ)}: renumbered by name, all of them.")
+    table = ArrowTable(shards, names, lambda name: split_of_name(name) == "train")
+    draft.notes.append(f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows.")
+    if table.renumbered:
+        differ = first_few(table.renumbered)
+        draft.notes.append(f"Files name different classes in column {differ}: renumbered by name, all of them.")
     if lacking := _missing_parts(names):
-        if on_error == "fail" and not tree.file:
+        if draft.on_error == "fail" and not tree.file:
             raise SourceError(
                 f"{tree.given}: files that are missing by the names of the others ({len(lacking)}): "
                 f"{first_few(lacking)}. Fetch them, or pack what is there with `--on-error skip`."
             )
-        notes.append(f"Files are missing by the names of the others ({len(lacking)}): {first_few(lacking)}.")
+        draft.notes.append(f"Files are missing by the names of the others ({len(lacking)}): {first_few(lacking)}.")
+    return table, tree.mtimes_ns[np.array(positions)]
 
-    image = _image_column(features, columns, shards, tree, options, notes)
-    splits, split_column = _splits(shards, names, columns, shard_of, options, notes)
-    split, split_names = split_index(splits)
-    encoded = encoded_column(shards, image, features, tree) if image else None
-    nothing = np.zeros(total, np.int64)
-    files, sizes, mtimes, bad = (
-        resolve_images(encoded, tree, names, shard_of) if encoded else (None, nothing, nothing, dict[int, str]())
-    )
-    mask = next((n for n in features.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
-    masks = None
-    if mask and image and options.masks == "none":
-        notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
-    elif mask and image:
-        coded = encoded_column(shards, mask, features, tree)
-        masks, mask_sizes, mask_mtimes = resolve_masks(coded, tree, names, shard_of, notes, mask)
-        # A resume notices a changed mask as it notices a changed image: both make the sample.
-        sizes, mtimes = sizes + mask_sizes, np.maximum(mtimes, mask_mtimes)
 
-    def location(row: int) -> str:
-        return f"row {row_of[row]} of {key_of(names[shard_of[row]])}"
-
-    others = [name for name in features.images if name not in (image, mask)]
-    if others:
-        notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
-    taken = {image, mask, split_column, *others}
-    nested = None
-    if objects := next((name for name in OBJECTS if name in columns and name not in taken), ""):
-        cells = [cell for shard in shards for cell in shard.column(objects).to_pylist()]
-        for shard in shards if objects in features.classes else ():
-            own = features_of(shard.schema).classes.get(objects, ())
-            require_same_classes(shard, objects, own, features.classes[objects])
-        nested = nested_boxes(cells, lambda row: f"{tree.given}: {location(row)}", features.classes.get(objects, ()))
-        if nested:
-            taken.add(objects)
-            notes.append(f"Boxes by column {objects!r}, taken for x, y, width, height.")
-    table = {name: values_in(shards, name, features) for name in columns if name not in taken}
-
-    if bad and on_error == "fail":
-        shown = first_few([f"{location(row)} {why}" for row, why in sorted(bad.items())])
-        raise SourceError(
-            f"{tree.given}: rows without their image ({len(bad)}): {shown}. Fetch the files again, or leave those rows "
-            "out with `--on-error skip`."
-        )
-    made, lost, said = columns_of(
-        table, wanted=options.labels, split=split, split_names=split_names, where=str(tree.given)
-    )
-    made = (nested or {}) | made
-    if lost and on_error == "fail":
-        raise missing_labels(lost, location, str(tree.given))
-    if not image and not made:
-        raise SourceError(
-            f"{tree.given}: there is neither a column of images nor one of numbers: {', '.join(columns)}."
-        )
-    if not image:
-        notes.append("No column holds images: a dataset of columns only.")
-        sizes = np.full(total, sum(column.values[:1].nbytes for column in made.values()), np.int64)
-    bad = lost | bad
-    keep = np.delete(np.arange(total), list(bad))
-    if len(keep) == 0:
-        raise SourceError(f"{tree.given}: not one row can be packed, e.g. {location(0)}: {bad[0]}.")
-    listing = Listing(
-        layout="parquet",
-        keys=tuple(keys_of(encoded, names, counts)),
-        split=split,
-        split_names=split_names,
-        columns=made,
-        notes=(*notes, *said, *tree.notes),
-        sizes=sizes,
-        mtimes_ns=np.maximum(tree.mtimes_ns[np.array(positions)][shard_of], mtimes),
-        files=files,
-        skipped=tuple((location(row), why) for row, why in sorted(bad.items())),
-        masks=masks,
-    )
-    return listing.take(keep) if bad else listing
+def _with_masks(draft: Draft, samples: Samples, found: FoundImages, name: str) -> Samples:
+    """Returns the samples with the masks of a column; absent masks get a value that no other holds."""
+    assert found.files is not None, "a column of masks was read"
+    present = np.ones(len(found.sizes), np.bool_)
+    present[list(found.bad)] = False
+    draft.notes.append(f"Masks by column {name!r}.")
+    fill, filled = fill_value(found.files, present, draft.where) if present.any() else (255, [])
+    draft.notes += filled
+    masks = Masks(found.files, present, ignore_index=fill)
+    return replace(samples, masks=masks).made_also_of(found.sizes, found.mtimes_ns)
 
 
 def _table_positions(tree: Tree) -> list[int]:
@@ -190,82 +181,36 @@ def _missing_parts(names: list[str]) -> list[str]:
     return lacking
 
 
-def _column_names(shards: list[Shard], names: list[str]) -> list[str]:
-    """Returns the names of the columns of all shards.
-
-    Raises:
-        SourceError: a column has different types in two files; null fits any type.
-    """
-    import pyarrow as pa
-
-    known: dict[str, tuple[Any, str]] = {}
-    for shard, file in zip(shards, names, strict=True):
-        for field in shard.schema:
-            kind, first = known.setdefault(field.name, (field.type, file))
-            if pa.types.is_null(kind):
-                known[field.name] = (field.type, file)
-            elif field.type != kind and not pa.types.is_null(field.type):
-                raise SourceError(
-                    f"{shard.path}: column {field.name!r} is {field.type}, but {kind} in {key_of(first)}. "
-                    "Give the files of one dataset (one configuration of it)."
-                )
-    return list(known)
-
-
-def _image_column(
-    features: Features,
-    columns: list[str],
-    shards: list[Shard],
-    tree: Tree,
-    options: SourceOptions,
-    notes: list[str],
-) -> str:
+def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: list[str]) -> str:
     """Returns the column of images, of bytes or of paths to files; "" if there is none."""
     if options.image_column:
-        if options.image_column not in columns:
+        if options.image_column not in table.names:
             raise SourceError(
-                f"{tree.given}: there is no column {options.image_column!r} for images. There are {', '.join(columns)}."
+                f"{tree.given}: there is no column {options.image_column!r} for images. "
+                f"There are {', '.join(table.names)}."
             )
         return options.image_column
-    usual = [name for name in features.images if plain_name(name) in _FIRST_IMAGES]
-    no_masks = [name for name in features.images if plain_name(name) not in MASK_COLUMNS]
+    usual = [name for name in table.features.images if plain_name(name) in _FIRST_IMAGES]
+    no_masks = [name for name in table.features.images if plain_name(name) not in MASK_COLUMNS]
     if found := usual or no_masks:
         notes.append(f"Images by column {found[0]!r}.")
         return found[0]
-    plain = {plain_name(name): name for name in columns}
+    plain = {plain_name(name): name for name in table.names}
     for candidate in [plain[name] for name in IMAGE_COLUMNS if name in plain]:
-        values = values_in(shards[:1], candidate, features)
+        values = values_in(table.shards[:1], candidate, table.features)
         if values.kind == "text" and any(image_index(tree).hits(values.texts()[:40])):
             notes.append(f"Images by the paths in column {candidate!r}.")
             return candidate
     return ""
 
 
-def _splits(
-    shards: list[Shard],
-    names: list[str],
-    columns: list[str],
-    shard_of: NDArray[np.int64],
-    options: SourceOptions,
-    notes: list[str],
-) -> tuple[list[str], str]:
+def _splits(table: ArrowTable, options: SourceOptions, notes: list[str]) -> tuple[list[str], str]:
     """Returns the split of each row, and the column that says it; without one, by the names of files and folders."""
-    wanted = options.split_column or ("split" if "split" in columns else "")
-    if wanted:
-        if wanted not in columns:
-            raise SourceError(
-                f"{shards[0].path}: there is no column {wanted!r} for splits. There are {', '.join(columns)}."
-            )
-        said = split_cells(values_in(shards, wanted, Features((), {})).texts(), plain_name(wanted))
-        if all(said) and len(set(said)) < 256:
-            notes.append(f"Splits by column {wanted!r}: {', '.join(sorted(set(said)))}.")
-            return said, wanted
-        raise SourceError(
-            f"{shards[0].path}: column {wanted!r} can be no split: a value is empty, or there are too many."
-        )
-    by_file = []
-    for name in names:
-        by_file.append(split_of_name(name) or split_of_parts(name.split("/")[-2::-1]))
+    wanted = options.split_column or ("split" if "split" in table.names else "")
+    said, column = splits_by_column(table, wanted, (), notes)
+    if column:
+        return said, column
+    by_file = [split_of_name(name) or split_of_parts(name.split("/")[-2::-1]) for name in table.files]
     if any(by_file):
         notes.append(f"Splits by names of files: {', '.join(sorted(set(by_file) - {''}))}.")
-    return [by_file[i] for i in shard_of.tolist()], ""
+    return [by_file[i] for i in table.shard_of.tolist()], ""

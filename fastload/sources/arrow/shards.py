@@ -13,15 +13,15 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, ImageError, MissingExtraError, SourceError
-from fastload.system.files import read_bytes, write_all
+from fastload.errors import MissingExtraError, SourceError
+from fastload.sources.spans import FileSpans, ListedFile
+from fastload.system.files import write_all
 
 _BATCH_BYTES = 2**25
 
@@ -114,8 +114,7 @@ class Shard:
 
     def spans(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> FileSpans:
         """Returns the reader of pieces of an Arrow file at these offsets."""
-        status = os.stat(self.path)
-        return FileSpans(os.path.abspath(self.path), status.st_size, status.st_mtime_ns, offsets, sizes)
+        return FileSpans(ListedFile.of(self.path), offsets, sizes)
 
     def _file(self) -> Any:
         import pyarrow.parquet as pq
@@ -154,64 +153,6 @@ def _damaged(path: Path, exc: Exception) -> SourceError:
     return SourceError(
         f"{path} cannot be read: {str(exc).splitlines()[0]}. It is damaged or cut short; fetch it again."
     )
-
-
-@dataclass(frozen=True, eq=False)
-class FileSpans:
-    """Reads pieces of one file, which is opened anew for each read.
-
-    Attributes:
-        path: absolute path of the file.
-        file_size: bytes of the file when it was listed.
-        file_mtime_ns: its time of modification then.
-        offsets: int64 (F,), where each piece begins.
-        sizes: int64 (F,), bytes of each piece.
-        owner: object that keeps a temporary file alive in the process that made it; not pickled.
-    """
-
-    path: str
-    file_size: int
-    file_mtime_ns: int
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    owner: object = field(default=None, repr=False)
-
-    def read(self, i: int) -> bytes:
-        """Returns all bytes of piece i."""
-        return self._read(i, int(self.sizes[i]))
-
-    def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of piece i."""
-        return self._read(i, min(size, int(self.sizes[i])))
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> FileSpans:
-        """Returns the pieces at these indices, in their order."""
-        return replace(self, offsets=self.offsets[indices], sizes=self.sizes[indices])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "owner": None}
-
-    def _read(self, i: int, size: int) -> bytes:
-        try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as exc:
-            raise FileChangedError(
-                f"{self.path}: can no longer be opened: {exc.strerror}. Put it back, or list the dataset again."
-            ) from exc
-        try:
-            status = os.fstat(fd)
-            if (status.st_size, status.st_mtime_ns) != (self.file_size, self.file_mtime_ns):
-                raise FileChangedError(
-                    f"{self.path}: was written to or replaced since it was listed. Leave it alone while it is read."
-                )
-            data = read_bytes(fd, size, int(self.offsets[i]))
-        except OSError as exc:
-            raise ImageError(f"cannot be read from {self.path}: {exc.strerror}") from exc
-        finally:
-            os.close(fd)
-        if len(data) != size:
-            raise ImageError(f"reaches beyond the end of {self.path}")
-        return data
 
 
 class UnpackedImages:
@@ -266,8 +207,7 @@ class UnpackedImages:
 
     def spans(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> FileSpans:
         """Returns the reader of pieces of what was written. Nothing may be written afterwards."""
-        status = os.fstat(self._fd)
-        return FileSpans(self._path, status.st_size, status.st_mtime_ns, offsets, sizes, self)
+        return FileSpans(ListedFile.of(self._path, os.fstat(self._fd)), offsets, sizes, self)
 
 
 def _let_go(fd: int, name: str, pid: int) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.box_forms import SIZED
+from fastload.sources.box_forms import SIZED, BoxSlots
 from fastload.sources.coco.instances import Instances
 from fastload.sources.coco.masks import DrawnMasks, Regions
 from fastload.sources.listing import Masks
@@ -47,18 +47,14 @@ class Boxes:
     """The A annotations of all instances files, one file behind the other.
 
     Attributes:
-        row: int64 (A,), the sample of each annotation, -1 if its image is left out.
-        slot: int64 (A,), index of each annotation among the boxes of its sample.
-        counts: int64 (N,), number of boxes of each sample.
+        slots: sample of each annotation, and its number among the boxes of that.
         category: int64 (A,), index of each category.
         boxes: float64 (A, 4), x, y, width, height.
         areas: float64 (A,), area of each region.
         crowd: uint8 (A,), 1 for a crowd.
     """
 
-    row: NDArray[np.int64]
-    slot: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    slots: BoxSlots
     category: NDArray[np.int64]
     boxes: NDArray[np.float64]
     areas: NDArray[np.float64]
@@ -73,16 +69,8 @@ class Boxes:
             sample = np.where(kept, np.cumsum(kept) - 1 + start, -1)
             rows.append(np.where(part.instances.good, sample[part.instances.image], -1))
             start += int(kept.sum())
-        row = np.concatenate(rows)
-        counts = np.bincount(row[row >= 0], minlength=num_samples).astype(np.int64)
-        order = np.argsort(row, kind="stable")
-        order = order[np.count_nonzero(row < 0) :]
-        slot = np.full(len(row), -1, np.int64)
-        slot[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         return cls(
-            row,
-            slot,
-            counts,
+            slots=BoxSlots.of(np.concatenate(rows), num_samples),
             category=np.concatenate([part.instances.category for part in parts]),
             boxes=np.concatenate([part.instances.boxes for part in parts]),
             areas=np.concatenate([part.instances.areas for part in parts]),
@@ -91,18 +79,12 @@ class Boxes:
 
     def columns(self, classes: Classes) -> dict[str, Column]:
         """Returns the columns of boxes, padded to the most boxes of any image (at least 1)."""
-        shape = len(self.counts), max(1, int(self.counts.max(initial=0)))
-        boxes = np.zeros((*shape, 4), np.float32)
-        labels = np.full(shape, -1, np.int64)
-        crowd = np.zeros(shape, np.uint8)
-        here = self.row >= 0
-        at = self.row[here], self.slot[here]
-        boxes[at], labels[at], crowd[at] = self.boxes[here], self.category[here], self.crowd[here]
+        boxes, labels = self.slots.padded(self.boxes.astype(np.float32)), self.slots.padded(self.category, -1)
         return {
             "boxes": Column(boxes, {"names": SIZED}, "xywh"),
             "box_labels": Column(labels, {"names": classes.names, "category_ids": classes.ids}),
-            "box_crowd": Column(crowd),
-            "num_boxes": Column(self.counts),
+            "box_crowd": Column(self.slots.padded(self.crowd)),
+            "num_boxes": Column(self.slots.counts),
         }
 
     def masks(self, tree: Tree, kind: str, parts: list[InstancesFile], images: list[int], classes: Classes) -> Masks:
@@ -116,12 +98,14 @@ class Boxes:
                 f"{tree.given}: {len(classes.names)} categories, but a mask of 8 bits holds {MOST_VALUES}. "
                 "Pack boxes only, or `--masks instance`."
             )
-        single = (self.row >= 0) & (self.crowd == 0)
-        if kind == "instance" and (beyond := single & (self.slot >= MOST_VALUES)).any():
-            row = int(self.row[beyond][0])
+        sample, slot = self.slots.sample, self.slots.slot
+        single = (sample >= 0) & (self.crowd == 0)
+        if kind == "instance" and (beyond := single & (slot >= MOST_VALUES)).any():
+            row = int(sample[beyond][0])
+            key, count = key_of(tree.names[images[row]]), self.slots.counts[row]
             raise SourceError(
-                f"{tree.given}: {key_of(tree.names[images[row]])} has {self.counts[row]} instances, but a mask of 8 "
-                f"bits holds {MOST_VALUES}. Pack boxes only, or `--masks semantic`."
+                f"{tree.given}: {key} has {count} instances, but a mask of 8 bits "
+                f"holds {MOST_VALUES}. Pack boxes only, or `--masks semantic`."
             )
         heights, widths = np.zeros(len(images), np.int64), np.zeros(len(images), np.int64)
         start = 0
@@ -134,10 +118,10 @@ class Boxes:
         if (unknown := present & ((heights == 0) | (widths == 0))).any():
             name = key_of(tree.names[images[int(np.flatnonzero(unknown)[0])]])
             raise SourceError(f"{tree.given}: height and width of {name} are not said, so its mask cannot be drawn.")
-        values = self.category + 1 if kind == "semantic" else np.where(self.crowd == 1, VOID, self.slot + 1)
+        values = self.category + 1 if kind == "semantic" else np.where(self.crowd == 1, VOID, slot + 1)
         # Order of drawing: by sample; in it crowds first, then larger before smaller areas, then as in the file.
-        order = np.lexsort((-self.areas, 1 - self.crowd, self.row)).astype(np.int64)
-        rows = self.row[order]
+        order = np.lexsort((-self.areas, 1 - self.crowd, sample)).astype(np.int64)
+        rows = sample[order]
         return Masks(
             files=DrawnMasks(
                 heights=heights,
@@ -145,7 +129,7 @@ class Boxes:
                 first=np.searchsorted(rows, np.arange(len(images)), "left").astype(np.int64),
                 last=np.searchsorted(rows, np.arange(len(images)), "right").astype(np.int64),
                 drawn=order,
-                values=np.where(self.row < 0, 0, values).astype(np.uint8),
+                values=np.where(sample < 0, 0, values).astype(np.uint8),
                 regions=_joined([part.instances.regions for part in parts if part.instances.regions is not None]),
             ),
             present=present,

@@ -10,14 +10,13 @@ Boxes are packed as they are; masks are drawn from the polygons only if they are
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Contradictions, assemble, recognised_note, split_path
+from fastload.sources.assemble import Draft, Samples, Splits, assemble, split_path
 from fastload.sources.coco.annotations import Boxes, Classes, InstancesFile
 from fastload.sources.coco.instances import read_instances
 from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
@@ -57,8 +56,9 @@ def list_coco(
     options = options or SourceOptions()
     drawn = options.masks if options.masks in ("semantic", "instance") else ""
     tree = open_tree(source)
-    found = Contradictions(tree, on_error)
-    notes = [recognised_note("coco", coco_evidence(tree))]
+    found = Draft("coco", tree, on_error, evidence=coco_evidence(tree))
+    found.leave_out_broken(tree)
+    notes = found.notes
     ignored = [key_of(name) for name in tree.names if name.endswith(".json") and _OTHERS.search(name)]
     if ignored:
         notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
@@ -76,13 +76,13 @@ def list_coco(
     ids.append(np.full(len(tests), -1, np.int64))
     boxes = Boxes.of(parts, len(images))
     columns = {"image_id": Column(np.concatenate(ids)), **boxes.columns(classes)}
-    empty = int((boxes.counts == 0).sum()) - len(tests)
+    empty = int((boxes.slots.counts == 0).sum()) - len(tests)
     if empty:
         notes.append(f"Images without an annotation were kept ({empty}).")
     thin = int((boxes.boxes[:, 2:] == 0).any(axis=1).sum())
     if thin:
         notes.append(f"Boxes without area were kept as they are ({thin}).")
-    skipped = found.as_skipped()
+    found.refuse_left_out()
     masks = boxes.masks(tree, drawn, parts, images, classes) if drawn and images else None
     if masks is not None:
         regions = [part.instances.regions for part in parts if part.instances.regions is not None]
@@ -91,28 +91,14 @@ def list_coco(
             notes.append(f"Annotations without a region have a box, and are not in the masks ({without}).")
     elif options.masks == "auto":
         notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
-    listing = assemble(
-        tree,
-        "coco",
-        images=images,
-        splits=splits,
-        columns=columns,
-        notes=notes,
-        skipped=skipped,
-        masks=masks,
-    )
-    if masks is None:
-        return listing
-    # Masks are drawn from the instances files: a resumed pack must notice if these change.
-    jsons = [part.position for part in parts]
-    return replace(
-        listing,
-        sizes=listing.sizes + tree.sizes[jsons].sum(),
-        mtimes_ns=np.maximum(listing.mtimes_ns, tree.mtimes_ns[jsons].max()),
-    )
+    samples = Samples.in_tree(tree, images, Splits.of(splits), columns, masks, by_name=True)
+    if masks is not None:  # they are drawn from the instances files
+        jsons = [part.position for part in parts]
+        samples = samples.made_also_of(tree.sizes[jsons].sum(), tree.mtimes_ns[jsons].max())
+    return assemble(found, samples)
 
 
-def _read_parts(tree: Tree, drawn: bool, found: Contradictions, notes: list[str]) -> list[InstancesFile]:
+def _read_parts(tree: Tree, drawn: bool, found: Draft, notes: list[str]) -> list[InstancesFile]:
     """Returns the instances files of which images are there.
 
     Raises:
@@ -149,7 +135,7 @@ def _read_parts(tree: Tree, drawn: bool, found: Contradictions, notes: list[str]
             raise SourceError(f"{tree.path / json} lists no images. Fetch it again, or move it away.")
         for i, row in enumerate(rows.tolist()):
             if row < 0:
-                found.add(keys[i], f"is listed in {json}, but has no file")
+                found.leave_out(keys[i], f"is listed in {json}, but has no file")
             elif row in owner:
                 raise SourceError(
                     f"{tree.path / json}: {keys[i]} is listed a second time (first in {owner[row]}). "
@@ -159,9 +145,9 @@ def _read_parts(tree: Tree, drawn: bool, found: Contradictions, notes: list[str]
                 owner[row] = json
         for at, reason in instances.bad:
             if at < 0:
-                found.add(f"{json}: {reason.partition(' has ')[0]}", f"has {reason.partition(' has ')[2]}")
+                found.leave_out(f"{json}: {reason.partition(' has ')[0]}", f"has {reason.partition(' has ')[2]}")
             else:
-                found.add(keys[at], f"is contradicted by {json}: {reason}")
+                found.leave_out(keys[at], f"is contradicted by {json}: {reason}")
         bad = [at for at, _ in instances.bad if at >= 0]
         listed = rows.copy()
         listed[bad] = -1
@@ -197,7 +183,7 @@ def _same_categories(tree: Tree, parts: list[InstancesFile]) -> Classes:
     return Classes(tuple(map(key_of, first.category_names)), first.category_ids)
 
 
-def _unlisted(tree: Tree, parts: list[InstancesFile], found: Contradictions, notes: list[str]) -> list[int]:
+def _unlisted(tree: Tree, parts: list[InstancesFile], found: Draft, notes: list[str]) -> list[int]:
     """Returns the positions of images in folders such as test2017/; unlisted images next to listed ones are noted."""
     listed = frozenset().union(*(part.listed for part in parts))
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
@@ -208,7 +194,7 @@ def _unlisted(tree: Tree, parts: list[InstancesFile], found: Contradictions, not
         if i in listed:
             continue
         if folder in folders:
-            found.add(key_of(tree.names[i]), f"is not listed in {jsons}")
+            found.leave_out(key_of(tree.names[i]), f"is not listed in {jsons}")
         elif SPLITS.get(_YEAR.sub("", split_path(folder[:-1])[1]).lower()) == "test":
             tests.append(i)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column, Moves
-from fastload.sources.box_forms import CORNERS, SIZED
-from fastload.sources.listing import OnError, SourceOptions, first_few
-from fastload.sources.tables.columns import categories, columns_of, plain_name
+from fastload.sources.assemble import Draft, Splits
+from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots
+from fastload.sources.listing import OnError, first_few
+from fastload.sources.tables.frame import Frame, categories, columns_of, plain_name
 from fastload.sources.tables.values import Values, values_of
 
 OBJECTS = ("objects", "annotations")
@@ -97,13 +99,8 @@ def _four(cell: Any) -> tuple[Any, ...]:
     return match.groups() if match else ()
 
 
-def one_each(boxes: NDArray[np.float32], moves: Moves) -> dict[str, Column]:
-    """Returns column `bbox`, float32 (N, 4), of images with one box each."""
-    return {"bbox": Column(boxes, {"names": CORNERS if moves == "xyxy" else SIZED}, moves)}
-
-
-def many_each(
-    boxes: NDArray[np.float32], moves: Moves, sample: NDArray[np.int64], count: int, labels: Column | None
+def boxes_by_sample(
+    boxes: NDArray[np.float32], moves: Moves, sample: NDArray[np.int64], count: int, labels: Column | None = None
 ) -> dict[str, Column]:
     """Returns the columns `boxes`, `num_boxes` and, with labels, `box_labels` of images with any number of boxes.
 
@@ -118,39 +115,34 @@ def many_each(
         `boxes` float32 (N, M, 4) as x, y, width, height, `num_boxes` int64 (N,), `box_labels` int64 (N, M), -1 behind
         the last box.
     """
-    rows = np.flatnonzero(~np.isnan(boxes).any(axis=1))
-    rows = rows[np.argsort(sample[rows], kind="stable")]
-    owner = sample[rows]
-    numbers = np.bincount(owner, minlength=count)
-    most = max(1, int(numbers.max(initial=0)))
-    slot = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
-    padded = np.zeros((count, most, 4), np.float32)
-    padded[owner, slot] = boxes[rows]
+    slots = BoxSlots.of(np.where(np.isnan(boxes).any(axis=1), -1, sample), count)
+    padded = slots.padded(boxes)
     if moves == "xyxy":
         padded[..., 2:] -= padded[..., :2]
-    columns = {
-        "boxes": Column(padded, {"names": SIZED}, "xywh"),
-        "num_boxes": Column(numbers.astype(np.int64)),
-    }
+    columns = {"boxes": Column(padded, {"names": SIZED}, "xywh"), "num_boxes": Column(slots.counts)}
     if labels is not None:
-        classes = np.full((count, most), -1, np.int64)
-        classes[owner, slot] = labels.values[rows]
-        columns["box_labels"] = Column(classes, labels.attrs)
+        columns["box_labels"] = Column(slots.padded(labels.values, -1), labels.attrs)
     return columns
 
 
 def nested_boxes(
-    cells: Sequence[Any], location: Callable[[int], str], names: tuple[str, ...] = ()
-) -> dict[str, Column] | None:
-    """Returns columns of boxes from cells that hold objects, as Hugging Face writes them.
+    name: str,
+    cells: Sequence[Any],
+    location: Callable[[int], str],
+    draft: Draft,
+    classes: tuple[str, ...] = (),
+) -> dict[str, Column]:
+    """Returns columns of boxes from a column of objects, as Hugging Face writes them.
 
     Args:
+        name: name of the column.
         cells: N cells {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...}.
         location: returns the location of a row, for messages.
-        names: names of the classes that the categories stand for.
+        draft: a note says that the column was taken for boxes.
+        classes: names of the classes that the categories stand for.
 
     Returns:
-        The columns of `many_each`; None if the cells hold something else.
+        The columns of `boxes_by_sample`; {} if the cells hold something else.
 
     Raises:
         SourceError: a row has not as many boxes as categories.
@@ -162,16 +154,17 @@ def nested_boxes(
         several = isinstance(cell, dict)
         for part in [cell] if several else cell or []:
             if not isinstance(part, dict):
-                return None
+                return {}
             box = next((part[key] for key in _BOX_KEYS if key in part), None)
             label = next((part[key] for key in _LABEL_KEYS if key in part), None)
             box = (box or []) if several else [box]
             label = label if several else [label]
             if not isinstance(box, list) or (label is not None and (not isinstance(label, list))):
-                return None
+                return {}
             if label is not None and len(label) != len(box):
                 raise SourceError(
-                    f"{location(i)}: {len(box)} boxes and {len(label)} categories. Each box needs one; fix the row."
+                    f"{draft.where}: {location(i)}: {len(box)} boxes and {len(label)} categories. Each box needs one; "
+                    "fix the row."
                 )
             owners += [i] * len(box)
             boxes += box
@@ -181,75 +174,67 @@ def nested_boxes(
         with contextlib.suppress(ValueError, TypeError):
             array = np.array(boxes, np.float32)
         if array.shape != (len(boxes), 4):
-            return None
-    classes = values_of(labels) if boxes else None
-    column = None
-    if classes is not None and classes.kind == "int" and not classes.missing.any():
-        column = Column(classes.values, {"names": names} if names else {})
-    elif classes is not None and classes.kind == "text":
-        column = categories(classes)
-    return many_each(array, "xywh", np.array(owners, np.int64), len(cells), column)
+            return {}
+    draft.notes.append(f"Boxes by column {name!r}, taken for x, y, width, height.")
+    values, column = values_of(labels) if boxes else None, None
+    if values is not None and values.kind == "int" and not values.missing.any():
+        column = Column(values.values, {"names": classes} if classes else {})
+    elif values is not None and values.kind == "text":
+        column = categories(values)
+    return boxes_by_sample(array, "xywh", np.array(owners, np.int64), len(cells), column)
 
 
-def columns_with_boxes(
-    table: dict[str, Values],
-    sample: NDArray[np.int64] | None,
-    split: NDArray[np.uint8],
-    split_names: tuple[str, ...],
-    options: SourceOptions,
-    where: str,
-    location: Callable[[int], str],
-    on_error: OnError,
-) -> tuple[dict[str, Column], dict[int, str], list[str]]:
-    """Returns the columns of boxes and, by `columns_of`, all others; row -> reason of unusable samples; notes.
-
-    Args:
-        table: name -> values of R rows.
-        sample: int64 (R,), the sample that each row belongs to; None if each row is one.
-        split: uint8 (N,), split of each sample.
-        split_names: names of the splits.
-        options: which columns are labels.
-        where: the table, for messages.
-        location: returns the location of a row, for messages.
-        on_error: whether wrong boxes are an error.
+def columns_with_boxes(frame: Frame, on_error: OnError) -> tuple[dict[str, Column], dict[int, str], list[str]]:
+    """Returns the columns of boxes and, by `columns_of`, all others; sample -> reason of unusable ones; notes.
 
     Raises:
-        SourceError: a box is wrong (unless skipped), or box columns hold no numbers; for the reasons of `columns_of`.
+        SourceError: a box is wrong (unless skipped), or box columns of images with several rows hold no numbers; for
+            the reasons of `columns_of`.
     """
-    moves, four = box_columns(table)
-    boxes = boxes_of([table[name] for name in four]) if four else None
-    if boxes is None and sample is not None:
-        raise SourceError(
-            f"{where}: images with more than one row, whose box columns {', '.join(four)} are no numbers."
-        )
+    moves, four = box_columns(frame.columns)
+    boxes = boxes_of([frame.columns[name] for name in four]) if four else None
     if boxes is None:
-        return columns_of(table, wanted=options.labels, split=split, split_names=split_names, where=where)
+        if frame.sample is not None:
+            raise SourceError(
+                f"{frame.where}: images with more than one row, whose box columns {', '.join(four)} are no numbers."
+            )
+        return columns_of(frame)
     wrong = wrong_boxes(boxes, moves)
     if wrong and on_error == "fail":
-        shown = first_few([f"{location(row)} {why}" for row, why in wrong.items()])
+        shown = first_few([f"{frame.location(row)} {why}" for row, why in wrong.items()])
         raise SourceError(
-            f"{where}: boxes in {', '.join(four)} that cannot be ({len(wrong)}): {shown}. Fix the rows, or leave "
+            f"{frame.where}: boxes in {', '.join(four)} that cannot be ({len(wrong)}): {shown}. Fix the rows, or leave "
             "those images out with `--on-error skip`."
         )
-    boxes[list(wrong)] = 0 if sample is None else np.nan
-    rest = {name: values for name, values in table.items() if name not in four}
+    boxes[list(wrong)] = 0 if frame.sample is None else np.nan
+    rest = replace(frame, columns={name: values for name, values in frame.columns.items() if name not in four})
     said = f"Boxes by the columns {', '.join(four)}."
-    if sample is None:
-        if np.isnan(boxes).any():
-            boxed = many_each(boxes, moves, np.arange(len(boxes)), len(boxes), None)
-        else:
-            boxed = one_each(boxes, moves)
-        columns, bad, notes = columns_of(rest, wanted=options.labels, split=split, split_names=split_names, where=where)
-        bad |= wrong
-        return boxed | columns, bad, [said, *notes]
-    count = len(split)
-    every = np.zeros(len(sample), np.uint8)
+    if frame.sample is not None:
+        columns, bad, notes = _of_several_rows(rest, frame.sample, boxes, moves)
+        bad |= {int(frame.sample[row]): why for row, why in wrong.items()}
+        return columns, bad, [said, *notes]
+    if np.isnan(boxes).any():
+        boxed = boxes_by_sample(boxes, moves, np.arange(len(boxes)), len(boxes))
+    else:
+        boxed = {"bbox": Column(boxes, {"names": _NAMES[moves]}, moves)}
+    columns, bad, notes = columns_of(rest)
+    return boxed | columns, bad | wrong, [said, *notes]
+
+
+def _of_several_rows(
+    frame: Frame, sample: NDArray[np.int64], boxes: NDArray[np.float32], moves: Moves
+) -> tuple[dict[str, Column], dict[int, str], list[str]]:
+    """Returns the columns of samples that have a row for each of their boxes; sample -> reason; notes.
+
+    The label of a row is that of its box. Any other column counts if it is the same for all boxes of an image.
+    """
+    count = len(frame.splits.index)
     empty: NDArray[np.bool_] = np.asarray(np.isnan(boxes).any(axis=1))
-    made, bad, notes = columns_of(rest, wanted=options.labels, split=every, split_names=("all",), where=where)
+    made, bad, notes = columns_of(replace(frame, splits=Splits.one(len(sample))))
     labels = made.pop("labels", None)
     if labels is not None and labels.values.ndim > 1:
         made["labels"], labels = labels, None
-    columns = many_each(boxes, moves, sample, count, labels)
+    columns = boxes_by_sample(boxes, moves, sample, count, labels)
     first = np.full(count, -1, np.int64)
     first[sample[::-1]] = np.arange(len(sample))[::-1]
     varying = []
@@ -258,9 +243,7 @@ def columns_with_boxes(
             columns[name] = Column(column.values[first], column.attrs)
         else:
             varying.append(name)
-    notes = [said, "Several rows of an image are its boxes.", *notes]
+    notes = ["Several rows of an image are its boxes.", *notes]
     if varying:
         notes.append(f"Columns ignored, since they differ among the boxes of an image: {first_few(varying)}.")
-    lost = {int(sample[row]): why for row, why in bad.items() if not empty[row]}
-    lost |= {int(sample[row]): why for row, why in wrong.items()}
-    return columns, lost, notes
+    return columns, {int(sample[row]): why for row, why in bad.items() if not empty[row]}, notes

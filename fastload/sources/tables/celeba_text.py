@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,8 +12,6 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.sources.listing import first_few
 from fastload.sources.tree import is_image
-
-BLOCK_LINES = 4096  # lines parsed together: few for little memory, enough to make NumPy's overhead small
 
 _IMAGE_COLUMN = ("image_id", "image", "img", "file", "filename", "file_name")  # names of the column of images
 
@@ -47,10 +46,24 @@ class TextTable:
             return
         row, column = np.argwhere(~good)[0].tolist()
         name = f" ({self.header[column]})" if self.header else ""
-        raise SourceError(
-            f"{self.path}, line {self.lines[row]}: {self.images[row]} has the value {self.values[row, column]}{name}, "
-            f"expected {wanted}. Fix the line, or remove the file to pack without it."
-        )
+        found = f"{self.images[row]} has the value {self.values[row, column]}{name}, expected {wanted}"
+        raise _bad_line(self.path, int(self.lines[row]), found)
+
+    def rows_of(self, images: list[str]) -> tuple[NDArray[np.int64], list[str]]:
+        """Returns the row of each image (-1 for none), and the images of the table that are not among `images`.
+
+        Names are compared as a whole; if no name agrees, without suffix (rows say 000001.jpg, files are 000001.png).
+        """
+        if self.images == images:
+            return np.arange(len(images), dtype=np.int64), []
+        bare: Callable[[str], str] = str
+        if not set(self.images).intersection(images):
+            bare = _without_suffix
+        row = {bare(name): i for i, name in enumerate(self.images)}
+        wanted = [bare(name) for name in images]
+        rows = np.array([row.get(name, -1) for name in wanted], np.int64)
+        known = set(wanted)
+        return rows, [name for name in self.images if bare(name) not in known]
 
 
 def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTable:
@@ -70,49 +83,52 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
             there is no row.
     """
     comma = path.lower().endswith(".csv")
-    text = data.removeprefix(b"\xef\xbb\xbf").splitlines()
-    numbers = [n for n, line in enumerate(text, 1) if line.strip()]
-    lines = [text[n - 1] for n in numbers]
-    del data, text  # to hold the file in memory only once
 
     def split(line: bytes) -> list[bytes]:
         return [token.strip().strip(b'"') for token in line.split(b",")] if comma else line.split()
 
+    text = data.removeprefix(b"\xef\xbb\xbf").splitlines()
+    numbers = [n for n, line in enumerate(text, 1) if line.strip()]
     count: int | None = None
     header: tuple[str, ...] = ()
     start = 0
-    if lines and len(first := split(lines[0])) == 1 and first[0].isdigit():
+    if numbers and len(first := split(text[numbers[0] - 1])) == 1 and first[0].isdigit():
         count, start = int(first[0]), 1
-    if len(lines) > start and _is_header(first := split(lines[start])):
+    if len(numbers) > start and _is_header(first := split(text[numbers[start] - 1])):
         header, start = tuple(name.decode("utf-8", "backslashreplace") for name in first), start + 1
         if comma or len(header) - 1 == num_values or header[0].lower() in _IMAGE_COLUMN:
             header = header[1:]
-    if len(lines) <= start:
+    lines = numbers[start:]
+    if not lines:
         raise SourceError(f"{path} holds no rows. Fetch it again, or remove it to pack without it.")
-    width = num_values or len(header) or max(1, len(split(lines[start])) - 1)
+    width = num_values or len(header) or max(1, len(split(text[lines[0] - 1])) - 1)
     if header and len(header) != width:
         raise SourceError(
             f"{path}, line {numbers[start - 1]}: {len(header)} names of columns over rows of {width} values. "
             "Fetch the file again, or remove it to pack without it."
         )
-    images: list[str] = []
-    values = np.empty((len(lines) - start, width), np.int32)
-    for at in range(start, len(lines), BLOCK_LINES):
-        rows = list(map(split, lines[at : at + BLOCK_LINES]))
+    seen: dict[str, int] = {}
+    twice: list[str] = []
+    values = array("i")
+    for line in lines:
+        name, *tokens = split(text[line - 1])
+        image = name.decode("utf-8", "surrogateescape")
+        if len(tokens) != width:
+            raise _bad_line(path, line, f"{_shown(name)} has {len(tokens)} values, expected {width}")
         try:
-            if set(map(len, rows)) != {width + 1}:
-                raise ValueError
-            flat = np.array([int(token) for row in rows for token in row[1:]], np.int64)
-            # Checked here, since NumPy 1 wraps what does not fit 32 bits.
-            if flat.min() < -(2**31) or flat.max() >= 2**31:
-                raise ValueError
+            values.extend(map(int, tokens))
         except (ValueError, OverflowError) as exc:
-            raise _bad_row(path, numbers[at : at + BLOCK_LINES], rows, width) from exc
-        values[at - start : at - start + len(rows)] = flat.reshape(len(rows), width)
-        images += [row[0].decode("utf-8", "surrogateescape") for row in rows]
-    table = TextTable(path, images, values, header, count, np.array(numbers[start:], np.int64))
-    _refuse_twice(table)
-    return table
+            bad = _shown(next(token for token in tokens if not _is_int32(token)))
+            found = f"{_shown(name)} has the value {bad!r}, expected an integer of 32 bits"
+            raise _bad_line(path, line, found) from exc
+        if seen.setdefault(image, line) != line:
+            twice.append(f"{image} (lines {seen[image]} and {line})")
+    if twice:
+        raise SourceError(
+            f"{path}: images with more than one row ({len(twice)}): {first_few(twice)}. Remove the wrong rows."
+        )
+    rows = np.frombuffer(values, np.int32).reshape(len(lines), width)
+    return TextTable(path, list(seen), rows, header, count, np.array(lines, np.int64))
 
 
 def _is_header(tokens: list[bytes]) -> bool:
@@ -122,56 +138,19 @@ def _is_header(tokens: list[bytes]) -> bool:
     )
 
 
-def _bad_row(path: str, numbers: list[int], rows: list[list[bytes]], width: int) -> SourceError:
-    def is_good(token: bytes) -> bool:
-        try:
-            return -(2**31) <= int(token) < 2**31
-        except ValueError:
-            return False
-
-    for number, row in zip(numbers, rows, strict=True):
-        if len(row) != width + 1:
-            found = f"{len(row) - 1} values, expected {width}"
-        elif (bad := next((token for token in row[1:] if not is_good(token)), None)) is not None:
-            found = f"the value {bad.decode('utf-8', 'backslashreplace')!r}, expected an integer of 32 bits"
-        else:
-            continue
-        name = row[0].decode("utf-8", "backslashreplace")
-        return SourceError(
-            f"{path}, line {number}: {name} has {found}. Fix the line, or remove the file to pack without it."
-        )
-    raise AssertionError("the block was refused, so one of its rows is bad")
+def _is_int32(token: bytes) -> bool:
+    try:
+        return -(2**31) <= int(token) < 2**31
+    except ValueError:
+        return False
 
 
-def _refuse_twice(table: TextTable) -> None:
-    if len(set(table.images)) == len(table.images):
-        return
-    first: dict[str, int] = {}
-    twice = [
-        f"{image} (lines {first[image]} and {line})"
-        for image, line in zip(table.images, table.lines.tolist(), strict=True)
-        if first.setdefault(image, line) != line
-    ]
-    raise SourceError(
-        f"{table.path}: images with more than one row ({len(twice)}): {first_few(twice)}. Remove the wrong rows."
-    )
+def _bad_line(path: str, line: int, found: str) -> SourceError:
+    return SourceError(f"{path}, line {line}: {found}. Fix the line, or remove the file to pack without it.")
 
 
-def row_of_images(table: TextTable, images: list[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """Returns the row of each image (-1 for none), and the images of the table that are not among `images`.
-
-    Names are compared as a whole; if no name agrees, without suffix (rows say 000001.jpg, files are 000001.png).
-    """
-    if table.images == images:
-        return np.arange(len(images), dtype=np.int64), []
-    bare: Callable[[str], str] = str
-    if not set(table.images).intersection(images):
-        bare = _without_suffix
-    row = {bare(name): i for i, name in enumerate(table.images)}
-    wanted = [bare(name) for name in images]
-    rows = np.array([row.get(name, -1) for name in wanted], np.int64)
-    known = set(wanted)
-    return rows, [name for name in table.images if bare(name) not in known]
+def _shown(token: bytes) -> str:
+    return token.decode("utf-8", "backslashreplace")
 
 
 def _without_suffix(name: str) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, SourceError
 from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, folder_around
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
-from fastload.sources.tables.columns import LABELS, plain_name
+from fastload.sources.tables.frame import LABELS, plain_name
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tables.read_table import DELIMITED, JSON_LINES, PARQUET, ParsedTable, read_rows
 from fastload.sources.tree import Tree, is_image, key_of
@@ -72,10 +72,35 @@ class TableRows:
     cells: dict[str, list[Any]]
     lines: list[int]
 
+    @property
+    def where(self) -> str:
+        """The first table, for messages."""
+        return self.tables[0].rows.path
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns other than that of the images."""
+        return list(self.cells)
+
     def location(self, row: int) -> str:
         """Returns the line and table of a row, for messages."""
         table = self.tables[int(self.table[row])]
         return f"line {self.lines[row]} of {key_of(table.name)}"
+
+    def texts(self, name: str) -> list[str]:
+        """Returns the cells of a column as they are written: 007 is no 7."""
+        return text_cells(self.cells[name])
+
+    def take(self, rows: NDArray[np.int64]) -> TableRows:
+        """Returns some of the rows, in the order of `rows`."""
+        some = rows.tolist()
+        return TableRows(
+            tables=self.tables,
+            table=self.table[rows],
+            images=[self.images[row] for row in some],
+            cells={name: [column[row] for row in some] for name, column in self.cells.items()},
+            lines=[self.lines[row] for row in some],
+        )
 
 
 def manifest_evidence(tree: Tree) -> list[str]:

@@ -10,21 +10,20 @@ names of folders are not labels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import fill_value
-from fastload.sources.listing import Files, Listing, Masks, OnError, SourceOptions, first_few
+from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, assemble, fill_value
+from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tables.boxes import OBJECTS, box_columns, columns_with_boxes, nested_boxes, spread_boxes
-from fastload.sources.tables.columns import missing_labels, plain_name
-from fastload.sources.tables.image_index import ImageIndex, common_folders
-from fastload.sources.tables.image_tables import TableRows, find_tables, join_rows, manifest_evidence, text_cells
-from fastload.sources.tables.splits import MASK_COLUMNS, split_index, splits_by_column, splits_of_folders
+from fastload.sources.tables.frame import MASK_COLUMNS, SPLIT_COLUMNS, Frame, plain_name, splits_by_column
+from fastload.sources.tables.image_index import ImageIndex, common_folders, folder_splits
+from fastload.sources.tables.image_tables import TableRows, find_tables, join_rows, manifest_evidence
 from fastload.sources.tables.values import Values, values_of
 from fastload.sources.tree import Tree, key_of
 
@@ -45,90 +44,131 @@ def list_manifest(
     """
     options = options or SourceOptions()
     tree = open_tree(source)
-    outside = tree.file or options.root is not None
-    images = open_tree(options.root or tree.path) if outside else tree
-    index = ImageIndex(images)
-    tables, notes = find_tables(tree, options, lambda base: index.at("" if outside else base))
-    where = str(tree.given)
-    rows = join_rows(tables)
-    notes = [
-        f"Layout manifest, recognised by {first_few([key_of(table.name) for table in tables])}; images by column "
-        f"{' and '.join(dict.fromkeys(repr(table.image) for table in tables))}.",
-        *[note for table in tables for note in table.rows.notes],
-        *notes,
-    ]
-    split, split_column = splits_by_column(rows, options, notes)
-    names, positions, bad = _positions(rows, images, index, split, notes)
-    if not split_column:
-        split = splits_of_folders(split, images, positions, bad, notes)
-    skipped = _leave_out(bad, names, rows, where, on_error)
-    left = {name: cells for name, cells in rows.cells.items() if name != split_column}
-    left, spread = spread_boxes(left)
-    if spread:
-        notes.append(f"Column {spread!r} holds boxes in one cell, taken for x, y, width, height.")
-    kept = np.array([row for row in range(len(names)) if row not in bad], np.int64)
-    if len(kept) == 0:
-        raise SourceError(f"{where}: not one row names an image that is there, e.g. {names[0]!r} ({rows.location(0)}).")
-    sample_rows, sample = _samples_of(positions[kept], names, rows, kept, left, where, on_error, skipped)
-    kept = kept[sample_rows >= 0] if sample is None else kept
-    first = kept if sample is None else kept[sample_rows]
-    table = {name: values_of([cells[row] for row in kept.tolist()]) for name, cells in left.items()}
-    _refuse_two_splits(split, kept, first, sample, names, rows, where)
-    masks, mask_positions = _masks(table, rows, names, kept, sample, split, images, index, options, notes, where)
-    split_rows, split_names = split_index([split[row] for row in first.tolist()])
-    nested = None
-    if sample is None and (name := next((name for name in OBJECTS if name in table), "")):
-        nested = nested_boxes(
-            [left[name][row] for row in kept.tolist()], lambda k: f"{where}: {rows.location(int(kept[k]))}"
-        )
+    draft = Draft("manifest", tree, on_error)
+    rows, index = _read_tables(draft, tree, options)
+    named = _find_images(draft, rows, index, options)
+    named = _join_boxes(draft, named)
+    table = {name: values_of(cells) for name, cells in named.rows.cells.items()}
+    masks = _find_masks(draft, named, table, options)
+    splits = Splits.of([named.split[row] for row in named.first.tolist()])
+    nested = {}
+    if named.sample is None and (objects := next((name for name in OBJECTS if name in table), "")):
+        nested = nested_boxes(objects, named.rows.cells[objects], named.rows.location, draft)
         if nested:
-            notes.append(f"Boxes by column {name!r}, taken for x, y, width, height.")
-            del table[name]
-    columns, lost, said = columns_with_boxes(
-        table, sample, split_rows, split_names, options, where, lambda row: rows.location(int(kept[row])), on_error
+            del table[objects]
+    frame = Frame(table, draft.where, splits, options.labels, named.rows.location, named.sample)
+    columns, lost, notes = columns_with_boxes(frame, on_error)
+    draft.notes += notes
+    named.leave_out(
+        draft,
+        {int(named.first[sample]): why for sample, why in lost.items()},
+        "rows without a label",
+        "Fill them in, or leave those images out",
     )
-    notes += said
-    columns = (nested or {}) | columns
-    if lost and on_error == "fail":
-        raise missing_labels(lost, lambda row: f"{names[first[row]]} ({rows.location(int(first[row]))})", where)
-    skipped += [(key_of(names[first[i]]), f"{why} ({rows.location(int(first[i]))})") for i, why in sorted(lost.items())]
-    at = positions[first]
-    used = np.union1d(positions, mask_positions)
-    unused = [key_of(images.names[i]) for i in np.setdiff1d(images.images(), used).tolist()]
-    if unused:
-        notes.append(f"Images that no row names were left alone ({len(unused)}): {first_few(unused)}.")
-    sizes, mtimes = images.sizes[at], images.mtimes_ns[at]
-    if masks is not None:
-        # A resumed pack must notice a changed mask as well as a changed image.
-        mask_rows = np.maximum(mask_positions, 0)
-        sizes = sizes + np.where(masks.present, images.sizes[mask_rows], 0)
-        mtimes = np.where(masks.present, np.maximum(mtimes, images.mtimes_ns[mask_rows]), mtimes)
-    listing = Listing(
-        layout="manifest",
-        keys=tuple([key_of(images.names[i]) for i in at.tolist()]),
-        split=split_rows,
-        split_names=split_names,
-        columns=columns,
-        notes=(*notes, *dict.fromkeys((*tree.notes, *images.notes))),
-        sizes=sizes,
-        mtimes_ns=mtimes,
-        files=images.files.take(at),
-        skipped=tuple(skipped),
-        masks=masks,
-    )
-    good = np.delete(np.arange(len(first)), list(lost))
-    if len(good) == 0:
-        raise missing_labels(lost, lambda row: f"{names[first[row]]} ({rows.location(int(first[row]))})", where)
-    return listing.take(good) if lost else listing
+    at = named.positions[named.first]
+    used = np.union1d(named.all_positions, masks.positions if masks else [])
+    if unused := [key_of(index.tree.names[i]) for i in np.setdiff1d(index.tree.images(), used).tolist()]:
+        draft.notes.append(f"Images that no row names were left alone ({len(unused)}): {first_few(unused)}.")
+    return assemble(draft, Samples.in_tree(index.tree, at, splits, nested | columns, masks).without(lost))
+
+
+@dataclass(frozen=True, eq=False)
+class _NamedImages:
+    """R rows with their images.
+
+    Attributes:
+        rows: the rows.
+        split: split of each row, "" if unknown.
+        index: the images.
+        positions: int64 (R,), position of each row's image in the tree.
+        all_positions: int64, those of all rows, also of such as were left out.
+        first: int64 (N,), the first row of each sample.
+        sample: int64 (R,), the sample of each row, if several rows are the boxes of an image; None: each is one.
+    """
+
+    rows: TableRows
+    split: list[str]
+    index: ImageIndex
+    positions: NDArray[np.int64]
+    all_positions: NDArray[np.int64]
+    first: NDArray[np.int64]
+    sample: NDArray[np.int64] | None = None
+
+    def key(self, row: int) -> str:
+        """Returns how a row is called: as its image."""
+        return key_of(self.rows.images[row]) or "a row"
+
+    def leave_out(self, draft: Draft, reasons: dict[int, str], which: str, fix: str) -> None:
+        """Leaves out rows for a reason, which is an error unless such may be skipped."""
+        found = [(self.key(row), self.rows.location(row), why) for row, why in sorted(reasons.items())]
+        shown = [f"{key} ({location}): {why}" for key, location, why in found]
+        draft.leave_out_all([(key, f"{why} ({location})") for key, location, why in found], which, fix, shown)
+
+    def without(self, left_out: set[int]) -> _NamedImages:
+        """Returns the rows other than those left out."""
+        if not left_out:
+            return self
+        kept = np.array([row for row in range(len(self.split)) if row not in left_out], np.int64)
+        split = [self.split[row] for row in kept.tolist()]
+        first, positions = np.arange(len(kept)), self.positions[kept]
+        return replace(self, rows=self.rows.take(kept), split=split, positions=positions, first=first)
+
+
+def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[TableRows, ImageIndex]:
+    """Returns the rows of all tables, and the images below the root."""
+    outside = bool(tree.file) or options.root is not None
+    images = open_tree(options.root or tree.path) if outside else tree
+    draft.trees.append(images)
+    index = ImageIndex(images)
+    tables, ignored = find_tables(tree, options, lambda base: index.at("" if outside else base))
+    by = " and ".join(dict.fromkeys(repr(table.image) for table in tables))
+    draft.notes += [
+        f"Layout manifest, recognised by {first_few([key_of(table.name) for table in tables])}; images by column {by}.",
+        *[note for table in tables for note in table.rows.notes],
+        *ignored,
+    ]
+    return join_rows(tables), index
+
+
+def _find_images(draft: Draft, rows: TableRows, index: ImageIndex, options: SourceOptions) -> _NamedImages:
+    """Returns the rows that have an image, without the column of splits; others are left out.
+
+    Splits are found by a column, else by the names of the tables, else by the folders of all images.
+
+    Raises:
+        SourceError: a row has no image (unless skipped), or none has.
+    """
+    split, split_column = splits_by_column(rows, options.split_column, SPLIT_COLUMNS, draft.notes)
+    if not split:
+        split = [rows.tables[i].split for i in rows.table.tolist()]
+        if said := [f"{table.split} ({key_of(table.name)})" for table in rows.tables if table.split]:
+            draft.notes.append(f"Splits by table: {', '.join(said)}.")
+    positions, bad = _positions(draft, rows, index, split)
+    rows = replace(rows, cells={name: cells for name, cells in rows.cells.items() if name != split_column})
+    named = _NamedImages(rows, split, index, positions, positions, np.arange(len(split)))
+    fix = "Put the images back, or leave those rows out"
+    named.leave_out(draft, bad, "rows without their image", fix)
+    if len(bad) == len(split):
+        raise SourceError(
+            f"{draft.where}: not one row names an image that is there, e.g. {rows.images[0]!r} ({rows.location(0)})."
+        )
+    named = named.without(set(bad))
+    names = [index.tree.names[i] for i in named.positions.tolist()]
+    shown = first_few([f"{folder or 'the top'} ({count})" for folder, count in common_folders(names)], 4)
+    draft.notes.append(f"Images that rows name lie in {shown}. Names of folders are not labels here.")
+    if any(named.split) or not all(found := folder_splits(names)):
+        return named
+    draft.notes.append(f"Splits by the images' folders: {', '.join(sorted(set(found)))}.")
+    return replace(named, split=found)
 
 
 def _positions(
-    rows: TableRows, images: Tree, index: ImageIndex, split: list[str], notes: list[str]
-) -> tuple[list[str], NDArray[np.int64], dict[int, str]]:
-    """Returns the name of each row's image, its position in the tree (-1 for none), and row -> why it has none."""
+    draft: Draft, rows: TableRows, index: ImageIndex, split: list[str]
+) -> tuple[NDArray[np.int64], dict[int, str]]:
+    """Returns the position of each row's image in the tree (-1 for none), and row -> why it has none."""
     names = rows.images
-    broken = dict(images.broken)
-    broken |= {name.rpartition("/")[2]: reason for name, reason in images.broken}
+    broken = dict(index.tree.broken)
+    broken |= {name.rpartition("/")[2]: reason for name, reason in index.tree.broken}
     positions = np.full(len(names), -1, np.int64)
     bad: dict[int, str] = {}
     for i, table in enumerate(rows.tables):
@@ -141,151 +181,99 @@ def _positions(
             reason = found.reasons.get(k) or broken.get(names[row]) or broken.get(table.base + names[row])
             bad[row] = reason or ("there is no such image" if names[row] else "names no image")
         if found.renamed:
-            notes.append(f"Rows of {key_of(table.name)} name another suffix than the files have ({found.renamed}).")
-    good = positions[positions >= 0]
-    folders = common_folders([images.names[i] for i in good.tolist()])
-    shown = first_few([f"{folder or 'the top'} ({count})" for folder, count in folders], 4)
-    notes.append(f"Images that rows name lie in {shown}. Names of folders are not labels here.")
-    return names, positions, bad
+            whose = key_of(table.name)
+            draft.notes.append(f"Rows of {whose} name another suffix than the files have ({found.renamed}).")
+    return positions, bad
 
 
-def _leave_out(
-    bad: dict[int, str], names: list[str], rows: TableRows, where: str, on_error: OnError
-) -> list[tuple[str, str]]:
-    def named(row: int) -> str:
-        return key_of(names[row]) or "a row"
+def _join_boxes(draft: Draft, named: _NamedImages) -> _NamedImages:
+    """Returns the rows by sample: several rows of an image are its boxes, if the table has columns of boxes.
 
-    if bad and on_error == "fail":
-        shown = first_few([f"{named(row)} ({rows.location(row)}): {reason}" for row, reason in sorted(bad.items())])
-        raise SourceError(
-            f"{where}: rows without their image ({len(bad)}): {shown}. Put the images back, or leave those rows out "
-            "with `--on-error skip`."
-        )
-    return [(named(row), f"{reason} ({rows.location(row)})") for row, reason in sorted(bad.items())]
-
-
-def _samples_of(
-    positions: NDArray[np.int64],
-    names: list[str],
-    rows: TableRows,
-    kept: NDArray[np.int64],
-    left: dict[str, list[Any]],
-    where: str,
-    on_error: OnError,
-    skipped: list[tuple[str, str]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Returns which rows make one sample: several rows of an image are its boxes, if the table has columns of boxes.
-
-    Returns:
-        Without several rows of boxes: int64 (R,), -1 for rows that are left out, and None. With them: int64 (N,), the
-        first row of each sample, and int64 (R,), the sample of each row.
+    Boxes in one cell are spread to four columns.
 
     Raises:
-        SourceError: images have several rows without boxes (unless skipped).
+        SourceError: images have several rows without boxes (unless skipped), or rows in two splits.
     """
-    unique, first, inverse, counts = np.unique(positions, return_index=True, return_inverse=True, return_counts=True)
-    if len(unique) == len(positions):
-        return np.arange(len(positions)), None
-    if box_columns(left)[1]:
-        order = np.argsort(first)
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        return first[order], rank[inverse]
-    twice: list[tuple[str, str]] = []
-    result = np.arange(len(positions))
-    by_image = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-    for k in np.flatnonzero(counts > 1).tolist():
-        these = by_image[k]
-        result[these] = -1
-        lines = " and ".join(rows.location(int(kept[row])) for row in these[:4])
-        twice.append((key_of(names[kept[first[k]]]), f"has {counts[k]} rows: {lines}"))
-    if on_error == "fail":
-        shown = first_few([f"{key} {reason}" for key, reason in twice])
-        raise SourceError(
-            f"{where}: images with more than one row ({len(twice)}): {shown}. Remove the wrong rows, or leave those "
-            "images out with `--on-error skip`."
-        )
-    skipped += twice
-    return result, None
-
-
-def _refuse_two_splits(
-    split: list[str],
-    kept: NDArray[np.int64],
-    first: NDArray[np.int64],
-    sample: NDArray[np.int64] | None,
-    names: list[str],
-    rows: TableRows,
-    where: str,
-) -> None:
-    if sample is None:
-        return
-    for row, begin in zip(kept.tolist(), first[sample].tolist(), strict=True):
+    cells, spread = spread_boxes(named.rows.cells)
+    if spread:
+        draft.notes.append(f"Column {spread!r} holds boxes in one cell, taken for x, y, width, height.")
+        named = replace(named, rows=replace(named.rows, cells=cells))
+    unique, first, inverse, counts = np.unique(
+        named.positions, return_index=True, return_inverse=True, return_counts=True
+    )
+    if len(unique) == len(inverse):
+        return named
+    rows = named.rows
+    if not box_columns(cells)[1]:
+        by_image = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+        several = [by_image[k] for k in np.flatnonzero(counts > 1).tolist()]
+        twice = []
+        for these in several:
+            lines = " and ".join(rows.location(int(row)) for row in these[:4])
+            twice.append((named.key(int(these[0])), f"has {len(these)} rows: {lines}"))
+        fix = "Remove the wrong rows, or leave those images out"
+        draft.leave_out_all(twice, "images with more than one row", fix)
+        return named.without(set(np.concatenate(several).tolist()))
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    first, sample, split = first[order], rank[inverse], named.split
+    for row, begin in enumerate(first[sample].tolist()):
         if split[row] != split[begin]:
             raise SourceError(
-                f"{where}: {key_of(names[row])} is in two splits: {split[begin]} ({rows.location(begin)}) and "
+                f"{draft.where}: {named.key(row)} is in two splits: {split[begin]} ({rows.location(begin)}) and "
                 f"{split[row]} ({rows.location(row)}). An image can be in one."
             )
+    return replace(named, first=first, sample=sample)
 
 
-def _masks(
-    table: dict[str, Values],
-    rows: TableRows,
-    names: list[str],
-    kept: NDArray[np.int64],
-    sample: NDArray[np.int64] | None,
-    split: list[str],
-    images: Tree,
-    index: ImageIndex,
-    options: SourceOptions,
-    notes: list[str],
-    where: str,
-) -> tuple[Masks | None, NDArray[np.int64]]:
-    """Returns the masks that a column names, and their positions in the tree; removes the column from the table.
+def _find_masks(
+    draft: Draft, named: _NamedImages, table: dict[str, Values], options: SourceOptions
+) -> MaskFiles | None:
+    """Returns the masks of samples that a column names; removes the column from the table.
 
     Raises:
         SourceError: a mask has no file, or rows of one image name different masks.
     """
-    nowhere = np.zeros(0, np.int64)
+    rows, notes = named.rows, draft.notes
     plain = {plain_name(name): name for name in table}
     name = next((plain[known] for known in MASK_COLUMNS if known in plain), "")
     if not name or table[name].kind not in ("text", "int"):
-        return None, nowhere
-    cells = text_cells(rows.cells[name][row] for row in kept.tolist())  # as written: 007 is no 7
+        return None
+    cells = rows.texts(name)
     if table[name].kind == "int" and len(set(cells)) < len(cells):
-        return None, nowhere  # for example 0 and 1 for whether there is a mask
-    base = index.at(rows.tables[0].base, rows.tables[0].rows.legacy)
+        return None  # for example 0 and 1 for whether there is a mask
+    base = named.index.at(rows.tables[0].base, rows.tables[0].rows.legacy)
     if sum(base.hits(cells[:50])) == 0:
-        return None, nowhere  # for example run lengths
+        return None  # for example run lengths
     del table[name]
     if options.masks == "none":
         notes.append(f"Masks in column {name!r} were left alone, as asked for.")
-        return None, nowhere
-    found = base.find(cells, [split[row] for row in kept.tolist()], masks=True)
-    lost = [i for i in np.flatnonzero(found.positions < 0).tolist() if cells[i]]
+        return None
+    found = base.find(cells, named.split, masks=True).positions
+    lost = [row for row in np.flatnonzero(found < 0).tolist() if cells[row]]
     if lost:
-        shown = first_few([f"{cells[i]} ({rows.location(int(kept[i]))})" for i in lost[:6]])
+        shown = first_few([f"{cells[row]} ({rows.location(row)})" for row in lost[:6]])
         raise SourceError(
-            f"{where}: masks that rows name in column {name!r} have no file ({len(lost)}): {shown}. Put them back, "
-            "empty those cells, or pack without masks: `--masks none`."
+            f"{draft.where}: masks that rows name in column {name!r} have no file ({len(lost)}): {shown}. Put them "
+            "back, empty those cells, or pack without masks: `--masks none`."
         )
-    positions = found.positions
-    if sample is not None:  # any row of an image may name its mask
-        positions = np.full(int(sample.max()) + 1, -1, np.int64)
-        np.maximum.at(positions, sample, found.positions)
-        other = np.flatnonzero((found.positions >= 0) & (found.positions != positions[sample]))
-        if len(other):
-            shown = first_few([f"{key_of(names[kept[i]])} ({rows.location(int(kept[i]))})" for i in other[:6]])
+    positions = found
+    if named.sample is not None:  # any row of an image may name its mask
+        positions = np.full(len(named.first), -1, np.int64)
+        np.maximum.at(positions, named.sample, found)
+        other = np.flatnonzero((found >= 0) & (found != positions[named.sample])).tolist()
+        if other:
+            shown = first_few([f"{named.key(row)} ({rows.location(row)})" for row in other[:6]])
             raise SourceError(
-                f"{where}: rows of one image name different masks in column {name!r} ({len(other)}): {shown}. One mask "
-                "an image can be packed: join them to one, or pack without masks: `--masks none`."
+                f"{draft.where}: rows of one image name different masks in column {name!r} ({len(other)}): {shown}. "
+                "One mask an image can be packed: join them to one, or pack without masks: `--masks none`."
             )
-    present = positions >= 0
-    if not present.any():
+    if not (positions >= 0).any():
         notes.append(f"Column {name!r} names no mask.")
-        return None, nowhere
+        return None
     notes.append(f"Masks by column {name!r}.")
-    files: Files = images.files.take(np.where(present, positions, positions[present][0]))
-    fill, filled = fill_value(files, present, where)
+    files = named.index.tree.files.take(np.maximum(positions, 0))
+    fill, filled = fill_value(files, positions >= 0, draft.where)
     notes += filled
-    return Masks(files, present, ignore_index=fill), positions
+    return MaskFiles(positions, ignore_index=fill)

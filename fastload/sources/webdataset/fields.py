@@ -6,8 +6,8 @@ import io
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from tokenize import TokenError  # NumPy's reader of headers raises it
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.column import Column
+from fastload.sources.arrays.raw_rows import npy_header
+from fastload.sources.assemble import Draft
 from fastload.sources.box_forms import BOXES, POINTS
-from fastload.sources.listing import OnError, first_few, free_name
-from fastload.sources.tree import Tree, key_of
-from fastload.sources.webdataset.samples import Members, Sample, is_picture
+from fastload.sources.listing import first_few, free_name
+from fastload.sources.tables.frame import categories
+from fastload.sources.tables.values import Values
+from fastload.sources.tree import key_of
+from fastload.sources.webdataset.samples import GroupedSamples, is_picture
 
 INTEGERS = frozenset("cls cls2 class count index inx id".split())
 PICKLES = frozenset("pyd pkl pickle pth pt".split())
@@ -32,32 +36,20 @@ def kind_of(field: str) -> str:
     return field.rpartition(".")[2]
 
 
-def collect_columns(
-    tree: Tree,
-    members: Members,
-    samples: list[Sample],
-    labels: tuple[str, ...],
-    on_error: OnError,
-    unusable: dict[int, str],
-    notes: list[str],
-) -> dict[str, Column]:
+def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ...]) -> dict[str, Column]:
     """Returns the columns of all samples.
 
     Args:
-        tree: what was given, for messages.
-        members: members of all shards.
-        samples: all samples.
+        draft: notes are added about fields that are not packed; on_error="skip" leaves out fields that are pickles.
+        grouped: all samples; those that lack a field which most have, or whose field is damaged, become unusable.
         labels: the columns that are the labels; (): found by their usual names.
-        on_error: "skip" leaves out fields that are pickles.
-        unusable: index of a sample -> why it cannot be packed; added to.
-        notes: notes are appended about fields that are not packed.
 
     Raises:
         SourceError: a field is a pickle (unless skipped).
         OptionError: there is no column named in `labels`.
     """
-    counts = Counter(field for sample in samples for field in sample.fields)
-    _refuse_pickles(tree, members, samples, counts, on_error, notes)
+    samples, counts = grouped.samples, grouped.counts
+    _refuse_pickles(draft, grouped)
     columns: dict[str, Column] = {}
     unused: list[str] = []
     for field, count in sorted(counts.items()):
@@ -69,43 +61,47 @@ def collect_columns(
         if 2 * count < len(samples):
             unused.append(f"{field} (in {count} of {len(samples)} samples)")
             continue
-        values: list[Any] = [None] * len(samples)
-        for i, sample in enumerate(samples):
-            if field not in sample.fields:
-                unusable.setdefault(i, f"has no field {field!r}")
-                continue
-            try:
-                values[i] = _PARSERS.get(kind, _integer)(members.files.read(sample.fields[field]))
-            except (ValueError, RecursionError) as exc:
-                unusable.setdefault(i, f"has in {field!r} {exc}")
+        values = _read_field(field, grouped)
         if kind == JSON:
-            label = _json_label(field, values, labels, columns, len(samples), unusable)
-            values = [None if i in unusable else value for i, value in enumerate(values)]
-            found = _json_columns(field, values, unusable, notes, label)
+            found = _json_columns(draft, grouped, field, values, labels, columns)
             columns |= {f"{_name(field)}_{name}" if name in columns else name: found[name] for name in found}
         elif kind == ARRAY:
-            columns |= _array_columns(field, values, unusable, notes)
+            columns |= _array_columns(draft, grouped, field, values)
         else:
             columns[_name(field)] = Column(np.array([value or 0 for value in values], np.int64))
     if unused:
-        notes.append(f"Fields that are not packed: {first_few(unused, 12)}.")
-    return _with_labels(tree, columns, labels)
+        draft.notes.append(f"Fields that are not packed: {first_few(unused, 12)}.")
+    return _with_labels(draft, columns, labels)
 
 
-def _refuse_pickles(
-    tree: Tree, members: Members, samples: list[Sample], counts: Counter[str], on_error: OnError, notes: list[str]
-) -> None:
-    pickles = sorted(field for field in counts if kind_of(field) in PICKLES)
+def _read_field(field: str, grouped: GroupedSamples) -> list[Any]:
+    """Returns the parsed content of a field of each sample; None for samples that are, or thereby become, unusable."""
+    parse = {JSON: _json, ARRAY: _array}.get(kind_of(field), _integer)
+    values: list[Any] = []
+    for i, sample in enumerate(grouped.samples):
+        values.append(None)
+        if field not in sample.fields:
+            grouped.add_unusable(i, f"has no field {field!r}")
+            continue
+        try:
+            values[i] = parse(grouped.members.files.read(sample.fields[field]))
+        except (ValueError, RecursionError) as exc:
+            grouped.add_unusable(i, f"has in {field!r} {exc}")
+    return values
+
+
+def _refuse_pickles(draft: Draft, grouped: GroupedSamples) -> None:
+    pickles = sorted(field for field in grouped.counts if kind_of(field) in PICKLES)
     if not pickles:
         return
-    member = next(sample.fields[field] for sample in samples for field in pickles if field in sample.fields)
-    said = f"{key_of(members.names[member])} is a pickle, which can run any program when it is read"
-    if on_error == "fail":
+    member = next(sample.fields[field] for sample in grouped.samples for field in pickles if field in sample.fields)
+    said = f"{key_of(grouped.members.names[member])} is a pickle, which can run any program when it is read"
+    if draft.on_error == "fail":
         raise SourceError(
-            f"{tree.path}: {said}. Write the field {', '.join(pickles)} as json or npy instead, or leave it out with "
+            f"{draft.where}: {said}. Write the field {', '.join(pickles)} as json or npy instead, or leave it out with "
             "`--on-error skip`."
         )
-    notes.append(f"Fields that are pickles were left out ({first_few(pickles)}): {said}.")
+    draft.notes.append(f"Fields that are pickles were left out ({first_few(pickles)}): {said}.")
 
 
 def _integer(data: bytes) -> int:
@@ -130,10 +126,8 @@ def _array(data: bytes) -> NDArray[Any]:
     # Not np.load: it allocates what the header claims before it checks that the data is there.
     file = io.BytesIO(data)
     try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-    except (ValueError, EOFError, SyntaxError, TypeError, KeyError, RecursionError, TokenError) as exc:
+        shape, fortran, dtype = npy_header(file)
+    except ValueError as exc:
         raise ValueError(f"no array that can be read ({exc})") from None
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which is a pickle and never read")
@@ -143,73 +137,34 @@ def _array(data: bytes) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-_PARSERS: dict[str, Any] = {JSON: _json, ARRAY: _array}
-
-
 def _column_of(field: str, name: str) -> str:
     return _name(f"{field.removesuffix(JSON)}{name}" if name else field)
 
 
-def _json_label(
+def _json_columns(
+    draft: Draft,
+    grouped: GroupedSamples,
     field: str,
     values: list[Any],
     labels: tuple[str, ...],
     columns: dict[str, Column],
-    count: int,
-    unusable: dict[int, str],
-) -> str:
-    """Returns the name in the json that is the label, "" for none; samples without a usable one become unusable."""
-    if not labels and any(name in columns for name in _LABELS):
-        return ""
-    there = {i: value for i, value in enumerate(values) if i not in unusable}
-    names = {name for value in there.values() for name in value}
-    wanted = [name for known in labels or _LABELS for name in names if _column_of(field, name) == known]
-    kinds: dict[str, Counter[str]] = {}
-    for name in wanted:
-        kinds[name] = Counter(_label_kind(value.get(name)) for value in there.values() if name in value)
-        if 2 * (kinds[name]["number"] + kinds[name]["text"]) < count:
-            del kinds[name]
-    if not kinds:
-        return ""
-    # If there is a text `class` and a number `label`, the number is the label.
-    label = next((name for name in kinds if kinds[name]["number"] >= kinds[name]["text"]), next(iter(kinds)))
-    kind = max(("number", "text"), key=lambda kind: kinds[label][kind])
-    for i, value in there.items():
-        if label not in value or value[label] is None:
-            unusable[i] = f"has no {label!r} in {field!r}"
-        elif _label_kind(value[label]) != kind:
-            unusable[i] = f"has in {field!r} the {label} {value[label]!r}"[:120]
-    return label
-
-
-def _label_kind(value: Any) -> str:
-    if isinstance(value, str):
-        return "text"
-    return "number" if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else "none"
-
-
-def _text_label(values: list[Any], name: str, unusable: dict[int, str]) -> Column:
-    """Returns the column of a label that is text: the index into its sorted different values, -1 if unusable."""
-    texts = ["" if i in unusable else value[name] for i, value in enumerate(values)]
-    classes = sorted({text for i, text in enumerate(texts) if i not in unusable})
-    index = {text: at for at, text in enumerate(classes)}
-    return Column(np.array([index.get(text, -1) for text in texts], np.int64), {"names": tuple(classes)})
-
-
-def _json_columns(
-    field: str, values: list[Any], unusable: dict[int, str], notes: list[str], label: str
 ) -> dict[str, Column]:
     """Returns a column for each number in the jsons: int64, uint8 (true and false), or float64 (NaN if absent).
 
-    The label may also be text.
+    The label may also be text. Samples without a usable label become unusable.
     """
-    there = [value for i, value in enumerate(values) if i not in unusable]
-    names = dict.fromkeys(name for value in there for name in value)
-    columns, unused = {}, []
-    for name in names:
+    label = ""
+    if labels or not any(name in columns for name in _LABELS):
+        label = _json_label(grouped, field, values, labels or _LABELS)
+    cells = [None if i in grouped.unusable else value for i, value in enumerate(values)]
+    there = [value for value in cells if value is not None]
+    found, unused = {}, []
+    for name in dict.fromkeys(name for value in there for name in value):
         kinds = {type(value.get(name)) for value in there}
         if name == label and label and kinds == {str}:
-            columns[_column_of(field, name)] = _text_label(values, name, unusable)
+            texts = np.array(["" if value is None else value[name] for value in cells], object)
+            missing = np.array([value is None for value in cells])
+            found[_column_of(field, name)] = categories(Values("text", texts, missing))
             continue
         if kinds <= {bool}:
             dtype: type[np.generic] = np.uint8
@@ -220,30 +175,57 @@ def _json_columns(
         else:
             unused.append(f"{name} ({', '.join(sorted(kind.__name__ for kind in kinds))})")
             continue
-        of = [0 if value is None else value.get(name, math.nan) for value in values]
+        numbers = [0 if value is None else value.get(name, math.nan) for value in cells]
         try:
-            found = np.array([math.nan if value is None else value for value in of], dtype)
+            made = np.array([math.nan if number is None else number for number in numbers], dtype)
         except (OverflowError, ValueError):
             unused.append(f"{name} (numbers too large)")
             continue
-        columns[_column_of(field, name)] = Column(found)
+        found[_column_of(field, name)] = Column(made)
     if unused:
-        notes.append(f"Not packed of {field!r}, as not numbers in every sample: {first_few(unused, 12)}.")
-    return columns
+        draft.notes.append(f"Not packed of {field!r}, as not numbers in every sample: {first_few(unused, 12)}.")
+    return found
 
 
-def _array_columns(field: str, values: list[Any], unusable: dict[int, str], notes: list[str]) -> dict[str, Column]:
-    there = [value for i, value in enumerate(values) if i not in unusable]
-    kinds = {(value.shape, value.dtype.newbyteorder("=")) for value in there}
+def _json_label(grouped: GroupedSamples, field: str, values: list[Any], known: Sequence[str]) -> str:
+    """Returns the name in the json that is the label, "" for none; samples without a usable one become unusable."""
+    there = {i: value for i, value in enumerate(values) if i not in grouped.unusable}
+    names = {name for value in there.values() for name in value}
+    kinds: dict[str, Counter[str]] = {}
+    for name in [name for one in known for name in names if _column_of(field, name) == one]:
+        kinds[name] = Counter(_label_kind(value.get(name)) for value in there.values() if name in value)
+        if 2 * (kinds[name]["number"] + kinds[name]["text"]) < len(values):
+            del kinds[name]
+    if not kinds:
+        return ""
+    # If there is a text `class` and a number `label`, the number is the label.
+    label = next((name for name in kinds if kinds[name]["number"] >= kinds[name]["text"]), next(iter(kinds)))
+    kind = max(("number", "text"), key=lambda kind: kinds[label][kind])
+    for i, value in there.items():
+        if label not in value or value[label] is None:
+            grouped.unusable[i] = f"has no {label!r} in {field!r}"
+        elif _label_kind(value[label]) != kind:
+            grouped.unusable[i] = f"has in {field!r} the {label} {value[label]!r}"[:120]
+    return label
+
+
+def _label_kind(value: Any) -> str:
+    if isinstance(value, str):
+        return "text"
+    return "number" if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else "none"
+
+
+def _array_columns(draft: Draft, grouped: GroupedSamples, field: str, values: list[Any]) -> dict[str, Column]:
+    there = {i: value for i, value in enumerate(values) if i not in grouped.unusable}
+    kinds = {(value.shape, value.dtype.newbyteorder("=")) for value in there.values()}
     if len(kinds) != 1 or next(iter(kinds))[1].kind not in "biuf":
         said = first_few([f"{shape} {dtype}" for shape, dtype in sorted(kinds, key=str)], 3)
-        notes.append(f"The field {field!r} is not packed, since its arrays are not numbers of one shape: {said}.")
+        draft.notes.append(f"The field {field!r} is not packed, since its arrays are not numbers of one shape: {said}.")
         return {}
     ((shape, dtype),) = kinds
     found = np.zeros((len(values), *shape), np.uint8 if dtype.kind == "b" else dtype)
-    for i, value in enumerate(values):
-        if i not in unusable:
-            found[i] = value
+    for i, value in there.items():
+        found[i] = value
     plain = field.removesuffix(f".{ARRAY}")
     # Boxes and points keep their own name, by which transforms know them too.
     return {plain if plain in (*BOXES, *POINTS) else _name(field): Column(found)}
@@ -253,7 +235,7 @@ def _name(field: str) -> str:
     return free_name(field.replace(".", "_").replace("/", "_"))
 
 
-def _with_labels(tree: Tree, columns: dict[str, Column], labels: tuple[str, ...]) -> dict[str, Column]:
+def _with_labels(draft: Draft, columns: dict[str, Column], labels: tuple[str, ...]) -> dict[str, Column]:
     """Returns the columns with the labels renamed to `labels`.
 
     Raises:
@@ -261,7 +243,7 @@ def _with_labels(tree: Tree, columns: dict[str, Column], labels: tuple[str, ...]
     """
     if lacking := [name for name in labels if name not in columns]:
         raise OptionError(
-            f"{tree.path}: there is no column {', '.join(lacking)} for --labels; there are "
+            f"{draft.where}: there is no column {', '.join(lacking)} for --labels; there are "
             f"{first_few(sorted(columns), 20) or 'none'}."
         )
     if labels:
@@ -271,7 +253,7 @@ def _with_labels(tree: Tree, columns: dict[str, Column], labels: tuple[str, ...]
     if chosen and (columns[chosen].values.dtype.kind not in "iu" or columns[chosen].values.ndim != 1):
         values = columns[chosen].values
         raise OptionError(
-            f"{tree.path}: the column {chosen!r} holds {values.dtype} {values.shape[1:] or 'numbers'}; labels are "
+            f"{draft.where}: the column {chosen!r} holds {values.dtype} {values.shape[1:] or 'numbers'}; labels are "
             "integers, one a sample. Name another with `--labels`."
         )
     rest = {name: column for name, column in columns.items() if name != chosen}

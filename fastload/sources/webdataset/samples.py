@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
-from fastload.sources.assemble import JoinedFiles, leave_out_broken
-from fastload.sources.listing import OnError, first_few
+from fastload.sources.assemble import Draft
+from fastload.sources.listing import first_few
+from fastload.sources.spans import JoinedFiles
 from fastload.sources.tree import Tree, is_image, key_of
 
 MASK_WORDS = frozenset("seg mask masks segmentation semantic semseg annotation".split())
@@ -34,7 +35,6 @@ class Members:
         files: reads the members.
         sizes: int64 (F,), bytes of each member.
         mtimes_ns: int64 (F,), time of modification of its shard.
-        notes: sentences about what was passed over.
     """
 
     names: list[str]
@@ -43,7 +43,6 @@ class Members:
     files: JoinedFiles
     sizes: NDArray[np.int64]
     mtimes_ns: NDArray[np.int64]
-    notes: tuple[str, ...]
 
 
 class Sample(NamedTuple):
@@ -52,6 +51,27 @@ class Sample(NamedTuple):
     name: str
     shard: int
     fields: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedSamples:
+    """All samples of the shards.
+
+    Attributes:
+        members: members of all shards.
+        samples: the samples, in the order of the shards.
+        counts: field -> number of samples that have it.
+        unusable: index of a sample -> why it cannot be packed; added to.
+    """
+
+    members: Members
+    samples: list[Sample]
+    counts: Counter[str]
+    unusable: dict[int, str]
+
+    def add_unusable(self, i: int, why: str) -> None:
+        """Notes why a sample cannot be packed; the first reason counts."""
+        self.unusable.setdefault(i, why)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -70,8 +90,8 @@ def is_mask(field: str) -> bool:
     return is_picture(field) and not MASK_WORDS.isdisjoint(field.split(".")[:-1])
 
 
-def open_shards(tree: Tree, on_error: OnError, notes: list[str]) -> tuple[Members, list[tuple[str, str]]]:
-    """Returns the members of the shard given, or of all shards in a folder, and (key, reason) of skipped ones.
+def open_shards(draft: Draft, tree: Tree) -> Members:
+    """Returns the members of the shard given, or of all shards in a folder.
 
     Raises:
         SourceError: there is no shard, or one is damaged or holds unreadable images (these unless skipped).
@@ -88,41 +108,34 @@ def open_shards(tree: Tree, on_error: OnError, notes: list[str]) -> tuple[Member
         others = len(tree.names) - len(found)
         if others:
             names = [key_of(name) for name in tree.names if not name.lower().endswith(".tar")]
-            notes.append(f"Ignored other files ({others}): {first_few(names)}.")
+            draft.notes.append(f"Ignored other files ({others}): {first_few(names)}.")
         # By number, so that 9 precedes 10 even without leading zeros.
         found.sort(key=lambda name: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name)])
         shards = [(f"{name}/", list_archive(tree.path / Path(name))) for name in found]
-    skipped = [
-        (key_of(prefix) + key, why) for prefix, shard in shards for key, why in leave_out_broken(shard, on_error)
-    ]
+    for prefix, shard in shards:
+        draft.leave_out_broken(shard, key_of(prefix))
     trees = [shard for _, shard in shards]
+    draft.trees += trees
     orders = [tar_order(shard) for shard in trees]
     if not tree.archive and any(len(order) < len(shard.names) for order, shard in zip(orders, trees, strict=True)):
         raise SourceError(f"{tree.path}: a shard is not a tar but a zip named so. Move it away.")
     names = [
         prefix + shard.names[i] for order, (prefix, shard) in zip(orders, shards, strict=True) for i in order.tolist()
     ]
-    members = Members(
+    return Members(
         names=names,
         shards=[prefix for prefix, _ in shards],
         shard=np.repeat(np.arange(len(shards)), [len(order) for order in orders]),
         files=JoinedFiles.of([(one.files.take(order), len(order)) for order, one in zip(orders, trees, strict=True)]),
         sizes=np.concatenate([shard.sizes[order] for order, shard in zip(orders, trees, strict=True)]),
         mtimes_ns=np.concatenate([shard.mtimes_ns[order] for order, shard in zip(orders, trees, strict=True)]),
-        notes=tuple(dict.fromkeys(note for one in (tree, *trees) for note in one.notes)),
     )
-    return members, skipped
 
 
-def group_samples(members: Members, unusable: dict[int, str], notes: list[str]) -> list[Sample]:
-    """Returns the samples, in the order of the shards.
-
-    Args:
-        members: members of all shards.
-        unusable: index of a sample -> why it cannot be packed; added to.
-        notes: a note is appended about members that belong to no sample.
-    """
+def group_samples(draft: Draft, members: Members) -> GroupedSamples:
+    """Returns the samples of all shards."""
     samples: list[Sample] = []
+    unusable: dict[int, str] = {}
     known: dict[str, int] = {}
     others: list[str] = []
     for member, (name, shard) in enumerate(zip(members.names, members.shard.tolist(), strict=True)):
@@ -141,35 +154,32 @@ def group_samples(members: Members, unusable: dict[int, str], notes: list[str]) 
         if samples[-1].fields.setdefault(field, member) != member:
             unusable[len(samples) - 1] = f"has the field {field!r} twice"
     if others:
-        notes.append(f"Members that are no fields of a sample were ignored ({len(others)}): {first_few(others)}.")
-    return samples
+        draft.notes.append(f"Members that are no fields of a sample were ignored ({len(others)}): {first_few(others)}.")
+    counts = Counter(field for sample in samples for field in sample.fields)
+    return GroupedSamples(members, samples, counts, unusable)
 
 
-def choose_images(
-    tree: Tree, samples: list[Sample], counts: Counter[str], wanted: str, unusable: dict[int, str], notes: list[str]
-) -> NDArray[np.int64]:
+def choose_images(draft: Draft, grouped: GroupedSamples, wanted: str) -> NDArray[np.int64]:
     """Returns the member that is the image of each sample, -1 for a sample without one.
 
     Args:
-        tree: what was given, for messages.
-        samples: all samples.
-        counts: field -> number of samples that have it.
+        draft: a note is added about further images.
+        grouped: all samples.
         wanted: the field that the user names as the image; "" to find it.
-        unusable: index of a sample -> why it cannot be packed; added to.
-        notes: a note is appended about further images.
 
     Raises:
         OptionError: no sample has the field wanted.
         SourceError: a sample has several images.
     """
+    samples, counts = grouped.samples, grouped.counts
     pictures = [field for field in counts if is_picture(field) and not is_mask(field)]
     if wanted:
         if wanted.lower() not in counts:
             there = first_few(sorted(counts))
-            raise OptionError(f"{tree.path}: no sample has the field --image-column {wanted!r}; there are {there}.")
+            raise OptionError(f"{draft.where}: no sample has the field --image-column {wanted!r}; there are {there}.")
         pictures = [wanted.lower()]
     else:
-        _leave_out_dotted(samples, counts, unusable)
+        _leave_out_dotted(grouped)
     images = np.full(len(samples), -1, np.int64)
     passed: Counter[str] = Counter()
     for i, sample in enumerate(samples):
@@ -178,31 +188,32 @@ def choose_images(
         if len(here) > 1 and len(plain) == 1:  # 0.jpg and 0.thumb.jpg
             passed.update(set(here) - {plain[0]})
             here = plain
-        if len(here) > 1 and i not in unusable:
+        if len(here) > 1 and i not in grouped.unusable:
             said = ", ".join(f"{field} ({counts[field]})" for field in sorted(pictures))
             raise SourceError(
-                f"{tree.path}: the sample {key_of(sample.name)} has {len(here)} images; its shards have the fields "
+                f"{draft.where}: the sample {key_of(sample.name)} has {len(here)} images; its shards have the fields "
                 f"{said}. Say which one to pack: `--image-column {here[0]}`."
             )
         if here:
             images[i] = sample.fields[here[0]]
     if passed:
-        notes.append(f"Further images of samples were not packed: {first_few(sorted(passed))}.")
+        draft.notes.append(f"Further images of samples were not packed: {first_few(sorted(passed))}.")
     if (images >= 0).any():
         for i in np.flatnonzero(images < 0).tolist():
-            unusable.setdefault(i, f"has no image, only {first_few(sorted(samples[i].fields))}")
+            grouped.add_unusable(i, f"has no image, only {first_few(sorted(samples[i].fields))}")
     return images
 
 
-def _leave_out_dotted(samples: list[Sample], counts: Counter[str], unusable: dict[int, str]) -> None:
+def _leave_out_dotted(grouped: GroupedSamples) -> None:
     """Notes samples cut at a dot in the stem of their files as unusable: a_0.5.jpg is the field 5.jpg of a_0."""
+    samples, counts = grouped.samples, grouped.counts
     rare = {field for field, count in counts.items() if 2 * count < len(samples) and is_picture(field)}
     odd = {
         field for field in counts if "." in field and (field[0].isdecimal() or (field in rare and not is_mask(field)))
     }
     for i, sample in enumerate(samples) if odd else ():
         if found := sorted(odd.intersection(sample.fields)):
-            unusable.setdefault(
+            grouped.add_unusable(
                 i,
                 f"has the field {found[0]!r}: its files have a dot before their suffix, and the key ends at the first "
                 "one (rename the files, or say which field is the image with `--image-column`)",

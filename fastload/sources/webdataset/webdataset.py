@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import fill_value, recognised_note
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, Masks, OnError, SourceOptions, first_few
+from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
+from fastload.sources.listing import SPLITS, Listing, Masks, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import Tree, is_image, key_of
 from fastload.sources.webdataset.fields import ARRAY, INTEGERS, JSON, PICKLES, collect_columns, kind_of
 from fastload.sources.webdataset.samples import (
-    Members,
+    GroupedSamples,
     Sample,
     choose_images,
     group_samples,
@@ -98,52 +96,44 @@ def list_webdataset(
     """
     tree = open_tree(source)
     options = options or SourceOptions()
-    evidence = webdataset_evidence(tree)
-    notes = [recognised_note("webdataset", evidence)]
-    members, skipped = open_shards(tree, on_error, notes)
+    draft = Draft("webdataset", tree, on_error, evidence=webdataset_evidence(tree))
+    members = open_shards(draft, tree)
     if lacking := _missing_shards(members.shards):
-        notes.append(f"Shards are missing by the numbers of the others ({len(lacking)}): {first_few(lacking)}.")
-    unusable: dict[int, str] = {}
-    samples = group_samples(members, unusable, notes)
+        draft.notes.append(f"Shards are missing by the numbers of the others ({len(lacking)}): {first_few(lacking)}.")
+    grouped = group_samples(draft, members)
+    samples = grouped.samples
     if not samples:
         raise SourceError(f"{tree.path} holds no sample: no member is named like 00000.jpg. Is it the right folder?")
-    counts = Counter(field for sample in samples for field in sample.fields)
-    said = [f"{field} ({count})" for field, count in counts.most_common()]
-    notes.append(f"{len(samples)} samples in shards ({len(members.shards)}), fields: {first_few(said, 12)}.")
-    images = choose_images(tree, samples, counts, options.image_column, unusable, notes)
-    columns = collect_columns(tree, members, samples, options.labels, on_error, unusable, notes)
-    masks = None if options.masks == "none" else _choose_masks(samples, notes)
-    packed = None if masks is None else _masks(members, masks, str(tree.given), notes)
-    reasons = [(key_of(samples[i].name), why) for i, why in sorted(unusable.items())]
-    if reasons and on_error == "fail":
-        raise SourceError(
-            f"{tree.path}: samples that are not as the others ({len(reasons)}): "
-            f"{first_few([f'{key} {why}' for key, why in reasons], 3)}. Fix the shards, or leave those samples out "
-            "with `--on-error skip`."
-        )
-    keep = np.array([i for i in range(len(samples)) if i not in unusable], np.int64)
-    if len(keep) == 0:
-        raise SourceError(f"{tree.path}: not one of the {len(samples)} samples can be packed: {reasons[0][1]}.")
+    said = [f"{field} ({count})" for field, count in grouped.counts.most_common()]
+    draft.notes.append(f"{len(samples)} samples in shards ({len(members.shards)}), fields: {first_few(said, 12)}.")
+    images = choose_images(draft, grouped, options.image_column)
+    columns = collect_columns(draft, grouped, options.labels)
+    masks = None if options.masks == "none" else _masks(draft, grouped)
+    draft.leave_out_all(
+        [(key_of(samples[i].name), why) for i, why in sorted(grouped.unusable.items())],
+        "samples that are not as the others",
+        "Fix the shards, or leave those samples out",
+    )
+    splits = _splits(draft, tree, members.shards, samples)
+    keep = np.array([i for i in range(len(samples)) if i not in grouped.unusable], np.int64)
+    present = np.unique(splits.index[keep])
+    names = tuple(splits.names[i] for i in present.tolist())
     # The member whose size and time stand for the sample: its image, else any of its members.
     shown = np.where(images >= 0, images, [next(iter(sample.fields.values())) for sample in samples])
-    split, split_names = _splits(tree, members.shards, samples, notes)
-    listing = Listing(
-        layout="webdataset",
-        keys=tuple(
+    found = Samples(
+        keys=[
             key_of(members.names[i] if i >= 0 else sample.name)
             for i, sample in zip(images.tolist(), samples, strict=True)
-        ),
-        split=split,
-        split_names=split_names,
-        columns=columns,
-        notes=(*notes, *members.notes),
+        ],
+        files=members.files.take(images) if (images >= 0).any() else None,
         sizes=members.sizes[shown],
         mtimes_ns=members.mtimes_ns[shown],
-        files=members.files.take(images) if (images >= 0).any() else None,
-        skipped=(*skipped, *reasons),
-        masks=packed,
+        splits=Splits(np.searchsorted(present, splits.index).astype(np.uint8), names),
+        columns=columns,
+        masks=masks,
+        rows=keep[np.argsort(splits.index[keep], kind="stable")],
     )
-    return _without_empty_splits(listing.take(keep[np.argsort(split[keep], kind="stable")]))
+    return assemble(draft, found)
 
 
 def _missing_shards(shards: list[str]) -> list[str]:
@@ -161,47 +151,31 @@ def _missing_shards(shards: list[str]) -> list[str]:
     return lacking
 
 
-def _choose_masks(samples: list[Sample], notes: list[str]) -> NDArray[np.int64] | None:
-    """Returns the member that is the mask of each sample, -1 for none; None if no sample has a mask."""
-    found = Counter(field for sample in samples for field in sample.fields if is_mask(field))
+def _masks(draft: Draft, grouped: GroupedSamples) -> Masks | None:
+    """Returns the masks of all samples, in the field that most of them have; None if there are none."""
+    found = Counter({field: count for field, count in grouped.counts.items() if is_mask(field)})
     if not found:
         return None
     (field, count), *others = found.most_common()
-    notes.append(f"Masks: {field} ({count} of {len(samples)} samples).")
+    draft.notes.append(f"Masks: {field} ({count} of {len(grouped.samples)} samples).")
     if others:
-        notes.append(f"Other masks are not packed: {first_few([name for name, _ in others])}.")
-    return np.array([sample.fields.get(field, -1) for sample in samples], np.int64)
-
-
-def _masks(members: Members, masks: NDArray[np.int64], where: str, notes: list[str]) -> Masks:
-    files, present = members.files.take(masks), masks >= 0
-    fill, filled = fill_value(files, present, where)
-    notes += filled
+        draft.notes.append(f"Other masks are not packed: {first_few([name for name, _ in others])}.")
+    at = np.array([sample.fields.get(field, -1) for sample in grouped.samples], np.int64)
+    files, present = grouped.members.files.take(at), at >= 0
+    fill, filled = fill_value(files, present, draft.where)
+    draft.notes += filled
     return Masks(files, present, ignore_index=fill)
 
 
-def _splits(
-    tree: Tree, shards: list[str], samples: list[Sample], notes: list[str]
-) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
+def _splits(draft: Draft, tree: Tree, shards: list[str], samples: list[Sample]) -> Splits:
     """Returns the split of each sample, by names of shards and folders: train-000000.tar, val/000000.tar."""
     split_of_shard = [_split_of(shard or tree.path.name) for shard in shards]
-    if not all(split_of_shard):
-        if any(split_of_shard):
-            notes.append("Not every shard names its split: all are one split, `all`.")
-        return np.zeros(len(samples), np.uint8), ("all",)
-    names = tuple(name for name in SPLIT_ORDER if name in split_of_shard)
-    index = [names.index(name) for name in split_of_shard]
-    return np.array([index[sample.shard] for sample in samples], np.uint8), names
+    if all(split_of_shard):
+        return Splits.of([split_of_shard[sample.shard] for sample in samples])
+    if any(split_of_shard):
+        draft.notes.append("Not every shard names its split: all are one split, `all`.")
+    return Splits.one(len(samples))
 
 
 def _split_of(shard: str) -> str:
     return next((SPLITS[word] for word in re.findall("[a-z]+", shard.lower()) if word in SPLITS), "")
-
-
-def _without_empty_splits(listing: Listing) -> Listing:
-    present = np.unique(listing.split)
-    return replace(
-        listing,
-        split=np.searchsorted(present, listing.split).astype(np.uint8),
-        split_names=tuple(listing.split_names[i] for i in present.tolist()),
-    )

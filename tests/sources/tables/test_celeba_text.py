@@ -1,9 +1,7 @@
-import numpy as np
 import pytest
 
 from fastload.errors import SourceError
-from fastload.sources.tables import celeba_text
-from fastload.sources.tables.celeba_text import parse_table, row_of_images
+from fastload.sources.tables.celeba_text import parse_table
 
 
 @pytest.mark.parametrize(
@@ -48,18 +46,9 @@ def test_a_bad_table_is_named(data: bytes, message: str) -> None:
         parse_table(data, "t.txt")
 
 
-def test_blocks_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(celeba_text, "BLOCK_LINES", 7)
-    lines = [f"{i}.jpg {i} {-i}" for i in range(50)]
-    values = parse_table("\n".join(lines).encode(), "t.txt").values
-    assert np.array_equal(values, np.arange(50)[:, None] * [1, -1])
-    with pytest.raises(SourceError, match=r"line 51: x.jpg has 1 values"):
-        parse_table("\n".join([*lines, "x.jpg 1"]).encode(), "t.txt")
-
-
 def test_rows_are_found_by_name_and_else_without_suffix() -> None:
     table = parse_table(b"a.jpg 1\nb.jpg 2\nc.jpg 3\n", "t.txt")
-    rows, absent = row_of_images(table, ["c.jpg", "x.jpg", "a.jpg"])
+    rows, absent = table.rows_of(["c.jpg", "x.jpg", "a.jpg"])
     assert rows.tolist() == [2, -1, 0] and absent == ["b.jpg"]
-    rows, absent = row_of_images(table, ["a.png", "b.png"])
+    rows, absent = table.rows_of(["a.png", "b.png"])
     assert rows.tolist() == [0, 1] and absent == ["c.jpg"]

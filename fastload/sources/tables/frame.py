@@ -1,18 +1,22 @@
-"""Turns the columns of a table into those of a listing: labels, targets, vectors of attributes and other numbers."""
+"""A Frame, the columns of any table, becomes the columns of a listing: labels, targets, vectors, numbers, categories.
+
+What a column means is decided here for CSV, JSON lines, Parquet, Arrow, named arrays and WebDataset alike.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.listing import first_few, free_name
+from fastload.sources.assemble import Splits
+from fastload.sources.listing import SPLITS, first_few, free_name
 from fastload.sources.tables.values import Values
 
 LABELS = (
@@ -21,47 +25,133 @@ LABELS = (
 ).split()
 """Usual names of the column of labels, likeliest first."""
 
+SPLIT_COLUMNS = (
+    "split data_split dataset_split subset partition set phase fold is_valid is_val is_test is_train"
+).split()
+MASK_COLUMNS = (
+    "mask mask_path mask_file mask_file_name mask_filename mask_name mask_id segmentation_path annotation"
+).split()
+MOST_SPLITS = 64  # most splits that a column names which is not called split
+
 MOST_TAGS = 1000  # most different tags in cells of several; more are run lengths or ids
 _TAG_CELLS = (re.compile(r"[^|]+(\|[^|]+)*"), re.compile(r"[^;]+(;[^;]+)*"), re.compile(r"\d+( \d+)*"))
 
 
-def columns_of(
-    table: Mapping[str, Values],
-    *,
-    wanted: tuple[str, ...],
-    split: NDArray[np.uint8],
-    split_names: tuple[str, ...],
-    where: str,
-) -> tuple[dict[str, Column], dict[int, str], list[str]]:
-    """Returns the columns of a listing made of those of a table that are neither image, split, mask nor box.
+class CellTable(Protocol):
+    """Rows with named cells, as they are in a file: those of CSV, JSON lines, Parquet or Arrow."""
 
-    Labels are the columns wanted; else one with a usual name; else all columns, if there is only one or all hold only
-    0 and 1. Labels that are integers stay as they are, text becomes its index among the sorted classes, several columns
-    of 0 and 1 become a vector, so do cells of several tags, and floats become `targets`. Every other column of numbers
-    or of recurring text keeps its name.
+    @property
+    def where(self) -> str:
+        """The file, for messages; of several the first."""
+        ...
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the columns."""
+        ...
+
+    def location(self, row: int) -> str:
+        """Returns the number of a row in its file, and the file, for messages."""
+        ...
+
+    def texts(self, name: str) -> list[str]:
+        """Returns the cells of a column as text; "" for empty ones."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """The columns of a table, whatever it was read from, without those of images, masks and splits.
+
+    Attributes:
+        columns: name -> values of R rows.
+        where: the table, for messages.
+        splits: split of each of the N samples. If no row of a split has a label, the whole split has none (-1).
+        labels: the columns that the user names as labels; (): found by their usual names.
+        location: returns the location of a row, for messages.
+        sample: int64 (R,), the sample that each row belongs to, if several rows are the boxes of one; None: each row
+            is a sample.
+    """
+
+    columns: dict[str, Values]
+    where: str
+    splits: Splits
+    labels: tuple[str, ...] = ()
+    location: Callable[[int], str] = "row {}".format
+    sample: NDArray[np.int64] | None = None
+
+
+def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes: list[str]) -> tuple[list[str], str]:
+    """Returns the split of each row by a column, and that column; [] and "" if there is none.
 
     Args:
-        table: name -> values of N rows.
-        wanted: the columns that the user names as labels.
-        split: uint8 (N,), index into split_names. If no row of a split has a label, the whole split has none (-1).
-        split_names: names of the splits.
-        where: the table, for messages.
+        table: the table.
+        wanted: the column that the user names; "": found by its name.
+        known: usual names of the column, likeliest first.
+        notes: a note says which column it is.
+
+    Raises:
+        SourceError: there is no such column; it is empty for some rows, or names too many splits.
+    """
+    if wanted and wanted not in table.names:
+        raise SourceError(
+            f"{table.where}: there is no column {wanted!r} for splits. There are {', '.join(table.names)}."
+        )
+    plain = {plain_name(column): column for column in table.names}
+    for candidate in [plain_name(wanted)] if wanted else [name for name in known if name in plain]:
+        column = wanted or plain[candidate]
+        said = split_cells(table.texts(column), candidate)
+        found = set(said) - {""}
+        if not wanted and candidate in ("set", "partition", "phase", "fold", "subset") and len(found) > MOST_SPLITS:
+            continue
+        if len(found) > 255:
+            raise SourceError(f"{table.where}: column {column!r} names {len(found)} splits; 255 can be.")
+        empty = [row for row, split in enumerate(said) if not split]
+        if empty:
+            raise SourceError(
+                f"{table.where}: rows without a split in column {column!r} ({len(empty)}): "
+                f"{first_few([table.location(row) for row in empty[:6]])}. Fill them in, or name another column with "
+                "`--split-column`."
+            )
+        notes.append(f"Splits by column {column!r}: {', '.join(sorted(found))}.")
+        return said, column
+    return [], ""
+
+
+def split_cells(cells: list[str], column: str) -> list[str]:
+    """Returns the split that each cell means, "" for an empty cell; cells of `is_valid` are true or false."""
+    if column.startswith("is_"):
+        this, that = {"is_test": ("test", "train"), "is_train": ("train", "val")}.get(column, ("val", "train"))
+        truth = {"1": this, "true": this, "1.0": this, "yes": this, "0": that, "false": that, "0.0": that, "no": that}
+        return [truth.get(cell.lower(), "") for cell in cells]
+    return [SPLITS.get(cell.lower(), "" if cell.lower() == "nan" else cell) for cell in cells]
+
+
+def columns_of(frame: Frame) -> tuple[dict[str, Column], dict[int, str], list[str]]:
+    """Returns the columns of a listing made of those of a frame whose rows are samples.
+
+    Labels are the columns that the user names; else one with a usual name; else all columns, if there is only one or
+    all hold only 0 and 1. Labels that are integers stay as they are, text becomes its index among the sorted classes,
+    several columns of 0 and 1 become a vector, so do cells of several tags, and floats become `targets`. Every other
+    column of numbers or of recurring text keeps its name.
 
     Returns:
         The columns; row -> reason, for rows without a label; notes.
 
     Raises:
-        SourceError: a wanted column does not exist, or cannot hold labels.
+        SourceError: a column that the user names does not exist, or cannot hold labels.
     """
     columns: dict[str, Column] = {}
     bad: dict[int, str] = {}
     notes: list[str] = []
-    usable = {name: values for name, values in table.items() if values.kind != "other" and not values.missing.all()}
-    labels = _label_columns(usable, table, wanted, where, notes)
+    ignored = {name: "empty" for name, values in frame.columns.items() if values.missing.all()}
+    for name, values in frame.columns.items():
+        if values.kind == "other":
+            ignored[name] = "nested, or neither numbers nor text"
+    usable = {name: values for name, values in frame.columns.items() if name not in ignored}
+    labels = _label_columns(frame, usable, notes)
     if labels:
-        columns, bad = _labels({name: usable[name] for name in labels}, split, split_names, where, notes, bool(wanted))
-    ignored = {name: "empty" for name, values in table.items() if values.missing.all()}
-    ignored |= {name: "nested, or neither numbers nor text" for name, values in table.items() if values.kind == "other"}
+        columns, bad = _labels(frame, {name: usable[name] for name in labels}, notes)
     for name, values in usable.items():
         if name in labels:
             continue
@@ -70,7 +160,8 @@ def columns_of(
             ignored[name] = made
             continue
         if values.missing.any():
-            notes.append(f"Column {name!r} lacks {int(values.missing.sum())} values: {_gap(made)} there.")
+            gap = "NaN" if made.values.dtype.kind == "f" else "-1"
+            notes.append(f"Column {name!r} lacks {int(values.missing.sum())} values: {gap} there.")
         columns[field_name(name, columns)] = made
     if ignored:
         shown = first_few([f"{name} ({why})" for name, why in ignored.items()], 8)
@@ -96,17 +187,16 @@ def is_free_text(values: Values) -> bool:
     return len(set(values.values.tolist())) * 2 > rows and (rows >= 20 or max(map(len, values.values.tolist())) > 40)
 
 
-def _label_columns(
-    usable: dict[str, Values], table: Mapping[str, Values], wanted: tuple[str, ...], where: str, notes: list[str]
-) -> list[str]:
-    if wanted:
-        for name in wanted:
-            if name not in table:
-                there = f"There are {', '.join(table)}." if table else "All columns have another meaning already."
-                raise SourceError(f"{where}: there is no column {name!r} for labels. {there}")
+def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) -> list[str]:
+    if frame.labels:
+        for name in frame.labels:
+            if name not in frame.columns:
+                others = ", ".join(frame.columns)
+                there = f"There are {others}." if others else "All columns have another meaning already."
+                raise SourceError(f"{frame.where}: there is no column {name!r} for labels. {there}")
             if name not in usable or usable[name].values.ndim > 1:
-                raise SourceError(f"{where}: the column {name!r} can be no label: it is empty or nested.")
-        return list(wanted)
+                raise SourceError(f"{frame.where}: the column {name!r} can be no label: it is empty or nested.")
+        return list(frame.labels)
     plain = {plain_name(name): name for name in reversed(list(usable))}
     named = [plain[name] for name in LABELS if name in plain and usable[plain[name]].values.ndim == 1]
     if named:
@@ -134,22 +224,15 @@ def _counts_rows(name: str, values: Values) -> bool:
     )
 
 
-def _labels(
-    table: dict[str, Values],
-    split: NDArray[np.uint8],
-    split_names: tuple[str, ...],
-    where: str,
-    notes: list[str],
-    asked: bool,
-) -> tuple[dict[str, Column], dict[int, str]]:
+def _labels(frame: Frame, table: dict[str, Values], notes: list[str]) -> tuple[dict[str, Column], dict[int, str]]:
     names = tuple(table)
     infinite = {name: np.isinf(values.values) for name, values in table.items() if values.kind == "float"}
     table |= {name: replace(table[name], missing=table[name].missing | rows) for name, rows in infinite.items()}
     bad: dict[int, str] = {}
-    unlabelled = np.zeros(len(split), np.bool_)
+    unlabelled = np.zeros(len(frame.splits.index), np.bool_)
     missing = np.logical_or.reduce([values.missing for values in table.values()])
-    for i, name in enumerate(split_names):
-        rows = split == i
+    for i, name in enumerate(frame.splits.names):
+        rows = frame.splits.index == i
         if rows.any() and all(values.missing[rows].all() for values in table.values()) and not missing.all():
             unlabelled |= rows
             notes.append(f"The split {name!r} has no labels: they are -1 there (NaN where they are floats).")
@@ -157,8 +240,8 @@ def _labels(
         bad[row] = f"its {next(name for name, values in table.items() if values.missing[row])} is empty or NaN"
     for name, rows in infinite.items():
         bad |= dict.fromkeys(np.flatnonzero(rows).tolist(), f"its {name} is infinite")
-    binary = len(names) > 1 and all(_restricted(values, ~missing).is_binary() for values in table.values())
-    if binary:
+    labelled = np.flatnonzero(~missing)
+    if len(names) > 1 and all(values.take(labelled).is_binary() for values in table.values()):
         bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")
         vectors = np.stack([values.values == 1 for values in table.values()], axis=1).astype(np.uint8)
         notes.append(f"Labels are the columns {first_few(list(names))}: vectors of 0 and 1.")
@@ -169,7 +252,7 @@ def _labels(
         return {"targets": Column(stacked, {"names": names})}, bad
     columns: dict[str, Column] = {}
     for name, values in table.items():
-        column, kind = _label(values, name, where, notes, asked)
+        column, kind = _label(frame, name, values, notes)
         columns[kind if len(names) == 1 else field_name(name, columns)] = column
     if len(names) > 1:
         notes.append(f"They are of several kinds, and so stored as {', '.join(map(repr, columns))}; none is `labels`.")
@@ -178,24 +261,20 @@ def _labels(
     return columns, bad
 
 
-def _restricted(values: Values, rows: NDArray[np.bool_]) -> Values:
-    return values.take(np.flatnonzero(rows))
-
-
-def _label(values: Values, name: str, where: str, notes: list[str], asked: bool) -> tuple[Column, str]:
+def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[Column, str]:
     """Returns a column of labels, and the name it gets: `labels` or `targets`."""
     given = ~values.missing
     if values.kind == "float":
         whole = values.values[given]
         # pandas writes integers as 1.0 where some are missing.
         is_whole = bool((np.isfinite(whole) & (whole == np.round(whole)) & (np.abs(whole) < 2**53)).all())
-        if is_whole and (asked or plain_name(name) in LABELS):
+        if is_whole and (frame.labels or plain_name(name) in LABELS):
             notes.append(f"Labels are the column {name!r}, whole numbers written as floats.")
             return Column(np.where(given, values.values, -1).astype(np.int64)), "labels"
         notes.append(f"Targets are the column {name!r}, of floats.")
         return Column(values.values.astype(np.float32)), "targets"
     if values.kind == "list" or (values.kind == "text" and _has_tags(values)):
-        return _tags(values, name, where, notes), "labels"
+        return _tags(values, name, frame.where, notes), "labels"
     if values.kind == "int":
         labels = np.where(given, values.values, -1)
         known = np.unique(values.values[given])
@@ -274,16 +353,3 @@ def _extra(values: Values) -> Column | str:
     if values.values.dtype == np.float64:
         return Column(values.values.astype(np.float32))
     return Column(values.values)
-
-
-def _gap(column: Column) -> str:
-    return "NaN" if column.values.dtype.kind == "f" else "-1"
-
-
-def missing_labels(bad: Mapping[int, str], name: Callable[[int], str], where: str) -> SourceError:
-    """Returns the error about rows without a label; `name` returns how a row is called."""
-    shown = first_few([f"{name(row)}: {why}" for row, why in sorted(bad.items())])
-    return SourceError(
-        f"{where}: rows without a label ({len(bad)}): {shown}. Fill them in, or leave those images out with "
-        "`--on-error skip`."
-    )

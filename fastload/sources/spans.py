@@ -1,0 +1,174 @@
+"""Readers of pieces of files: members of archives, images inside tables; and several such readers joined to one.
+
+Nothing stays open: a file is opened for each read, and refused once it has changed since it was listed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FileChangedError, ImageError
+from fastload.sources.listing import Files
+from fastload.system.files import read_bytes
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file as it was when it was listed.
+
+    Attributes:
+        path: absolute path of the file.
+        num_bytes: bytes of the file.
+        mtime_ns: its time of modification.
+    """
+
+    path: str
+    num_bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str | Path, status: os.stat_result | None = None) -> ListedFile:
+        """Returns the file as it is now, or as it was at an earlier `os.stat`."""
+        status = status or os.stat(path)
+        return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
+    def require_unchanged(self, fd: int | None = None) -> None:
+        """Refuses the file if its size or time has changed.
+
+        Args:
+            fd: the file, if it is open already.
+
+        Raises:
+            FileChangedError: it has changed, or is gone.
+        """
+        try:
+            status = os.stat(self.path if fd is None else fd)
+        except OSError as exc:
+            raise self.gone(exc) from exc
+        if (status.st_size, status.st_mtime_ns) != (self.num_bytes, self.mtime_ns):
+            raise FileChangedError(
+                f"{self.path}: was written to or replaced since it was listed. Leave it alone while it is read, and "
+                "run again."
+            )
+
+    @contextmanager
+    def open(self) -> Iterator[int]:
+        """Opens the file for reading, and gives its descriptor.
+
+        Raises:
+            FileChangedError: it has changed, or is gone.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise self.gone(exc) from exc
+        try:
+            self.require_unchanged(fd)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Returns bytes of the open file.
+
+        Raises:
+            ImageError: they cannot be read, or reach beyond its end.
+        """
+        try:
+            data = read_bytes(fd, size, offset)
+        except OSError as exc:
+            raise ImageError(f"cannot be read from {self.path}: {exc.strerror}") from exc
+        if len(data) < size:
+            raise ImageError(f"reaches beyond the end of {self.path}")
+        return data
+
+    def gone(self, exc: OSError) -> FileChangedError:
+        """Returns the error about a file that can no longer be opened."""
+        return FileChangedError(
+            f"{self.path}: can no longer be opened: {exc.strerror}. Put it back, or list the dataset again."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FileSpans:
+    """Reads pieces of one file as they lie in it: the members of a tar, the images in an Arrow file.
+
+    Attributes:
+        file: the file.
+        offsets: int64 (F,), where each piece begins.
+        sizes: int64 (F,), bytes of each piece.
+        owner: object that keeps a temporary file alive in the process that made it; not pickled.
+    """
+
+    file: ListedFile
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    owner: object = field(default=None, repr=False)
+
+    def read(self, i: int) -> bytes:
+        """Returns all bytes of piece i."""
+        return self.read_head(i, int(self.sizes[i]))
+
+    def read_head(self, i: int, size: int) -> bytes:
+        """Returns the first `size` bytes of piece i."""
+        with self.file.open() as fd:
+            return self.file.read(fd, min(size, int(self.sizes[i])), int(self.offsets[i]))
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> FileSpans:
+        """Returns the pieces at these indices, in their order."""
+        return replace(self, offsets=self.offsets[indices], sizes=self.sizes[indices])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "owner": None}
+
+
+Reader = TypeVar("Reader")
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Generic[Reader]):
+    """Several readers as one sequence: shards, train and val archives, images and masks.
+
+    Attributes:
+        parts: the readers.
+        part: int32 (N,), the part that each sample belongs to.
+        index: int64 (N,), the index of each sample in its part.
+    """
+
+    parts: tuple[Reader, ...]
+    part: NDArray[np.int32]
+    index: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Reader, int]]) -> Self:
+        """Returns all parts, one behind the other; each is given with its number of samples."""
+        counts = [count for _, count in parts]
+        return cls(
+            parts=tuple(reader for reader, _ in parts),
+            part=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+            index=np.concatenate([np.zeros(0, np.int64), *(np.arange(count) for count in counts)]),
+        )
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Self:
+        """Returns the samples at these indices, in their order."""
+        return replace(self, part=self.part[indices], index=self.index[indices])
+
+
+class JoinedFiles(Joined[Files]):
+    """Reads the files of several folders or archives as one sequence."""
+
+    def read(self, i: int) -> bytes:
+        """Returns all bytes of file i."""
+        return self.parts[int(self.part[i])].read(int(self.index[i]))
+
+    def read_head(self, i: int, size: int) -> bytes:
+        """Returns the first `size` bytes of file i."""
+        return self.parts[int(self.part[i])].read_head(int(self.index[i]), size)
