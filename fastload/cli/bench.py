@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fastload.cli.live import live_panel
-from fastload.cli.output import (
-    INTERRUPTED,
-    one_line,
-    one_line_errors,
-    print_error,
-    print_json,
-    print_pairs,
-    print_table,
+from fastload.cli.measuring import (
+    AsJson,
+    BatchSize,
+    Device,
+    Force,
+    ImageFile,
+    Report,
+    Size,
+    Split,
+    check_report,
+    command_line,
+    show_result,
 )
-from fastload.cli.pack import parse_size
+from fastload.cli.output import one_line, one_line_errors, print_pairs, print_table
 
 if TYPE_CHECKING:
     from fastload.profiling.bench.benchmark import BenchResult
@@ -28,7 +30,7 @@ _SHUFFLES = {"auto": True, "chunk": "chunk", "full": "full", "none": False}
 
 
 def bench(
-    file: Annotated[Path, typer.Argument(help="A packed file, or another HDF5 file of images.", show_default=False)],
+    file: ImageFile,
     step: Annotated[
         str | None,
         typer.Option(
@@ -38,26 +40,15 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a batch; by default 256.", show_default=False)
-    ] = None,
+    batch_size: BatchSize = None,
     seconds: Annotated[float, typer.Option(help="Time for each part.")] = 5.0,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Threads or processes that load.", show_default=False)
     ] = None,
     shuffle: Annotated[Literal["auto", "chunk", "full", "none"], typer.Option(help="Order of the samples.")] = "auto",
-    split: Annotated[str | None, typer.Option(help="Load this split only.", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="Where batches go: cpu, cuda, cuda:1.", show_default=False)] = None,
-    size: Annotated[
-        Any,
-        typer.Option(
-            parser=parse_size,
-            metavar="S|HxW",
-            help="Begin the loader's transforms with RandomResizedCrop to this height x width; by default 224 for "
-            "images that differ in size, else no crop.",
-            show_default=False,
-        ),
-    ] = None,
+    split: Split = None,
+    device: Device = None,
+    size: Size = None,
     seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare with a plain DataLoader of the same samples.")
@@ -80,11 +71,9 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a report as an HTML page.", show_default=False)
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a report that exists.")] = False,
+    as_json: AsJson = False,
+    report: Report = None,
+    force: Force = False,
 ) -> None:
     """Measure how fast FILE can be loaded, and whether training waits for it.
 
@@ -93,10 +82,7 @@ def bench(
     Ctrl-C ends it and prints the results so far.
     """
     with one_line_errors():
-        if report is not None:
-            from fastload.profiling.report import check_report_path
-
-            check_report_path(report, force=force)  # before minutes of measuring
+        check_report(report, force=force)
         from fastload.profiling.bench.benchmark import run_bench
         from fastload.profiling.bench.faults import parse_fault
         from fastload.profiling.bench.steps import parse_step
@@ -118,22 +104,11 @@ def bench(
             size=size,
         )
         with live_panel(f"bench {file.name}", total_s=options.total_s) as show:
-            result = run_bench(file, options, command=_command(), show=show)
-        if report is not None:
-            from fastload.profiling.report import write_report
-
-            write_report(result.runs, report, force=force)
-        if as_json:
-            print_json(result.to_dict())
-        else:
-            _print(result)
-        if result.interrupted:
-            print_error("interrupted; the results above were measured before.")
-            raise typer.Exit(INTERRUPTED)
-
-
-def _command() -> str:
-    return shlex.join(["fastload", *sys.argv[1:]]) if sys.argv[1:2] == ["bench"] else ""
+            result = run_bench(file, options, command=command_line(), show=show)
+        show_result(
+            lambda: result.runs, result.to_dict, lambda: _print(result),
+            interrupted=result.interrupted, as_json=as_json, report=report, force=force,
+        )  # fmt: skip
 
 
 def _print(result: BenchResult) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastload.cli.measuring import check_report
 from fastload.cli.output import one_line, one_line_errors
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ def doctor(
         from fastload.errors import OptionError
         from fastload.profiling.doctor.command import Signals, check_command
         from fastload.profiling.doctor.examine import examine
-        from fastload.profiling.report import check_report_path
         from fastload.system.files import check_new_file
 
         check_command(command)
@@ -53,8 +53,7 @@ def doctor(
             if str(json_path).startswith("-"):
                 raise OptionError(f"--json {json_path}: name a file; what the script prints keeps stdout to itself.")
             check_new_file(json_path, force=force)
-        if report is not None:
-            check_report_path(report, force=force)
+        check_report(report, force=force)
         with Signals() as signals:  # to the end: a second, impatient Ctrl-C does not lose the verdict
             with live_panel("doctor", seconds, script_runs=True) as show:
                 look = None if show is show_nothing else lambda records: show(_figures(records))

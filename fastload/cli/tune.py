@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastload.cli.output import (
-    INTERRUPTED,
-    format_seconds,
-    one_line,
-    one_line_errors,
-    print_error,
-    print_json,
-    print_table,
-    progress_bar,
+from fastload.cli.measuring import (
+    AsJson,
+    BatchSize,
+    Device,
+    Force,
+    ImageFile,
+    Report,
+    Size,
+    Split,
+    check_report,
+    command_line,
+    show_result,
 )
-from fastload.cli.pack import parse_size
+from fastload.cli.output import format_seconds, one_line, one_line_errors, print_table, progress_bar
 
 if TYPE_CHECKING:
     from fastload.profiling.tune.search import Tuned
 
 
 def tune(
-    file: Annotated[Path, typer.Argument(help="A packed file, or another HDF5 file of images.", show_default=False)],
+    file: ImageFile,
     step: Annotated[
         str | None,
         typer.Option(
@@ -44,28 +44,15 @@ def tune(
             "includes a network that trains on the CPU.",
         ),
     ] = "100%",
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a batch; by default 256.", show_default=False)
-    ] = None,
+    batch_size: BatchSize = None,
     seconds: Annotated[float, typer.Option(help="Time for the whole search.")] = 30.0,
-    split: Annotated[str | None, typer.Option(help="Load this split only.", show_default=False)] = None,
-    size: Annotated[
-        Any,
-        typer.Option(
-            parser=parse_size,
-            metavar="S|HxW",
-            help="Begin the loader's transforms with RandomResizedCrop to this height x width; by default 224 for "
-            "images that differ in size, else no crop.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Where batches go: cpu, cuda, cuda:1.", show_default=False)] = None,
+    split: Split = None,
+    size: Size = None,
+    device: Device = None,
     cold: Annotated[bool, typer.Option("--cold", help="Drop FILE from the page cache before each trial.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Write a report as an HTML page.", show_default=False)
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a report that exists.")] = False,
+    as_json: AsJson = False,
+    report: Report = None,
+    force: Force = False,
 ) -> None:
     """Search for the arguments of FastLoader that load FILE fastest on this machine.
 
@@ -73,10 +60,7 @@ def tune(
     Ctrl-C ends it and prints the results so far.
     """
     with one_line_errors():
-        if report is not None:
-            from fastload.profiling.report import check_report_path
-
-            check_report_path(report, force=force)
+        check_report(report, force=force)
         from fastload.profiling.tune.candidates import TuneOptions, parse_share
 
         options = TuneOptions(
@@ -90,29 +74,16 @@ def tune(
             size=size,
         )
         from fastload.profiling.tune.search import Search
+        from fastload.profiling.tune.tables import measured, to_dict
 
         search = Search(file, options)
         typer.echo(f"up to {search.num_trials} trials in about {format_seconds(seconds)}", err=True)
         with progress_bar("trials") as progress:
             result = search.run(progress)
-        if report is not None:
-            from fastload.profiling.report import write_report
-            from fastload.profiling.tune.tables import measured
-
-            write_report(measured(result, command=_command()), report, force=force)
-        if as_json:
-            from fastload.profiling.tune.tables import to_dict
-
-            print_json(to_dict(result))
-        else:
-            _print(result)
-        if result.interrupted:
-            print_error("interrupted; the results above were measured before.")
-            raise typer.Exit(INTERRUPTED)
-
-
-def _command() -> str:
-    return shlex.join(["fastload", *sys.argv[1:]]) if sys.argv[1:2] == ["tune"] else ""
+        show_result(
+            lambda: [measured(result, command=command_line())], lambda: to_dict(result), lambda: _print(result),
+            interrupted=result.interrupted, as_json=as_json, report=report, force=force,
+        )  # fmt: skip
 
 
 def _print(result: Tuned) -> None:

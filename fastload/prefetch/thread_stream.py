@@ -27,7 +27,7 @@ from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import FilledBatch, Ring, Slot
 from fastload.timing.ranges import span
 from fastload.timing.results import BatchWork
-from fastload.timing.stopwatch import Stopwatch, part_of
+from fastload.timing.stopwatch import Stopwatch
 
 GROUP_BYTES = 12 * 2**20
 """Bytes that are filled at a time, about, where batches are smaller."""
@@ -330,7 +330,7 @@ def split(group: FilledBatch, members: Sequence[PlannedBatch]) -> Iterator[Fille
     The slot returns when all parts are gone. All members but the last have equal sizes.
     """
     size, count = len(members[0].rows), len(members)
-    work = part_of(group.work, count) if group.work is not None else None
+    work = group.work / count if group.work is not None else None
     for at, planned in enumerate(members):
         arrays = {name: array[at * size : (at + 1) * size] for name, array in group.arrays.items()}
         yield FilledBatch(arrays, planned, group.bytes_read // count, work=work)

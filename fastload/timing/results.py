@@ -5,7 +5,7 @@ All of them are plain numbers and strings, so that they can be saved as JSON and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -50,6 +50,9 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         return Work(self.running_s + other.running_s, self.blocked_s + other.blocked_s)
+
+    def __truediv__(self, count: int) -> Work:
+        return Work(self.running_s / count, self.blocked_s / count)
 
 
 @dataclass(frozen=True)
@@ -168,3 +171,16 @@ class BatchWork:
         stages = {name: self.stages.get(name, Work()) + other.stages.get(name, Work()) for name in names}
         sums = self.lock_s + other.lock_s, self.slow_s + other.slow_s, self.runnable_s + other.runnable_s
         return BatchWork(stages, *sums)
+
+    def __truediv__(self, count: int) -> BatchWork:
+        stages = {name: work / count for name, work in self.stages.items()}
+        return BatchWork(stages, self.lock_s / count, self.slow_s / count, self.runnable_s / count)
+
+
+def mean_stages(batches: Sequence[BatchWork]) -> dict[str, Work]:
+    """Returns the mean cost of a batch by stage."""
+    total: dict[str, Work] = {}
+    for batch in batches:
+        for stage, work in batch.stages.items():
+            total[stage] = total.get(stage, Work()) + work
+    return {stage: work / len(batches) for stage, work in total.items()}

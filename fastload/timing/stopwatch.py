@@ -209,12 +209,6 @@ def beyond_usual_s(samples_s: Sequence[float]) -> float:
     return sum(taken_s - usual_s for taken_s in samples_s if taken_s > _SLOW * usual_s)
 
 
-def part_of(work: BatchWork, parts: int) -> BatchWork:
-    """Returns one of `parts` equal parts of some work."""
-    stages = {name: Work(one.running_s / parts, one.blocked_s / parts) for name, one in work.stages.items()}
-    return BatchWork(stages, work.lock_s / parts, work.slow_s / parts, work.runnable_s / parts)
-
-
 def process_cpu_s(pid: int) -> float | None:
     """Returns the seconds that all threads of a process ran on a CPU; None when the process is gone."""
     if _LINUX:

@@ -56,7 +56,7 @@ def test_faults_and_plain_ways_have_their_lines(packed):
 
 
 def test_a_report_holds_all_loops_that_were_metered(packed, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
     out = tmp_path / "out.html"
     result = bench(packed, "--step", "sim:1000", "--batch-size", 8, "--inject", "slow-disk=1", "--report", out)
     assert result.exit_code == 0, result.stderr

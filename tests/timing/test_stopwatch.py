@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fastload.timing.results import BatchWork, Work
-from fastload.timing.stopwatch import Stopwatch, beyond_usual_s, current, part_of, process_cpu_s, run_delay_reader
+from fastload.timing.stopwatch import Stopwatch, beyond_usual_s, current, process_cpu_s, run_delay_reader
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 NAP_S = 0.02  # a sleep takes at least as long as it was asked to
@@ -122,7 +122,7 @@ def test_what_a_thread_waits_for_a_cpu_is_told_of_its_batch():
 
 def test_parts_and_sums_of_work():
     work = BatchWork({"reading": Work(4.0, 2.0)}, lock_s=1.0, slow_s=0.5, runnable_s=3.0)
-    assert part_of(work, 2) == BatchWork({"reading": Work(2.0, 1.0)}, 0.5, 0.25, 1.5)
+    assert work / 2 == BatchWork({"reading": Work(2.0, 1.0)}, 0.5, 0.25, 1.5)
     other = BatchWork({"collate": Work(1.0, 0.0)})
     sum_of_both = work + other
     assert sum_of_both.stages == {"reading": Work(4.0, 2.0), "collate": Work(1.0, 0.0)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -141,8 +141,7 @@ def run_bench(
         crop=subject.crop.size if subject.crop is not None else None, environment=environment(),
     )  # fmt: skip
     try:
-        for part in _parts(subject, result, show):
-            part()
+        _measure(subject, result, show)
     except KeyboardInterrupt:
         result.interrupted = True
     finally:
@@ -151,82 +150,62 @@ def run_bench(
     return result
 
 
-def _parts(subject: Subject, result: BenchResult, show: Show) -> Iterator[Callable[[], None]]:
-    """Yields the parts of the benchmark, each to be called in this order."""
+def _measure(subject: Subject, result: BenchResult, show: Show) -> None:
+    """Runs what the options ask for, part by part, and keeps each in the result."""
     options, title = subject.options, result.title
-    epochs = 1 if options.cold else None  # a second epoch would be warm
-
-    def on_progress(part: str) -> Callable[[int, int], None]:
-        return lambda done, total: show({"part": f"{part}, {done} of {total}"})
-
-    def on_step(part: str) -> Callable[[Meter, float], None]:
-        shown_s = 0.0
-
-        def show_rates(meter: Meter, share: float) -> None:
-            nonlocal shown_s
-            now = time.perf_counter()
-            if now - shown_s < _SHOW_EVERY_S:
-                return
-            shown_s, totals = now, meter.totals
-            rate = totals.samples / totals.duration_s if totals.duration_s else 0.0
-            show({"part": f"{part}, {share:.0%}", "images/s": rate, "stall share": f"{totals.stall_share:.1%}"})
-
-        return show_rates
-
-    def alone() -> None:
-        result.alone = measure_alone(subject, on_progress=on_progress("the loader alone"))
-
-    yield alone
+    result.alone = measure_alone(subject, on_progress=_counting(show, "the loader alone"))
     step = _step(subject, result)
 
-    def loop() -> None:
+    def train(name: str, loader: Any, title: str) -> LoopFigures:
         subject.make_cold()
-        result.loop = run_loop(
-            subject.shared_loader(), step, options.seconds, title=title, command=result.command,
-            epochs=epochs, on_progress=on_step("the training loop"),
+        epochs = 1 if options.cold else None  # a second epoch would be warm
+        return run_loop(
+            loader, step, options.seconds, title=title, command=result.command, epochs=epochs,
+            on_progress=_rating(show, name),
         )  # fmt: skip
 
-    def headspace() -> None:
-        assert result.loop is not None, "the loop was run"
-        found = result.headspace = headspace_in_turn(subject, step, on_progress=on_progress("headspace"))
+    if options.step is not None:
+        result.loop = train("the training loop", subject.shared_loader(), title)
+        found = result.headspace = headspace_in_turn(subject, step, on_progress=_counting(show, "headspace"))
         measured = replace(
             result.loop.measured, headspace_samples_per_s=found["base"]["median"], headspace_how=HOW_IN_TURN
         )
         result.loop = replace(result.loop, measured=measured)
-
-    if options.step is not None:
-        yield loop
-        yield headspace
-
-    def compare() -> None:
-        def train(name: str, loader: Any) -> LoopFigures | None:
-            if options.step is None:
-                return None
-            subject.make_cold()
-            return run_loop(
-                loader, step, options.seconds, title=f"{title}: {name}", command=result.command, epochs=epochs,
-                on_progress=on_step(name),
-            )  # fmt: skip
-
-        measure_rivals(subject, result.rivals, on_progress=on_progress("the plain ways"), train=train)
-
     if options.compare:
-        yield compare
-
+        measure_rivals(
+            subject, result.rivals, on_progress=_counting(show, "the plain ways"),
+            train=lambda name, loader: train(name, loader, f"{title}: {name}") if options.step is not None else None,
+        )  # fmt: skip
     for fault in options.faults:
+        if fault.text == KILL_WORKER:
+            result.faults.append(measure_kill(subject, step, fault))
+        else:
+            figures = measure_fault(
+                subject, step, fault, title=f"{title}, {fault.text}", command=result.command,
+                on_progress=_rating(show, fault.text),
+            )  # fmt: skip
+            result.faults.append(figures)
 
-        def inject(fault: Any = fault) -> None:
-            if fault.text == KILL_WORKER:
-                result.faults.append(measure_kill(subject, step, fault))
-            else:
-                name = f"{title}, {fault.text}"
-                result.faults.append(
-                    measure_fault(
-                        subject, step, fault, title=name, command=result.command, on_progress=on_step(fault.text)
-                    )
-                )
 
-        yield inject
+def _counting(show: Show, part: str) -> Callable[[int, int], None]:
+    """Returns a function that shows how much of a part is done."""
+    return lambda done, total: show({"part": f"{part}, {done} of {total}"})
+
+
+def _rating(show: Show, part: str) -> Callable[[Meter, float], None]:
+    """Returns a function that shows the rates of a loop, not too often."""
+    shown_s = 0.0
+
+    def show_rates(meter: Meter, share: float) -> None:
+        nonlocal shown_s
+        now = time.perf_counter()
+        if now - shown_s < _SHOW_EVERY_S:
+            return
+        shown_s, totals = now, meter.totals
+        rate = totals.samples / totals.duration_s if totals.duration_s else 0.0
+        show({"part": f"{part}, {share:.0%}", "images/s": rate, "stall share": f"{totals.stall_share:.1%}"})
+
+    return show_rates
 
 
 def _step(subject: Subject, result: BenchResult) -> TrainingStep:

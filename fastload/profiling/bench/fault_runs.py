@@ -93,10 +93,6 @@ def measure_fault(
     dataset.delays = Delays(fault, subject.batch_size)
     loader = subject.loader(dataset)
 
-    def train(batch: Any) -> int:
-        step(batch)
-        return len(batch[0])
-
     def cold() -> None:
         if subject.options.cold:
             loader.close()
@@ -106,7 +102,7 @@ def measure_fault(
         cold()
         batches = subject.batches(one or subject.shared_loader())
         return run_for(
-            batches, seconds / (2 * PAIRS), train, discard=subject.discard, synchronize=step.finish
+            batches, seconds / (2 * PAIRS), step, discard=subject.discard, synchronize=step.finish
         ).samples_per_s
 
     try:

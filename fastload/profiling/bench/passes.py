@@ -72,8 +72,8 @@ def run_for(
     work: Callable[[Any], int],
     *,
     discard: int = 1,
-    at_least: int = 2,
-    synchronize: Callable[[], object] | None = None,
+    synchronize: Callable[[], object] = lambda: None,
+    enough: Callable[[int, int, float], bool] = lambda batches, samples, taken_s: batches >= 2,
 ) -> TimedPass:
     """Takes batches for some seconds and returns what that cost.
 
@@ -82,8 +82,8 @@ def run_for(
     Args:
         work: called with each batch; returns its number of samples.
         discard: batches before the clock starts.
-        at_least: batches counted in any case, if there are as many.
         synchronize: waits until the device has finished; called before the clock is started and before it is read.
+        enough: whether the pass may end, by its batches, samples and seconds; it then ends as soon as the time is over.
     """
     iterator = iter(batches)
     for _ in range(discard):
@@ -91,18 +91,17 @@ def run_for(
         if batch is not None:
             work(batch)
             del batch  # so that the loader can reuse its memory
-    if synchronize is not None:
-        synchronize()
-    cpu_s, begin = cpu_seconds(), time.perf_counter()
+    synchronize()
+    cpu_s, begun_s = cpu_seconds(), time.perf_counter()
     samples = 0
     for count, batch in enumerate(iterator, 1):
         samples += work(batch)
         del batch
-        if count >= at_least and time.perf_counter() - begin >= seconds:
+        taken_s = time.perf_counter() - begun_s
+        if taken_s >= seconds and enough(count, samples, taken_s):
             break
-    if synchronize is not None:
-        synchronize()
-    return TimedPass(samples, time.perf_counter() - begin, cpu_seconds() - cpu_s)
+    synchronize()
+    return TimedPass(samples, time.perf_counter() - begun_s, cpu_seconds() - cpu_s)
 
 
 def cpu_seconds() -> float:

@@ -73,8 +73,8 @@ class TrainingStep(Protocol):
     name: str
     device: Any
 
-    def __call__(self, batch: Sequence[torch.Tensor]) -> None:
-        """Trains on a batch, images first; may return before that is done."""
+    def __call__(self, batch: Sequence[torch.Tensor]) -> int:
+        """Trains on a batch, images first, and returns its number of samples, maybe before the training is done."""
         ...
 
     def begin(self) -> None:
@@ -99,9 +99,10 @@ class SimulatedStep:
         self.accelerator = accelerator
         self.device = AcceleratorClock(accelerator)
 
-    def __call__(self, batch: Sequence[torch.Tensor]) -> None:
+    def __call__(self, batch: Sequence[torch.Tensor]) -> int:
         """Launches a step on the batch."""
         self.accelerator.launch(len(batch[0]))
+        return len(batch[0])
 
     def begin(self) -> None:
         """Resets the accelerator's counters."""
@@ -124,9 +125,9 @@ class TouchStep:
     device = "cpu"
     utilization = None
 
-    def __call__(self, batch: Sequence[torch.Tensor]) -> None:
+    def __call__(self, batch: Sequence[torch.Tensor]) -> int:
         """Reads the batch."""
-        touch_batch(batch)
+        return touch_batch(batch)
 
     def begin(self) -> None:
         """Does nothing."""
@@ -157,7 +158,7 @@ class NetworkStep:
         self._loss = nn.CrossEntropyLoss()
         self._optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 
-    def __call__(self, batch: Sequence[torch.Tensor]) -> None:
+    def __call__(self, batch: Sequence[torch.Tensor]) -> int:
         """Trains on the batch."""
         # A FastLoader's batch may be on the device already, a plain DataLoader's never is: both get the same step.
         images = batch[0].to(self.device, non_blocking=True)
@@ -169,6 +170,7 @@ class NetworkStep:
             loss: torch.Tensor = self._loss(self._net(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         self._optimizer.step()
+        return len(images)
 
     def begin(self) -> None:
         """Waits until the device is idle."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ from fastload.profiling.bench.passes import Spread, compare, repeat_epochs, run_
 from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import Subject
 from fastload.profiling.meter import Meter
-from fastload.profiling.verdict import judge
-from fastload.timing.results import Measured, Verdict
+from fastload.timing.results import Measured
 
 UTILIZATION_SIMULATED = "part of the time that the simulated accelerator was at work"
 UTILIZATION_NVML = "NVML's duty cycle: part of the time in which any kernel ran, however small"
@@ -82,7 +82,7 @@ def run_loop(
         longest_wait_s=max((one.wait_s for one in measured.steps[1:]), default=0.0),
         utilization=busy,
         utilization_is=busy_is if busy is not None else "",
-        measured=replace(measured, verdict=_verdict(meter, loader)),
+        measured=measured,
     )
 
 
@@ -94,8 +94,7 @@ def _train(
         if not begin:
             step.begin()
             begin = time.perf_counter()
-        step(batch)
-        samples += len(batch[0])
+        samples += step(batch)
         del batch  # so that the loader can reuse its memory
         passed = time.perf_counter() - begin
         on_progress(meter, min(1.0, passed / seconds))
@@ -116,11 +115,6 @@ def nvml_utilization(measured: Measured) -> tuple[float | None, str]:
     return (statistics.fmean(values) / 100, UTILIZATION_NVML) if values else (None, "")
 
 
-def _verdict(meter: Meter, loader: Any) -> Verdict | None:
-    demands = meter.demands(loader)
-    return judge(demands) if len(demands.steps) > 1 else None
-
-
 PAIRS = 3
 HOW_IN_TURN = "measured on one cached batch, in turn with the loop"
 
@@ -138,10 +132,6 @@ def headspace_in_turn(
     seconds = subject.options.seconds / (2 * PAIRS)
     done = 0
 
-    def train(batch: Any) -> int:
-        step(batch)
-        return len(batch[0])
-
     def turn(way: Callable[[], float]) -> Callable[[], float]:
         def run() -> float:
             nonlocal done
@@ -155,18 +145,13 @@ def headspace_in_turn(
     def loop() -> float:
         subject.make_cold()
         batches = subject.batches(subject.shared_loader())
-        return run_for(batches, seconds, train, discard=subject.discard, synchronize=step.finish).samples_per_s
+        return run_for(batches, seconds, step, discard=subject.discard, synchronize=step.finish).samples_per_s
 
     def cached_steps() -> float:
-        return run_for(_again(cached), seconds, train, synchronize=step.finish).samples_per_s
+        return run_for(repeat(cached), seconds, step, synchronize=step.finish).samples_per_s
 
     cached = [field.clone(memory_format=torch.preserve_format) for field in next(iter(subject.shared_loader()))]
     if cold:
         subject.close()
     step.begin()
     return compare(turn(loop), turn(cached_steps), pairs=PAIRS, warm_up=0)
-
-
-def _again(batch: Any) -> Iterator[Any]:
-    while True:
-        yield batch

@@ -18,15 +18,13 @@ class StepRecord:
 
     Attributes:
         step: its parts.
-        running_s: CPU time of the loop's thread in the step, outside the wait.
-        process_running_s: the same of all threads.
+        running_s: CPU time of all threads of the process in the step, outside the wait.
         runnable_s: time that the loop's thread was ready to run but had no CPU.
         receive: cost of receiving the batch, part of the wait.
     """
 
     step: Step
     running_s: float
-    process_running_s: float
     runnable_s: float
     receive: Work
 
@@ -38,7 +36,6 @@ class Fetch:
     Attributes:
         pid: of the process that made it.
         begin_s, wall_s: start and duration; the clock is the same in all processes.
-        running_s, runnable_s: time on a CPU, and ready for one.
         work: cost by stage.
         unknown_blocked_s: blocked time of reading that no timed call explains.
         slow: seconds of its slowest samples.
@@ -49,10 +46,8 @@ class Fetch:
     pid: int
     begin_s: float
     wall_s: float
-    running_s: float
-    runnable_s: float
     work: BatchWork
-    unknown_blocked_s: float
+    unknown_blocked_s: float = 0.0
     slow: tuple[float, ...] = ()
     usual_s: float = 0.0
     num_samples: int = 0
@@ -82,8 +77,7 @@ def step_of(batch: Event, step: Mapping[str, float], epoch_s: float) -> StepReco
             samples=batch["n"],
             queue_depth=inside.get("depth"),
         ),
-        running_s=step["cpu"],
-        process_running_s=step["process_cpu"],
+        running_s=step["process_cpu"],
         runnable_s=step["delay"] + step["copy_delay"],
         receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
     )
@@ -91,7 +85,7 @@ def step_of(batch: Event, step: Mapping[str, float], epoch_s: float) -> StepReco
 
 def fetch_of(pid: int, event: Event) -> Fetch:
     """Returns the cost of a batch by stage, from the time spent in known functions and the CPU time of its thread."""
-    wall, running, delay = event["wall"], event["cpu"], min(event["delay"], event["wall"])
+    wall, delay = event["wall"], min(event["delay"], event["wall"])
     parts = {name: (value[0], value[1]) for name, value in event["parts"].items()}
     total_running = sum(cpu for _, cpu in parts.values()) or 1e-12
     works: dict[str, Work] = defaultdict(Work)
@@ -122,8 +116,6 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         pid=pid,
         begin_s=event["t"],
         wall_s=wall,
-        running_s=running,
-        runnable_s=delay,
         work=BatchWork(dict(works), lock_s=lock_s, runnable_s=delay),
         unknown_blocked_s=unknown,
         slow=tuple(event.get("slow") or ()),

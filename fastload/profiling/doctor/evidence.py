@@ -44,11 +44,6 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
     fetches = loader.fetches
     slow_s, slow_mean_s, num_slow = slow_samples(fetches)
     batches = tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in fetches)
-    received_s = statistics.fmean(record.receive.running_s + record.receive.blocked_s for record in steps)
-    # Start-up is what the first batch takes beyond a usual one, including that one's waits for a CPU.
-    made_s = [max(fetch.wall_s, _made_s(fetch.work)) for fetch in fetches]
-    usual_s = received_s + (statistics.median(made_s) if made_s else 0.0)
-    starts = [max(0.0, epoch.first_s - usual_s) + epoch.end_s for epoch in loader.epochs if epoch.first_s is not None]
     workers = loader.facts["workers"]
     return Demands(
         batches=batches,
@@ -56,11 +51,11 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         workers=workers,
         ahead=loader.facts.get("ahead", workers * loader.facts["prefetch"]),
         cpus=cpus,
+        num_steps=len(steps),
+        epochs=tuple((epoch.first_s, epoch.end_s) for epoch in loader.epochs if epoch.first_s is not None),
         receive_s=statistics.fmean(record.receive.running_s for record in steps) if workers else 0.0,
         receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in steps) if workers else 0.0,
-        startups_s=tuple(starts) if workers else (),
-        ended_s=sum(epoch.end_s for epoch in loader.epochs),
-        step_running_s=statistics.fmean(record.process_running_s for record in steps),
+        step_running_s=statistics.fmean(record.running_s for record in steps),
         step_runnable_s=statistics.fmean(record.runnable_s for record in steps),
         by_threads=loader.facts.get("by_threads", False),
         fewer_workers=_trial(loader),
@@ -78,11 +73,6 @@ def _warm(steps: list[Step]) -> list[Step]:
     usual_s = statistics.median(step.compute_s for step in steps[_WARM_UP:])
     warm = [replace(step, compute_s=min(step.compute_s, 3 * usual_s)) for step in steps[:_WARM_UP]]
     return [*warm, *steps[_WARM_UP:]]
-
-
-def _made_s(batch: BatchWork) -> float:
-    """Returns the time to make a batch."""
-    return sum(work.running_s + work.blocked_s for work in batch.stages.values())
 
 
 def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:

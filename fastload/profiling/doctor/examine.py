@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 
 from fastload.profiling.doctor.command import Signals, check_command, run_command
 from fastload.profiling.doctor.evidence import demands_of, loader_that_binds
-from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
+from fastload.profiling.doctor.kernel import WaitSampler
 from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
-from fastload.profiling.verdict import Demands, judge
+from fastload.profiling.verdict import judge
 from fastload.system.machine import available_cpus
-from fastload.timing.results import Measured, Step, Work
+from fastload.timing.results import Measured, Work, mean_stages
 
 Look = Callable[[Records], None]
 
-_FAMILY_EVERY_S = 1.0
+_LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
 _SHOWN_STEPS = 4000
 
@@ -54,114 +56,117 @@ def examine(
         command: as typed after `fastload doctor --`.
         signals: an entered `Signals`; signals that come while the records are read have to wait.
         seconds: after this time the command is interrupted; None: never.
-        look: called about every second with the records so far; None: nothing is read until the end.
+        look: called about twice a second with the records so far; None: nothing is read until the end.
 
     Raises:
         OptionError, MissingFileError: the command cannot be run.
     """
     check_command(command)
-    folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
-    reader, kernel, sampler = RecordReader(folder), WaitSampler(), None
-    begun_s = time.perf_counter()
-    due_s = 0.0
 
-    def watch(elapsed_s: float, pid: int) -> None:
-        nonlocal due_s, sampler
-        if sampler is None:
-            sampler = Sampler(pid, every_s=_SAMPLE_EVERY_S, begun_s=begun_s).start()
-        if elapsed_s < due_s:
-            return
-        due_s = elapsed_s + _FAMILY_EVERY_S
-        kernel.watch(family_of(pid))
-        if look is not None:
-            look(reader.read())
+    def watch(_elapsed_s: float, pid: int) -> None:
+        if recording.follow(pid) and look is not None:
+            look(recording.records())
 
-    try:
-        ended = run_command(command, folder, signals, seconds=seconds, look=watch)
-        records = reader.read()
-    finally:
-        kernel.close()
-        if sampler is not None:
-            sampler.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-    readings = sampler.readings if sampler is not None else ()
-    absent = sampler.absent if sampler is not None else {}
-    unread = tuple((name if name != "gpu" else "GPU", f"not read: {why}") for name, why in absent.items())
+    with Recording() as recording:
+        ended = run_command(command, recording.folder, signals, seconds=seconds, look=watch)
+    records = recording.records()
     loader = loader_that_binds(records)
     title = f"fastload doctor -- {shlex.join(command)}"
     if loader is None:
         why_no_verdict = _why_no_verdict(records, command)
-        measured = Measured(title, title, elapsed_s=ended.elapsed_s, readings=readings, environment=environment())
+        measured = Measured(
+            title, title, elapsed_s=ended.elapsed_s, readings=recording.readings_from(0.0), environment=environment()
+        )
     else:
         why_no_verdict = ""
-        measured = measured_of(
-            loader,
-            records,
-            readings=_from(readings, loader.steps[0].step.begin_s - begun_s),
-            waits=kernel.shares(loader.fetches),
-            title=title,
-            command=title,
-        )
+        measured = recording.measured(loader, title=title, command=title)
+    unread = tuple((name if name != "gpu" else "GPU", f"not read: {why}") for name, why in recording.absent.items())
     measured = replace(measured, facts=measured.facts + unread)
     return Examined(ended.code, measured, why_no_verdict, records.faults, ended.interrupted)
 
 
-def _from(readings: Sequence[Mapping[str, float]], begin_s: float) -> tuple[Mapping[str, float], ...]:
-    """Returns the readings from a moment on, counted from there: a script's imports are not part of its loop."""
-    return tuple({**one, "at_s": one["at_s"] - begin_s} for one in readings if one["at_s"] >= begin_s)
+class Recording:
+    """What is recorded of a job within a `with` block: the events of its loaders, its waits, the machine's counters.
 
+    Attributes:
+        folder: for the events; it is removed at the end.
+    """
 
-def measured_of(
-    loader: LoaderRecord,
-    records: Records,
-    *,
-    readings: Sequence[Mapping[str, float]] = (),
-    waits: WaitShares | None = None,
-    title: str = "",
-    command: str = "",
-) -> Measured:
-    """Returns everything known about one loader's loop, with the verdict."""
-    cpus = max(1, min(available_cpus(), loader.process.cpus) // loader.process.local_ranks)
-    demands = demands_of(loader, cpus=cpus, waits=waits or WaitShares())
-    verdict = judge(demands)
-    steps = [record.step for record in loader.steps]
-    begun_s = steps[0].begin_s
-    elapsed_s = loader.elapsed_s
-    num_samples = sum(step.samples for step in steps)
-    every = max(1, len(steps) // _SHOWN_STEPS)
-    own_s = elapsed_s - sum(step.wait_s for step in steps) - demands.ended_s
-    return Measured(
-        title=title,
-        command=command,
-        steps=tuple(_since(step, begun_s) for step in steps[::every]),
-        num_steps=len(steps),
-        elapsed_s=elapsed_s,
-        samples_per_s=num_samples / elapsed_s if elapsed_s else 0.0,
-        stages=_mean_work(demands),
-        headspace_samples_per_s=num_samples / own_s if own_s > 0 and num_samples else None,
-        headspace_how="the steps' own time, without their waits",
-        readings=tuple(readings),
-        verdict=verdict,
-        facts=tuple(_facts(loader, records)),
-        environment=environment() | {"the script's Python": loader.process.python},
-    )
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
+        self._reader, self._kernel = RecordReader(self.folder), WaitSampler()
+        self._sampler: Sampler | None = None
+        self._begun_s = time.perf_counter()
+        self._due_s = 0.0
 
+    def __enter__(self) -> Recording:
+        return self
 
-def _since(step: Step, begun_s: float) -> Step:
-    """Returns the step with its start counted from `begun_s`."""
-    return replace(step, begin_s=step.begin_s - begun_s)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._kernel.close()
+        if self._sampler is not None:
+            self._sampler.stop()
+        self._reader.read()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
+    def follow(self, pid: int) -> bool:
+        """Reads the counters of a process and its descendants from now on; to be called often.
 
-def _mean_work(demands: Demands) -> dict[str, Work]:
-    """Returns the mean cost of a batch by stage."""
-    count = max(1, len(demands.batches))
-    total: dict[str, Work] = {}
-    for batch in demands.batches:
-        for stage, work in batch.stages.items():
-            total[stage] = total.get(stage, Work()) + work
-    copy_s = sum(step.copy_s for step in demands.steps) / len(demands.steps)
-    means = {stage: Work(work.running_s / count, work.blocked_s / count) for stage, work in total.items()}
-    return means | {"copy to the device": Work(copy_s)}
+        Returns:
+            Whether it looked for new processes, as it does twice a second.
+        """
+        if self._sampler is None:
+            self._sampler = Sampler(pid, every_s=_SAMPLE_EVERY_S, begun_s=self._begun_s).start()
+        now_s = time.perf_counter()
+        if now_s < self._due_s:
+            return False
+        self._due_s = now_s + _LOOK_EVERY_S
+        self._kernel.watch(family_of(pid))
+        return True
+
+    def records(self) -> Records:
+        """Returns the loaders' records so far; after the block, all of them."""
+        return self._reader.read()
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Readings that are not available here, each with the reason."""
+        return self._sampler.absent if self._sampler is not None else {}
+
+    def readings_from(self, moment_s: float) -> tuple[Mapping[str, float], ...]:
+        """Returns the readings from a moment on, counted from there: a script's imports are not part of its loop."""
+        begin_s = max(0.0, moment_s - self._begun_s)
+        readings = self._sampler.readings if self._sampler is not None else ()
+        return tuple({**one, "at_s": one["at_s"] - begin_s} for one in readings if one["at_s"] >= begin_s)
+
+    def measured(self, loader: LoaderRecord, *, title: str, command: str = "") -> Measured:
+        """Returns everything known about one loader's loop, with the verdict."""
+        cpus = max(1, min(available_cpus(), loader.process.cpus) // loader.process.local_ranks)
+        demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
+        steps = [record.step for record in loader.steps]
+        begun_s = steps[0].begin_s
+        elapsed_s = loader.elapsed_s
+        num_samples = sum(step.samples for step in steps)
+        every = max(1, len(steps) // _SHOWN_STEPS)
+        own_s = elapsed_s - sum(step.wait_s for step in steps) - demands.ended_s
+        copy_s = statistics.fmean(step.copy_s for step in demands.steps)
+        return Measured(
+            title=title,
+            command=command,
+            steps=tuple(replace(step, begin_s=step.begin_s - begun_s) for step in steps[::every]),
+            num_steps=len(steps),
+            elapsed_s=elapsed_s,
+            samples_per_s=num_samples / elapsed_s if elapsed_s else 0.0,
+            stages=mean_stages(demands.batches) | {"copy to the device": Work(copy_s)},
+            headspace_samples_per_s=num_samples / own_s if own_s > 0 and num_samples else None,
+            headspace_how="the steps' own time, without their waits",
+            readings=self.readings_from(begun_s),
+            verdict=judge(demands),
+            facts=tuple(_facts(loader, self.records())),
+            environment=environment() | {"the script's Python": loader.process.python},
+        )
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:

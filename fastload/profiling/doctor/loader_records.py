@@ -311,7 +311,5 @@ def _add_own_figures(loader: LoaderRecord, event: Event) -> None:
     inside = event["inside"]
     loader.facts |= inside["worker_info"]
     work = BatchWork({name: Work(*value) for name, value in inside["work"].items()})
-    if work.stages:
-        running_s = sum(value.running_s for value in work.stages.values())
-        if loader.wants_fetch():
-            loader.keep_fetch(Fetch(loader.process.pid, event["t"], 0.0, running_s, 0.0, work, 0.0))
+    if work.stages and loader.wants_fetch():
+        loader.keep_fetch(Fetch(loader.process.pid, event["t"], 0.0, work))

@@ -5,7 +5,7 @@ computing; readings of the machine; a verdict (`profiling.verdict`); files for o
 unchanged. Torch is imported for CUDA only.
 
 Read `meter` first (the public class), then `watching` (one pass over a loader), `loops` (the sums), `clocks` (host or
-CUDA events), `sampler` with `gpus` (the readings), `headspace`, `exports`. Imports `timing` and `profiling.verdict`,
+CUDA events; the headspace), `sampler` with `gpus` (the readings), `exports`. Imports `timing` and `profiling.verdict`,
 not the loader.
 """
 

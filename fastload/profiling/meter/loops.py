@@ -1,19 +1,16 @@
-"""The figures of a watched loop: its steps and their sums, and the `Demands` and verdict made from them."""
+"""The figures of a watched loop: its steps and their sums, and the `Demands` made from them."""
 
 from __future__ import annotations
 
-import statistics
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastload.profiling.verdict import Demands
-from fastload.profiling.verdict.judge import WORTH
-from fastload.profiling.verdict.sentences import format_time
 from fastload.system.machine import available_cpus
 from fastload.timing.probe import Probe
-from fastload.timing.results import BatchWork, Remedy, Step, Verdict, Work
+from fastload.timing.results import BatchWork, Step, Work
 
 
 def num_samples(batch: Any) -> int:
@@ -62,8 +59,7 @@ class Totals:
 
     def mean_stages(self) -> Mapping[str, Work]:
         """Returns the mean cost of a batch by stage."""
-        count = max(1, self.batches)
-        return {name: Work(work.running_s / count, work.blocked_s / count) for name, work in self.stages.items()}
+        return {name: work / self.batches for name, work in self.stages.items()}
 
 
 class StepLog:
@@ -144,8 +140,8 @@ class Loop:
         loader: returns the watched loader, None when it no longer exists.
         log: its steps.
         elapsed_s: of all passes, without other watched loops inside the loop's body.
-        first_s: for each pass, the time to its first batch.
-        ends_s: for each pass that was exhausted, the last wait, which found no more batches.
+        epochs: for each pass, the time to its first batch, and the last wait, which found no more batches; 0 if
+            there was none.
         receive_s: CPU time of the loop's thread in a wait, except the first wait of each pass.
         first_running_s: CPU time of the loop's thread in the first waits, summed.
         runnable_s: time in a step, outside its wait, in which the loop's thread was ready to run but had no CPU.
@@ -157,8 +153,7 @@ class Loop:
     loader: Callable[[], Any]
     log: StepLog = field(default_factory=StepLog)
     elapsed_s: float = 0.0
-    first_s: list[float] = field(default_factory=list)
-    ends_s: list[float] = field(default_factory=list)
+    epochs: list[list[float]] = field(default_factory=list)
     receive_s: Mean = field(default_factory=Mean)
     first_running_s: float = 0.0
     runnable_s: Mean = field(default_factory=Mean)
@@ -186,59 +181,21 @@ def demands_of(loop: Loop) -> Demands:
     by_threads = probe is not None and probe.worker_info.by_threads
     steps = max(1, totals.steps)
     working_s = sum(work.running_s for work in totals.stages.values()) if by_threads else 0.0
-    waits = max(0, totals.steps - len(loop.first_s))
+    waits = max(0, totals.steps - len(loop.epochs))
     in_wait_s = waits * loop.receive_s.value + loop.first_running_s + totals.steps * loop.transform_running_s.value
-    ends = loop.ends_s + [0.0] * (len(loop.first_s) - len(loop.ends_s))
-    usual_s = _batch_s(loop)
     return Demands(
         batches=loop.log.works,
         steps=loop.log.steps,
         workers=workers,
         ahead=max(1, ahead) if workers else 0,
         cpus=available_cpus(),
+        num_steps=totals.steps,
+        epochs=tuple((first_s, end_s) for first_s, end_s in loop.epochs),
         receive_s=loop.receive_s.value,
-        startups_s=tuple(
-            max(0.0, first_s - usual_s) + end_s for first_s, end_s in zip(loop.first_s, ends, strict=True)
-        ),
-        ended_s=sum(loop.ends_s),
         step_running_s=max(0.0, loop.process_s - working_s - in_wait_s) / steps,
         step_runnable_s=loop.runnable_s.value,
         by_threads=by_threads,
         is_fastload=probe is not None,
+        waits_only=probe is None,
         compression_ratio=probe.worker_info.compression_ratio if probe is not None else 0.0,
     )
-
-
-def _batch_s(loop: Loop) -> float:
-    """Returns the usual time to make a batch, which is no part of start-up."""
-    stages = loop.log.totals.mean_stages().values()
-    if stages:
-        return sum(work.running_s + work.blocked_s for work in stages)
-    return statistics.median(step.wait_s for step in loop.log.steps) if loop.log.totals.steps else 0.0
-
-
-def judge_waits(demands: Demands) -> Verdict:
-    """Judges a loop by its waits alone, for loaders whose stages are not measured: whether waiting binds, not why.
-
-    Args:
-        demands: with at least one step.
-    """
-    steps = demands.steps
-    step_s = statistics.fmean(step.duration_s for step in steps) + demands.ended_s / len(steps)
-    fed_s = statistics.fmean(step.duration_s - step.wait_s for step in steps)
-    share = max(0.0, 1 - fed_s / step_s) if step_s else 0.0
-    gain = step_s / fed_s if fed_s else float("inf")
-    evidence = (
-        f"a step takes {format_time(step_s)}, of which {format_time(step_s - fed_s)} are waiting for its batch",
-        f"with a loader that costs nothing it would take {format_time(fed_s)}",
-    )
-    waits = f"{share:.0%} of the time the step waits for data ({format_time(step_s)} a step)"
-    if gain < WORTH:
-        sentence = f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
-        return Verdict("compute", sentence, evidence, step_s, share)
-    remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
-    sentence = (
-        f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
-        f"`fastload doctor` does; a step could be {gain:.1f} times as fast at most"
-    )
-    return Verdict("", sentence, evidence, step_s, share, (remedy,), worth_making=True)

@@ -22,7 +22,7 @@ from fastload.profiling.meter.exports import (
     write_csv,
     write_jsonl,
 )
-from fastload.profiling.meter.loops import Loop, Totals, demands_of, judge_waits
+from fastload.profiling.meter.loops import Loop, Totals, demands_of
 from fastload.profiling.meter.sampler import Sampler, environment
 from fastload.profiling.meter.watching import Batches, PassStack, WatchedPass
 from fastload.profiling.verdict import Demands, judge
@@ -202,7 +202,7 @@ class Meter:
         demands = self.demands()
         if not demands.steps:
             raise OptionError("there is no step yet to judge: iterate over what watch() gives")
-        return _judged(demands)
+        return judge(demands)
 
     def measured(
         self,
@@ -235,7 +235,7 @@ class Meter:
             headspace_samples_per_s=self._headspace,
             headspace_how=HOW if self._headspace is not None else "",
             readings=self.readings,
-            verdict=verdict or (_judged(demands_of(loop)) if totals.steps else None),
+            verdict=verdict or (judge(demands_of(loop)) if totals.steps else None),
             facts=tuple(facts),
             tables=tuple(tables),
             environment=environment(),
@@ -279,10 +279,6 @@ class Meter:
             f"a Meter cannot {what} {where} its `with` block: write `with fastload.Meter() as meter:` around the loop, "
             f"so that its thread ends with it."
         )
-
-
-def _judged(demands: Demands) -> Verdict:
-    return judge(demands) if demands.is_fastload else judge_waits(demands)
 
 
 class Watched:

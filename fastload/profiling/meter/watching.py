@@ -166,7 +166,7 @@ class WatchedPass:
                     batch = next(self._batches)
         except BaseException as error:
             if isinstance(error, StopIteration) and self._asked > 1:
-                loop.ends_s.append(time.perf_counter() - self._asked_s)
+                loop.epochs[-1][1] = time.perf_counter() - self._asked_s
             self._clock.drop(asked)
             self.close()
             raise
@@ -174,7 +174,7 @@ class WatchedPass:
         ready = got if probe.ready is None else probe.ready
         copied = ready if probe.copied is None else probe.copied
         if self._asked == 1:
-            loop.first_s.append(time.perf_counter() - self._first_s)
+            loop.epochs.append([time.perf_counter() - self._first_s, 0.0])
         if probe.looked_at:
             got_thread_s = time.thread_time()
             ready_thread_s = got_thread_s if probe.ready_running_s is None else probe.ready_running_s

@@ -4,8 +4,8 @@ In: one or several `Measured` (`fastload.timing.results`). Out: an HTML file wit
 data as JSON, which loads nothing from elsewhere.
 
 Read this module first (checks and writing), then `page` with `page.html` (the template), `sections` (text and tables of
-one run), `plots` (matplotlib figures as inline SVG), `downsample` (long runs in few columns), `units` (numbers as
-text). Needs matplotlib and Jinja2, which are imported only when a page is made.
+one run), `plots` (inline SVG, drawn once for all widths), `downsample` (long runs in few columns). Needs Jinja2, which
+is imported only when a page is made.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from fastload.timing.results import Measured
 
 __all__ = ["check_report_path", "write_report"]
 
-NEEDED = {"matplotlib": "matplotlib", "jinja2": "Jinja2"}
-"""Modules needed to make a page, with their names as packages."""
-
 
 def write_report(measured: Measured | Sequence[Measured], path: str | Path, *, force: bool = False) -> None:
     """Writes one self-contained HTML file: verdict, steps over time, rates, utilization, stages, environment, raw JSON.
@@ -36,10 +33,10 @@ def write_report(measured: Measured | Sequence[Measured], path: str | Path, *, f
 
     Raises:
         OutputError: as `check_report_path`; or the disk is full.
-        MissingExtraError: matplotlib or Jinja2 is missing.
+        MissingExtraError: Jinja2 is missing.
     """
     check_report_path(path, force=force)
-    # Imported here: the plots need matplotlib, while checking a path before a run must stay quick.
+    # Imported here: the page needs Jinja2, while checking a path before a run must stay quick.
     from fastload.profiling.report.page import make_page
 
     runs = (measured,) if isinstance(measured, Measured) else tuple(measured)
@@ -56,14 +53,12 @@ def check_report_path(path: str | Path, *, force: bool = False) -> None:
     Raises:
         OptionError: the name does not end in .html.
         OutputError: as `check_new_file`.
-        MissingExtraError: a package to make the report is not installed.
+        MissingExtraError: Jinja2 is not installed.
     """
     check_new_file(path, force=force)
     if Path(path).suffix.lower() not in (".html", ".htm"):
         raise OptionError(f"{path}: a report is a page; give it a name that ends in .html.")
-    missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
-    if missing:
+    if importlib.util.find_spec("jinja2") is None:
         raise MissingExtraError(
-            f"{path}: a report is made with {' and '.join(missing)}, not installed here. "
-            "Install with `pip install matplotlib jinja2`."
+            f"{path}: a report is made with Jinja2, which is not installed here. Install it with `pip install jinja2`."
         )

@@ -120,7 +120,7 @@ def _steps(run: Measured, anchor: str) -> Section:
         f"them; a triangle at the edge marks one that is taller than the plot.{drawn}"
     )
     head = ("Part", "share", "mean", "median", "95 % below", "longest")
-    return Section(heading, anchor, plot_steps(anchor, run), note=note, tables=(Table("", head, tuple(rows)),))
+    return Section(heading, anchor, plot_steps(run), note=note, tables=(Table("", head, tuple(rows)),))
 
 
 def _rate(run: Measured, anchor: str) -> Section:
@@ -134,7 +134,7 @@ def _rate(run: Measured, anchor: str) -> Section:
         )
     else:
         note = "The headspace, the rate of the same step without a loader, was not measured in this run."
-    return Section(heading, anchor, plot_rate(anchor, run), note=note)
+    return Section(heading, anchor, plot_rate(run), note=note)
 
 
 def _gpus(run: Measured, anchor: str) -> Section:
@@ -148,7 +148,7 @@ def _gpus(run: Measured, anchor: str) -> Section:
         missing = "The driver gave no utilization; a slice of a GPU (MIG) has none."
         return Section(heading, anchor, missing=missing, tables=tables)
     label = f"GPU utilization over the run. {means_text(run, lines, ' %')}"
-    plot = plot_readings(anchor, run, [Panel("GPU utilization, %", lines, 100)], label)
+    plot = plot_readings(run, [Panel("GPU utilization, %", lines, 100)], label)
     return Section(heading, anchor, plot, note=DUTY_CYCLE, tables=tables)
 
 
@@ -165,7 +165,7 @@ def _machine(run: Measured, anchor: str) -> Section:
     if "disk_busy_percent" in names:
         panels.append(Panel("disk busy, %", (Line("disk_busy_percent", "disk"),), 100))
     label = " ".join(f"{panel.title}: {means_text(run, panel.lines, '')}" for panel in panels)
-    plot = plot_readings(anchor, run, panels, label) if panels else None
+    plot = plot_readings(run, panels, label) if panels else None
     note = "The line is the mean of neighbouring readings, the band reaches from the lowest to the highest of them."
     return Section(heading, anchor, plot, note=note if panels else "", tables=(table_of_readings(run, names),))
 
@@ -191,7 +191,7 @@ def _stages(run: Measured, anchor: str) -> Section:
         "is hidden as long as enough of them work ahead."
     )
     table = Table("", ("Stage", "on a CPU", "blocked", "together", "share"), tuple(rows))
-    return Section(heading, anchor, plot_stages(anchor, run), note=note, tables=(table,))
+    return Section(heading, anchor, plot_stages(run), note=note, tables=(table,))
 
 
 def _others(run: Measured, anchor: str) -> list[Section]:

@@ -12,8 +12,8 @@ from itertools import chain
 from typing import Any
 
 from fastload.loader.loader import FastLoader
-from fastload.profiling.bench.passes import cpu_seconds, repeat_epochs, touch_batch
-from fastload.profiling.bench.steps import TrainingStep
+from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
+from fastload.profiling.bench.steps import TouchStep, TrainingStep
 from fastload.profiling.meter import Meter
 from fastload.profiling.meter.sampler import family_of, process_memory
 from fastload.profiling.tune.candidates import Candidate
@@ -72,7 +72,8 @@ class Runner:
         self._mode = mode
         self._cpus = cpus
         self._least_rows = least_rows if mode.whole else 0
-        self._step = step
+        self._step: TrainingStep = step or TouchStep()
+        self._trains = step is not None
         self._loader: FastLoader | None = None
         self._stack = ExitStack()
         self._meter: Meter | None = None
@@ -124,7 +125,7 @@ class Runner:
                 touch_batch(batch)
                 batch = next(batches, None)
         self.memory_bytes = max(self.memory_bytes, _memory() - before)
-        if self._step is not None:
+        if self._trains:
             self._meter = self._stack.enter_context(Meter(device=self._step.device, sample_every_s=0))
         if self._mode.continues:
             self._batches = chain(batches, repeat_epochs(loader)) if self._meter is None else None
@@ -146,35 +147,25 @@ class Runner:
             batches.close()
 
     def _trial(self, seconds: float) -> Trial:
-        step, batches = self._step, self._pass()
         # Batches that were ready when the clock started do not count. From a cold cache an epoch may have only one.
-        ready = (
-            2 * self.candidate.workers if self._mode.continues else 0 if self._mode.whole or self._mode.before else 1
-        )
+        mode, batches = self._mode, self._pass()
+        ready = 2 * self.candidate.workers if mode.continues else 0 if mode.whole or mode.before else 1
         for _ in range(ready):
             next(batches)
-        if step is not None:
-            step.begin()
+        self._step.begin()
         waited = self._waited()
-        begin, cpu_s = time.perf_counter(), cpu_seconds()
-        samples = 0
-        for count, batch in enumerate(batches, 1):
-            if step is not None:
-                step(batch)
-                samples += len(batch[0])
-            else:
-                samples += touch_batch(batch)
-            del batch  # so that the loader can reuse its memory
-            taken_s = time.perf_counter() - begin
-            enough = count >= _LEAST_BATCHES and samples >= self._least_rows
-            if taken_s >= seconds and (enough or taken_s >= _PATIENCE * seconds):
-                break
-        if step is not None:
-            step.finish()
-        taken_s, spent_s = time.perf_counter() - begin, cpu_seconds() - cpu_s
-        stall_share = self._stall_share(waited) if step is not None else None
-        assert samples, "a loader has one batch at least"
-        return Trial(samples / taken_s, 1000 * spent_s / samples, spent_s / taken_s / self._cpus, stall_share)
+
+        def enough(batches: int, samples: int, taken_s: float) -> bool:
+            return (batches >= _LEAST_BATCHES and samples >= self._least_rows) or taken_s >= _PATIENCE * seconds
+
+        found = run_for(batches, seconds, self._step, discard=0, synchronize=self._step.finish, enough=enough)
+        assert found.samples, "a loader has one batch at least"
+        return Trial(
+            found.samples_per_s,
+            1000 * found.cpu_s / found.samples,
+            found.cpu_s / found.seconds / self._cpus,
+            self._stall_share(waited),
+        )
 
     def _waited(self) -> tuple[float, float]:
         """Returns the seconds that steps have waited so far, and their duration so far."""
@@ -183,9 +174,10 @@ class Runner:
         totals = self._meter.totals
         return totals.wait_s, totals.duration_s
 
-    def _stall_share(self, before: tuple[float, float]) -> float:
+    def _stall_share(self, before: tuple[float, float]) -> float | None:
         """Returns the share of the time that steps waited, from the accelerator if it knows, else from the meter."""
-        assert self._step is not None and self._meter is not None, "there is a step"
+        if not self._trains:
+            return None
         if self._step.utilization is not None:
             return min(1.0, max(0.0, 1 - self._step.utilization))
         now = self._waited()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from fastload.timing.results import BatchWork, Step
+from fastload.timing.results import BatchWork, Step, mean_stages
 
 MAKING_STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
 """The stages of making a batch, in order."""
@@ -14,20 +15,20 @@ MAKING_STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
 
 @dataclass(frozen=True)
 class Demands:
-    """One loader's batches and the steps that used them; all times in seconds.
+    """One loader's batches and the steps that used them, whoever recorded them; all times in seconds.
 
     Attributes:
         batches: their costs, in the order of the steps, as far as they are known.
-        steps: of the loop that asked for the batches.
+        steps: of the loop that asked for the batches; of a long run an evenly spaced part.
         workers: threads or processes that make batches; 0: the loop makes them itself.
         ahead: batches that may be in progress or ready at once.
         cpus: CPUs that the job may use.
+        num_steps: number of all steps; 0: `steps` are all.
+        epochs: for each epoch with a batch, the time from asking for its iterator to its first batch, and the loop's
+            wait at its end, which found no more batches and belongs to no step.
         receive_s: mean CPU time of the loop for receiving a batch, part of its wait.
         receive_blocked_s: mean time that receiving a batch waits for the worker that made it: a thread of that process
             passes the memory on, and gets its GIL late while it runs Python.
-        startups_s: for each epoch, the time from asking for its iterator to its first batch, minus the time of a usual
-            batch, plus the loop's wait at the end of the epoch.
-        ended_s: the part of `startups_s` that was spent waiting at the ends of epochs, which belongs to no step.
         step_running_s: mean CPU time of the loop's process, all threads, in a step outside its wait.
         step_runnable_s: mean time in a step, outside its wait, in which the loop's thread was ready to run but had no
             CPU.
@@ -36,6 +37,7 @@ class Demands:
         by_threads: whether workers are threads of the loop's process.
         persistent: whether workers live from epoch to epoch.
         is_fastload: whether the loader is a FastLoader.
+        waits_only: whether nobody looked at what batches cost, as a `Meter` does not in other loaders than FastLoader.
         compression_ratio: for a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the
             file; 0: nothing is decoded.
         notes: further evidence, a line each, such as the line of code that takes longest.
@@ -46,18 +48,42 @@ class Demands:
     workers: int
     ahead: int
     cpus: int
+    num_steps: int = 0
+    epochs: tuple[tuple[float, float], ...] = ()
     receive_s: float = 0.0
     receive_blocked_s: float = 0.0
-    startups_s: tuple[float, ...] = ()
-    ended_s: float = 0.0
     step_running_s: float = 0.0
     step_runnable_s: float = 0.0
     fewer_workers: tuple[int, float, float] | None = None
     by_threads: bool = False
     persistent: bool = False
     is_fastload: bool = False
+    waits_only: bool = False
     compression_ratio: float = 0.0
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def startups_s(self) -> tuple[float, ...]:
+        """For each epoch, what its first batch took beyond a usual one, and its end; empty if there are no workers."""
+        made_s = [
+            batch.runnable_s + sum(work.running_s + work.blocked_s for work in batch.stages.values())
+            for batch in self.batches
+            if batch.stages
+        ]
+        if made_s:
+            usual_s = self.receive_s + self.receive_blocked_s + statistics.median(made_s)
+        else:
+            usual_s = statistics.median([step.wait_s for step in self.steps] or [0.0])
+        return tuple(max(0.0, first_s - usual_s) + end_s for first_s, end_s in self.epochs) if self.workers else ()
+
+    @property
+    def ended_s(self) -> float:
+        """Waits at the ends of all epochs."""
+        return sum(end_s for _, end_s in self.epochs)
+
+    def per_step(self, seconds: float) -> float:
+        """Returns the share of each step in a time of the whole run."""
+        return seconds / (self.num_steps or len(self.steps))
 
 
 @dataclass(frozen=True)
@@ -148,10 +174,8 @@ def costs_of(demands: Demands) -> Costs:
     running, blocked = dict.fromkeys(MAKING_STAGES, 0.0), dict.fromkeys(MAKING_STAGES, 0.0)
     batches = demands.batches
     count = max(1, len(batches))
-    for batch in batches:
-        for stage, work in batch.stages.items():
-            running[stage] = running.get(stage, 0.0) + work.running_s / count
-            blocked[stage] = blocked.get(stage, 0.0) + work.blocked_s / count
+    for stage, work in mean_stages(batches).items():
+        running[stage], blocked[stage] = work.running_s, work.blocked_s
     # A FastLoader reads without a lock: what looks like one is its threads waiting for the GIL, or for the disk.
     lock_s = 0.0 if demands.is_fastload else sum(batch.lock_s for batch in batches) / count
     _move(running, blocked, "lock contention", lock_s, from_blocked=True)
@@ -171,7 +195,7 @@ def costs_of(demands: Demands) -> Costs:
         augment_s=statistics.fmean(step.transform_s for step in steps),
         compute_s=max(own_s, _device_step_s(demands)),
         loop_running_s=demands.step_running_s,
-        startup_s=sum(demands.startups_s) / len(steps),
+        startup_s=demands.per_step(sum(demands.startups_s)),
         stretch=_stretch(demands),
     )
 

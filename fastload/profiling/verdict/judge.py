@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fastload.profiling.verdict.demands import MAKING_STAGES, Costs, Demands, costs_of
-from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, with_sentence
+from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, by_waits, change_for, with_sentence
 from fastload.timing.results import Remedy, Verdict
 
 WORTH = 1.1
@@ -43,11 +43,13 @@ def judge(demands: Demands) -> Verdict:
     Args:
         demands: with at least one step.
     """
+    steps, ended_s = demands.steps, demands.per_step(demands.ended_s)
+    step_s = statistics.fmean(step.duration_s for step in steps) + ended_s
+    waited_s = statistics.fmean(step.wait_s for step in steps) + ended_s
+    if demands.waits_only:
+        return _judged_by_waits(step_s, waited_s)
+    stall_share = waited_s / step_s if step_s > 0 else 0.0
     costs = costs_of(demands)
-    steps = demands.steps
-    step_s = statistics.fmean(step.duration_s for step in steps) + demands.ended_s / len(steps)
-    waited_s = sum(step.wait_s for step in steps) + demands.ended_s
-    stall_share = waited_s / (step_s * len(steps)) if step_s > 0 else 0.0
     best_s = costs.copy_s + costs.compute_s  # with a loader that costs nothing
     remedies = sorted(_remedies(demands, costs, step_s), key=lambda remedy: remedy.step_s)
     first = _choose(demands, costs, remedies, step_s)
@@ -69,6 +71,17 @@ def judge(demands: Demands) -> Verdict:
         fastload_helps=cause in FASTLOAD_HELPS and not demands.is_fastload,
     )
     return with_sentence(verdict, demands, costs, best_s)
+
+
+def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
+    """Returns whether waiting binds a loop, and not why: nobody looked at what its batches cost."""
+    fed_s = step_s - waited_s
+    share = waited_s / step_s if step_s else 0.0
+    gain = step_s / fed_s if fed_s > 0 else math.inf
+    binds = gain >= WORTH
+    remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
+    sentence, evidence = by_waits(step_s, waited_s, gain, binds=binds)
+    return Verdict("" if binds else "compute", sentence, evidence, step_s, share, (remedy,) * binds, worth_making=binds)
 
 
 def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]:
@@ -120,7 +133,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
 
 def _first_startup(demands: Demands) -> float:
     """Returns the start-up of the first epoch, per step: no change removes it, and a longer run makes it small."""
-    return demands.startups_s[0] / len(demands.steps) if demands.startups_s else 0.0
+    return demands.per_step(demands.startups_s[0]) if demands.startups_s else 0.0
 
 
 def _work(costs: Costs) -> float:

@@ -150,7 +150,7 @@ def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -
         lines.append(
             f"in its own work the loop's thread waited {format_time(demands.step_runnable_s)} a step for a CPU"
         )
-    if len(demands.steps) < _FEW:
+    if len(demands.steps) < _FEW:  # then they are all
         lines.append(f"only {len(demands.steps)} steps were seen: a longer run gives firmer figures")
     if verdict.step_s < _SHORT_S:
         lines.append("steps so short are largely the doctor's own cost, some tens of microseconds a batch")
@@ -163,6 +163,24 @@ def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -
             f"the first epoch's start took {format_time(first_s)}{later}: {format_time(costs.startup_s)} a step"
         )
     return lines
+
+
+def by_waits(step_s: float, waited_s: float, gain: float, *, binds: bool) -> tuple[str, tuple[str, ...]]:
+    """Returns sentence and evidence of a verdict that only waits are known for."""
+    evidence = (
+        f"a step takes {format_time(step_s)}, of which {format_time(waited_s)} are waiting for its batch",
+        f"with a loader that costs nothing it would take {format_time(step_s - waited_s)}",
+    )
+    share = waited_s / step_s if step_s else 0.0
+    waits = f"{share:.0%} of the time the step waits for data ({format_time(step_s)} a step)"
+    if not binds:
+        sentence = f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
+        return sentence, evidence
+    sentence = (
+        f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
+        f"`fastload doctor` does; a step could be {gain:.1f} times as fast at most"
+    )
+    return sentence, evidence
 
 
 def format_time(seconds: float) -> str:

@@ -220,7 +220,7 @@ def test_a_pass_counts_what_comes_after_the_clock_begins():
         0.0,
         lambda batch: batch,
         discard=1,
-        at_least=5,
+        enough=lambda batches, samples, taken_s: batches >= 5,
         synchronize=lambda: settled.append(1),
     )
     assert found.samples == 4 + 5 + 3 + 4 + 5

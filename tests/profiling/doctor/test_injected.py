@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import glob
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.command import INJECT, environment_for
 from fastload.profiling.doctor.loader_records import read_records
 
@@ -151,4 +154,24 @@ def test_it_runs_in_the_users_python_and_warns_of_nothing(tmp_path, python):
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
     lines = [json.loads(line) for path in (tmp_path / "records").iterdir() for line in path.read_text().splitlines()]
     assert {line["e"] for line in lines} == {"process", "begin"}
-    assert (INJECT / "sitecustomize.py").exists()
+
+
+def test_what_is_injected_is_a_stub_and_a_package_that_needs_the_standard_library_only():
+    assert len((INJECT / "sitecustomize.py").read_text().splitlines()) <= 30
+    modules = [INJECT / "sitecustomize.py", *Path(injected.__file__).parent.glob("*.py")]
+    assert [path.name for path in INJECT.iterdir() if path.suffix == ".py"] == ["sitecustomize.py"]
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                assert node.module.split(".")[0] in sys.stdlib_module_names, f"{path.name}: {node.module}"
+            elif isinstance(node, ast.Import):
+                assert all(alias.name.split(".")[0] in sys.stdlib_module_names for alias in node.names), path.name
+
+
+def test_a_script_runs_when_the_package_cannot_be_imported(tmp_path):
+    (tmp_path / "records").mkdir()
+    (tmp_path / "inject").mkdir()
+    shutil.copy(INJECT / "sitecustomize.py", tmp_path / "inject")
+    environ = environment_for(tmp_path / "records", os.environ) | {"PYTHONPATH": str(tmp_path / "inject")}
+    done = subprocess.run([sys.executable, "-c", "print('fine')"], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")

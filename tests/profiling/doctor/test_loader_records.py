@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-from fastload.profiling.doctor.command import INJECT
 from fastload.profiling.doctor.costs import slow_samples
 from fastload.profiling.doctor.evidence import demands_of, loader_that_binds
+from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import RecordReader, read_records
 from fastload.profiling.verdict import judge
 
@@ -18,7 +17,7 @@ LOADER = {"kind": "torch.DataLoader", "prefetch": 2, "persistent": False, "batch
 
 
 def process(pid: int, **others: object) -> dict:
-    about = {"e": "process", "pid": pid, "argv": [], "rank": "", "local_world": "", "cpus": 2, "python": "3.11.7"}
+    about = {"e": "process", "pid": pid, "rank": "", "local_world": "", "cpus": 2, "python": "3.11.7"}
     return about | others
 
 
@@ -27,11 +26,11 @@ def batch(number: int, t: float, wait: float, step: dict | None) -> dict:
 
 
 def step(wall: float, **others: float) -> dict:
-    return {"wall": wall, "cpu": 0.0, "process_cpu": 0.0, "delay": 0.0, "copy": 0.0, "copy_delay": 0.0} | others
+    return {"wall": wall, "process_cpu": 0.0, "delay": 0.0, "copy": 0.0, "copy_delay": 0.0} | others
 
 
-def fetch(worker: int = 0, **others: object) -> dict:
-    made = {"e": "fetch", "id": 0, "worker": worker, "t": 0.0, "wall": 0.1, "cpu": 0.02, "delay": 0.01, "n": 8}
+def fetch(**others: object) -> dict:
+    made = {"e": "fetch", "id": 0, "t": 0.0, "wall": 0.1, "delay": 0.01}
     made |= {"parts": {"rest": [0.1, 0.02]}, "others": {}, "out": [0.0, 0.0]}
     return made | others
 
@@ -88,7 +87,7 @@ def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
 def test_blocked_time_is_reading_and_running_time_that_nothing_claims_is_the_transform(tmp_path):
     parts = {"decoding": [0.03, 0.01], "collate": [0.02, 0.02], "rest": [0.05, 0.02]}
     write(tmp_path, "1", [process(1), LOADER | {"e": "loader", "id": 1, "workers": 1}, *loop(1, [step(0.01)] * 4)])
-    write(tmp_path, "2", [process(2), fetch(parts=parts, cpu=0.05, delay=0.0)])
+    write(tmp_path, "2", [process(2), fetch(parts=parts, delay=0.0)])
     [made] = read_records(tmp_path).loaders[0].fetches
     stages = {name: (work.running_s, work.blocked_s) for name, work in made.work.stages.items()}
     assert stages["decoding"] == (0.01, 0.0) and stages["transform"] == (0.02, 0.0)
@@ -97,14 +96,14 @@ def test_blocked_time_is_reading_and_running_time_that_nothing_claims_is_the_tra
 
 def test_waits_for_a_cpu_are_no_reading(tmp_path):
     write(tmp_path, "1", [process(1), LOADER | {"e": "loader", "id": 1, "workers": 1}, *loop(1, [step(0.01)] * 4)])
-    write(tmp_path, "2", [process(2), fetch(parts={"rest": [0.1, 0.02]}, cpu=0.02, delay=0.08)])
+    write(tmp_path, "2", [process(2), fetch(parts={"rest": [0.1, 0.02]}, delay=0.08)])
     [made] = read_records(tmp_path).loaders[0].fetches
     assert made.work.stages["reading"].blocked_s == pytest.approx(0.0, abs=1e-9) and made.work.runnable_s == 0.08
 
 
 def test_threads_in_h5py_wait_for_one_another_and_that_is_its_lock(tmp_path):
     # Four threads were inside for 0.1 s, one at a time: of 0.4 thread-seconds 0.3 were waits.
-    told = fetch(parts={"rest": [0.1, 0.0]}, cpu=0.0, delay=0.0, others={"h5py": [0.4, 0.1]}, h5=[0.1, 0.3, 4])
+    told = fetch(parts={"rest": [0.1, 0.0]}, delay=0.0, others={"h5py": [0.4, 0.1]}, h5=[0.1, 0.3, 4])
     write(tmp_path, "1", [process(1), LOADER | {"e": "loader", "id": 1, "workers": 1}, *loop(1, [step(0.01)] * 20)])
     write(tmp_path, "2", [process(2), told, told])
     [found] = read_records(tmp_path).loaders
@@ -169,10 +168,7 @@ class FakeEvent:
 
 
 def test_the_gpus_time_of_a_step_is_read_when_it_is_known_and_never_waited_for():
-    spec = importlib.util.spec_from_file_location("injected_for_a_test", INJECT / "sitecustomize.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    gpu = module._Gpu()
+    gpu = Gpu()
     assert gpu.mark() is None and gpu.step_s(None) is None
     gpu.cuda = type("cuda", (), {"Event": FakeEvent, "is_initialized": staticmethod(lambda: True)})
     first = gpu.mark()

@@ -70,7 +70,7 @@ def test_locks_are_told_from_other_waits(tmp_path, what):
         while len(looks._seen[process.pid][0]) < 15:
             time.sleep(0.01)
         looks.close()
-        made = Fetch(process.pid, begin, time.perf_counter() - begin, 0.0, 0.0, BatchWork({}), 0.5)
+        made = Fetch(process.pid, begin, time.perf_counter() - begin, BatchWork({}), 0.5)
         assert looks.shares([made]) == WaitShares(lock=1.0 if locked else 0.0)
     finally:
         os.killpg(process.pid, 9)

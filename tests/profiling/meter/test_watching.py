@@ -228,13 +228,13 @@ def test_a_dataloader_is_judged_by_its_waits(workers):
                 assert images.shape == (4, 3)
     demands = meter.demands()
     assert (demands.workers, demands.ahead, demands.is_fastload) == (workers, 2 * workers, False)
-    assert len(demands.startups_s) == 2 and demands.receive_s > 0
+    assert len(demands.epochs) == 2 and demands.receive_s > 0 and demands.waits_only
     assert [step.samples for step in demands.steps] == [4] * 6
     assert meter.verdict.cause in ("", "compute")
 
 
 def test_demands_are_made_of_what_a_loop_noted():
-    loop = Loop(lambda: None, first_s=[5.0, 3.0], ends_s=[0.25], process_s=11.0, first_running_s=1.0)
+    loop = Loop(lambda: None, epochs=[[5.0, 0.25], [3.0, 0.0]], process_s=11.0, first_running_s=1.0)
     for wait_s in (5.0, 1.0, 3.0, 1.0, 1.0):
         loop.log.add((0.0, wait_s, 0.0, 0.0, 2.0, 1, None), None)
     loop.receive_s.add(0.5)
@@ -242,8 +242,7 @@ def test_demands_are_made_of_what_a_loop_noted():
     loop.transform_running_s.add(0.2)
     loop.runnable_s.add(0.125)
     demands = demands_of(loop)
-    # A batch takes 1 s, the median wait; what a pass begins with beyond that, and waits at its end, is its start.
-    assert demands.startups_s == (4.25, 2.0) and demands.ended_s == 0.25
+    assert demands.epochs == ((5.0, 0.25), (3.0, 0.0)) and demands.ended_s == 0.25 and demands.num_steps == 5
     # 3 waits of 1 s on a CPU, 1 s of the first ones, 5 transforms of 0.2 s; 6 of 11 s are left to 5 steps.
     assert demands.step_running_s == pytest.approx(1.2)
     assert demands.receive_s == 1.0 and demands.step_runnable_s == 0.125

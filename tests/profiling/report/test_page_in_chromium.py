@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -23,10 +24,11 @@ RUNS = {
     "two": [usual(), usual(title="the other")],
 }
 VISIBLE_TEXTS = """
-  Array.from(document.querySelectorAll("svg text")).filter(text => text.getClientRects().length).map(text => {
-    const box = text.getBoundingClientRect();
-    return [text.textContent, box.left, box.right, parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a];
-  })
+  Array.from(document.querySelectorAll(".axis, .panel span, .bars .name")).filter(text => text.getClientRects().length)
+    .map(text => {
+      const box = text.getBoundingClientRect();
+      return [text.textContent, box.left, box.right, parseFloat(getComputedStyle(text).fontSize)];
+    })
 """
 A4_HEIGHT_PX, A4_WIDTH_PX = (297 - 2 * 15) / 25.4 * 96, (210 - 2 * 14) / 25.4 * 96
 """What the margins of page.css leave."""
@@ -81,11 +83,18 @@ def test_letters_in_the_plots_are_large_enough_and_none_is_cut(browser, reports,
             assert size >= 9.5 and left >= 0 and right <= width, (text, left, right, size)
 
 
-def test_a_phone_is_shown_the_narrow_drawings_and_nobody_both(browser, reports):
-    shown = """Array.from(document.querySelectorAll("svg")).filter(svg => svg.getClientRects().length).length"""
+def test_a_drawing_is_stretched_to_the_page_and_its_numbers_stand_apart(browser, reports):
+    boxes = """Array.from(document.querySelectorAll(".panel")).map(panel => [
+        panel.clientWidth, panel.querySelector("svg").clientWidth, panel.parentNode.clientWidth,
+        Array.from(panel.querySelectorAll(".x")).map(text => text.getBoundingClientRect()).filter(box => box.width)
+            .map(box => [box.left, box.right])])"""
     for width in (360, 1280):
         browser.open(reports["usual"], width=width)
-        assert browser.evaluate(shown) == 5
+        found = browser.evaluate(boxes)
+        assert len(found) == 6
+        for inside, drawn, around, numbers in found:
+            assert drawn == inside > 0.75 * around
+            assert all(one[1] < other[0] for one, other in itertools.pairwise(numbers))
 
 
 def test_text_stands_out_by_day_and_by_night(browser, reports):
@@ -98,7 +107,7 @@ def test_text_stands_out_by_day_and_by_night(browser, reports):
             assert contrast(colour(browser, selector), under) >= 4.5, (selector, dark)
         for part in ("wait", "compute", "transform", "copy"):
             assert contrast(colour(browser, f".swatch.{part}", "backgroundColor"), paper) >= 2.2, (part, dark)
-        assert contrast(browser.evaluate('getComputedStyle(document.querySelector("svg text")).fill'), paper) >= 4.5
+        assert contrast(colour(browser, ".panel .y"), paper) >= 4.5
     assert backgrounds[0] > 0.9 and backgrounds[1] < 0.02
 
 

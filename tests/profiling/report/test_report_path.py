@@ -100,15 +100,14 @@ def test_others_may_read_it_as_any_new_file(tmp_path):
     assert (tmp_path / "report.html").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-@pytest.mark.parametrize("module", ["matplotlib", "jinja2"])
-def test_an_absent_extra_is_named_before_anything_is_measured(tmp_path, module):
+def test_an_absent_extra_is_named_before_anything_is_measured(tmp_path):
     code = (
         "import importlib.util as u, sys; from fastload.errors import MissingExtraError; real = u.find_spec\n"
-        "u.find_spec = lambda name, *more: None if name == sys.argv[2] else real(name, *more)\n"
+        "u.find_spec = lambda name, *more: None if name == 'jinja2' else real(name, *more)\n"
         "from fastload.profiling.report import check_report_path\n"
         "try: check_report_path(sys.argv[1])\n"
         "except MissingExtraError as exc: print(exc)"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "report.html"), module]
+    command = [sys.executable, "-c", code, str(tmp_path / "report.html")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert module in said.lower() and "pip install matplotlib jinja2" in said
+    assert "pip install jinja2" in said

@@ -30,13 +30,14 @@ def demands(
     """A loop of 50 equal steps; milliseconds, of stages (running, blocked)."""
     works = {name.replace("_", "-"): Work(running * MS, blocked * MS) for name, (running, blocked) in stages.items()}
     step = Step(0.0, wait * MS, copy * MS, 0.0, compute * MS, 16)
+    usual_s = sum(work.running_s + work.blocked_s for work in works.values())
     return Demands(
         batches=(BatchWork(works, lock_s=lock * MS, slow_s=slow * MS),) * 50,
         steps=(step,) * 50,
         workers=workers,
         ahead=2 * workers,
         cpus=cpus,
-        startups_s=tuple(s * MS for s in startups),
+        epochs=tuple((usual_s + s * MS, 0.0) for s in startups),
     )
 
 
@@ -100,8 +101,24 @@ def test_where_nobody_saw_what_batches_cost_no_cause_is_made_up():
 
 def test_workers_that_live_on_are_not_told_to():
     base = demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600))
-    kept = Demands(base.batches, base.steps, workers=2, ahead=4, cpus=2, startups_s=base.startups_s, persistent=True)
+    assert "worker start-up" in [cure.cause for cure in judge(base).cures]
+    kept = replace(base, persistent=True)
     assert "worker start-up" not in [cure.cause for cure in judge(kept).cures]
+
+
+def test_a_start_is_what_an_epochs_first_batch_takes_beyond_a_usual_one_and_its_end():
+    base = replace(demands(wait=10, transform=(3, 4)), epochs=((0.1, 0.0), (0.05, 0.02)), receive_s=0.003)
+    assert base.startups_s == pytest.approx((0.09, 0.06)) and base.ended_s == 0.02
+    unseen = replace(base, batches=())  # then a batch takes the median wait
+    assert unseen.startups_s == pytest.approx((0.09, 0.06))
+    assert replace(base, workers=0).startups_s == ()
+
+
+def test_a_long_run_is_judged_alike_whether_all_steps_were_kept_or_a_part():
+    base = demands(wait=45, transform=(3, 0), startups=(600, 600))
+    part = replace(base, steps=base.steps[::10], batches=base.batches[::10], num_steps=50)
+    gains = [[cure.gain for cure in judge(one).cures] for one in (base, part)]
+    assert gains[0] == pytest.approx(gains[1]) and judge(part).step_s == pytest.approx(judge(base).step_s)
 
 
 def test_a_fastloader_is_not_told_to_use_fastload():

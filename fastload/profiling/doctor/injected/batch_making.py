@@ -1,0 +1,185 @@
+"""The side that makes batches: times what a fetcher does for each, in a worker or in the loop's own process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .event_file import clock, events, note_fault
+from .timed_calls import COLLATE, REST, Fetch, Span, metering, thread, timed, waited_s
+from .worker_trial import turns, worker_id
+
+_MAX_TOP = 16  # slowest samples of a batch that are written down one by one
+_LOOK_EVERY_S = 0.05
+
+
+class TimedDataset:
+    """A map-style dataset for a fetcher: each sample is timed."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._cheap = 0  # batches in a row whose samples are too short for more than one clock
+
+    def __getitem__(self, index: Any) -> Any:
+        fetch = thread.fetch
+        if fetch is None:
+            return self._dataset[index]
+        if self._cheap > 3:
+            begin = clock()
+            sample = self._dataset[index]
+            fetch.samples.append(clock() - begin)
+            return sample
+        begin, delay = clock(), waited_s()
+        try:
+            return self._dataset[index]
+        finally:
+            fetch.samples.append(clock() - begin - (waited_s() - delay))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)  # __getitems__ is there if the dataset has it
+
+    def batch_ends(self, samples: list[float]) -> None:
+        """Decides by the times of a batch's samples how the next ones are timed."""
+        self._cheap = self._cheap + 1 if samples and sum(samples) < 3e-5 * len(samples) else 0
+
+
+def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `fetch` of a fetcher, which makes one batch."""
+
+    @functools.wraps(original)
+    def fetch(self: Any, possibly_batched_index: Any) -> Any:
+        if thread.fetch is not None or not events.folder:
+            return original(self, possibly_batched_index)
+        metering.active = True
+        turn = turns.wait(self)
+        dataset = getattr(self, "dataset", None)
+        mine = thread.fetch = Fetch()
+        stack, thread.stack = thread.stack, [[0.0, 0.0]]
+        before = _snapshot()
+        span = Span()
+        look(span.begin)
+        try:
+            if type(self).__name__ == "_MapDatasetFetcher" and type(dataset) is not TimedDataset:
+                self.dataset = dataset = TimedDataset(dataset)
+            if not hasattr(self.collate_fn, "__fastload__"):
+                self.collate_fn = timed(self.collate_fn, COLLATE)
+            return original(self, possibly_batched_index)
+        finally:
+            taken = span.taken()
+            look(0.0)
+            turns.done(turn)
+            inner = thread.stack[0]
+            thread.fetch, thread.stack = None, stack
+            mine.add(REST, taken[0] - inner[0], taken[1] - inner[1])
+            try:
+                events.write(_event(mine, before, span.begin, taken))
+                if type(dataset) is TimedDataset:
+                    dataset.batch_ends(mine.samples)
+            except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
+                note_fault("fetch")
+
+    return fetch
+
+
+def _snapshot() -> dict[str, Any]:
+    """Returns the totals before a fetch."""
+    totals = metering.totals
+    with totals.guard:
+        totals.h5_threads.clear()
+        return {
+            "others": {part: list(value) for part, value in totals.parts.items()},
+            "busy": totals.h5_busy,
+            "waits": totals.h5_waits,
+            "out": list(totals.out),
+        }
+
+
+def _event(fetch: Fetch, before: dict[str, Any], begin: float, taken: tuple[float, float, float]) -> dict[str, Any]:
+    """Returns the event of a batch: its own parts, and what other threads did meanwhile."""
+    wall, _, delay = taken
+    totals = metering.totals
+    with totals.guard:
+        others = {
+            part: [value[i] - before["others"].get(part, (0.0, 0.0))[i] for i in (0, 1)]
+            for part, value in totals.parts.items()
+        }
+        event = {
+            "e": "fetch",
+            "id": thread.asked.id if thread.asked is not None else 0,
+            "t": begin,
+            "wall": wall,
+            "delay": delay,
+            "parts": fetch.parts,
+            "others": {part: value for part, value in others.items() if value[0] > 0},
+            "out": [totals.out[i] - before["out"][i] for i in (0, 1)],
+        }
+        if totals.h5_threads:
+            event["h5"] = [totals.h5_busy - before["busy"], totals.h5_waits - before["waits"], len(totals.h5_threads)]
+    durations = sorted(fetch.samples)
+    if durations:
+        middle = durations[len(durations) // 2]
+        # Samples timed by one clock: a wait for a CPU falls into one of them, most of the time.
+        unseen = max(0.0, min(delay, sum(durations) - (wall - delay)))
+        durations[-1] = max(middle, durations[-1] - unseen)
+        event["samples"] = [len(durations), sum(durations), middle]
+        event["slow"] = [value for value in durations[-_MAX_TOP:] if value > 3 * middle]
+    return event
+
+
+class _Looker:
+    """A thread that looks every 50 ms at the line of code a worker process is in.
+
+    Only in workers: an extra thread in the main process would be noticed by a script that forks.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.since = 0.0
+        self.ident = 0
+        self.places: dict[str, int] = {}
+
+    def run(self) -> None:
+        """Looks until the process ends."""
+        looks = 0
+        never = threading.Event()  # a wait for it does not look like work from outside, as a sleep does
+        while not never.wait(_LOOK_EVERY_S):
+            if not self.since:
+                continue
+            place = user_line(sys._current_frames().get(self.ident))
+            if place:
+                self.places[place] = self.places.get(place, 0) + 1
+                looks += 1
+                if looks % 20 == 0:
+                    best = sorted(self.places.items(), key=lambda item: -item[1])[:5]
+                    events.write({"e": "line", "places": best, "count": looks})
+
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+
+
+def user_line(frame: Any) -> str:
+    """Returns `function (file:line)` of the innermost frame that is not of an installed package; "" if none is."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        packaged = "site-packages" in name or "dist-packages" in name
+        if not packaged and not name.startswith((_STDLIB, _OURS, "<frozen")):
+            return f"{frame.f_code.co_name} ({os.path.basename(name)}:{frame.f_lineno})"
+        frame = frame.f_back
+    return ""
+
+
+looker = _Looker()
+
+
+def look(since: float) -> None:
+    """Says that this thread makes a batch since that time; 0: no more."""
+    looker.since, looker.ident = since, threading.get_ident()
+    if since and looker.pid != os.getpid():
+        looker.pid = os.getpid()
+        if worker_id() >= 0:
+            threading.Thread(target=looker.run, name="fastload-doctor", daemon=True).start()

@@ -1,0 +1,362 @@
+"""The side that uses batches: times waits and steps of the loops over loaders, and copies to a device within them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .event_file import clock, events, note_fault
+from .timed_calls import Span, metering, patch, thread, waited_s
+from .worker_trial import Trial
+
+_MOST_BETWEEN = 3  # batches of other loaders within one step
+
+# Once a step: a template costs a fifth of json.dumps.
+_NEXT = '{"e":"next","id":%d,"t":%.6f,"wait":%.7f,"cpu":%.7f,"delay":%.7f,"into":[%.7f,%.7f],"n":%d,"step":%s%s}'
+_END = '{"e":"end","id":%d,"t":%.6f,"wait":%.7f,"step":%s}'
+_STEP = '{"wall":%.7f,"process_cpu":%.7f,"delay":%.7f,"copy":%.7f,"copy_delay":%.7f,"gpu":%s}'
+
+
+class _Loops:
+    """The loops of this process.
+
+    Attributes:
+        states: (process, weak reference, state) by the loader's id.
+        current: state of the loader whose batch the loop's thread works on.
+        ident: that thread.
+        next_s, nexts: spent in all loaders' `next()`, and how many there were.
+        epochs: begun or ended, of all loaders.
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[int, tuple[int, Any, LoaderState]] = {}
+        self.current: LoaderState | None = None
+        self.ident = 0
+        self.next_s = 0.0
+        self.nexts = 0
+        self.epochs = 0
+
+
+loops = _Loops()
+
+
+class LoaderState:
+    """One loader in the loop's process.
+
+    Attributes:
+        returned: when the last batch was handed over; 0: no step is under way.
+        probe: records what a FastLoader reports of its batches.
+    """
+
+    count = 0
+
+    def __init__(self, loader: Any) -> None:
+        LoaderState.count += 1
+        self.id = LoaderState.count
+        self.returned = 0.0
+        self.process_cpu = self.delay = self.copy = self.copy_delay = 0.0
+        self.gpu_mark: Any = None
+        self.seen = (0, 0, 0.0)
+        self.trial: Trial | None = None
+        self.probe: Any = None
+        sampler = getattr(loader, "batch_sampler", None)
+        dataset = getattr(loader, "dataset", None)
+        events.write({
+            "e": "loader",
+            "id": self.id,
+            "kind": type(loader).__module__.split(".")[0] + "." + type(loader).__name__,
+            "workers": getattr(loader, "num_workers", 0) or 0,
+            "prefetch": getattr(loader, "prefetch_factor", None) or 2,
+            "persistent": bool(getattr(loader, "persistent_workers", False)),
+            "pin": bool(getattr(loader, "pin_memory", False)),
+            "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
+            "dataset": getattr(getattr(loader, "_data", None), "name", None) or _place(type(dataset)),
+            "length": _length(dataset),
+            "sampler": type(getattr(loader, "sampler", None)).__name__,
+            "collate": _place(getattr(loader, "collate_fn", None)),
+            "t": clock(),
+        })  # fmt: skip
+
+    @staticmethod
+    def of(loader: Any) -> LoaderState:
+        """Returns the state of a loader; by identity, since a loader may compare by value, or have no hash."""
+        known = loops.states.get(id(loader))
+        if known is not None and known[0] == os.getpid() and known[1]() is loader:
+            return known[2]
+        state = LoaderState(loader)
+        loops.states[id(loader)] = (os.getpid(), weakref.ref(loader), state)
+        return state
+
+    def step_begins(self) -> None:
+        """Starts the clocks of a step: its batch is handed over."""
+        loops.current, loops.ident = self, threading.get_ident()
+        self.copy = self.copy_delay = 0.0
+        self.gpu_mark = gpu.mark()
+        self.process_cpu, self.delay = time.process_time(), waited_s()
+        self.seen = (loops.epochs, loops.nexts, loops.next_s)
+        self.returned = clock()
+
+    def step_ends(self) -> str:
+        """Returns the times of the step since the last batch as JSON; null before the first, and if not known."""
+        try:
+            return self._step()
+        except Exception:  # noqa: BLE001  # another device meanwhile, a CUDA error that is the script's to see
+            note_fault("step")
+            return "null"
+
+    def _step(self) -> str:
+        epochs, nexts, next_s = self.seen
+        if not self.returned or loops.epochs != epochs or loops.nexts > nexts + _MOST_BETWEEN:
+            return "null"  # another loader was iterated meanwhile: no step of this one's
+        # Loaders that take turns, as in zip(a, b): each has its own waits only.
+        others_s = loops.next_s - next_s
+        gpu_s = gpu.step_s(self.gpu_mark)
+        return _STEP % (
+            clock() - self.returned - others_s,
+            time.process_time() - self.process_cpu,
+            waited_s() - self.delay - self.copy_delay,
+            self.copy,
+            self.copy_delay,
+            "null" if gpu_s is None else repr(gpu_s),
+        )
+
+    def told(self, now: float) -> str:
+        """Returns the figures that a FastLoader reports with a batch as a member of its event; "" for other loaders."""
+        probe = self.probe
+        if probe is None:
+            return ""
+        ready = now if probe.ready is None else probe.ready
+        copied = ready if probe.copied is None else probe.copied
+        stages = probe.work.stages if probe.work is not None else {}
+        inside = {
+            "worker_info": probe.worker_info._asdict(),
+            "copy": copied - ready,
+            "transform": now - copied,
+            "depth": probe.queue_depth,
+            "work": {name: [work.running_s, work.blocked_s] for name, work in stages.items()},
+        }
+        return ',"inside":' + json.dumps(inside)
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
+        return -1
+
+
+def _place(thing: Any) -> str:
+    """Returns `name (file:line)` of a class or function, as far as it is known."""
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    code = getattr(thing, "__code__", None) or getattr(getattr(thing, "__getitem__", None), "__code__", None)
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
+
+
+def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `DataLoader.__iter__`, which starts the workers."""
+
+    @functools.wraps(original)
+    def begin_epoch(self: Any, *args: Any) -> Any:
+        if thread.asked is not None or not events.folder:
+            return original(self, *args)  # a loader within a loader: the outer one is what the loop waits for
+        metering.active = True
+        loops.epochs += 1
+        begin = clock()
+        state = None
+        try:
+            wrap_tensors()
+            state = LoaderState.of(self)
+            state.trial = Trial.of(self, state.trial)
+        except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
+            note_fault("loader")
+        iterator = original(self, *args)
+        if state is None:
+            return iterator
+        try:
+            state.returned = 0.0
+            iterator.__dict__["_fastload_doctor"] = state
+            workers = [worker.pid for worker in getattr(iterator, "_workers", None) or ()]
+            events.write({"e": "iter", "id": state.id, "t": begin, "s": clock() - begin, "pids": workers})
+        except Exception:  # noqa: BLE001  # an iterator that takes no attributes is not metered
+            note_fault("iter")
+        return iterator
+
+    return begin_epoch
+
+
+def asking(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `__next__` of an iterator whose loader is known."""
+
+    @functools.wraps(original)
+    def ask(self: Any) -> Any:
+        state = self.__dict__.get("_fastload_doctor")
+        if state is None or thread.asked is not None or not events.folder:
+            return original(self)
+        step = state.step_ends()
+        thread.asked = state
+        loops.current = None
+        totals = metering.totals.into
+        into = list(totals)
+        if state.probe is not None:
+            state.probe.clear()
+        span = Span()
+        try:
+            batch = original(self)
+        except StopIteration:
+            loops.epochs += 1
+            events.write(_END % (state.id, span.begin, clock() - span.begin, step))
+            state.returned = 0.0
+            if state.trial is not None:
+                state.trial.epoch_ends()
+            raise
+        finally:
+            thread.asked = None
+            loops.next_s += clock() - span.begin
+            loops.nexts += 1
+        try:
+            wait, cpu, delay = span.taken()
+            now = span.begin + wait
+            received = totals[0] - into[0], totals[1] - into[1]
+            events.write(
+                _NEXT % (state.id, span.begin, wait, cpu, delay, *received, _handed_over(batch), step, state.told(now))
+            )
+            if state.trial is not None:
+                state.trial.step_begins(state.id, now, wait)
+            state.step_begins()
+        except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
+            note_fault("next")
+        return batch
+
+    return ask
+
+
+class Gpu:
+    """The GPU's own time between two marks, read when it is available; None where CUDA was never initialized."""
+
+    def __init__(self) -> None:
+        self.cuda: Any = None
+        self._open: list[tuple[Any, Any]] = []
+        self._last: float | None = None
+
+    def mark(self) -> Any:
+        """Records an event on the current stream."""
+        if self.cuda is None or not self.cuda.is_initialized():
+            return None
+        event = self.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def step_s(self, begin: Any) -> float | None:
+        """Ends the step that began at a mark; returns the seconds of the latest step that has finished."""
+        if begin is None:
+            return None
+        self._open.append((begin, self.mark()))
+        while self._open and self._open[0][1].query():
+            first, second = self._open.pop(0)
+            self._last = first.elapsed_time(second) / 1e3
+        return self._last
+
+
+gpu = Gpu()
+
+
+def _leaves(batch: Any, found: list[Any], depth: int = 0) -> list[Any]:
+    if len(found) < 32 and depth < 4:
+        if isinstance(batch, dict):
+            for value in batch.values():
+                _leaves(value, found, depth + 1)
+        elif isinstance(batch, (list, tuple)):
+            for value in batch[:32]:
+                _leaves(value, found, depth + 1)
+        else:
+            found.append(batch)
+    return found
+
+
+def _handed_over(batch: Any) -> int:
+    """Returns the samples in a batch, by its tensors' first dimension; wraps `to` of classes in it, to time copies."""
+    most = 0
+    for leaf in _leaves(batch, []):
+        shape = getattr(leaf, "shape", None)
+        if isinstance(shape, tuple):  # torch.Size is one
+            most = max([most, *map(int, shape[:1])])
+        elif "to" in vars(type(leaf)) and callable(vars(type(leaf))["to"]):
+            _time_copy(type(leaf), "to")
+    return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
+
+
+def wrap_tensors() -> None:
+    """Wraps the tensors' methods when the first loader is iterated; earlier imports have seen torch unchanged."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        _time_copy(torch.Tensor, "to", _moved)
+        _time_copy(torch.Tensor, "cuda", _moved)
+        _time_copy(torch.Tensor, "copy_", _copied_in)
+
+
+def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None) -> None:
+    """Wraps a method that copies to a device, to time its calls during a step of the loop's thread."""
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, "__fastload__"):
+        return
+
+    @functools.wraps(original)
+    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if counts is not None and type(self) is not owner:
+            return _as_before(owner, name, original, self, args, kwargs)
+        state = loops.current
+        if state is None or loops.ident != threading.get_ident():
+            return original(self, *args, **kwargs)
+        loops.current = None  # what it calls inside is part of it
+        begin, delay_begin = clock(), waited_s()
+        try:
+            result = original(self, *args, **kwargs)
+            if counts is None or counts(self, result, args, kwargs):
+                delay = waited_s() - delay_begin
+                state.copy += clock() - begin - delay
+                state.copy_delay += delay
+            return result
+        finally:
+            loops.current = state
+
+    copy.__fastload__ = original  # type: ignore[attr-defined]
+    patch(owner, name, copy)
+
+
+_torch_functions = threading.RLock()
+
+
+def _as_before(owner: Any, name: str, original: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a method for a subclass of Tensor whose `__torch_function__` must see the unwrapped method of Tensor."""
+    with _torch_functions:
+        wrapped = vars(owner).get(name)
+        if wrapped is not None:
+            delattr(owner, name)
+        try:
+            return original(tensor, *args, **kwargs)
+        finally:
+            if wrapped is not None:
+                setattr(owner, name, wrapped)
+
+
+def _moved(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of `Tensor.to` or `.cuda` made a copy for a device, and did not only cast."""
+    if result is tensor:
+        return False
+    if result.device != tensor.device:
+        return True
+    named = "device" in kwargs or any(isinstance(word, str) or type(word).__name__ == "device" for word in args)
+    return bool(named)
+
+
+def _copied_in(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `tensor.copy_(source)` crossed to another device."""
+    source = args[0] if args else kwargs.get("src")
+    return bool(getattr(source, "device", None) != tensor.device)

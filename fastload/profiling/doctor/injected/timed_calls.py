@@ -1,0 +1,233 @@
+"""Wraps functions to time their calls, by part of making a batch, in whichever thread they are made."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .event_file import clock, identity
+
+READING, DECODING, LOCK, H5, COLLATE, REST = "reading", "decoding", "lock", "h5py", "collate", "rest"
+
+cpu_clock = time.thread_time
+
+
+class _Scheduled(threading.local):
+    """Seconds that the calling thread was ready to run and had no CPU; 0 where the system does not say."""
+
+    pid = 0
+
+    def waited(self) -> float:
+        try:
+            if self.pid != os.getpid():
+                self.pid = os.getpid()
+                task = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+                self.file = _Descriptor(os.open(task, os.O_RDONLY | os.O_CLOEXEC))
+            return int(os.pread(self.file.number, 96, 0).split()[1]) * 1e-9
+        except (OSError, AttributeError, IndexError, ValueError):
+            self.pid = 0
+            return 0.0
+
+
+class _Descriptor:
+    """A file descriptor that is closed with its thread, unless the number belongs to another file by then."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.identity = identity(number)
+
+    def __del__(self, _close: Callable[[int], None] = os.close, _identity: Any = identity) -> None:
+        try:
+            if _identity(self.number) == self.identity:
+                _close(self.number)
+        except OSError:
+            pass
+
+
+waited_s = _Scheduled().waited
+
+
+class Span:
+    """Time of the calling thread from here on: on the clock, on a CPU, and ready to run without a CPU."""
+
+    __slots__ = ("begin", "cpu_begin", "delay_begin")
+
+    def __init__(self) -> None:
+        self.begin, self.cpu_begin, self.delay_begin = clock(), cpu_clock(), waited_s()
+
+    def taken(self) -> tuple[float, float, float]:
+        """Returns the seconds of each so far."""
+        return clock() - self.begin, cpu_clock() - self.cpu_begin, waited_s() - self.delay_begin
+
+
+class Parts:
+    """Seconds, and CPU seconds, by part."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[float]] = {}
+
+    def add(self, part: str, wall: float, cpu: float) -> None:
+        """Adds a call's time to a part."""
+        total = self.parts.setdefault(part, [0.0, 0.0])
+        total[0] += wall
+        total[1] += cpu
+
+
+class Fetch(Parts):
+    """One batch while it is made; `samples`: seconds of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[float] = []
+
+
+class Totals(Parts):
+    """Times of all threads of this process outside a fetch of their own, and the use of h5py's lock.
+
+    Attributes:
+        h5_busy: seconds in which at least one thread was in h5py.
+        h5_waits: thread-seconds beyond the first.
+        h5_threads: which threads were there.
+        out: pickling and sending batches, seconds and CPU seconds.
+        into: receiving and unpickling them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guard = threading.Lock()  # made anew in a forked child: whoever held it is not there
+        self._h5_in = 0
+        self._h5_since = 0.0
+        self.h5_busy = 0.0
+        self.h5_waits = 0.0
+        self.h5_threads: set[int] = set()
+        self.out = [0.0, 0.0]
+        self.into = [0.0, 0.0]
+
+    def add(self, part: str, wall: float, cpu: float) -> None:
+        """Adds a call's time to a part."""
+        with self.guard:
+            super().add(part, wall, cpu)
+
+    def h5_move(self, step: int) -> None:
+        """Notes that this thread goes into h5py (1), or comes out (-1)."""
+        now = clock()
+        with self.guard:
+            if self._h5_in:
+                self.h5_busy += now - self._h5_since
+                self.h5_waits += (now - self._h5_since) * (self._h5_in - 1)
+            self._h5_since = now
+            self._h5_in = max(0, self._h5_in + step)
+            self.h5_threads.add(threading.get_ident())
+
+
+class _Thread(threading.local):
+    """State of one thread.
+
+    Attributes:
+        stack: [seconds, CPU seconds] of the calls inside each open call.
+        fetch: the batch that it makes.
+        asked: state of the loader whose batch it waits for.
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[list[float]] = []
+        self.fetch: Fetch | None = None
+        self.asked: Any = None
+
+
+class _Metering:
+    """Whether a loader is at work in this process, and its totals."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins anew, in a forked process too: it has no loop, no threads and no locks of its parent."""
+        self.active = False
+        self.totals = Totals()
+
+
+metering = _Metering()
+thread = _Thread()
+
+
+def timed(call: Callable[..., Any], part: str) -> Callable[..., Any]:
+    """Wraps a function to time its calls, without timed calls inside them, while a loader works in this process."""
+
+    @functools.wraps(call)
+    def timed_call(*args: Any, **kwargs: Any) -> Any:
+        if not metering.active:
+            return call(*args, **kwargs)
+        inner = [0.0, 0.0]
+        stack = thread.stack
+        stack.append(inner)
+        if part == H5:
+            metering.totals.h5_move(1)
+        begin, cpu_begin = clock(), cpu_clock()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            wall, cpu = clock() - begin, cpu_clock() - cpu_begin
+            stack.pop()
+            if part == H5:
+                metering.totals.h5_move(-1)
+            if stack:
+                stack[-1][0] += wall
+                stack[-1][1] += cpu
+            own = _h5_part(args) if part == H5 else part
+            (thread.fetch or metering.totals).add(own, wall - inner[0], cpu - inner[1])
+
+    timed_call.__fastload__ = call  # type: ignore[attr-defined]
+    return timed_call
+
+
+def _h5_part(args: tuple[Any, ...]) -> str:
+    """Returns the part that a read through h5py counts as: reading a dataset with filters also decodes."""
+    try:
+        return H5 + "-filtered" if args[0].compression is not None else H5
+    except Exception:  # noqa: BLE001  # a closed file, another class
+        return H5
+
+
+def passing(call: Callable[..., Any], *, into: bool) -> Callable[..., Any]:
+    """Wraps a function of multiprocessing that sends batches or receives them."""
+
+    @functools.wraps(call)
+    def passing_call(*args: Any, **kwargs: Any) -> Any:
+        if not metering.active or thread.fetch is not None:
+            return call(*args, **kwargs)
+        span = Span()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            wall, cpu, delay = span.taken()
+            total = metering.totals.into if into else metering.totals.out
+            total[0] += wall - delay
+            total[1] += cpu
+
+    passing_call.__fastload__ = call  # type: ignore[attr-defined]
+    return passing_call
+
+
+_patched: list[tuple[Any, str, Any]] = []  # owner, attribute, what was there
+_INHERITED = object()
+
+
+def patch(owner: Any, name: str, new: Any) -> None:
+    """Sets an attribute of a module or class, and remembers what was there."""
+    _patched.append((owner, name, vars(owner).get(name, _INHERITED)))
+    setattr(owner, name, new)
+
+
+def unpatch() -> None:
+    """Puts all such attributes back as they were."""
+    while _patched:
+        owner, name, before = _patched.pop()
+        if before is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

@@ -1,0 +1,163 @@
+"""A trial while the script runs: would fewer workers do better?
+
+While a loop waits for data with more workers than CPUs, only some may work, in turn with all of them. Order and content
+of the batches stay. Loop and workers share a file of 64-bit numbers: how many batches may be made at once (0: any), and
+for each worker how many of this epoch's it has made. Batches are dealt out in turn: a worker's n-th is number
+`worker + n * workers` of the epoch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import time
+from typing import Any
+
+from .event_file import available_cpus, clock, events
+
+VARIABLE = "FASTLOAD_DOCTOR_TRIAL"
+
+
+def worker_id() -> int:
+    """Returns the number of this worker of a `DataLoader`; -1 in any other process."""
+    info = getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
+    return info.id if info is not None else -1
+
+
+class _Turns:
+    """A worker's side: it waits to make its batch until few enough batches before it are unfinished."""
+
+    longest_s = 0.5  # whoever was counted wrong goes on after that
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._numbers: Any = None
+
+    def wait(self, fetcher: Any) -> int:
+        """Waits for the turn of the batch that this worker makes next; returns its slot, 0: no trial."""
+        worker = worker_id()
+        numbers = self._shared() if worker >= 0 else None
+        if numbers is None or worker + 1 >= len(numbers):
+            return 0
+        made = getattr(fetcher, "_fastload_made", 0)
+        fetcher._fastload_made = made + 1
+        if made == 0:
+            numbers[worker + 1] = 0
+        number, until = worker + made * (len(numbers) - 1), clock() + self.longest_s
+        while numbers[0] and number >= sum(numbers[1:]) + numbers[0] and clock() < until:
+            time.sleep(0.0005)
+        return worker + 1
+
+    def done(self, slot: int) -> None:
+        """Counts the batch as made."""
+        if slot and self._numbers is not None:
+            self._numbers[slot] += 1
+
+    def _shared(self) -> Any:
+        path = os.environ.get(VARIABLE, "")
+        if path != self._path:
+            self._path, self._numbers = path, None
+            try:
+                self._numbers = _mapped(path, os.O_RDWR)
+            except (OSError, ValueError):
+                pass
+        return self._numbers
+
+
+turns = _Turns()
+
+
+class Trial:
+    """The loop's side.
+
+    Each turn lasts for the steps that fill `turn_s`, after as many as there are workers, whose batches were made before
+    it.
+    """
+
+    settle_s = 2.0
+    turn_s = 0.8
+    turns = 6
+
+    def __init__(self, workers: int, limit: int) -> None:
+        self.workers, self.limit = workers, limit
+        self.path = os.path.join(events.folder, f"{os.getpid()}-{time.monotonic_ns()}.trial")
+        zeros = struct.pack(f"{workers + 1}q", *([0] * (workers + 1)))
+        self.numbers = _mapped(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, zeros)
+        self.left = self.turns
+        self.epoch_ends()
+
+    @staticmethod
+    def of(loader: Any, before: Trial | None) -> Trial | None:
+        """Returns the trial of a loader with more workers than CPUs, about to be started; None for others."""
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            before.epoch_ends()  # it may have been left by break
+        workers = getattr(loader, "num_workers", 0) or 0
+        if _start_method(loader) == "forkserver":
+            return None  # its environment is that of the first loader
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+        limit = available_cpus() // (int(ranks) if ranks.isdigit() and int(ranks) else 1)
+        if not 0 < limit < workers:
+            return None
+        try:
+            trial = before or Trial(workers, limit)
+        except (OSError, ValueError):
+            return None
+        os.environ[VARIABLE] = trial.path
+        return trial
+
+    def epoch_ends(self) -> None:
+        """Lets all workers work until the next epoch waits for them."""
+        self.numbers[0] = 0
+        self.begun = self.since = 0.0
+        self.waited = 0.0
+        self.skip = self.steps = 0
+
+    def step_begins(self, loader: int, now: float, waited: float) -> None:
+        """Notes that a batch was received, `waited` seconds after it was asked for."""
+        if not self.left:
+            return
+        if not self.begun:
+            self.begun = now
+            return
+        self.waited += waited
+        if not self.since:
+            # Until it is known that the loop waits for data, and at the beginning of each turn.
+            if now - self.begun > self.settle_s and self.waited > 0.2 * (now - self.begun):
+                self.since, self.skip, self.steps = now, self.workers, 0
+            return
+        if self.skip:
+            self.skip -= 1
+            self.since, self.steps = now, 0
+            return
+        self.steps += 1
+        if now - self.since >= self.turn_s and self.steps >= min(8, self.workers):
+            limit = self.numbers[0]
+            turn_s = now - self.since
+            events.write({"e": "trial", "id": loader, "t": now, "limit": limit, "steps": self.steps, "s": turn_s})
+            self.left -= 1
+            self.numbers[0] = 0 if limit or not self.left else self.limit
+            self.since, self.skip, self.steps = now, self.workers, 0
+
+
+def _start_method(loader: Any) -> str:
+    """Returns how its workers are started, without fixing multiprocessing's start method."""
+    context = getattr(loader, "multiprocessing_context", None)
+    if context is not None:
+        return str(context.get_start_method())
+    chosen = sys.modules["multiprocessing"].get_start_method(allow_none=True)
+    if chosen is not None:
+        return str(chosen)
+    return "spawn" if sys.platform == "darwin" else "forkserver" if sys.version_info >= (3, 14) else "fork"
+
+
+def _mapped(path: str, flags: int, content: bytes = b"") -> Any:
+    """Returns the 64-bit numbers of a file, shared with other processes; `content` is written to it first."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, content)
+        return memoryview(mmap.mmap(fd, 0)).cast("q")
+    finally:
+        os.close(fd)
