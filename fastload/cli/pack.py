@@ -211,7 +211,7 @@ def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: P
     pairs = [("sizes", ", ".join(sizes[:MAX_SIZES]) + more)] if sizes else []
     pairs += _fields(tuple(survey.listing.columns), survey.listing.masks is not None)
     pairs += changes(survey.converted, survey.skipped)
-    if plan is not None:
+    if plan is not None and plan.special:
         pairs.append(("store", _planned(plan)))
     pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
     pairs += [("note", note) for note in survey.notes]

@@ -19,8 +19,8 @@ from fastload.format.codecs import NONE, has_zstd, parse_codec
 from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import RAW
 from fastload.pack.decisions import row_sizes
+from fastload.pack.encode import HEADERS
 from fastload.pack.encoding import EncodingOption, Form, RaggedPlan, jpegs_kept_and_made
-from fastload.pack.fill import HEADERS
 from fastload.pack.pack_options import Progress
 from fastload.pack.survey import Survey
 from fastload.read.reader import RowReader, close_readers
@@ -48,9 +48,9 @@ def estimate_survey(
         None for a dataset without images, and if no image of the sample can be decoded.
     """
     listing, headers = survey.listing, survey.headers
-    if listing.files is None or headers is None:
+    if listing.files is None or headers is None or survey.plan is None:
         return None
-    plan = _row_by_row(survey.plan or _plain_plan(survey), masks=listing.masks is not None)
+    plan = _row_by_row(survey.plan, masks=listing.masks is not None)
     sizes = row_sizes(plan, headers)[survey.samples]
     own, made = jpegs_kept_and_made(
         replace(plan, option=EncodingOption("source")), survey.samples, headers[survey.samples]
@@ -68,13 +68,6 @@ def estimate_survey(
         threads=threads,
         progress=progress,
     )
-
-
-def _plain_plan(survey: Survey) -> RaggedPlan:
-    """Returns the plan of a survey whose images are packed as uncompressed pixels of one size."""
-    target = survey.target
-    assert target is not None, "a survey with images"
-    return RaggedPlan(target.channels, target.dtype, EncodingOption(), target, None, "rows", None)
 
 
 def _row_by_row(plan: RaggedPlan, *, masks: bool) -> RaggedPlan:

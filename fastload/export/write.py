@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OutputError, SourceError
 from fastload.export.plan import ExportPlan
+from fastload.format.digests import pixel_digests
 from fastload.format.ragged import JPEG
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
-from fastload.pack.fill import row_digests_of
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import CheckedSample
 from fastload.repack.packed_rows import RaggedRows
@@ -142,7 +142,7 @@ def _check_digests(job: Job, rows: NDArray[np.int64], arrays: list[NDArray[Any]]
     listing = job.listing
     if listing.digests is None or (listing.masks is not None and len(arrays) == 1):
         return
-    wrong = rows[row_digests_of(arrays) != listing.digests[rows]]
+    wrong = rows[pixel_digests(arrays) != listing.digests[rows]]
     if len(wrong):
         keys = first_few([listing.keys[row] for row in wrong.tolist()])
         raise SourceError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import h5py
@@ -37,8 +37,19 @@ def _row_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def pixel_digests(arrays: list[NDArray[Any]]) -> NDArray[np.uint64]:
-    """Returns XXH3-64 of each row's bytes in several arrays, in their order; uint64 (N,)."""
-    return row_digests({str(i): array for i, array in enumerate(arrays)})
+    """Returns XXH3-64 of each row, over its bytes in all of the arrays (n, ...) one after another; uint64 (n,)."""
+    count = len(arrays[0])
+    parts = [array.reshape(count, -1).view(np.uint8) for array in arrays]
+    if len(parts) == 1:
+        hash_row: Callable[[Any], int] = xxhash.xxh3_64_intdigest
+        return np.fromiter(map(hash_row, parts[0]), np.uint64, count)
+    digests = np.empty(count, np.uint64)
+    for at, pieces in enumerate(zip(*parts, strict=True)):
+        digest = xxhash.xxh3_64()
+        for piece in pieces:
+            digest.update(piece)
+        digests[at] = digest.intdigest()
+    return digests
 
 
 def header_digest(file: h5py.File) -> str:

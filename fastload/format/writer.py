@@ -51,6 +51,10 @@ class PixelSpec:
         """Returns the bytes of all its chunks, the last one whole, if it is uncompressed."""
         return -(-num_rows // self.chunk_rows) * self.chunk_rows * self.row_bytes
 
+    def compressed_chunk(self, rows: bytes) -> bytes:
+        """Returns the chunk with the bytes of these rows; HDF5 expects all its rows, those behind the last are zero."""
+        return self.codec.compress(rows.ljust(self.chunk_rows * self.row_bytes, b"\0"))
+
 
 @dataclass(frozen=True)
 class RaggedSpec:

@@ -1,7 +1,7 @@
-"""The beginning of a pack: a new one, or where an interrupted call of the same pack stopped.
+"""The beginning of a pack: a new one, or after the tasks that an interrupted call of the same pack has left whole.
 
-`resume` compares the journal with what is asked for now and returns the survey and the rows that are done; `begin`
-starts over and reserves the file's space. The checks that both engines share come after them.
+`begin_or_resume` compares the journal with what is asked for now, and takes the headers of images from it if no source
+file changed. Tasks are kept whose source files are the same and whose rows lie in the file as they were written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,225 +22,207 @@ from fastload.errors import OutputError, ResumeError, SourceError
 from fastload.format.header import IMAGES_OFFSET
 from fastload.format.writer import writer_name
 from fastload.images.decode import decoder_versions
-from fastload.pack.decisions import decide
-from fastload.pack.fill import HEADERS
-from fastload.pack.finish import end_of_pixels, planned_extents
-from fastload.pack.journal import DONE, SKIPPED, Journal, PackProgress, source_table, survey_from_json, survey_to_json
-from fastload.pack.ordered.record_log import TaskLog
-from fastload.pack.pack_options import PackJob, journal_path
-from fastload.pack.pack_worker import Extent, Extents
+from fastload.pack.journal import (
+    Journal,
+    JournalContents,
+    TaskRecord,
+    headers_from_json,
+    headers_to_json,
+    of_another_release,
+    source_table,
+)
+from fastload.pack.pack_options import PackJob, journal_path, output_exists
+from fastload.pack.pack_worker import RowOffsets, Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import Survey, read_headers, row_order, unreadable, with_moved_coordinates
+from fastload.pack.survey import Headers, Survey, read_headers, survey_listing
+from fastload.pack.tasks import PackTasks
 from fastload.sources.listing import first_few
 
 SYNC_BYTES = 256 * 2**20
 """The journal's head is synced to disk for packs of so many bytes; for a small one that would take most of the time."""
 
 _SMALLER = "`fastload pack` makes smaller files with `--size`, `--max-size` or `--store source`"
+_KEPT = "What was packed so far is kept: the same command continues with it."
 
 
-def resume(job: PackJob, journal: Journal, pool: PackPool) -> tuple[Survey, PackProgress, Extents | None] | None:
-    """Returns the survey, the rows that an interrupted call has done, and where rows are packed (None without images).
+def begin_or_resume(
+    job: PackJob, journal: Journal, found: JournalContents | None, pool: PackPool
+) -> tuple[PackTasks, list[TaskRecord]]:
+    """Returns the tasks of a pack and those that are done and whole; the unfinished files are ready for the others.
 
-    Returns:
-        None when there is nothing to continue, or when it may be overwritten.
+    Args:
+        found: the content of the journal.
 
     Raises:
         ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
-        SourceError: as survey_listing, about images that changed since then; only these are read again.
+        SourceError, OptionError: as survey_listing.
+        OutputError: the output exists, or the disk is too full.
     """
-    if not job.part.exists():
-        return None
-    table = _sources_of(job)
-    found = journal.read()
-    changed = "its journal is missing or damaged"
-    if found is not None:
-        head, old_table, progress = found
-        changed = what_changed(identity_of(job), table, head, old_table, job)
-        if not changed:
-            survey = survey_from_json(head["survey"], job.listing, job.options, progress)
-            rows = _changed_rows(table, old_table, survey, progress)
-            changed = _changed_after_packing(table, old_table, survey, progress, rows)
-        if not changed:
-            wait_for_orphans(job.part)
-            if len(rows):
-                survey = _read_again(job, journal, pool, survey, progress, rows, table)
-            return survey, progress, _extents_from_json(head["places"])
-    require_overwrite(job, changed)
-    return None
+    sources, old = source_table(job.listing), None
+    if job.part.exists():
+        changed = _what_changed(job, found)
+        if changed:
+            _require_overwrite(job, changed)
+        else:
+            old = found
+    elif job.output.exists() and not job.overwrite:
+        raise output_exists(job.output)
+    headers = None
+    if job.listing.files is not None:
+        if old is not None and np.array_equal(old.sources, sources):
+            headers = headers_from_json(old.head["headers"], len(sources))
+        headers = headers or read_headers(job.listing, pool, job.on_progress)
+    survey = _survey(job, pool, headers, old)
+    if old is not None:
+        if repr(survey.plan) == old.head["plan"]:
+            placed = {name: (file, base) for name, file, base in old.head["streams"]}
+            tasks = PackTasks.of(job, survey, placed)
+            if all(os.path.exists(stream.path) for stream in tasks.streams):
+                return tasks, _resume(tasks, old, pool)
+        else:
+            _require_overwrite(job, _other_images(job, old, headers, f"now {survey.plan}, formerly {old.head['plan']}"))
+    discard(job, found)
+    tasks = PackTasks.of(job, survey)
+    _begin(tasks, journal, headers)
+    return tasks, []
 
 
-def begin(job: PackJob, journal: Journal, survey: Survey) -> tuple[Survey, PackProgress, Extents | None]:
-    """Starts a new pack; returns the survey, no row done, and where rows are packed (None without images).
+def _survey(job: PackJob, pool: PackPool, headers: Headers | None, old: JournalContents | None) -> Survey:
+    """Returns the survey; where a pack is to be continued, an error names the images that changed since it began."""
+    try:
+        return survey_listing(
+            job.listing, job.options, pool, source=job.source, on_error=job.on_error, progress=job.on_progress,
+            found=headers,
+        )  # fmt: skip
+    except SourceError as exc:
+        if old is None or job.overwrite:
+            raise
+        if headers is not None and not headers.reasons:
+            raise ResumeError(_cannot_continue(job, _other_images(job, old, headers, str(exc)))) from exc
+        raise SourceError(f"{exc} {_KEPT}") from exc
 
-    Raises:
-        OutputError: the disk is too full.
+
+def _other_images(job: PackJob, old: JournalContents, headers: Headers | None, why: str) -> str:
+    """Returns that images changed so that all would be packed in another way, in words."""
+    known = headers_from_json(old.head["headers"], len(job.listing)) if len(old.sources) == len(job.listing) else None
+    names = []
+    if known is not None and headers is not None:
+        for sample in np.flatnonzero(known.table != headers.table).tolist():
+            header = headers.table[sample]
+            kind = f"{header['height']}x{header['width']}, {header['channels']} channels of {header['bits']} bits"
+            names.append(f"{job.listing.keys[sample]} ({kind})")
+    which = f"{first_few(names)} changed since then, and " if names else ""
+    return f"{which}images would be packed in another way now: {why}"
+
+
+def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> list[TaskRecord]:
+    """Returns the tasks of an interrupted call that are done and whole, and reserves space for the others."""
+    job = tasks.job
+    for path in {stream.path for stream in tasks.streams} or {str(job.part)}:
+        wait_for_orphans(Path(path))
+    kept = _whole_tasks(tasks, found, pool)
+    job.meta.unlink(missing_ok=True)  # Left by a last step that was interrupted; it is made again.
+    check_space(tasks, kept)
+    if tasks.known_end is not None:
+        reserve(job.part, tasks.known_end, again=True)
+    return kept
+
+
+def _whole_tasks(tasks: PackTasks, found: JournalContents, pool: PackPool) -> list[TaskRecord]:
+    """Returns the tasks whose sources are the same and whose rows lie where they belong, as they were written.
+
+    Where offsets depend on the rows before, these are the tasks before the first that is not so.
     """
-    discard(job, journal)
-    check_space(job.output, survey)
-    extents = planned_extents(survey, survey.num_samples, job.meta)
+    records: dict[int, TaskRecord] = {}
+    located: list[RowOffsets] = []
+    ends = [(0,) * len(tasks.streams)]
+    for number in range(tasks.num_tasks):
+        start = ends[-1] if tasks.ordered else tasks.starts(number)
+        record = found.tasks.get(number)
+        # What was skipped is tried again where it must not be: it may have been repaired, or its error is to be shown.
+        usable = record is not None and tasks.is_of(record) and record.starts == start
+        if record is None or not usable or (record.reasons and tasks.job.on_error == "fail"):
+            if tasks.ordered:
+                break
+            continue
+        offsets, end = tasks.locate(number, record.rows, start, record.checks)
+        records[number] = record
+        located.append(offsets)
+        ends.append(end)
+    broken = tasks.num_tasks
+    for done, (number, right) in enumerate(pool.run(Worker.check, located)):
+        if not right:
+            del records[number]
+            broken = min(broken, number)
+        if tasks.job.on_progress:
+            tasks.job.on_progress("checking what an earlier run packed", done + 1, len(located))
+    if not tasks.ordered:
+        return list(records.values())
+    kept = [record for number, record in records.items() if number < broken]
+    # This also removes what a call that was stopped in its last step wrote behind the rows: gaps between rows must
+    # stay zero.
+    behind = {stream.path: stream.base + end for stream, end in zip(tasks.streams, ends[len(kept)], strict=True)}
+    for path, end_of_rows in behind.items():
+        os.truncate(path, end_of_rows)
+    return kept
+
+
+def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
+    """Starts a new pack: its journal, and its files with the space that is known to be needed."""
+    job, known = tasks.job, tasks.known_end
+    if any(stream.path == str(job.masks) for stream in tasks.streams):
+        _remove_masks_file(job)
+    check_space(tasks, [])
     head = {
         **identity_of(job),
-        "num_rows": survey.num_samples,
-        "survey": survey_to_json(survey),
-        "places": [[extent.base, extent.row_bytes] for extent in extents.all] if extents else [],
+        "plan": repr(tasks.survey.plan),
+        "streams": [(stream.name, os.path.basename(stream.path), stream.base) for stream in tasks.streams],
+        "headers": headers_to_json(headers),
     }
-    journal.begin(head, _sources_of(job), sync=survey.bytes_needed >= SYNC_BYTES)
+    journal.begin(head, tasks.sources, sync=tasks.survey.bytes_needed >= SYNC_BYTES)
+    made: list[Path] = []
     try:
-        reserve(job.part, end_of_pixels(survey, survey.num_samples, extents) if extents else IMAGES_OFFSET)
-    except OSError:
-        job.part.unlink(missing_ok=True)
-        journal.remove()
+        for path in dict.fromkeys([str(job.part), *(stream.path for stream in tasks.streams)]):
+            in_part = path == str(job.part)
+            reserve(Path(path), (known or IMAGES_OFFSET) if in_part else 1)
+            made.append(Path(path))
+    except OutputError:
+        for each in made:
+            each.unlink(missing_ok=True)
         raise
-    return survey, PackProgress.none(survey.num_samples), extents
 
 
-def unchanged_survey(job: PackJob, found: tuple[dict[str, Any], NDArray[np.void], PackProgress]) -> Survey | None:
-    """Returns the survey in a journal if it is of the very pack that is asked for now, else None."""
-    head, old_table, progress = found
-    table = _sources_of(job)
-    if what_changed(identity_of(job), table, head, old_table, job):
-        return None
-    survey = survey_from_json(head["survey"], job.listing, job.options, progress)
-    return None if len(_changed_rows(table, old_table, survey, progress)) else survey
-
-
-def _sources_of(job: PackJob) -> NDArray[np.void]:
-    return source_table(job.listing.keys, job.listing.sizes, job.listing.mtimes_ns)
-
-
-def _changed_rows(
-    table: NDArray[np.void], old: NDArray[np.void], survey: Survey, progress: PackProgress
-) -> NDArray[np.int64]:
-    """Returns the rows whose source file is not the one that the journal knows, int64, ascending."""
-    known, rows = old.copy(), row_order(survey)
-    for row, (source, _) in progress.changed.items():
-        known["size"][rows[row]], known["mtime_ns"][rows[row]] = source["size"], source["mtime_ns"]
-    return np.flatnonzero(np.isin(rows, np.flatnonzero(table != known))).astype(np.int64)
-
-
-def _changed_after_packing(
-    table: NDArray[np.void], old: NDArray[np.void], survey: Survey, progress: PackProgress, changed: NDArray[np.int64]
-) -> str:
-    """Returns which of the changed rows was packed before its source changed, in words; "" when none was.
-
-    An image that is not packed yet may have been repaired meanwhile, as the error about it asked for.
-    """
-    rows = row_order(survey)
-    for row in changed[(progress.state[changed] == DONE) | progress.closing][:1].tolist():
-        source, _ = progress.changed.get(row, (old[rows[row]], None))
-        before, now = int(source["size"]), int(table[rows[row]]["size"])
-        what = "its size" if before != now else "its time of modification, or what it holds"
-        return (
-            f"the source {survey.listing.keys[rows[row]]} changed after it was packed ({what}: {before} bytes then, "
-            f"{now} now)"
-        )
-    return ""
-
-
-def _read_again(
-    job: PackJob,
-    journal: Journal,
-    pool: PackPool,
-    survey: Survey,
-    progress: PackProgress,
-    changed: NDArray[np.int64],
-    table: NDArray[np.void],
-) -> Survey:
-    """Reads the headers of images that changed before they were packed; updates the journal, returns the new survey.
+def _remove_masks_file(job: PackJob) -> None:
+    """Removes a file that has the name of the rows of masks, which is not the packer's.
 
     Raises:
-        ResumeError: with them, all images would become something else.
-        SourceError: a header cannot be read, unless such images are skipped.
+        ResumeError: it may not be overwritten.
     """
-    samples = row_order(survey)[changed]
-    headers = np.zeros(len(job.listing), HEADERS)
-    if survey.target is not None and survey.headers is not None:
-        found, _, bad = read_headers(job.listing, pool, job.on_progress, samples)
-        reasons = {
-            int(row): bad[sample] for row, sample in zip(changed, samples.tolist(), strict=True) if sample in bad
-        }
-        if bad and job.on_error == "fail":
-            named = [(job.listing.keys[sample], bad[sample]) for sample in sorted(bad)]
-            raise SourceError(
-                f"{unreadable(job.source, named, len(job.listing))} What was packed so far is kept: the same command "
-                f"continues with it."
-            )
-        headers = survey.headers.copy()
-        headers[samples] = found[samples]
-        survey = _with_headers(job, survey, headers, samples)
-    else:
-        reasons = {}
-    journal.changed(changed, table[samples], headers[samples])
-    progress.state[changed] = 0
-    for row in changed.tolist():
-        progress.reasons.pop(row, None)
-    if reasons:
-        rows = np.array(sorted(reasons), np.int64)
-        journal.rows(rows, np.zeros(len(rows), np.uint64), reasons)
-        progress.state[rows] = SKIPPED
-        progress.reasons.update(reasons)
-    return survey
-
-
-def _with_headers(job: PackJob, survey: Survey, headers: NDArray[np.void], samples: NDArray[np.int64]) -> Survey:
-    """Returns the survey with other headers of these samples, if images still become what they became before."""
-    goal = survey.target
-    assert goal is not None, "only images have headers"
-    before = survey.headers if survey.headers is not None else headers
-    known = headers[survey.samples]
-    known = known[known["height"] > 0]
-    if not len(known):
-        return replace(survey, headers=headers)  # Nothing is left to pack, which is an error of its own.
-    why, decision = "", None
-    try:
-        decision = decide(known, job.options, job.source)
-    except SourceError as exc:
-        why = str(exc)
-    if decision is None or decision.target != goal:
-        names = [
-            f"{job.listing.keys[sample]} ({_described(headers[sample])})"
-            for sample in samples.tolist()
-            if headers[sample] != before[sample]
-        ]
-        raise ResumeError(
-            f"{job.part}: left by an interrupted pack into images of {goal.height}x{goal.width} with {goal.channels} "
-            f"channels of {8 * goal.dtype.itemsize} bits. {first_few(names)} changed since then, so that not all "
-            f"images would become that now{': ' + why if why else ''}. Bring back images of the former kind, or start "
-            f"again with `--overwrite`."
-        )
-    moved = with_moved_coordinates(job.listing, headers, goal)
-    return replace(survey, listing=moved, headers=headers, sizes=decision.sizes)
-
-
-def _described(header: np.void) -> str:
-    return f"{header['height']}x{header['width']}, {header['channels']} channels of {header['bits']} bits"
-
-
-def _extents_from_json(found: list[list[int]]) -> Extents | None:
-    return Extents(*(Extent(base, row_bytes) for base, row_bytes in found)) if found else None
-
-
-def require_overwrite(job: PackJob, changed: str) -> None:
-    """Raises ResumeError about an unfinished pack that cannot be continued, unless it may be overwritten."""
+    if not job.masks.exists():
+        return
     if not job.overwrite:
         raise ResumeError(
-            f"{job.part}: left by an interrupted pack that this call cannot continue: {changed}. Start again with "
-            f"`--overwrite`, or remove {job.part.name} and {journal_path(job.output).name}."
+            f"{job.masks}: exists, and is of no unfinished pack of {job.output.name}, which needs that name until it "
+            f"is complete. Move it away, choose another output, or replace it with `--overwrite`."
         )
+    job.masks.unlink()
 
 
-def discard(job: PackJob, journal: Journal) -> None:
-    """Removes the files of an unfinished pack, but for its journal."""
-    for path in (*own_masks_files(job, journal), job.part):
-        if path.exists():
-            wait_for_orphans(path)
+def own_files(job: PackJob, found: JournalContents | None) -> list[Path]:
+    """Returns the unfinished files besides the journal; `OUT.h5.masks` only if the journal names it."""
+    named = {job.part.name, *(file for _, file, _ in (found.head["streams"] if found is not None else []))}
+    return [path for path in (job.masks, job.part) if path.name in named and path.exists()]
+
+
+def discard(job: PackJob, found: JournalContents | None) -> None:
+    """Removes the files of an unfinished pack, but for its journal.
+
+    Args:
+        found: the content of the journal.
+    """
+    for path in own_files(job, found):
+        wait_for_orphans(path)
         path.unlink(missing_ok=True)
-
-
-def own_masks_files(job: PackJob, journal: Journal) -> list[Path]:
-    """Returns `OUT.h5.masks` if it is there and the journal says that the packer made it, else nothing."""
-    return [job.masks] if job.masks.exists() and TaskLog(journal).names(job.masks) else []
 
 
 def wait_for_orphans(part: Path) -> None:
@@ -251,6 +232,19 @@ def wait_for_orphans(part: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX)
     finally:
         os.close(fd)
+
+
+def _require_overwrite(job: PackJob, changed: str) -> None:
+    """Raises ResumeError about an unfinished pack that cannot be continued, unless it may be overwritten."""
+    if not job.overwrite:
+        raise ResumeError(_cannot_continue(job, changed))
+
+
+def _cannot_continue(job: PackJob, changed: str) -> str:
+    return (
+        f"{job.part}: left by an interrupted pack that this call cannot continue: {changed}. Start again with "
+        f"`--overwrite`, or remove {job.part.name} and {journal_path(job.output).name}."
+    )
 
 
 def identity_of(job: PackJob) -> dict[str, Any]:
@@ -272,15 +266,22 @@ def identity_of(job: PackJob) -> dict[str, Any]:
     }
 
 
-def what_changed(
-    identity: Mapping[str, Any], table: NDArray[np.void], head: Mapping[str, Any], old: NDArray[np.void], job: PackJob
-) -> str:
-    """Returns the first difference to the interrupted pack, in words; "" when there is none.
+def _what_changed(job: PackJob, found: JournalContents | None) -> str:
+    """Returns the first difference to the pack of a journal, in words; "" when there is none."""
+    if found is None:
+        if any(map(of_another_release, (journal_path(job.output), job.part))):
+            return f"another release of fastload began it, and {writer_name()} does not read its journal"
+        return "its journal is missing or damaged"
+    return changed_since(job, found.head, found.sources)
+
+
+def changed_since(job: PackJob, head: Mapping[str, Any], old: NDArray[np.void]) -> str:
+    """Returns the first difference to what a journal's head says, in words; "" when there is none.
 
     Args:
-        identity, table: `identity_of` and the source table now.
-        head, old: the same from the journal.
+        old: SOURCE (N,), the sources in the journal.
     """
+    identity, table = identity_of(job), source_table(job.listing)
     for name in ("release", "decoder", "layout"):
         if head[name] != identity[name]:
             return f"the {name} was {head[name]}, now it is {identity[name]}"
@@ -299,19 +300,17 @@ def what_changed(
     return ""
 
 
-def check_space(output: Path, survey: Survey, extra: int = 0, done: float = 0) -> None:
-    """Raises OutputError if the disk has too little free space.
-
-    Args:
-        extra: bytes needed besides the rows until the file is finished.
-        done: fraction of the rows that lie there already, 0 to 1.
-    """
-    free, needed = free_bytes(output), int(survey.bytes_needed * (1 - done)) + extra
+def check_space(tasks: PackTasks, done: list[TaskRecord]) -> None:
+    """Raises OutputError if the disk has too little free space for the rows that are not done."""
+    output, survey = tasks.job.output, tasks.survey
+    free, needed = free_bytes(output), tasks.bytes_to_come(done)
     if needed > free:
-        raise disk_full(
+        error = OutputError(
             f"{output}: needs {needed:,} bytes for {survey.num_samples:,} images, {free:,} are free. Free some, or "
             f"choose another disk; {_SMALLER}."
         )
+        error.errno = errno.ENOSPC
+        raise error
 
 
 def free_bytes(output: Path) -> int:
@@ -327,13 +326,6 @@ def free_bytes(output: Path) -> int:
             f"{output}: its folder {output.absolute().parent} does not exist or cannot be read "
             f"({os.strerror(exc.errno or 0)}). Make it first."
         ) from exc
-
-
-def disk_full(message: str) -> OutputError:
-    """Returns the error of a disk without room, its errno ENOSPC."""
-    error = OutputError(message)
-    error.errno = errno.ENOSPC
-    return error
 
 
 def reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
@@ -357,6 +349,8 @@ def reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
         else:
             os.posix_fallocate(fd, 0, num_bytes)
     except OSError as exc:
+        if not again:
+            part.unlink()
         raise OutputError(
             f"{part}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, or choose another "
             f"disk; {_SMALLER}."

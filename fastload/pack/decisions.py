@@ -143,8 +143,13 @@ def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], sourc
         )
 
 
-def plan_ragged(decision: Decision, options: PackOptions, *, masks: bool, source: str | Path) -> RaggedPlan:
+def plan_ragged(
+    decision: Decision, options: PackOptions, *, masks: bool, encoded: bool = False, source: str | Path
+) -> RaggedPlan:
     """Returns the plan of rows; masks are compressed only if the options say so.
+
+    Args:
+        encoded: rows to be kept are encoded ones.
 
     Raises:
         OptionError: a codec that rows of several sizes cannot have.
@@ -152,10 +157,11 @@ def plan_ragged(decision: Decision, options: PackOptions, *, masks: bool, source
     option = options.store or EncodingOption()
     codec = NONE if options.codec == "auto" else parse_codec(options.codec)
     one_size = decision.target is not None
-    if codec.name == "gzip" and not one_size:
+    pixels = one_size and (option.kind == "raw" or (option.kind == "keep" and not encoded))
+    if codec.name == "gzip" and not pixels:
         raise OptionError(
-            f"{source}: its images differ in size, and rows of several sizes are compressed with zstd only. Say "
-            f"`--codec zstd`, or give all one size with `--size`."
+            f"{source}: its images differ in size or are kept as they are encoded, and rows of varying length are "
+            f"compressed with zstd only. Say `--codec zstd`, or pack the images with `--size`."
         )
     return RaggedPlan(
         channels=decision.channels,
@@ -163,7 +169,7 @@ def plan_ragged(decision: Decision, options: PackOptions, *, masks: bool, source
         option=option,
         target=decision.target,
         max_size=None if one_size else options.max_size,
-        images="rows" if one_size and option.kind == "raw" else "ragged",
+        images="rows" if pixels else "ragged",
         masks=("rows" if one_size else "ragged") if masks else None,
         image_codec=codec,
         mask_codec=codec if masks else NONE,
@@ -205,12 +211,12 @@ def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -
         headers: HEADERS (N,) of all samples of the listing.
     """
     images: Any = listing.files
-    keeps = plan.option.kind == "keep"
+    keeps = plan.keeps and plan.images == "ragged"
     found = {"images": images.stored_bytes if keeps else image_row_bytes(plan, headers, listing.sizes)}
     if plan.masks is not None:
         # Masks stay encoded only in the ragged form: rows of one size are pixels.
         masks: Any = listing.masks and listing.masks.files
-        kept = keeps and plan.masks == "ragged" and hasattr(masks, "stored_bytes")
+        kept = plan.keeps and plan.masks == "ragged" and hasattr(masks, "stored_bytes")
         found["masks"] = masks.stored_bytes if kept else np.prod(row_sizes(plan, headers), axis=1)
     return found
 

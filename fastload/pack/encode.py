@@ -1,8 +1,15 @@
-"""One sample -> its bytes in the packed file: pixels, a JPEG made here, or the source file's own bytes."""
+"""Samples of a listing -> rows of a packed file: the header of each, its pixels and mask, or its encoded bytes.
+
+A listing has its images as `Files` (bytes to decode), `Pictures` (decoded one by one) or `Arrays` (rows that are
+copied). `image_filler` and `mask_filler` choose by that once and return a function that fills rows of one size, many at
+a time, as `isinstance` with a protocol takes as long as reading a JPEG's header. `RowEncoder` makes one row of varying
+length: pixels, a JPEG made here, or the source file's own bytes.
+"""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,19 +21,176 @@ from PIL import Image
 from fastload.errors import ImageError
 from fastload.format.codecs import NONE, Codec, decompress_zstd
 from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
-from fastload.images.decode import decode_image
-from fastload.images.fit import Target
-from fastload.images.image_header import plain_jpeg, upright_size
+from fastload.images.decode import decode_image, decode_mask
+from fastload.images.fit import Target, resample_mask, resample_pixels
+from fastload.images.image_header import ImageHeader, plain_jpeg, probe_image, upright_size
 from fastload.images.jpeg_markers import scan_jpeg
 from fastload.pack.encoding import RaggedPlan, jpegs_kept_and_made
-from fastload.pack.fill import image_filler, mask_filler, reason_of_mask
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 
 _SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 
+HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1"), ("jpeg", "u1")])
+"""The part of an image's header that decides what becomes of it; `jpeg` as in `ImageHeader`."""
+
+ROW = np.dtype(
+    [
+        ("row", "<i8"),
+        ("digest", "<u8"),
+        ("images", "<i8"),
+        ("masks", "<i8"),
+        ("shape", "<i4", (3,)),
+        ("encoding", "u1"),
+        ("orientation", "u1"),
+        ("mask_encoding", "u1"),
+        ("missing_eoi", "u1"),
+        ("chunked", "u1"),
+    ]
+)
+"""A row that was made: its number in the order of packing, its digest, the bytes of its image and its mask, and the
+values of its `EncodedRow`; missing_eoi is 1 for a JPEG without an end marker. chunked is 1 where the row belongs to
+chunks that are compressed already: the length of each is that of its first row, that of the others 0."""
+
+Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], dict[int, str]]
+"""`fill(samples, target, out, headers) -> {index: error}`: decodes samples into the rows of out.
+
+headers are HEADERS (n,), or empty: a sample whose size is no longer that of its header is then an error."""
+
+
+def header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHeader]:
+    """Returns a function `sample -> header` of images or masks, which raises ImageError for one it cannot read."""
+    if isinstance(images, Files):
+        read_head = images.read_head
+        return lambda sample: probe_image(lambda size: read_head(sample, size))
+    if isinstance(images, Pictures):
+        return images.header
+    header = array_header(images)
+    return lambda _: header
+
+
+def array_header(images: Arrays) -> ImageHeader:
+    """Returns the header that all samples of an array have."""
+    height, width, *rest = images.shape
+    channels, bits = (rest or [1])[0], 8 * images.dtype.itemsize
+    kind = {1: "L", 3: "RGB", 4: "RGBA"}[channels] if bits == 8 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
+    return ImageHeader(height, width, channels, bits, kind, 1)
+
+
+def image_filler(images: Files | Pictures | Arrays) -> Fill:
+    """Returns the `Fill` of images, whose out is (n, H, W, C)."""
+    if isinstance(images, Files):
+        return lambda samples, target, out, headers: _one_by_one(
+            samples, lambda sample, at: decode_image(_of_same_size(images.read(sample), headers, at), target, out[at])
+        )
+    if isinstance(images, Pictures):
+        return lambda samples, target, out, _: _one_by_one(
+            samples, lambda sample, at: resample_pixels(_with_channels(images.read(sample)), target, out[at])
+        )
+
+    def fill(
+        samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]
+    ) -> dict[int, str]:
+        if not must_convert(images, target):
+            images.read_rows(samples, out)
+            return {}
+        pixels = np.empty((len(samples), *images.shape), images.dtype)
+        images.read_rows(samples, pixels)
+        return _one_by_one(samples, lambda _, at: resample_pixels(_with_channels(pixels[at]), target, out[at]))
+
+    return fill
+
+
+def must_convert(images: Arrays, target: Target) -> bool:
+    """Whether rows of an array have another shape or dtype than the rows of the file."""
+    return images.shape != (target.height, target.width, target.channels) or images.dtype != target.dtype
+
+
+def mask_filler(masks: Masks) -> Fill:
+    """Returns the `Fill` of masks, whose out is uint8 (n, H, W); samples without a mask get `ignore_index`, or 0."""
+    files, outside = masks.files, masks.ignore_index or 0
+    row: Callable[[int, Target, NDArray[np.uint8], tuple[int, int] | None], None]
+    if isinstance(files, Files):
+
+        def row(sample: int, target: Target, out: NDArray[np.uint8], size: tuple[int, int] | None) -> None:
+            decode_mask(files.read(sample), target, out, fill=outside, image_size=size)
+
+    elif isinstance(files, Pictures):
+
+        def row(sample: int, target: Target, out: NDArray[np.uint8], size: tuple[int, int] | None) -> None:
+            resample_mask(files.read(sample), target, out, fill=outside)
+
+    else:
+
+        def row(sample: int, target: Target, out: NDArray[np.uint8], size: tuple[int, int] | None) -> None:
+            found = np.empty((1, *files.shape), np.uint8)
+            files.read_rows(np.array([sample]), found)
+            resample_mask(found[0], target, out, fill=outside)
+
+    whole = files if isinstance(files, Arrays) and bool(masks.present.all()) else None
+
+    def fill(
+        samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]
+    ) -> dict[int, str]:
+        if whole is not None and whole.shape == out.shape[1:]:
+            whole.read_rows(samples, out)
+            return {}
+        present = masks.present[samples]
+        present_at = np.flatnonzero(present).tolist()
+        out[~present] = outside
+        reasons = _one_by_one(
+            samples[present],
+            lambda sample, at: row(sample, target, out[present_at[at]], _size_of(headers, present_at[at])),
+        )
+        return {present_at[at]: reason for at, reason in reasons.items()}
+
+    return fill
+
+
+def _one_by_one(samples: NDArray[np.int64], fill: Callable[[int, int], None]) -> dict[int, str]:
+    """Calls fill(sample, index) for each sample; returns {index: error} of those that fail."""
+    reasons: dict[int, str] = {}
+    for at, sample in enumerate(samples.tolist()):
+        try:
+            fill(sample, at)
+        except (ImageError, OSError) as exc:
+            reasons[at] = reason_of(exc)
+    return reasons
+
+
+def _of_same_size(data: bytes, headers: NDArray[np.void], at: int) -> bytes:
+    """Returns the bytes of an image file, once their header gives the size found before."""
+    if len(headers):
+        now, then = probe_image(lambda size: data[:size]), headers[at]
+        if (now.height, now.width) != (then["height"], then["width"]):
+            raise ImageError(
+                f"is {now.width}x{now.height} (width x height) now, and was {then['width']}x{then['height']} when its "
+                f"header was read"
+            )
+    return data
+
+
+def _size_of(headers: NDArray[np.void], at: int) -> tuple[int, int] | None:
+    return (int(headers[at]["height"]), int(headers[at]["width"])) if len(headers) else None
+
+
+def _with_channels(pixels: NDArray[Any]) -> NDArray[Any]:
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def reason_of(exc: Exception) -> str:
+    """Returns why a sample could not be read, as the second half of a sentence about it."""
+    return str(exc) if isinstance(exc, ImageError) else f"cannot be read: {exc}"
+
+
+def reason_of_mask(reason: str) -> str:
+    """Returns the reason why a mask could not be read as a reason about its sample."""
+    if reason.startswith("a mask "):
+        return f"its {reason.removeprefix('a ')}"
+    return f"its mask {reason}" if reason.startswith(("is ", "was ", "has ", "cannot ")) else f"its mask: {reason}"
+
 
 class RowEncoder:
-    """Makes the rows of one dataset; not to be shared by threads.
+    """Makes the rows of one dataset whose images have varying lengths; not to be shared by threads.
 
     Args:
         images: of every sample of the listing. Under the encoding "keep" they also have `encoded(i)`, which returns the
@@ -44,7 +208,7 @@ class RowEncoder:
         self._fill_mask = None if masks is None else mask_filler(masks)
 
     def encode(self, sample: int, header: np.void) -> EncodedRow:
-        """Returns the row of a sample, uncompressed in the form "rows": there chunks are compressed as a whole.
+        """Returns the row of a sample; a mask in the form "rows" is uncompressed, as its chunks are compressed whole.
 
         Args:
             header: one of HEADERS, as the survey found it.
@@ -69,7 +233,7 @@ class RowEncoder:
                 (JPEG, encode_jpeg(pixels, self._plan.option.quality)) if made else (RAW, _bytes_of(pixels))
             )
         digest = xxhash.xxh3_64(image)
-        if encoding == RAW and self._plan.images == "ragged":
+        if encoding == RAW:
             encoding, image = _smaller(image, self._plan.image_codec)
         mask, mask_encoding = self._mask(sample, header, height, width), RAW
         stored_mask: Any = None

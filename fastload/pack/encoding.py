@@ -35,7 +35,7 @@ class EncodingOption:
         kind: "raw": pixels; "jpeg": every image encoded as JPEG; "source": the file's own bytes if it is a JPEG that
             the loader can decode, else pixels (a JPEG that `--max-size` makes smaller is encoded again, which loses a
             second time); "mixed": a fraction of the rows as JPEG (their own bytes where possible), the others as
-            pixels; "keep": rows come encoded (`repack`).
+            pixels; "keep": as a packed file holds them (`repack`), encoded or as pixels to be compressed.
         quality: 1 to 100, of JPEGs made here.
         fraction: 0 to 1, for "mixed".
     """
@@ -94,8 +94,13 @@ class RaggedPlan:
     chunk_bytes: int = 8 * 2**20
 
     @property
+    def keeps(self) -> bool:
+        """Whether rows are copied as a packed file holds them."""
+        return self.option.kind == "keep"
+
+    @property
     def special(self) -> bool:
-        """Whether rows are anything but uncompressed pixels of one size, for which the in-place engine is used."""
+        """Whether rows are anything but uncompressed pixels of one size."""
         return self.images == "ragged" or self.image_codec != NONE or self.mask_codec != NONE
 
     def row_size(self, height: int, width: int) -> tuple[int, int]:

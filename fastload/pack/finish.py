@@ -1,31 +1,40 @@
-"""The extents of a file's rows, the tasks that fill them, and the end of a pack: metadata, final name, report.
+"""The end of a pack: compressed chunks and metadata are made, the file gets its final name, and a report.
 
-HDF5 itself writes only `OUT.h5.meta`, a sparse file of the same layout; its bytes other than pixels are then copied
-into the packed file. Each step can be repeated after a kill at any instant.
+HDF5 itself writes only `OUT.h5.meta`: a sparse file of the same layout, whose bytes other than pixels are then copied
+to the rows in `OUT.h5.part`; or the whole file, if rows of images are compressed in chunks or do not lie where they
+belong. Until then rows stay where they were written, so that each step can be repeated after a kill at any instant.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
+from fastload.errors import FormatError, OutputError
 from fastload.format.column import Column
 from fastload.format.digests import plain
-from fastload.format.header import IMAGES_OFFSET, PIXEL_FIELDS, PackedFile, open_hdf5, read_header
-from fastload.format.ragged import index_names
-from fastload.format.writer import create_file, dump_options, pixel_offsets
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
+from fastload.format.ragged import RaggedIndex, common_shape, index_names
+from fastload.format.writer import PixelSpec, RaggedSpec, create_file, dump_options
 from fastload.images.decode import decoder_versions
-from fastload.pack.journal import Journal
+from fastload.pack.begin import changed_since, own_files
+from fastload.pack.journal import Journal, JournalContents, source_table
 from fastload.pack.pack_options import PackJob
-from fastload.pack.pack_worker import ChunkTask, Extent, Extents
+from fastload.pack.pack_worker import RowStream
 from fastload.pack.survey import Survey
+from fastload.pack.tasks import PackTasks
+from fastload.system.files import read_bytes
+from fastload.system.threads import in_order
 
 _COPY_BYTES = 1 << 24
 
@@ -50,9 +59,9 @@ class PackReport:
         file_bytes: size of the file.
         seconds: time this call took.
         images_per_s: images this call decoded over the time that decoding and writing them took.
-        chunks: chunks of the file as planned; tasks of the ordered engine.
-        chunks_kept: chunks that an earlier, interrupted call had packed.
-        chunks_decoded: chunks that this call decoded.
+        chunks: chunks of the file as planned; where images have no chunks of their own, tasks of the packer.
+        chunks_kept: those that an earlier, interrupted call had packed.
+        chunks_decoded: those that this call packed.
         store: the encoding of images, such as "raw" or "jpeg:90".
         encodings: number of rows that are "raw", "jpeg" and "zstd".
     """
@@ -77,101 +86,85 @@ class PackReport:
     encodings: dict[str, int] = field(default_factory=dict)
 
 
-def planned_extents(survey: Survey, num_rows: int, scratch: Path) -> Extents | None:
-    """Returns where HDF5 will put the pixels of a file of so many rows; None without images.
+@dataclass(frozen=True)
+class Finished:
+    """The report of a complete file, as the journal holds it."""
+
+    header_digest: str
+    converted: dict[str, int]
+    skipped: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    store: str
+    encodings: dict[str, int]
+    chunks: int
+
+
+def finish(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], threads: int) -> tuple[Path, str]:
+    """Makes the complete file, all of it synced to disk.
 
     Args:
-        scratch: path of a file that is written to find out, and removed.
+        rows: ROW (N,), all rows that were made.
+        ends: for each stream, where its rows end.
+        threads: number of threads that compress.
+
+    Returns:
+        The path of the complete file, which is `OUT.h5.part` or `OUT.h5.meta`, and its header digest.
+
+    Raises:
+        OutputError: the disk is full; what was packed stays.
     """
-    specs = survey.pixels(num_rows)
-    if not specs:
-        return None
-    images = Extent(IMAGES_OFFSET, specs["images"].row_bytes)
-    if "masks" not in specs:
-        return Extents(images)
-    offsets = pixel_offsets(scratch, num_rows, specs)
-    return Extents(images, Extent(offsets["masks"], specs["masks"].row_bytes))
-
-
-def end_of_pixels(survey: Survey, num_rows: int, extents: Extents) -> int:
-    """Returns the byte after the last pixel chunk of a file of so many rows."""
-    last, spec = extents.all[-1], list(survey.pixels(num_rows).values())[-1]
-    return last.offset(-(-num_rows // spec.chunk_rows) * spec.chunk_rows)
-
-
-def chunk_tasks(
-    survey: Survey,
-    part: Path,
-    extents: Extents,
-    num_rows: int,
-    chunks: NDArray[np.int64],
-    *,
-    task_bytes: int = 0,
-    **arrays: NDArray[Any],
-) -> Iterator[ChunkTask]:
-    """Yields a task for each of these chunks of a file of num_rows rows.
-
-    Args:
-        chunks: int64, ascending.
-        task_bytes: consecutive chunks of at most so many bytes together become one task.
-        arrays: attributes of `ChunkTask`, each with an item for every row of the file.
-    """
-    assert survey.target is not None, "without images there are no chunks"
-    chunk_bytes = survey.chunk_rows * sum(extent.row_bytes for extent in extents.all)
-    most = max(1, task_bytes // chunk_bytes)
-    runs = np.split(chunks, np.flatnonzero(np.diff(chunks) != 1) + 1)
-    for some in (run[at : at + most] for run in runs for at in range(0, len(run), most)):
-        rows = np.arange(some[0] * survey.chunk_rows, min(num_rows, (some[-1] + 1) * survey.chunk_rows))
-        parts = {name: array[rows] for name, array in arrays.items()}
-        yield ChunkTask(str(part), extents, rows, survey.target, **parts)
-
-
-def write_metadata(
-    survey: Survey,
-    part: Path,
-    meta: Path,
-    extents: Extents | None,
-    *,
-    samples: NDArray[np.int64],
-    digests: NDArray[np.uint64],
-) -> str:
-    """Adds the HDF5 metadata to the pixels in `part`, all synced to disk; returns the header digest.
-
-    Args:
-        extents: where the rows of the finished file lie; None without images.
-        samples: int64 (N,): the sample of each row of the finished file.
-        digests: uint64 (N,): its pixel digest.
-    """
-    num_rows = len(samples)
-    pixels = survey.pixels(num_rows)
-    columns, attrs = described(survey, samples, digests)
-    offsets = create_file(meta, num_rows=num_rows, pixels=pixels, columns=columns, attrs=attrs)
-    assert extents is None or list(offsets.values()) == [extent.base for extent in extents.all], "rows lie as planned"
-    with open(meta, "rb") as source, open(part, "r+b") as file:
-        end = os.fstat(source.fileno()).st_size
-        start = 0
-        for name, spec in pixels.items():
-            copy_bytes(source, file, start, offsets[name])
-            written = offsets[name] + num_rows * spec.row_bytes
-            start = offsets[name] + -(-num_rows // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
-            file.seek(written)
-            file.write(bytes(start - written))
-        copy_bytes(source, file, start, end)
-        file.truncate(end)
-        file.flush()
-        os.fsync(file.fileno())
+    job = tasks.job
+    columns, attrs = _described(tasks.survey, tasks.samples[rows["row"]], rows["digest"].copy())
+    of_one_size = tasks.survey.pixels(len(rows))
+    specs: dict[str, PixelSpec | RaggedSpec] = {}
+    for stream, end in zip(tasks.streams, ends, strict=True):
+        if stream.spec is not None:
+            specs[stream.name] = of_one_size[stream.name]
+        else:
+            specs[stream.name], index = _ragged_spec(tasks, stream, rows, end)
+            columns |= index
+    try:
+        job.meta.unlink(missing_ok=True)
+        bases = create_file(job.meta, num_rows=len(rows), pixels=specs, columns=columns, attrs=attrs)
+        for stream in tasks.streams:
+            if stream.compressed:
+                _copy_chunks(tasks, stream, of_one_size[stream.name], rows, threads)
+        target = job.part if _fits(tasks, bases) else job.meta
+        _join(tasks, specs, bases, ends, len(rows), target)
+    except OSError as exc:
+        job.meta.unlink(missing_ok=True)
+        raise OutputError(
+            f"{job.output}: cannot be finished ({_reason(exc)}). What was packed is kept: make room, then run "
+            f"the same command again."
+        ) from exc
     # Read from the file, as every reader will.
-    with open_hdf5(meta) as file:
-        return str(plain(file.attrs["header_digest"]))
+    with open_hdf5(job.meta) as file:
+        return target, str(plain(file.attrs["header_digest"]))
 
 
-def described(
+def _fits(tasks: PackTasks, bases: dict[str, int]) -> bool:
+    """Whether `OUT.h5.part` becomes the file: what lies in it has no codec, and lies where HDF5 will look for it.
+
+    Masks behind the images do not, where samples were skipped that a first call was not to skip.
+    """
+    in_part = [stream for stream in tasks.streams if stream.path == str(tasks.job.part)]
+    return all(bases.get(stream.name) == stream.base for stream in in_part)
+
+
+def _reason(exc: OSError) -> str:
+    """Returns why a file cannot be written, cut out of HDF5's long message."""
+    found = re.search(r"error message = '([^']*)'", str(exc))
+    return found[1] if found else exc.strerror or str(exc)
+
+
+def _described(
     survey: Survey, samples: NDArray[np.int64], digests: NDArray[np.uint64]
 ) -> tuple[dict[str, Column], dict[str, Any]]:
     """Returns the datasets of a file other than its pixels, and its root attributes.
 
     Args:
-        samples, digests: as `write_metadata`.
+        samples: int64 (N,): the sample of each row of the finished file.
+        digests: uint64 (N,): its pixel digest.
     """
     listing = survey.listing
     columns = {name: Column(column.values[samples], column.attrs) for name, column in listing.columns.items()}
@@ -196,26 +189,77 @@ def _encoded(keys: tuple[str, ...]) -> NDArray[np.bytes_]:
         return np.array([key.encode() for key in keys])
 
 
-def publish(part: Path, meta: Path, output: Path, journal: Journal, header_digest: str) -> None:
-    """Gives the complete file its final name and removes the files that only packing needed."""
-    journal.finished(header_digest)
-    os.replace(part, output)
-    sync_folder(output.parent)
-    meta.unlink(missing_ok=True)
-    journal.remove()
+def _ragged_spec(
+    tasks: PackTasks, stream: RowStream, rows: NDArray[np.void], end: int
+) -> tuple[RaggedSpec, dict[str, Column]]:
+    """Returns the layout of rows of varying length, and the datasets that say where they lie."""
+    plan, images = tasks.survey.plan, stream.name == "images"
+    assert plan is not None, "there are streams"
+    offsets, _ = stream.offsets(rows[stream.name], 0)
+    index = RaggedIndex(
+        offsets, rows[stream.name], rows["shape"], rows["encoding" if images else "mask_encoding"], rows["orientation"]
+    )
+    shape = common_shape(rows["shape"])
+    spec = RaggedSpec(
+        end, stream.chunk_bytes, shape if images else shape[:2], plan.dtype if images else np.dtype(np.uint8),
+        {} if images else tasks.survey.mask_attrs,
+    )  # fmt: skip
+    return spec, {name: Column(values, attrs) for name, (values, attrs) in index.datasets(stream.name).items()}
 
 
-def sync_folder(folder: Path) -> None:
-    """Syncs the names in a folder to disk."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _copy_chunks(tasks: PackTasks, stream: RowStream, spec: PixelSpec, rows: NDArray[np.void], threads: int) -> None:
+    """Writes the rows of a stream as compressed chunks, in order; those that are not compressed yet are."""
+    offsets, end = stream.offsets(rows[stream.name], 0)
+    begins = [*offsets[:: spec.chunk_rows].tolist(), end]
+    chunked = rows["chunked"][:: spec.chunk_rows]
+    with h5py.File(tasks.job.meta, "r+") as file, open(stream.path, "rb", buffering=0) as source:
+        dataset, fd = file[stream.name].id, source.fileno()
+
+        def chunk(number: int) -> bytes:
+            data = read_bytes(fd, begins[number + 1] - begins[number], stream.base + begins[number])
+            return data if chunked[number] else spec.compressed_chunk(data)
+
+        numbers = range(len(chunked))
+        for number, data in zip(numbers, in_order(chunk, numbers, threads), strict=True):
+            dataset.write_direct_chunk((number * spec.chunk_rows, *(0 for _ in spec.row_shape)), data)
+            if tasks.job.on_progress:
+                tasks.job.on_progress(f"writing compressed {stream.name}", number + 1, len(numbers))
 
 
-def copy_bytes(source: Any, target: Any, start: int, stop: int, to: int | None = None) -> None:
-    """Copies bytes start to stop of one file into another, by default to the same offset."""
+def _join(
+    tasks: PackTasks,
+    specs: dict[str, PixelSpec | RaggedSpec],
+    bases: dict[str, int],
+    ends: tuple[int, ...],
+    num_rows: int,
+    target: Path,
+) -> None:
+    """Copies what HDF5 wrote and what workers wrote into one file; behind the last row of a dataset it is zero."""
+    with open(tasks.job.meta, "rb") as source, open(target, "r+b") as file:
+        size = os.fstat(source.fileno()).st_size
+        start = 0
+        for name, base in bases.items():
+            _copy_bytes(source, file, start, base)
+            start = base + specs[name].allocated_bytes(num_rows)
+        _copy_bytes(source, file, start, size)
+        for stream, end in zip(tasks.streams, ends, strict=True):
+            if stream.name not in bases:
+                continue
+            base = bases[stream.name]
+            if stream.path != str(target):
+                with open(stream.path, "rb") as rows:
+                    _copy_bytes(rows, file, stream.base, stream.base + end, base)
+            file.seek(base + end)
+            file.write(bytes(specs[stream.name].allocated_bytes(num_rows) - end))
+        file.truncate(size)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _copy_bytes(source: Any, target: Any, start: int, stop: int, to: int | None = None) -> None:
+    """Copies bytes start to stop of one file into another, by default to the same offset; a file to itself: nothing."""
+    if os.path.samestat(os.fstat(source.fileno()), os.fstat(target.fileno())):
+        return
     source.seek(start)
     target.seek(start if to is None else to)
     while start < stop and (data := source.read(min(_COPY_BYTES, stop - start))):
@@ -223,26 +267,53 @@ def copy_bytes(source: Any, target: Any, start: int, stop: int, to: int | None =
         start += len(data)
 
 
+def publish(tasks: PackTasks, journal: Journal, path: Path, done: Finished) -> None:
+    """Gives the complete file its final name and removes the files that only packing needed."""
+    job = tasks.job
+    journal.finished({**asdict(done), "path": path.name, "sources": _sources_check(job)})
+    os.replace(path, job.output)
+    fd = os.open(job.output.parent, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    for each in (job.meta, job.part, *(Path(stream.path) for stream in tasks.streams)):
+        each.unlink(missing_ok=True)
+    journal.remove()
+
+
+def _sources_check(job: PackJob) -> int:
+    return xxhash.xxh3_64_intdigest(source_table(job.listing).tobytes())
+
+
+def finished_report(job: PackJob, journal: Journal, found: JournalContents | None, started: float) -> PackReport | None:
+    """Returns the report of a pack that was killed between the file's final name and the removal of its journal."""
+    if found is None or found.finished is None or not job.output.exists():
+        return None
+    values = dict(found.finished)
+    same_sources = values.pop("sources") == _sources_check(job)
+    if job.output.with_name(values.pop("path")).exists() or not same_sources:
+        return None
+    if changed_since(job, found.head, found.sources):
+        return None
+    done = Finished(**values)
+    with suppress(FormatError):
+        file = read_header(job.output)
+        if file.header_digest == done.header_digest:
+            for path in (job.meta, *own_files(job, found)):
+                path.unlink(missing_ok=True)
+            journal.remove()
+            return report_of(job, file, done, started=started, images_per_s=0.0, chunks_kept=done.chunks)
+    return None
+
+
 def report_of(
-    job: PackJob,
-    file: PackedFile,
-    converted: dict[str, int],
-    skipped: tuple[tuple[str, str], ...],
-    *,
-    started: float,
-    images_per_s: float,
-    chunks: int,
-    chunks_kept: int,
-    chunks_decoded: int,
-    notes: tuple[str, ...],
-    store: str = "raw",
-    encodings: dict[str, int] | None = None,
+    job: PackJob, file: PackedFile, done: Finished, *, started: float, images_per_s: float, chunks_kept: int
 ) -> PackReport:
     """Returns the report of a finished file.
 
     Args:
         started: time.perf_counter() when the call began.
-        encodings: as in `PackReport`; by default all rows are raw.
     """
     images = file.fields.get("images")
     return PackReport(
@@ -253,17 +324,17 @@ def report_of(
         dtype=str(images.dtype) if images else "",
         fields=tuple(name for name in file.fields if name not in _NOT_OF_THE_SAMPLE and not _is_index(name, file)),
         splits={name: len(rows) for name, rows in file.splits.items()},
-        converted=converted,
-        skipped=skipped,
-        notes=notes,
+        converted=done.converted,
+        skipped=tuple((key, reason) for key, reason in done.skipped),
+        notes=tuple(done.notes),
         file_bytes=file.identity.size,
         seconds=time.perf_counter() - started,
         images_per_s=images_per_s,
-        chunks=chunks,
+        chunks=done.chunks,
         chunks_kept=chunks_kept,
-        chunks_decoded=chunks_decoded,
-        store=store,
-        encodings={"raw": file.num_rows} if encodings is None and images else encodings or {},
+        chunks_decoded=done.chunks - chunks_kept,
+        store=done.store,
+        encodings=done.encodings,
     )
 
 

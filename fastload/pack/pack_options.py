@@ -101,7 +101,8 @@ def _check_encoding(options: PackOptions) -> None:
             "`--store source` keeps the files' own bytes, which `--size` would have to change. Say `--store jpeg` "
             "with `--size`, or `--store source` with `--max-size`, which changes larger ones only."
         )
-    if options.codec != "auto" and parse_codec(options.codec, besides=("auto",)).name == "gzip" and kind != "raw":
+    gzip = options.codec != "auto" and parse_codec(options.codec, besides=("auto",)).name == "gzip"
+    if gzip and kind not in ("raw", "keep"):
         raise OptionError(f"codec={options.codec!r} works on images of one size stored raw; say `--codec zstd`.")
 
 
@@ -141,7 +142,7 @@ class PackJob:
 
     @property
     def masks(self) -> Path:
-        """The file that holds the rows of masks while the ordered engine packs."""
+        """The file that holds the rows of masks while it is not known where they belong in the packed file."""
         return self.output.with_name(self.output.name + ".masks")
 
 

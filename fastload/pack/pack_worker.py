@@ -1,6 +1,7 @@
-"""The work of a packing process: reads headers, decodes chunks into the file, and checks chunks that are there already.
+"""The work of a packing process: reads headers, makes the rows of a task, writes them, and checks rows that are there.
 
-No pixel crosses a process border: a worker writes a chunk's rows where they belong in the file and returns digests.
+No pixel crosses a process border: a worker writes rows where they belong in the file and returns their description.
+Where the offsets of rows are known beforehand, it writes them at once; else it keeps them until they are.
 """
 
 from __future__ import annotations
@@ -9,33 +10,43 @@ import fcntl
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OutputError
+from fastload.format.codecs import NONE
+from fastload.format.digests import pixel_digests
+from fastload.format.ragged import EncodedRow, ragged_offsets
+from fastload.format.writer import PixelSpec
 from fastload.images.fit import Target
 from fastload.images.image_header import ImageHeader
-from fastload.pack.encode import RowEncoder
-from fastload.pack.fill import (
+from fastload.pack.encode import (
     HEADERS,
+    ROW,
+    RowEncoder,
     header_reader,
     image_filler,
     mask_filler,
     must_convert,
     reason_of,
     reason_of_mask,
-    row_digests_of,
 )
+from fastload.pack.encoding import RaggedPlan
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 from fastload.system.files import read_into, write_at
 
 _CACHE_BYTES = 512 * 2**10
 _COPY_BYTES = 2 * 2**20
+_MAX_BUFFERS = 512
+"""Rows written by one call; the kernel's limit is 1,024."""
 _NO_HEADERS = np.zeros(0, HEADERS)
+
+Piece = bytes | memoryview
 
 
 @dataclass(frozen=True)
@@ -56,64 +67,112 @@ class HeaderBlock:
 
 
 @dataclass(frozen=True)
-class Extent:
-    """Where the rows of one pixel dataset lie in the file being packed: row i at `base + i * row_bytes`."""
-
-    base: int
-    row_bytes: int
-
-    def offset(self, row: int) -> int:
-        """Returns the byte at which a row begins."""
-        return self.base + row * self.row_bytes
-
-
-@dataclass(frozen=True)
-class Extents:
-    """The extents of the images and, where there are any, of the masks."""
-
-    images: Extent
-    masks: Extent | None = None
-
-    @property
-    def all(self) -> tuple[Extent, ...]:
-        """Both, in the order in which a row's bytes are hashed."""
-        return (self.images,) if self.masks is None else (self.images, self.masks)
-
-
-@dataclass(frozen=True)
-class ChunkTask:
-    """The rows of a chunk, or of several that follow one another, to decode or to check.
+class RowStream:
+    """The rows of one pixel dataset being packed.
 
     Attributes:
-        part: path of the file being packed.
-        extents: where its rows lie.
-        rows: int64 (k,), consecutive.
-        target: the size, channels and dtype of each row.
-        samples: int64 (k,), the sample of the listing for each row; empty when rows are only checked.
-        digests: uint64 (k,), the expected digests: always when checking, when decoding if the listing knows them.
-        headers: HEADERS (k,) of the samples; empty where nothing depends on them.
+        name: "images" or "masks"; the column of ROW with its lengths.
+        path: the file that they are written to.
+        base: byte of that file at which they begin.
+        chunk_bytes: size of a chunk of rows of varying length: each row lies whole inside one.
+        spec: rows of one size, which lie back to back; None where lengths vary.
     """
 
-    part: str
-    extents: Extents
-    rows: NDArray[np.int64]
-    target: Target
-    samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    digests: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    headers: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, HEADERS))
+    name: str
+    path: str
+    base: int
+    chunk_bytes: int
+    spec: PixelSpec | None
+
+    @property
+    def compressed(self) -> bool:
+        """Whether its rows are compressed in chunks."""
+        return self.spec is not None and self.spec.codec != NONE
+
+    def offsets(self, lengths: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], int]:
+        """Returns the offsets from base of rows of these lengths, written after what ends at start; and their end."""
+        if self.spec is None:
+            return ragged_offsets(lengths, self.chunk_bytes, start)
+        ends = start + np.cumsum(lengths)
+        return ends - lengths, int(ends[-1]) if len(ends) else start
 
 
 @dataclass(frozen=True)
-class ChunkResult:
-    """A task that is written: the pixel digests uint64 (k,) of its rows, and row -> reason for those skipped."""
+class PackTask:
+    """Consecutive rows to make.
 
+    Attributes:
+        number: number of the task, from 0.
+        rows: int64 (k,), ascending.
+        samples: int64 (k,), the sample of the listing for each row.
+        headers: HEADERS (k,) of the samples; empty where nothing depends on them.
+        digests: uint64 (k,), the expected digest of each row; empty where it is not known.
+        plan: how rows are made.
+        streams: the streams that they belong to.
+        starts: for each stream, where its rows begin after the base; None where that is not known beforehand.
+        compress: rows of one size with a codec are whole chunks, and are compressed.
+    """
+
+    number: int
     rows: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    headers: NDArray[np.void]
     digests: NDArray[np.uint64]
+    plan: RaggedPlan
+    streams: tuple[RowStream, ...]
+    starts: tuple[int, ...] | None
+    compress: bool
+
+    def first_chunks(self, count: int) -> PackTask:
+        """Returns a task of the first rows alone, compressed."""
+        arrays = {name: getattr(self, name)[:count] for name in ("rows", "samples", "headers", "digests")}
+        return replace(self, **arrays, compress=True)
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """The rows that were made of a task: ROW (n,), and row -> why it was skipped.
+
+    Attributes:
+        checks: for each stream XXH3-64 over those of its rows' bytes; empty while they are not written.
+    """
+
+    number: int
+    rows: NDArray[np.void]
     reasons: dict[int, str]
+    checks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """Rows that wait with the worker that made them until their offsets are known.
+
+    Attributes:
+        made: for each stream, the bytes of each row.
+    """
+
+    summary: PackedRows
+    made: list[list[Piece]]
+
+
+@dataclass(frozen=True)
+class RowOffsets:
+    """Where a task's rows lie: for each stream int64 (n,), offsets from its base.
+
+    Attributes:
+        lengths: for each stream int64 (n,), bytes of each row.
+        checks: as in `PackedRows`.
+    """
+
+    number: int
+    streams: tuple[RowStream, ...]
+    offsets: tuple[NDArray[np.int64], ...]
+    lengths: tuple[NDArray[np.int64], ...]
+    checks: tuple[int, ...] = ()
 
 
 class Worker:
-    """The tools of one process or thread: the samples' images and masks, buffers, and the open output file.
+    """The tools of one process or thread: the samples' images and masks, buffers, and the open output files.
 
     Methods that take a task are sent to worker processes by name (`PackPool.run`).
     """
@@ -125,10 +184,9 @@ class Worker:
         self._copies = isinstance(images, Arrays)
         self._memory = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
         self._outputs: dict[str, int] = {}
-        self.encoder: RowEncoder | None = None
-        """Made with the first task that has a `RaggedPlan`, which all tasks share."""
+        self._encoder: RowEncoder | None = None  # Made with the first task; all tasks share its plan.
         self.unwritten: dict[int, Any] = {}
-        """Task number -> encoded rows that wait for their offsets (`PackPool.run_in_order`)."""
+        """Task number -> rows that wait for their offsets (`PackPool.run`)."""
 
     def close(self) -> None:
         """Closes the output files."""
@@ -156,29 +214,94 @@ class Worker:
             block.kinds["turned"] += header.turned
         return block
 
-    def pack(self, task: ChunkTask) -> ChunkResult:
-        """Decodes a task's rows and writes them to the file; rows that cannot be decoded are written as zeros."""
-        digests = np.zeros(len(task.rows), np.uint64)
+    def pack(self, task: PackTask) -> PackedRows | Unwritten:
+        """Makes the rows of a task, and writes them if it is known where they belong; those that fail are left out."""
+        if task.starts is not None:
+            return self._pack_in_place(task, task.starts)
+        for stream in task.streams:
+            self.open(stream.path)  # Its lock tells the next packer that this worker still lives.
+        return self.encode(task)
+
+    def _pack_in_place(self, task: PackTask, starts: tuple[int, ...]) -> PackedRows:
+        """Makes rows of one size and writes them, a few at a time; nothing is written after the first that fails."""
+        table = np.zeros(len(task.rows), ROW)
+        checks = [np.zeros(len(task.rows), np.uint64) for _ in task.streams]
         reasons: dict[int, str] = {}
+        for part, arrays, failed in self._decoded(task, table, fresh=False):
+            reasons |= failed
+            for at, (stream, array) in enumerate(zip(task.streams, arrays, strict=True)):
+                checks[at][part] = table["digest"][part] if len(arrays) == 1 else pixel_digests([array])
+                if not reasons:
+                    assert stream.spec is not None, "only rows of one size have a place beforehand"
+                    place = stream.base + starts[at] + part.start * stream.spec.row_bytes
+                    self._write(stream.path, [array.reshape(-1).view(np.uint8).data], place)
+        return PackedRows(task.number, table, reasons, tuple(map(_digest_of, checks)))
+
+    def encode(self, task: PackTask) -> Unwritten:
+        """Makes the rows of a task and keeps them."""
+        make = self._encode_pixels if task.plan.images == "rows" else self._encode_rows
+        table, made, reasons = make(task)
+        if task.compress and not reasons:
+            _compress(task.streams, table, made)
+        return Unwritten(PackedRows(task.number, table, reasons), made)
+
+    def _encode_pixels(self, task: PackTask) -> tuple[NDArray[np.void], list[list[Piece]], dict[int, str]]:
+        table, reasons = np.zeros(len(task.rows), ROW), dict[int, str]()
+        made: list[list[Piece]] = [[] for _ in task.streams]
+        for _, arrays, failed in self._decoded(task, table, fresh=True):
+            reasons |= failed
+            for pieces, array in zip(made, arrays, strict=True):
+                pieces += [row.data for row in array.reshape(len(array), -1).view(np.uint8)]
+        if reasons:
+            good = np.flatnonzero(~np.isin(task.rows, list(reasons)))
+            table, made = table[good], [[pieces[at] for at in good.tolist()] for pieces in made]
+        return table, made, reasons
+
+    def _encode_rows(self, task: PackTask) -> tuple[NDArray[np.void], list[list[Piece]], dict[int, str]]:
+        if self._encoder is None:
+            self._encoder = RowEncoder(self.images, self.masks, task.plan)
+        made: list[EncodedRow] = []
+        table, reasons = np.zeros(len(task.rows), ROW), dict[int, str]()
+        for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
+            try:
+                encoded = self._encoder.encode(sample, task.headers[at])
+            except (ImageError, OSError) as exc:
+                reasons[row] = reason_of(exc)
+                continue
+            if len(task.digests) and encoded.digest != task.digests[at]:
+                reasons[row] = _OTHER_PIXELS
+                continue
+            table[len(made)] = _described(row, encoded)
+            made.append(encoded)
+        pieces: list[list[Piece]] = [[row.image for row in made]]
+        if len(task.streams) > 1:
+            pieces.append([b"" if row.mask is None else row.mask for row in made])
+        return table[: len(made)], pieces, reasons
+
+    def _decoded(
+        self, task: PackTask, table: NDArray[np.void], *, fresh: bool
+    ) -> Iterator[tuple[slice, list[NDArray[Any]], dict[int, str]]]:
+        """Yields which rows of a task, their arrays as `decode`, and row -> why it failed; describes them in table."""
+        target = task.plan.target
+        assert target is not None, "rows of one size have a target"
         # A few images at a time, so that they are hashed and written while they are still in the core's cache. Copied
         # rows are so quick that calls count more: 0.7 s a GB of 116 kB rows in steps of 2 MiB, 1.0 s of 512 KiB.
         step_bytes = _COPY_BYTES if self._copies else _CACHE_BYTES
-        row_bytes = sum(extent.row_bytes for extent in task.extents.all)
-        step = max(1, step_bytes // (row_bytes + self._source_row_bytes(task.target)))
+        row_bytes = sum(stream.spec.row_bytes for stream in task.streams if stream.spec is not None)
+        step = max(1, step_bytes // (row_bytes + self._source_row_bytes(target)))
+        table["row"], table["orientation"] = task.rows, 1
+        table["shape"] = target.height, target.width, target.channels
+        for stream in task.streams:
+            assert stream.spec is not None, "masks have one size where images have"
+            table[stream.name] = stream.spec.row_bytes
         for start in range(0, len(task.rows), step):
-            stop = min(start + step, len(task.rows))
-            arrays, found = self.decode(task.samples[start:stop], task.target, task.headers[start:stop])
-            digests[start:stop] = row_digests_of(arrays)
+            part = slice(start, min(start + step, len(task.rows)))
+            arrays, failed = self.decode(task.samples[part], target, task.headers[part], fresh=fresh)
+            table["digest"][part] = pixel_digests(arrays)
             if len(task.digests):
-                for at in np.flatnonzero(digests[start:stop] != task.digests[start:stop]).tolist():
-                    found.setdefault(at, "its pixels are not those that were packed (their digest differs)")
-            for at, reason in found.items():
-                for array in arrays:
-                    array[at] = 0
-                reasons[int(task.rows[start + at])] = reason
-            for array, extent in zip(arrays, task.extents.all, strict=True):
-                self._write(task.part, array, extent.offset(int(task.rows[start])))
-        return ChunkResult(task.rows, digests, reasons)
+                for at in np.flatnonzero(table["digest"][part] != task.digests[part]).tolist():
+                    failed.setdefault(at, _OTHER_PIXELS)
+            yield part, arrays, {int(task.rows[start + at]): reason for at, reason in failed.items()}
 
     def _source_row_bytes(self, target: Target) -> int:
         """Returns the bytes of a row of the source where rows are read together and then converted, else 0."""
@@ -187,58 +310,94 @@ class Worker:
         return math.prod(self.images.shape) * self.images.dtype.itemsize
 
     def decode(
-        self, samples: NDArray[np.int64], target: Target, headers: NDArray[np.void] = _NO_HEADERS
+        self,
+        samples: NDArray[np.int64],
+        target: Target,
+        headers: NDArray[np.void] = _NO_HEADERS,
+        *,
+        fresh: bool = False,
     ) -> tuple[list[NDArray[Any]], dict[int, str]]:
         """Decodes samples into rows: images (n, H, W, C) and, where there are any, masks (n, H, W).
 
         Args:
             headers: HEADERS (n,): a sample of another size now counts as not decodable; empty: any size is taken.
+            fresh: the arrays are new; else they are valid until the next call.
 
         Returns:
-            The arrays, valid until the next call, and index -> why a sample could not be decoded.
+            The arrays, and index -> why a sample could not be decoded.
         """
         shape = (len(samples), target.height, target.width)
-        images = self._buffer(0, (*shape, target.channels), target.dtype)
+        images = self._buffer(0, (*shape, target.channels), target.dtype, fresh=fresh)
         reasons = self._fill[0](samples, target, images, headers)
         if self.masks is None:
             return [images], reasons
-        masks = self._buffer(1, shape, np.dtype(np.uint8))
+        masks = self._buffer(1, shape, np.dtype(np.uint8), fresh=fresh)
         for at, reason in self._fill[1](samples, target, masks, headers).items():
             reasons.setdefault(at, reason_of_mask(reason))
         return [images, masks], reasons
 
-    def check(self, task: ChunkTask) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Returns a task's rows, and for each whether its bytes on disk have the expected digest."""
-        arrays = []
-        for at, extent in enumerate(task.extents.all):
-            array = self._buffer(at, (len(task.rows), extent.row_bytes), np.dtype(np.uint8))
-            flat = array.reshape(-1)
-            flat[read_into(self.open(task.part), flat.data, extent.offset(int(task.rows[0]))) :] = 0
-            arrays.append(array)
-        return task.rows, row_digests_of(arrays) == task.digests
-
-    def _buffer(self, which: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns memory of that shape, the same for every call."""
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    def _buffer(self, which: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, fresh: bool) -> NDArray[Any]:
+        """Returns memory of that shape: new, or the same for every call."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if fresh:
+            return np.empty(shape, dtype)
         if len(self._memory[which]) < num_bytes:
             self._memory[which] = np.zeros(num_bytes, np.uint8)
         return self._memory[which][:num_bytes].view(dtype).reshape(shape)
 
-    def _write(self, part: str, array: NDArray[Any], offset: int) -> None:
-        try:
-            write_at(self.open(part), array.reshape(-1).view(np.uint8).data, offset)
-        except OSError as exc:
-            raise write_failed(part, exc) from exc
+    def write(self, located: RowOffsets, made: list[list[Piece]]) -> tuple[int, tuple[int, ...]]:
+        """Writes a task's rows at their offsets; returns its number, and the checks of `PackedRows`."""
+        checks = []
+        for stream, offsets, pieces in zip(located.streams, located.offsets, made, strict=True):
+            checks.append(_digest_of(np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(pieces))))
+            for first, stop in _runs(offsets, np.array([memoryview(piece).nbytes for piece in pieces], np.int64)):
+                for start in range(first, stop, _MAX_BUFFERS):
+                    some = pieces[start : min(stop, start + _MAX_BUFFERS)]
+                    self._write(stream.path, some, stream.base + int(offsets[start]))
+        return located.number, tuple(checks)
 
-    def open(self, part: str) -> int:
+    def check(self, located: RowOffsets) -> tuple[int, bool]:
+        """Returns a task's number, and whether its rows lie in the file as they were written."""
+        for at, stream in enumerate(located.streams):
+            offsets, lengths = located.offsets[at], located.lengths[at]
+            first = int(offsets[0]) if len(offsets) else 0
+            data = np.zeros(int(offsets[-1] + lengths[-1]) - first if len(offsets) else 0, np.uint8)
+            read_into(self.open(stream.path), data.data, stream.base + first)
+            pieces = (data[a : a + n].data for a, n in zip((offsets - first).tolist(), lengths.tolist(), strict=True))
+            found = np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(offsets))
+            if _digest_of(found) != located.checks[at]:
+                return located.number, False
+        return located.number, True
+
+    def _write(self, path: str, pieces: list[Any], offset: int) -> None:
+        """Writes pieces one after another.
+
+        Raises:
+            OutputError: the file cannot be written, as on a full disk.
+        """
+        try:
+            fd, size = self.open(path), sum(memoryview(piece).nbytes for piece in pieces)
+            written = os.pwritev(fd, pieces, offset)
+            if written < size:  # At 2 GiB, or where the disk is full.
+                write_at(fd, memoryview(b"".join(pieces))[written:], offset + written)
+        except OSError as exc:
+            raise OutputError(
+                f"{path}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the same "
+                f"command again."
+            ) from exc
+
+    def open(self, path: str) -> int:
         """Returns a descriptor of a file being packed, which stays open until `close`."""
-        if part not in self._outputs:
-            fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+        if path not in self._outputs:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             # A shared lock held while this process lives: after a kill of the packer, the next one waits for it
             # before it touches the file, so that no orphan writes behind its back.
             fcntl.flock(fd, fcntl.LOCK_SH)
-            self._outputs[part] = fd
-        return self._outputs[part]
+            self._outputs[path] = fd
+        return self._outputs[path]
+
+
+_OTHER_PIXELS = "its pixels are not those that were packed (their digest differs)"
 
 
 def _check_same_size(image: ImageHeader, sample: int, mask_header: Callable[[int], ImageHeader]) -> None:
@@ -253,9 +412,33 @@ def _check_same_size(image: ImageHeader, sample: int, mask_header: Callable[[int
         )
 
 
-def write_failed(part: str, exc: OSError) -> OutputError:
-    """Returns the error that a file being packed cannot be written."""
-    return OutputError(
-        f"{part}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the same command "
-        f"again."
-    )
+def _described(row: int, encoded: EncodedRow) -> tuple[object, ...]:
+    """Returns the values of ROW."""
+    images, masks = (0 if data is None else memoryview(data).nbytes for data in (encoded.image, encoded.mask))
+    return (
+        row, encoded.digest, images, masks, encoded.shape, encoded.encoding, encoded.orientation,
+        encoded.mask_encoding, not encoded.ended, False,
+    )  # fmt: skip
+
+
+def _compress(streams: tuple[RowStream, ...], table: NDArray[np.void], made: list[list[Piece]]) -> None:
+    """Compresses the chunks of rows of one size; each then stands for its first row, and the others are empty."""
+    for stream, pieces in zip(streams, made, strict=True):
+        if stream.spec is None or not stream.compressed:
+            continue
+        for first in range(0, len(pieces), stream.spec.chunk_rows):
+            chunk = slice(first, first + stream.spec.chunk_rows)
+            data = stream.spec.compressed_chunk(b"".join(pieces[chunk]))
+            pieces[chunk] = [data, *[b""] * (len(pieces[chunk]) - 1)]
+        table[stream.name] = [memoryview(piece).nbytes for piece in pieces]
+    table["chunked"] = 1
+
+
+def _runs(offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Returns the first row of each run of adjacent rows, and the one after its last."""
+    begins = np.flatnonzero(np.concatenate(([True], offsets[1:] != (offsets + lengths)[:-1])))[: len(offsets)].tolist()
+    return list(zip(begins, [*begins[1:], len(offsets)], strict=True)) if begins else []
+
+
+def _digest_of(digests: NDArray[np.uint64]) -> int:
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(digests).data)

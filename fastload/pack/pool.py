@@ -1,8 +1,8 @@
 """The packer's worker processes: how they start, get their tasks, and end.
 
-`PackPool.run` gives tasks to idle workers and yields results as they are done. `PackPool.run_in_order` has two steps: a
-worker encodes a task and keeps the rows, this process computes where they go once all earlier tasks are encoded, and
-the same worker writes them. Without worker processes, threads or this process do the same work.
+`PackPool.run` gives tasks to idle workers and yields results as they are done. Tasks may have two steps: a worker makes
+rows and keeps them, this process computes where they go once all earlier rows are made, and the same worker writes
+them. Without worker processes, threads or this process do the same work.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from fastload.errors import OptionError, PackError
-from fastload.pack.pack_worker import Worker
+from fastload.pack.pack_worker import Unwritten, Worker
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
 from fastload.system.threads import in_order, in_threads
 
@@ -33,9 +32,6 @@ _AHEAD = 3
 """Tasks that a worker may have encoded and not written: a slow task elsewhere does not stop it, memory is bounded."""
 
 TaskT = TypeVar("TaskT")
-SummaryT = TypeVar("SummaryT")
-LocatedT = TypeVar("LocatedT")
-RowsT = TypeVar("RowsT")
 ResultT = TypeVar("ResultT")
 
 
@@ -104,69 +100,40 @@ class PackPool:
             )
             theirs.close()
 
-    def run(self, work: Callable[[Worker, TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
+    def run(
+        self,
+        work: Callable[[Worker, TaskT], Any],
+        tasks: Iterable[TaskT],
+        locate: Callable[[Any], Any] | None = None,
+        write: Callable[[Worker, Any, Any], Any] | None = None,
+    ) -> Iterator[Any]:
         """Yields the results of all tasks, in the order in which they are done.
 
-        Args:
-            work: a function or method of Worker that can be imported; its exceptions are raised here.
-
-        Raises:
-            PackError: a worker process died.
-        """
-        if not self._have_processes():
-            work_here = partial(self._work_here, work)
-            yield from in_threads(work_here, tasks, self._threads) if self._threads else map(work_here, tasks)
-            return
-        idle, busy = list(self._processes), set[Connection]()
-        coming = iter(tasks)
-        while True:
-            # One task at a time for each: a worker that gets one is waiting, so neither side ever blocks the other.
-            for task in islice(coming, len(idle)):
-                _send(idle[-1], pickle.dumps((work, task)))
-                busy.add(idle.pop())
-            if not busy:
-                return
-            for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)
-                result, error = _receive(ready)
-                busy.remove(ready)
-                idle.append(ready)
-                if error is not None:
-                    raise error
-                yield result
-
-    def run_in_order(
-        self,
-        encode: Callable[[Worker, TaskT], tuple[SummaryT, RowsT]],
-        locate: Callable[[SummaryT], LocatedT],
-        write: Callable[[Worker, LocatedT, RowsT], ResultT],
-        tasks: Iterable[TaskT],
-    ) -> Iterator[ResultT]:
-        """Yields the results of tasks whose second step depends on the first step of all earlier tasks.
-
-        A worker encodes a task and keeps its rows; `locate` is called in this process with the summaries, in the order
-        of the tasks; then the same worker writes. When `locate` raises, what was located before is written, and its
-        results come first.
+        A task is done by one step, or by two: where `work` returns `Unwritten`, its rows stay with the worker, `locate`
+        is called in this process with the summaries, in the order of the tasks, and then the same worker writes. When
+        `locate` raises, what was located before is written, and its results come first.
 
         Args:
-            encode, write: functions that can be imported; their exceptions are raised here.
+            work, write: functions or methods of Worker that can be imported; their exceptions are raised here.
+            locate: summary -> where the rows go; with it either all tasks have two steps, or none has.
 
         Returns:
-            The results of `write`, in the order in which tasks are done.
+            The results of `write`, or of `work` where it is all.
 
         Raises:
             PackError: a worker process died.
         """
         if self._have_processes():
-            yield from OrderedPipeline(list(self._processes), encode, locate, write).run(tasks)
+            yield from _Pipeline(list(self._processes), work, locate, write).run(tasks)
             return
-
-        def write_here(worker: Worker, made: tuple[LocatedT, RowsT]) -> ResultT:
-            return write(worker, *made)
-
-        # Writing takes little time compared with encoding, so this thread does it while others encode.
-        for summary, rows in in_order(partial(self._work_here, encode), tasks, self._threads):
-            yield self._work_here(write_here, (locate(summary), rows))
+        order = in_order if locate else in_threads
+        for result in order(partial(self._work_here, work), tasks, self._threads):
+            if not isinstance(result, Unwritten):
+                yield result
+                continue
+            assert locate is not None and write is not None, "rows that wait for their offsets get some"
+            # Writing takes little time compared with encoding, so this thread does it while others encode.
+            yield self._work_here(_write_here, (write, locate(result.summary), result.made))
 
     def _have_processes(self) -> bool:
         """Whether worker processes do the work, which are started here; else threads do, or this one."""
@@ -192,27 +159,28 @@ class PackPool:
             self._local.append(worker)
 
 
-class OrderedPipeline(Generic[TaskT, SummaryT, LocatedT, RowsT, ResultT]):
-    """One run of `PackPool.run_in_order` over worker processes."""
+class _Pipeline:
+    """One run of `PackPool.run` over worker processes."""
 
     def __init__(
         self,
         workers: list[Connection],
-        encode: Callable[[Worker, TaskT], tuple[SummaryT, RowsT]],
-        locate: Callable[[SummaryT], LocatedT],
-        write: Callable[[Worker, LocatedT, RowsT], ResultT],
+        work: Callable[[Worker, Any], Any],
+        locate: Callable[[Any], Any] | None,
+        write: Callable[[Worker, Any, Any], Any] | None,
     ) -> None:
-        self._encode, self._locate, self._write = encode, locate, write
+        self._work, self._locate, self._write = work, locate, write
         self._idle = list(workers)
         self._unwritten = dict.fromkeys(workers, 0)
-        self._to_write: dict[Connection, deque[tuple[int, LocatedT]]] = {worker: deque() for worker in workers}
-        self._encoded: dict[int, tuple[Connection, SummaryT]] = {}
+        self._to_write: dict[Connection, deque[tuple[int, Any]]] = {worker: deque() for worker in workers}
+        self._encoded: dict[int, tuple[Connection, Any]] = {}
         self._next = 0
         self._error: Exception | None = None
 
-    def run(self, tasks: Iterable[TaskT]) -> Iterator[ResultT]:
+    def run(self, tasks: Iterable[Any]) -> Iterator[Any]:
         """Yields results in the order in which tasks are done."""
         coming = enumerate(tasks)
+        # One task at a time for each: a worker that gets one is waiting, so neither side ever blocks the other.
         busy = self._assign(coming, set())
         # The first task that is not located yet is always with a worker, so somebody is busy until all are done.
         while busy:
@@ -223,8 +191,8 @@ class OrderedPipeline(Generic[TaskT, SummaryT, LocatedT, RowsT, ResultT]):
                     raise error
                 busy.remove(ready)
                 self._idle.append(ready)
-                number, written, value = answer
-                if written:
+                number, done, value = answer
+                if done:
                     self._unwritten[ready] -= 1
                     yield value
                 else:
@@ -234,7 +202,7 @@ class OrderedPipeline(Generic[TaskT, SummaryT, LocatedT, RowsT, ResultT]):
         if self._error is not None:
             raise self._error
 
-    def _assign(self, coming: Iterator[tuple[int, TaskT]], busy: set[Connection]) -> set[Connection]:
+    def _assign(self, coming: Iterator[tuple[int, Any]], busy: set[Connection]) -> set[Connection]:
         """Gives idle workers what there is to do; returns the busy ones."""
         waiting = []
         for worker in self._idle:
@@ -243,7 +211,7 @@ class OrderedPipeline(Generic[TaskT, SummaryT, LocatedT, RowsT, ResultT]):
                 message = _write_kept, (self._write, *self._to_write[worker].popleft())
             elif self._error is None and self._unwritten[worker] < _AHEAD and (task := next(coming, None)) is not None:
                 self._unwritten[worker] += 1
-                message = _encode_and_keep, (self._encode, *task)
+                message = _work_and_keep, (self._work, *task)
             if message is None:
                 waiting.append(worker)
             else:
@@ -253,6 +221,7 @@ class OrderedPipeline(Generic[TaskT, SummaryT, LocatedT, RowsT, ResultT]):
         return busy
 
     def _locate_in_order(self) -> None:
+        assert self._locate is not None, "rows that wait for their offsets get some"
         while self._error is None and self._next in self._encoded:
             worker, summary = self._encoded.pop(self._next)
             try:
@@ -262,15 +231,24 @@ class OrderedPipeline(Generic[TaskT, SummaryT, LocatedT, RowsT, ResultT]):
             self._next += 1
 
 
-def _encode_and_keep(worker: Worker, message: tuple[Callable[..., Any], int, Any]) -> tuple[int, bool, Any]:
-    encode, number, task = message
-    summary, worker.unwritten[number] = encode(worker, task)
-    return number, False, summary
+def _work_and_keep(worker: Worker, message: tuple[Callable[..., Any], int, Any]) -> tuple[int, bool, Any]:
+    """Returns a task's number, whether it is done, and its result; of rows that are not written the summary."""
+    work, number, task = message
+    result = work(worker, task)
+    if not isinstance(result, Unwritten):
+        return number, True, result
+    worker.unwritten[number] = result.made
+    return number, False, result.summary
 
 
 def _write_kept(worker: Worker, message: tuple[Callable[..., Any], int, Any]) -> tuple[int, bool, Any]:
     write, number, located = message
     return number, True, write(worker, located, worker.unwritten.pop(number))
+
+
+def _write_here(worker: Worker, message: tuple[Callable[..., Any], Any, Any]) -> Any:
+    write, located, made = message
+    return write(worker, located, made)
 
 
 def _sample_files(listing: Listing) -> tuple[Files | Pictures | Arrays, Masks | None]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -35,8 +35,8 @@ from fastload.pack.decisions import (
     source_exceptions,
     too_large,
 )
+from fastload.pack.encode import HEADERS, array_header
 from fastload.pack.encoding import RaggedPlan, fitted_sizes
-from fastload.pack.fill import HEADERS, array_header
 from fastload.pack.pack_options import PackOptions, Progress
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
@@ -60,7 +60,7 @@ class Survey:
         skipped: (key, reason) of each sample left out so far.
         disk_free: bytes free where the output goes; -1 when no output was named.
         headers: HEADERS (N,) of all samples, zero for those left out; None without images.
-        plan: how rows are made; None without images and for uncompressed pixels of one size.
+        plan: how rows are made; None without images.
         more_notes: what was chosen for the user, and why.
     """
 
@@ -99,19 +99,23 @@ class Survey:
 
     def pixels(self, num_rows: int) -> dict[str, PixelSpec]:
         """Returns the pixel datasets with rows of one size, for a file of so many rows."""
-        if self.target is None:
-            return {}
         target, plan = self.target, self.plan
+        if target is None or plan is None:
+            return {}
         specs = {}
-        if plan is None or plan.images == "rows":
-            specs["images"] = PixelSpec((target.height, target.width, target.channels), target.dtype, 0)
-        if self.listing.masks is not None:
-            specs["masks"] = PixelSpec((target.height, target.width), np.dtype(np.uint8), 0, self.mask_attrs)
-        codecs = {} if plan is None else {"images": plan.image_codec, "masks": plan.mask_codec}
+        if plan.images == "rows":
+            row = (target.height, target.width, target.channels)
+            specs["images"] = PixelSpec(row, target.dtype, 0, codec=plan.image_codec)
+        if plan.masks == "rows":
+            size = (target.height, target.width)
+            specs["masks"] = PixelSpec(size, np.dtype(np.uint8), 0, self.mask_attrs, plan.mask_codec)
+        # Of a copied file masks are compressed in as many rows as images, and in chunks as large as the options say.
+        copied = plan.keeps and plan.images == "rows"
         for name, spec in specs.items():
-            codec = codecs.get(name, NONE)
-            aim = self.options.chunk_bytes if codec == NONE else min(self.options.chunk_bytes, CODEC_CHUNK_BYTES)
-            specs[name] = replace(spec, chunk_rows=chunk_rows_for(spec.row_bytes, num_rows, aim), codec=codec)
+            small = spec.codec != NONE and not copied
+            aim = min(self.options.chunk_bytes, CODEC_CHUNK_BYTES) if small else self.options.chunk_bytes
+            row_bytes = specs["images"].row_bytes if copied else spec.row_bytes
+            specs[name] = replace(spec, chunk_rows=chunk_rows_for(row_bytes, num_rows, aim))
         return specs
 
     @property
@@ -157,6 +161,20 @@ class Survey:
         }
 
 
+class Headers(NamedTuple):
+    """The headers of a listing's images.
+
+    Attributes:
+        table: HEADERS (N,), zero where a header was not or could not be read.
+        kinds: number of images of each kind, for the report of conversions.
+        reasons: sample -> why its header cannot be read.
+    """
+
+    table: NDArray[np.void]
+    kinds: Counter[str]
+    reasons: dict[int, str]
+
+
 def survey_listing(
     listing: Listing,
     options: PackOptions,
@@ -165,8 +183,12 @@ def survey_listing(
     source: str | Path = "SRC",
     on_error: OnError = "fail",
     progress: Progress | None = None,
+    found: Headers | None = None,
 ) -> Survey:
     """Reads every header and decides what each image becomes.
+
+    Args:
+        found: the headers, if they are read already.
 
     Raises:
         SourceError: images cannot be read (unless on_error is "skip"), or their kinds cannot share one dataset.
@@ -174,8 +196,8 @@ def survey_listing(
     """
     if listing.files is None:
         return _survey_without_images(listing, options, source)
-    headers, kinds, reasons = read_headers(listing, pool, progress)
-    reasons |= too_large(headers, options, source)
+    headers, kinds, reasons = found or read_headers(listing, pool, progress)
+    kinds, reasons = kinds.copy(), reasons | too_large(headers, options, source)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     samples = all_but(len(listing), reasons)
     if not len(samples) or (reasons and on_error == "fail"):
@@ -192,19 +214,20 @@ def survey_listing(
         converted[f"EXIF orientation -> upright{kept}"] = turned
     _check_masks(listing, source)
     _check_known_coordinates(listing, options, source)
-    plan = plan_ragged(decision, options, masks=listing.masks is not None, source=source)
+    encoded = hasattr(listing.files, "encoded")
+    plan = plan_ragged(decision, options, masks=listing.masks is not None, encoded=encoded, source=source)
     moved = with_moved_coordinates(listing, headers, target, plan.max_size)
     if lost := count_lost_boxes(listing, moved, samples):
         converted["boxes that the crop cuts away whole -> no area"] = lost
     converted |= source_exceptions(plan, samples, headers) | shrunk(options, headers[samples])
     notes = note_on_kept(plan, samples, headers) + note_on_unused_codec(plan, samples, headers)
-    if options.codec == "auto" and plan.masks is not None and plan.option.kind != "keep":
+    if options.codec == "auto" and plan.masks is not None and not plan.keeps:
         codec, why = choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=codec)
         notes += [why] if why else []
     return Survey(
-        moved, samples, options, target, decision.sizes, converted, tuple(skipped), headers=headers,
-        plan=plan if plan.special else None, more_notes=tuple(notes),
+        moved, samples, options, target, decision.sizes, converted, tuple(skipped), headers=headers, plan=plan,
+        more_notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -241,14 +264,13 @@ def _check_known_coordinates(listing: Listing, options: PackOptions, source: str
 
 def read_headers(
     listing: Listing, pool: PackPool, progress: Progress | None, samples: NDArray[np.int64] | None = None
-) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
-    """Returns the headers HEADERS (N,), the number of images of each kind, and {sample: why it cannot be read}.
+) -> Headers:
+    """Returns the headers of images, read by the workers of the pool.
 
     Args:
         samples: int64, the samples whose headers are read; those of others stay zero. By default all.
     """
     samples = np.arange(len(listing)) if samples is None else samples
-    total = len(samples)
     if isinstance(listing.files, Arrays) and (listing.masks is None or isinstance(listing.masks.files, Arrays)):
         return _headers_of_arrays(listing, listing.files)
     headers = np.zeros(len(listing), HEADERS)
@@ -261,11 +283,11 @@ def read_headers(
         reasons.update(block.reasons)
         done += len(block.samples)
         if progress:
-            progress("reading headers", done, total)
-    return headers, kinds, reasons
+            progress("reading headers", done, len(samples))
+    return Headers(headers, kinds, reasons)
 
 
-def _headers_of_arrays(listing: Listing, images: Arrays) -> tuple[NDArray[np.void], Counter[str], dict[int, str]]:
+def _headers_of_arrays(listing: Listing, images: Arrays) -> Headers:
     header = array_header(images)
     masks = listing.masks and listing.masks.files
     if isinstance(masks, Arrays) and masks.shape != images.shape[:2]:
@@ -274,7 +296,7 @@ def _headers_of_arrays(listing: Listing, images: Arrays) -> tuple[NDArray[np.voi
         )
     headers = np.zeros(len(listing), HEADERS)
     headers[:] = (header.height, header.width, header.channels, header.bits, 0)
-    return headers, Counter({header.kind: len(listing)}), {}
+    return Headers(headers, Counter({header.kind: len(listing)}), {})
 
 
 def _blocks(samples: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

@@ -3,7 +3,6 @@
 Packed files (or other HDF5 files with images) go in, one packed file comes out. `packed_listing` lists the rows of a
 file as samples, `packed_rows` reads them, `choice` selects some, `merge` joins several listings. The packer
 (`fastload.pack`) then copies the rows as they are, each checked against its digest, and continues an interrupted call.
-Rows of one size with a codec are compressed by `compress` instead.
 
 Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never the loader or torch.
 """
@@ -12,13 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastload.errors import OptionError, OutputError, SourceError
+from fastload.errors import OutputError, SourceError
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
 from fastload.format.header import PackedFile, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
@@ -28,7 +27,6 @@ from fastload.pack.pack_options import Progress
 from fastload.read.checked import has_ragged
 from fastload.read.reader import close_readers
 from fastload.repack.choice import Choice, choose_rows
-from fastload.repack.compress import compress_listing
 from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import list_packed, pack_options, regroup
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
@@ -71,8 +69,7 @@ def repack_file(
         choice: which rows; by default all.
         workers: threads that compress, by default one for each CPU; one thread copies.
         on_error: "fail" stops at a row that is not what was packed; "skip" leaves it out and lists it, also a JPEG
-            that was damaged before it was packed, which "fail" copies without decoding. "skip" does not work with a
-            codec for rows of one size; with "keep", these are decompressed then.
+            that was damaged before it was packed, which "fail" copies without decoding.
         overwrite: replace an output that exists, and discard unfinished work on something else.
         progress: called with (stage, done, total).
 
@@ -89,8 +86,7 @@ def repack_file(
     chosen = choose_rows(listing, choice, header.path)
     in_order = bool(np.all(np.diff(chosen) > 0))
     packed_with = pack_options(header)
-    kept, notes = (NONE, ()) if wanted is not None else _compressed_with([header], on_error)
-    listing = replace(listing, notes=(*listing.notes, *notes))
+    kept = NONE if wanted is not None else _images_codec(header)
     if chunk_bytes is None:
         chunk_bytes = int(packed_with.get("chunk_bytes", CHUNK_BYTES))
         if kept != NONE:
@@ -105,7 +101,8 @@ def repack_file(
     if not shuffle and not in_order:
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
-    return _write(part, output, packed_with, options, header.path, wanted, kept, workers, on_error, overwrite, progress)
+    call = _Call(output, wanted, workers, on_error, overwrite, progress)
+    return _write(call, part, options, packed_with, source_name=str(header.path), kept=kept)
 
 
 def merge_files(
@@ -139,68 +136,76 @@ def merge_files(
     _check_not_input(list(map(Path, files)), Path(output))
     listing = list_merged(files)
     headers = [read_header(file) for file in files]
-    kept, notes = (NONE, ()) if wanted is not None else _compressed_with(headers, on_error)
-    listing = replace(listing, notes=(*listing.notes, *notes))
+    codecs = {_images_codec(header) for header in headers}
+    names = ", ".join(Path(file).name for file in files)
+    if wanted is None and len(codecs) > 1:
+        note = f"{names}: images are compressed differently, and are stored without a codec now."
+        listing = replace(listing, notes=(*listing.notes, note))
+    kept = codecs.pop() if wanted is None and len(codecs) == 1 else NONE
     of_masks = _codec_of(headers) if wanted is None else "none"
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=of_masks)
     packed_with: dict[str, Any] = json.loads(listing.attrs["pack_options"])
-    names = ", ".join(Path(file).name for file in files)
-    return _write(listing, output, packed_with, options, names, wanted, kept, workers, on_error, overwrite, progress)
+    call = _Call(output, wanted, workers, on_error, overwrite, progress)
+    return _write(call, listing, options, packed_with, source_name=names, kept=kept)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What `repack_file` or `merge_files` was called with; wanted is the codec asked for, None to keep that of now."""
+
+    output: str | Path
+    wanted: Codec | None
+    workers: int | None
+    on_error: OnError
+    overwrite: bool
+    progress: Progress | None
 
 
 def _write(
+    call: _Call,
     listing: Listing,
-    output: str | Path,
-    packed_with: dict[str, Any],
     options: PackOptions,
-    where: str | Path,
-    wanted: Codec | None,
+    packed_with: dict[str, Any],
+    *,
+    source_name: str,
     kept: Codec,
-    workers: int | None,
-    on_error: OnError,
-    overwrite: bool,
-    progress: Progress | None,
 ) -> PackReport:
     """Writes a listing's rows as a file, with the options of the source file that still hold.
 
     Args:
         packed_with: options that the source was packed with.
-        where: name of the source in messages.
-        wanted: the codec asked for; None to keep the present one.
-        kept: the present codec of images of one size.
+        source_name: name of the source in messages.
+        kept: the codec that images of one size have now and keep if no other is asked for.
     """
-    codec = kept if wanted is None else wanted
+    codec = kept if call.wanted is None else call.wanted
+    ragged = isinstance(listing.files, RaggedRows)
     if isinstance(listing.files, RaggedRows):
-        options = replace(options, codec=str(packed_with.get("codec", "auto")) if wanted is None else str(wanted))
-        listing = _ragged_listing(listing, listing.files, wanted, workers, on_error, progress)
+        now = str(packed_with.get("codec", "auto")) if call.wanted is None else str(call.wanted)
+        options = replace(options, codec=now)
+        listing = _ragged_listing(call, listing, listing.files)
     attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
-    now = {**replace(options, codec="auto").to_dict(), **packed_with, **changed}
-    if wanted is not None or codec != NONE:
-        now["codec"] = str(codec)
+    given = {**replace(options, codec="auto").to_dict(), **packed_with, **changed}
+    if call.wanted is not None or codec != NONE:
+        given["codec"] = str(codec)
     elif options.codec == "none":
-        now.pop("codec", None)
-    attrs["pack_options"] = dump_options(now)
+        given.pop("codec", None)
+    attrs["pack_options"] = dump_options(given)
     listing = replace(listing, attrs=attrs)
-    workers = 0 if codec == NONE else workers
-    if isinstance(listing.files, RaggedRows):
-        options, codec = replace(options, store=EncodingOption("keep")), NONE
-    if on_error == "skip" and listing.files is not None:
+    if ragged:
+        options = replace(options, store=EncodingOption("keep"))
+    elif codec != NONE:
+        store = EncodingOption("keep") if listing.files is not None else None
+        options = replace(options, codec=str(codec), store=store)
+    if call.on_error == "skip" and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
-    if codec != NONE and on_error == "skip":
-        raise OptionError("damaged rows cannot be left out while compressing; leave them out first, without a codec.")
     try:
-        if codec == NONE:
-            return pack_listing(
-                listing, output, options=options, source_name=str(where), workers=workers, on_error=on_error,
-                overwrite=overwrite, progress=progress,
-            )  # fmt: skip
-        return compress_listing(
-            listing, output, options=options, source_name=str(where), codec=codec, workers=workers,
-            overwrite=overwrite, progress=progress,
+        return pack_listing(
+            listing, call.output, options=options, source_name=source_name, on_error=call.on_error,
+            workers=0 if codec == NONE else call.workers, overwrite=call.overwrite, progress=call.progress,
         )  # fmt: skip
     finally:
         close_readers()
@@ -209,20 +214,6 @@ def _write(
 def _parse_codec(text: str) -> Codec | None:
     """Returns the codec named by an option; None for "keep"."""
     return None if text == "keep" else parse_codec(text, besides=("keep",))
-
-
-def _compressed_with(files: Sequence[PackedFile], on_error: OnError) -> tuple[Codec, tuple[str, ...]]:
-    """Returns the codec that images of one size have in all these packed files, and notes if they lose it."""
-    found = {_images_codec(file) for file in files}
-    if found == {NONE}:
-        return NONE, ()
-    names = ", ".join(file.path.name for file in files)
-    if len(found) > 1:
-        return NONE, (f"{names}: images are compressed differently, and are stored without a codec now.",)
-    if on_error == "skip":
-        codec = next(iter(found))
-        return NONE, (f"{names}: decompressed, so that damaged rows can be left out; `--codec {codec}` restores it.",)
-    return found.pop(), ()
 
 
 def _images_codec(file: PackedFile) -> Codec:
@@ -238,19 +229,12 @@ def _images_codec(file: PackedFile) -> Codec:
     return parse_codec(option if option.partition(":")[0] == codec else codec)
 
 
-def _ragged_listing(
-    listing: Listing,
-    rows: RaggedRows,
-    wanted: Codec | None,
-    workers: int | None,
-    on_error: OnError,
-    progress: Progress | None,
-) -> Listing:
+def _ragged_listing(call: _Call, listing: Listing, rows: RaggedRows) -> Listing:
     """Returns a listing of ragged rows, decompressed and without JPEGs that cannot be decoded if that is asked for."""
-    listing = replace(listing, files=replace(rows, plain=wanted == NONE))
-    if on_error == "fail":
+    listing = replace(listing, files=replace(rows, plain=call.wanted == NONE))
+    if call.on_error == "fail":
         return listing
-    bad = undecodable(rows, workers, progress)
+    bad = undecodable(rows, call.workers, call.progress)
     keep = np.setdiff1d(np.arange(len(listing)), np.array(sorted(bad), np.int64))
     if not len(keep):
         raise SourceError(f"Not one of {len(listing)} rows can be decoded, the first: {bad[0]}. Pack them again.")

@@ -18,7 +18,7 @@ from fastload.errors import FileChangedError, FormatError, ImageError, SourceErr
 from fastload.format.header import PackedFile
 from fastload.format.ragged import RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader
-from fastload.pack.fill import array_header
+from fastload.pack.encode import array_header
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged
 from fastload.read.reader import READERS, SAMPLES, image_axes

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import fastload.inspection.compare
-import fastload.pack.fill
+import fastload.pack.encode
 from fastload.errors import FormatError, MissingFileError, OptionError
 from fastload.inspection.verify import VerifyReport, verify_file
 from fastload.pack import pack_images
@@ -89,7 +89,7 @@ def test_a_sample_of_another_class_is_named(image_folder: ImageFolder) -> None:
 def test_another_decoder_may_differ_by_three_levels(image_folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     source = image_folder()
     path = packed(source)
-    real = fastload.pack.fill.decode_image
+    real = fastload.pack.encode.decode_image
 
     def brighter(by: int) -> Callable[..., None]:
         def decode(data: bytes, target: object, out: np.ndarray) -> None:
@@ -100,14 +100,14 @@ def test_another_decoder_may_differ_by_three_levels(image_folder: ImageFolder, m
         return decode
 
     monkeypatch.setattr(fastload.inspection.compare, "decoder_versions", lambda: "another decoder 9.0")
-    monkeypatch.setattr(fastload.pack.fill, "decode_image", brighter(3))
+    monkeypatch.setattr(fastload.pack.encode, "decode_image", brighter(3))
     report = verify(path, source)
     assert report.ok and report.source is not None
     assert (report.source.inexact, report.source.max_levels) == (20, 3.0)
-    monkeypatch.setattr(fastload.pack.fill, "decode_image", brighter(4))
+    monkeypatch.setattr(fastload.pack.encode, "decode_image", brighter(4))
     assert not verify(path, source).ok
     monkeypatch.setattr(fastload.inspection.compare, "decoder_versions", real_versions)
-    monkeypatch.setattr(fastload.pack.fill, "decode_image", brighter(1))
+    monkeypatch.setattr(fastload.pack.encode, "decode_image", brighter(1))
     report = verify(path, source)
     assert report.source is not None and len(report.source.changed) == 20
 

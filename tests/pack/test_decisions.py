@@ -25,6 +25,7 @@ from fastload.pack.decisions import (
     source_exceptions,
     too_large,
 )
+from fastload.pack.encode import HEADERS
 from fastload.pack.encoding import (
     EncodingOption,
     RaggedPlan,
@@ -33,7 +34,6 @@ from fastload.pack.encoding import (
     jpegs_kept_and_made,
     parse_encoding,
 )
-from fastload.pack.fill import HEADERS
 
 
 def headers(*rows: tuple[int, int, int, int, int]) -> np.ndarray:

@@ -1,104 +1,105 @@
+"""The journal: what is read of it wherever it is torn, its lock, and those of other releases."""
+
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-import xxhash
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from fastload.errors import PackError
-from fastload.pack.fill import HEADERS
-from fastload.pack.journal import DONE, RECORD, SKIPPED, SOURCE, Journal, _checks, source_table
-
-
-def _begin(path: Path, num_rows: int) -> Journal:
-    journal = Journal(path)
-    keys = [f"{i}.jpg" for i in range(3)]
-    journal.begin({"num_rows": num_rows, "release": "1"}, source_table(keys, np.arange(3), np.arange(3) * 10))
-    return journal
+from fastload.errors import PackError, ResumeError
+from fastload.pack import pack_images
+from fastload.pack.encode import HEADERS, ROW
+from fastload.pack.journal import SOURCE, Journal, TaskRecord, headers_from_json, headers_to_json
+from fastload.pack.survey import Headers
 
 
-def test_claims_are_read_back(tmp_path):
-    journal = _begin(tmp_path / "j", 8)
-    journal.rows(np.array([0, 1, 2]), np.array([7, 0, 9], np.uint64), {1: "truncated: 3 bytes, größer als erwartet"})
-    journal.rows(np.array([5]), np.array([2**63 + 1], np.uint64), {})
-    journal.close()
-    head, sources, claims = Journal(tmp_path / "j").read()
-    assert head["release"] == "1" and sources["mtime_ns"].tolist() == [0, 10, 20]
-    assert claims.state.tolist() == [DONE, SKIPPED, DONE, 0, 0, DONE, 0, 0]
-    assert claims.digest[5] == 2**63 + 1 and not claims.closing
-    assert claims.reasons == {1: "truncated: 3 bytes, größer als erwartet"}
+def _record(number: int) -> TaskRecord:
+    rows = np.zeros(3, ROW)
+    rows["row"], rows["digest"] = [7, 8, 10], 2**64 - 1 - number
+    return TaskRecord(number, 7, 4, 2**63 + 5, (11, 12), (2**64 - 1, 3), rows, {9: "truncated é"})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(cut=st.integers(0, 400))
-def test_a_journal_cut_anywhere_claims_a_prefix_and_can_be_continued(tmp_path, cut):
-    path = tmp_path / "j"
-    journal = _begin(path, 6)
-    head_bytes = path.stat().st_size
-    for row in range(4):
-        journal.rows(np.array([row]), np.array([row + 100], np.uint64), {3: "bad " * 9} if row == 3 else {})
-    journal.closing()
-    journal.close()
+def _written(path: Path) -> list[int]:
+    """Writes a journal of tasks 1 and 0; returns its size after the head and after each."""
+    with closing(Journal(path)) as journal:
+        journal.begin({"options": {"size": 3}}, np.ones(5, SOURCE))
+        ends = [path.stat().st_size]
+        for number in (1, 0):
+            journal.written(_record(number))
+            ends.append(path.stat().st_size)
+    return ends
+
+
+def test_the_journal_is_read_up_to_the_last_whole_record_wherever_it_is_torn(tmp_path: Path) -> None:
+    path = tmp_path / "o.h5.journal"
+    ends = _written(path)
     whole = path.read_bytes()
-    path.write_bytes(whole[: max(0, len(whole) - cut)])
-    journal = Journal(path)
-    found = journal.read()
-    if len(whole) - cut < head_bytes:
-        assert found is None
-    else:
-        claims = found[2]
-        rows = int(np.sum(claims.state != 0))
-        assert claims.state.tolist() == [DONE, DONE, DONE, SKIPPED][:rows] + [0] * (6 - rows)
-        journal.rows(np.array([5]), np.array([55], np.uint64), {})
-        assert journal.read()[2].state[5] == DONE
-    journal.close()
+    for size in range(0, len(whole) + 1, 7):
+        path.write_bytes(whole[:size])
+        with closing(Journal(path)) as journal:
+            found = journal.read()
+            if size < ends[0]:
+                assert found is None
+                continue
+            assert found is not None and found.head == {"options": {"size": 3}} and len(found.sources) == 5
+            assert sorted(found.tasks) == sorted([1, 0][: sum(size >= end for end in ends[1:])])
+            for number, task in found.tasks.items():
+                assert task.to_bytes() == _record(number).to_bytes() and task.reasons == {9: "truncated é"}
+            journal.finished({"header_digest": "ab"})
+            again = journal.read()
+            assert (
+                again is not None and again.finished == {"header_digest": "ab"} and len(again.tasks) == len(found.tasks)
+            )
 
 
-def test_a_damaged_record_and_all_behind_it_are_not_believed(tmp_path):
-    path = tmp_path / "j"
-    journal = _begin(path, 4)
-    head_bytes = path.stat().st_size
-    journal.rows(np.arange(4), np.arange(4).astype(np.uint64), {})
-    data = bytearray(path.read_bytes())
-    data[head_bytes + 2 * RECORD.itemsize + 17] ^= 1
-    path.write_bytes(data)
-    assert journal.read()[2].state.tolist() == [DONE, DONE, 0, 0]
+def test_a_damaged_record_and_all_behind_it_are_not_believed(tmp_path: Path) -> None:
+    ends = _written(tmp_path / "j")
+    data = bytearray((tmp_path / "j").read_bytes())
+    data[ends[0] + 70] ^= 1
+    (tmp_path / "j").write_bytes(data)
+    with closing(Journal(tmp_path / "j")) as journal:
+        found = journal.read()
+        assert found is not None and found.tasks == {} and (tmp_path / "j").stat().st_size == ends[0]
 
 
-def test_a_changed_source_voids_what_was_said_of_its_row_before(tmp_path):
-    path = tmp_path / "j"
-    journal = _begin(path, 4)
-    journal.rows(np.array([0, 2]), np.array([7, 0], np.uint64), {2: "truncated"})
-    before = path.stat().st_size
-    source = np.array([(0, 33, -5)], SOURCE)
-    header = np.array([(20, 70_000, 3, 16, 0)], HEADERS)
-    journal.changed(np.array([2]), source, header)
-    half = path.read_bytes()[: before + RECORD.itemsize]
-    claims = journal.read()[2]
-    assert claims.state.tolist() == [DONE, 0, 0, 0] and not claims.reasons
-    assert list(claims.changed) == [2] and claims.changed[2][0] == source[0] and claims.changed[2][1] == header[0]
-    journal.rows(np.array([2]), np.array([9], np.uint64), {})
-    assert journal.read()[2].state.tolist() == [DONE, 0, DONE, 0]
-    path.write_bytes(half)
-    claims = journal.read()[2]
-    assert claims.reasons == {2: "truncated"} and not claims.changed
-    journal.close()
+@pytest.mark.parametrize("same", [True, False])
+def test_headers_are_read_back(same: bool) -> None:
+    table = np.array([(20, 70_000, 3, 16, 0)] * 3, HEADERS)
+    if not same:
+        table[1] = (1, 2, 1, 8, 6)
+    found = Headers(table, Counter({"RGB;16": 3}), {2: "truncated é"})
+    again = headers_from_json(headers_to_json(found), 3)
+    assert again is not None and np.array_equal(again.table, table) and again[1:] == found[1:]
+    assert headers_from_json(headers_to_json(None), 3) is None
 
 
-def test_a_second_packer_is_refused(tmp_path):
-    journal = _begin(tmp_path / "j", 1)
-    with pytest.raises(PackError, match="another process is packing"):
+def test_a_second_packer_is_refused(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "j")), pytest.raises(PackError, match="another process is packing"):
         Journal(tmp_path / "j")
-    journal.close()
     Journal(tmp_path / "j").close()
 
 
-@given(st.binary(max_size=320))
-def test_checksums_are_those_of_xxh32(data: bytes) -> None:
-    records = np.frombuffer(data[: len(data) // 32 * 32], RECORD).copy()
-    records["check"] = 0
-    expected = [xxhash.xxh32_intdigest(record.tobytes()) for record in records]
-    assert _checks(records).tolist() == expected
+@pytest.mark.parametrize(
+    ("journal", "part", "said"),
+    [
+        (b"fastload journal 1\n" + bytes(500), bytes(9000), "another release of fastload began it"),
+        (b"fastload ordered1\n" + bytes(500), bytes(9000), "another release of fastload began it"),
+        (None, b"fastload chunks1\n" + bytes(500), "another release of fastload began it"),
+        (b"no journal of ours", bytes(9000), "its journal is missing or damaged"),
+    ],
+)
+def test_unfinished_work_of_another_release_is_kept_until_it_may_be_overwritten(
+    tmp_path: Path, journal: bytes | None, part: bytes, said: str
+) -> None:
+    left = {"o.h5.part": part, **({} if journal is None else {"o.h5.journal": journal})}
+    for name, data in left.items():
+        (tmp_path / name).write_bytes(data)
+    images = [np.full((2, 3, 3), value, np.uint8) for value in range(4)]
+    with pytest.raises(ResumeError, match=rf"{said}.*Start again with `--overwrite`, or remove o.h5.part"):
+        pack_images(images, tmp_path / "o.h5")
+    assert all((tmp_path / name).read_bytes() == data for name, data in left.items())
+    assert pack_images(images, tmp_path / "o.h5", overwrite=True).num_samples == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["o.h5"]

@@ -61,15 +61,15 @@ def test_masks_of_noise_few_bytes_or_with_a_codec_of_the_users_are_left_alone(tm
     (tmp_path / "noise").mkdir()
     listing = listed(tmp_path / "noise", noise)
     survey = surveyed(listing)
-    assert survey.plan is None and "no smaller than 100%" in survey.notes[1]
+    assert not survey.plan.special and "no smaller than 100%" in survey.notes[1]
     report = pack_listing(listing, tmp_path / "o.h5", options=PackOptions(), source_name="S", workers=0)
     assert report.notes == survey.notes
     (tmp_path / "small").mkdir()
     survey = surveyed(listed(tmp_path / "small", regions(64), 64))
-    assert survey.plan is None and survey.notes == ("drawn",)
+    assert not survey.plan.special and survey.notes == ("drawn",)
     (tmp_path / "own").mkdir()
     own = listed(tmp_path / "own", regions())
-    assert surveyed(own, codec="none").plan is None
+    assert not surveyed(own, codec="none").plan.special
     assert surveyed(own, codec="gzip:2").plan.mask_codec == Codec("gzip", 2)
 
 
@@ -77,4 +77,4 @@ def test_without_zstandard_the_note_names_the_extra(tmp_path, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "zstandard" else found(name))
     survey = surveyed(listed(tmp_path, regions()))
-    assert survey.plan is None and "pip install zstandard hdf5plugin" in survey.notes[1]
+    assert not survey.plan.special and "pip install zstandard hdf5plugin" in survey.notes[1]

@@ -1,4 +1,4 @@
-"""Packing in order: stores and compressed rows from real files, interrupted anywhere, with any number of workers."""
+"""Rows of varying length and compressed ones from real files, interrupted anywhere, with any number of workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from fastload.errors import OptionError, OutputError, ResumeError, SourceError
 from fastload.format.codecs import has_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.pack import PackOptions, PackReport, pack_images, pack_listing
-from fastload.pack.encoding import EncodingOption, RaggedPlan, parse_encoding
-from fastload.pack.ordered.ordered_begin import _plan_text
+from fastload.pack.encoding import parse_encoding
 from fastload.sources.arrays.raw_rows import MemoryRows
 from fastload.sources.listing import Listing
 
@@ -410,13 +409,3 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bytes(
         assert result["left"] == [] and result["kept"] + result["decoded"] == result["tasks"], result
         # Six operations come before the first task's end.
         assert result["kept"] or result["at"] < 16, result
-
-
-def test_the_journal_names_a_plan_as_the_first_release_did():
-    option = EncodingOption("jpeg", 85)
-    plan = RaggedPlan(3, np.dtype(np.uint8), option, None, None, "ragged", "rows")
-    assert _plan_text(plan) == (
-        "StorePlan(channels=3, dtype=dtype('uint8'), option=StoreOption(kind='jpeg', quality=85, fraction=0.0), "
-        "target=None, max_size=None, images='store', masks='rows', image_codec=Codec(name='none', level=0), "
-        "mask_codec=Codec(name='none', level=0), chunk_bytes=8388608)"
-    ), "packs that 0.1.0 began could not be continued"
