@@ -88,12 +88,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds, options.seconds = 64, 1, 0.2
-    options.data.mkdir(parents=True, exist_ok=True)
+    journal = harness.begin(options, "rows", "workers", "seconds", pairs=options.rounds, share=SHARE)
     path = harness.packed_faces(options.data, options.rows)
-    journal = harness.Journal(
-        options.out, pairs=options.rounds, rows=options.rows, workers=options.workers, seconds=options.seconds,
-        share=SHARE, quick=options.quick,
-    )  # fmt: skip
     about = {"rows": options.rows, "row_shape": [218, 178, 3], "batch_size": min(256, options.rows // 8)}
     found, shares = [], []
     for number in range(options.rounds):

@@ -156,7 +156,7 @@ def main() -> None:
     multiprocessing.set_start_method("forkserver")
     folder = harness.unpacked_photos(options.photos, options.data)
     folder = next(path.parent for path in [folder / "train", *folder.glob("*/train")] if path.is_dir())
-    journal = harness.Journal(options.out, quick=options.quick, epochs=options.epochs)
+    journal = harness.begin(options, "epochs")
     found: dict[str, list[float]] = {name: [] for name in SOURCES}
     seconds: dict[str, list[float]] = {name: [] for name in SOURCES}
     for seed in range(options.seeds):

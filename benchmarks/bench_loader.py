@@ -82,11 +82,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.dir: Path = options.data
-        self.dir.mkdir(parents=True, exist_ok=True)
-        self.journal = harness.Journal(
-            options.out, pairs=options.pairs, rows=options.rows, workers=options.workers, quick=options.quick,
-            page_cache="warm",
-        )  # fmt: skip
+        self.journal = harness.begin(options, "pairs", "rows", "workers", page_cache="warm")
         self.path = harness.packed_faces(self.dir, options.rows)
         self.about = {"rows": options.rows, "row_shape": list(inspect_file(self.path).fields["images"].shape[1:])}
         self.batch_size = min(256, options.rows // 4)

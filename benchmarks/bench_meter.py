@@ -51,7 +51,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.journal = harness.Journal(options.out, pairs=options.pairs, steps=options.steps, faces=options.faces)
+        self.journal = harness.begin(options, "pairs", "steps", "faces")
         self.path = harness.packed_faces(options.data, options.faces)
 
     def loaders(self) -> dict[str, Iterable[Any]]:

@@ -99,9 +99,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.journal = harness.Journal(
-            options.out, pairs=options.pairs, count=options.count, workers=2, quick=options.quick, page_cache="warm"
-        )
+        self.journal = harness.begin(options, "pairs", "count", workers=2, page_cache="warm")
         self.about = {"images": options.count, "row_shape": [218, 178, 3]}
 
     def faces(self) -> Path:
@@ -227,7 +225,6 @@ def main() -> None:
     free = shutil.disk_usage(options.tmpfs).free
     if "decode" in options.only and free < options.count * options.repeat * 218 * 178 * 3 * 1.1:
         parser.error(f"--tmpfs {options.tmpfs}: {free / 1e9:.1f} GB free do not hold the images")
-    options.data.mkdir(parents=True, exist_ok=True)
     harness.take_figures(Bench(options), options.only)
 
 

@@ -92,9 +92,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.journal = harness.Journal(
-            options.out, pairs=options.pairs, count=options.count, workers=2, quick=options.quick, page_cache="warm"
-        )
+        self.journal = harness.begin(options, "pairs", "count", workers=2, page_cache="warm")
         self.about = {"rows": options.count, "row_shape": SHAPE, "chunk_bytes": CHUNKS}
 
     def tmpfs(self) -> None:

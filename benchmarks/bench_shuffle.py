@@ -104,11 +104,7 @@ def main() -> None:
     if options.quick:
         options.rows, options.pairs = 64, 1
     torch.set_num_threads(1)
-    options.data.mkdir(parents=True, exist_ok=True)
-    journal = harness.Journal(
-        options.out, pairs=options.pairs, rows=options.rows, workers=options.workers, windows=list(WINDOWS),
-        quick=options.quick, page_cache="warm",
-    )  # fmt: skip
+    journal = harness.begin(options, "pairs", "rows", "workers", windows=list(WINDOWS), page_cache="warm")
     mixed = harness.packed_faces(options.data, options.rows)
     batch_size = min(options.batch_size, options.rows // 8)
     measure(journal, "mixed", mixed, batch_size, options)

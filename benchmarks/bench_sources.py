@@ -147,9 +147,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.journal = harness.Journal(
-            options.out, pairs=options.pairs, workers=options.workers, quick=options.quick, page_cache="warm"
-        )
+        self.journal = harness.begin(options, "pairs", "workers", page_cache="warm")
 
     def made(self, name: str, make: Callable[[Path], object]) -> Path:
         """A folder of the data, generated when it is not there."""
@@ -280,7 +278,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.mnist, options.cifar, options.count, options.pairs = 60, 50, 64, 1
-    options.data.mkdir(parents=True, exist_ok=True)
     harness.take_figures(Bench(options), options.only)
 
 

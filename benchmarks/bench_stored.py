@@ -54,7 +54,8 @@ from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 SIDE, THREADS = 224, 2
 GEOMETRY = [RandomResizedCrop(SIDE), RandomHorizontalFlip()]
 SHARED = harness.ROOT.parent / "shared" / "data"
-BUSY = (("", "idle"), ("-train", "train"), ("-python", "python"))
+Kinds = Sequence[tuple[str, str]]
+BUSY: Kinds = (("", "idle"), ("-train", "train"), ("-python", "python"))
 
 
 class Folder(Dataset[torch.Tensor]):
@@ -112,9 +113,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.journal = harness.Journal(
-            options.out, quick=options.quick, pairs=options.pairs, batch_size=options.batch_size
-        )
+        self.journal = harness.begin(options, "pairs", "batch_size")
         self.data: Path = options.data
         self.loaders: dict[Path, FastLoader] = {}
 
@@ -208,40 +207,34 @@ class Bench:
         path = self.packed(self.chosen, "raw")
         images = [row[0].permute(1, 2, 0).numpy() for row in PackedDataset(path, fields=("images",))]  # type: ignore[attr-defined]
         alone = Alone(images, [image.shape[:2] for image in images])
-        count = len(images)
-        for end, kind in BUSY:
-            busy = harness.Busy(kind)
-            self.note(
-                f"ragged{end}",
-                functools.partial(busy.rate_beside, functools.partial(self.epoch, path)),
-                functools.partial(busy.rate_beside, functools.partial(alone.rate, count)),
-                target=">= 0.7" if kind == "idle" else "",
-                file=_described(path),
-                base_name="cv2.resize alone, bilinear, 2 threads",
-            )
+        self._beside("ragged", path, alone, ">= 0.7", "cv2.resize alone, bilinear, 2 threads")
         self.note(
             "ragged-area",
             functools.partial(self.epoch, path),
-            functools.partial(alone.rate, count, cv2.INTER_AREA),
+            functools.partial(alone.rate, len(images), cv2.INTER_AREA),
             file=_described(path),
             base_name="cv2.resize alone, INTER_AREA, 2 threads",
         )
 
-    def _jpeg(self, figure: str, path: Path, target: str, kinds: Sequence[tuple[str, str]] = BUSY) -> None:
+    def _jpeg(self, figure: str, path: Path, target: str, kinds: Kinds = BUSY) -> None:
         with h5py.File(path) as file:
             places = zip(file["images_offset"][()].tolist(), file["images_bytes"][()].tolist(), strict=True)
             images = [file["images"][at : at + size].tobytes() for at, size in places]
             sizes = [tuple(shape[:2]) for shape in file["images_shape"][()].tolist()]
-        alone = Alone(images, sizes)
+        base_name = "simplejpeg and cv2.resize alone, bilinear, 2 threads"
+        self._beside(figure, path, Alone(images, sizes), target, base_name, kinds)
+
+    def _beside(self, figure: str, path: Path, alone: Alone, target: str, base_name: str, kinds: Kinds = BUSY) -> None:
+        """Notes a file's rate over that of the libraries alone, each beside a main thread that is busy in some way."""
         for end, kind in kinds:
             busy = harness.Busy(kind)
             self.note(
                 f"{figure}{end}",
                 functools.partial(busy.rate_beside, functools.partial(self.epoch, path)),
-                functools.partial(busy.rate_beside, functools.partial(alone.rate, len(images))),
+                functools.partial(busy.rate_beside, functools.partial(alone.rate, len(alone.images))),
                 target=target if kind == "idle" else "",
                 file=_described(path),
-                base_name="simplejpeg and cv2.resize alone, bilinear, 2 threads",
+                base_name=base_name,
             )
 
     def jpeg(self) -> None:

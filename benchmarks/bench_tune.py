@@ -73,10 +73,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.dir: Path = options.data
-        self.dir.mkdir(parents=True, exist_ok=True)
-        self.journal = harness.Journal(
-            options.out, seconds=options.seconds, search=options.search, rounds=options.rounds, quick=options.quick
-        )
+        self.journal = harness.begin(options, "seconds", "search", "rounds")
 
     def raw(self) -> None:
         """218x178x3 rows of a packed file."""
@@ -146,8 +143,8 @@ class Bench:
         if "tuned" in rates:
             pairs = zip(rates["auto"], rates["tuned"], strict=True)
             values["auto_over_tuned"] = harness.spread([one / other for one, other in pairs])
-        force = auto._feed.workforce() if auto._feed is not None else None
-        self.journal.note(name, auto_workers=force.number if force else base.workers, **record, **values)
+        stats = auto._feed.worker_stats() if auto._feed is not None else None
+        self.journal.note(name, auto_workers=stats.number if stats else base.workers, **record, **values)
         for loader in ways.values():
             loader.close()
 

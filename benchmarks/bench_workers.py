@@ -100,10 +100,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.dir: Path = options.data
-        self.dir.mkdir(parents=True, exist_ok=True)
-        self.journal = harness.Journal(
-            options.out, pairs=options.pairs, rows=options.rows, workers=2, quick=options.quick
-        )
+        self.journal = harness.begin(options, "pairs", "rows", workers=2)
         self.path = harness.packed_faces(self.dir, options.rows)
         self.batch_size = min(BATCH_SIZE, options.rows // 8)
         shape = list(inspect_file(self.path).fields["images"].shape[1:])

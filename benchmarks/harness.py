@@ -156,6 +156,12 @@ def command_line(
     return parser
 
 
+def begin(options: argparse.Namespace, *names: str, **more: Any) -> Journal:
+    """Makes the folder for the data, and begins a journal that notes these options of the command line, and more."""
+    options.data.mkdir(parents=True, exist_ok=True)
+    return Journal(options.out, quick=options.quick, **{name: getattr(options, name) for name in names}, **more)
+
+
 def take_figures(bench: object, figures: Iterable[str]) -> None:
     """Calls the methods that take these figures."""
     for figure in figures:

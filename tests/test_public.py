@@ -14,28 +14,11 @@ import fastload
 from fastload import errors
 
 PACKAGE = Path(fastload.__file__).parent
-TORCH_FREE = [
-    "errors",
-    "format.header",
-    "format.writer",
-    "images.decode",
-    "sources",
-    "pack",
-    "plan",
-    "read.reader",
-    "inspection.info",
-    "inspection.shuffle_quality",
-    "inspection.verify",
-    "inspection.preview",
-    "repack",
-    "export",
-    "estimate",
-    "profiling.meter",
-    "profiling.verdict",
-    "profiling.doctor.examine",
-    "profiling.report",
-    "cli",
-]
+TORCH_FREE = """
+errors format.header format.writer images.decode sources pack plan read.reader inspection.info
+inspection.shuffle_quality inspection.verify inspection.preview repack export estimate profiling.meter
+profiling.verdict profiling.doctor.examine profiling.report cli
+""".split()
 # Each package imports only from those in lines before its own; within a line, only from those to its left of a `<`.
 LEVELS = """
 errors timing

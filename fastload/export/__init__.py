@@ -40,8 +40,7 @@ from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import Listing, first_few
 from fastload.system.files import write_at
-from fastload.system.machine import available_cpus
-from fastload.system.whole_numbers import check_whole
+from fastload.system.machine import worker_count
 
 __all__ = ["ExportReport", "export_file"]
 
@@ -114,8 +113,7 @@ def export_file(
     """
     started = time.perf_counter()
     check_choice("format", format, get_args(Format))
-    if workers is not None:
-        check_whole("workers", workers, least=0)
+    threads = max(1, worker_count(workers))
     header, listing = list_packed(file)
     _check_pixels(header, listing)
     if split is not None:
@@ -135,7 +133,7 @@ def export_file(
     try:
         _check_space(job)
         with _locked(job.folder, identity) as resumed:
-            kept = write_images(job, resumed, max(1, available_cpus() if workers is None else workers), progress)
+            kept = write_images(job, resumed, threads, progress)
             notes += _write_table(job)
             (job.folder / JOURNAL).unlink()
     finally:

@@ -24,10 +24,9 @@ from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile
 from fastload.read.checked import CHANGED, CheckedSamples, has_ragged
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.system.files import read_into
-from fastload.system.machine import available_cpus
+from fastload.system.machine import worker_count
 from fastload.system.text import text_of
 from fastload.system.threads import in_threads
-from fastload.system.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from fastload.inspection.compare import SourceReport
@@ -113,8 +112,7 @@ def verify_file(
         SourceError, OptionError: the source cannot be listed, or is not what the file was packed from.
     """
     path = Path(path)
-    workers = available_cpus() if workers is None else workers
-    check_whole("workers", workers, least=0)
+    workers = worker_count(workers)
     file = read_header(path)
     _require_digests(file)
     total = file.num_rows * (2 if source is not None else 1)

@@ -42,8 +42,7 @@ from fastload.pack.survey import Survey, survey_listing
 from fastload.sources.listing import Listing, MasksWanted, OnError
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import Tree
-from fastload.system.machine import available_cpus
-from fastload.system.whole_numbers import check_whole
+from fastload.system.machine import worker_count
 
 __all__ = ["PackOptions", "PackReport", "Survey", "check_output", "pack_images", "pack_listing", "survey_source"]
 
@@ -128,9 +127,9 @@ def pack_images(
             progress=progress,
         )  # fmt: skip
     started = time.perf_counter()
-    output = _checked_output(output, overwrite, workers)
+    output = _checked_output(output, overwrite)
     _check_not_source(Path(source), output)
-    with PackPool(available_cpus() if workers is None else workers) as pool:
+    with PackPool(worker_count(workers)) as pool:
         # Imported here, as repacking does not need all the layouts.
         from fastload.sources.layouts import LAYOUTS, detect_layout
 
@@ -159,8 +158,8 @@ def pack_listing(
         source_name: name of the source in messages.
     """
     started = time.perf_counter()
-    output = _checked_output(output, overwrite, workers)
-    with PackPool(available_cpus() if workers is None else workers) as pool:
+    output = _checked_output(output, overwrite)
+    with PackPool(worker_count(workers)) as pool:
         return run_job(PackJob(source_name, output, listing, options, on_error, overwrite, progress), pool, started)
 
 
@@ -180,7 +179,7 @@ def survey_source(
         SourceError, OptionError: as pack_images.
     """
     options = options or PackOptions()
-    with PackPool(available_cpus() if workers is None else workers) as pool:
+    with PackPool(worker_count(workers)) as pool:
         pool.start_early()
         listing = _list_samples(source, layout, options, on_error)
         pool.use(listing)
@@ -204,10 +203,8 @@ def _limited(listing: Listing, options: PackOptions) -> Listing:
     return listing
 
 
-def _checked_output(output: str | Path, overwrite: bool, workers: int | None) -> Path:
+def _checked_output(output: str | Path, overwrite: bool) -> Path:
     """Returns the path to write to: the target of a symbolic link, so that the link stays."""
-    if workers is not None:
-        check_whole("workers", workers, least=0)
     output = Path(output)
     if output.is_symlink():
         output = output.resolve()

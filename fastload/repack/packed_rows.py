@@ -24,7 +24,7 @@ from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, 
 from fastload.read.reader import READERS, SAMPLES, image_axes
 from fastload.sources.arrays.raw_rows import JoinedRows, RawRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
-from fastload.system.machine import available_cpus
+from fastload.system.machine import worker_count
 from fastload.system.threads import in_threads
 
 
@@ -383,7 +383,7 @@ def undecodable(rows: RaggedRows, threads: int | None, progress: Progress | None
         return i, ""
 
     found = {}
-    for done, (i, reason) in enumerate(in_threads(tried, jpegs, available_cpus() if threads is None else threads)):
+    for done, (i, reason) in enumerate(in_threads(tried, jpegs, worker_count(threads))):
         if reason:
             found[i] = reason
         if progress:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from fastload.system.whole_numbers import check_whole
 from fastload.timing.stopwatch import process_cpu_s
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -24,6 +25,18 @@ def available_cpus() -> int:
     if quota != "max":
         count = min(count, -(-int(quota) // int(period)))
     return max(1, count)
+
+
+def worker_count(workers: int | None) -> int:
+    """Returns how many threads or processes to work with: the number asked for, by default one for each CPU.
+
+    Raises:
+        OptionError: the number is not a whole one, 0 or more.
+    """
+    if workers is None:
+        return available_cpus()
+    check_whole("workers", workers, least=0)
+    return workers
 
 
 def available_memory(cgroups: Path = _CGROUPS) -> int:

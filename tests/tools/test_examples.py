@@ -14,10 +14,7 @@ ROWS, EPOCHS, BATCH = 64, 2, 8
 PACKED = {"rows": ROWS, "size": (8, 8, 3), "classes": "0123456789", "chunk_rows": 4}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not EXAMPLES.is_dir(), reason="no tools/examples beside the tests: run them from a checkout"),
-]
+pytestmark = pytest.mark.slow
 
 
 def run_example(launcher, name, packed, folder, *options):

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
+import symptoms
+import train
+
 ROOT = Path(__file__).resolve().parents[2]
-
-pytestmark = pytest.mark.skipif(not (ROOT / "tools").is_dir(), reason="no tools beside the tests: run in a checkout")
-
-
-@pytest.fixture
-def symptoms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/symptoms.py, which imports what stands beside it, as do the processes that it starts."""
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    for name in ("TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "OMP_NUM_THREADS"):  # it sets them; taken back here
-        monkeypatch.setenv(name, {"OMP_NUM_THREADS": "1"}.get(name, "ERROR" if "LOG" in name else "INFO"))
-    return importlib.import_module("symptoms")
 
 
 @pytest.mark.slow
-def test_ranks_fail_as_shown_and_finish_when_cured(symptoms, tmp_path, monkeypatch):
+def test_ranks_fail_as_shown_and_finish_when_cured(tmp_path, monkeypatch):
+    # on_ranks sets them where they are not; taken back here.
+    given = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_DISTRIBUTED_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     path = symptoms.make_file(tmp_path, 41, 8)
     monkeypatch.setattr(symptoms, "LIMIT_S", 900.0)
     unused = [(symptoms.unused_rank, 300.0, (path, way)) for way in symptoms.UNUSED_CURES]
@@ -49,7 +43,7 @@ def test_ranks_fail_as_shown_and_finish_when_cured(symptoms, tmp_path, monkeypat
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="with several GPUs their memory is read instead")
-def test_the_first_gpu_gets_a_number_from_each_replica(symptoms, tmp_path, capsys):
+def test_the_first_gpu_gets_a_number_from_each_replica(tmp_path, capsys):
     gathered = []
     for cure in (False, True):
         symptoms.first_gpu_full(cure, tmp_path)
@@ -57,10 +51,9 @@ def test_the_first_gpu_gets_a_number_from_each_replica(symptoms, tmp_path, capsy
     assert gathered == [3 * 8 * symptoms.CLASSES * 128 * 128 * 4, 3 * 4]
 
 
-def test_the_page_names_every_symptom_and_only_flags_that_there_are(symptoms, monkeypatch, capsys):
+def test_the_page_names_every_symptom_and_only_flags_that_there_are(monkeypatch, capsys):
     page = (ROOT / "docs" / "several-gpus.md").read_text()
     assert set(re.findall(r"tools/symptoms\.py ([a-z-]+)", page)) == set(symptoms.SYMPTOMS)
-    train = importlib.import_module("train")
     monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
     with pytest.raises(SystemExit):
         train.parse_options()

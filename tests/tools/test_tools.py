@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +20,10 @@ from PIL import Image
 from warm_python import WarmPython
 
 import fastload
+import make_reviews as reviews
+import run_files
+import tasks
+import train
 from fastload import pack_images
 from fastload.format.column import Column
 from sample_files import write_packed
@@ -98,23 +100,16 @@ def accuracies(said: str) -> list[tuple[float, float]]:
 
 
 @pytest.fixture
-def tasks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/tasks.py, which imports what stands beside it."""
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    return importlib.import_module("tasks")
-
-
-@pytest.fixture
-def train(tasks: ModuleType, no_launcher: None) -> Iterator[ModuleType]:
-    """tools/train.py, in this process and with one thread; nobody's rank."""
+def alone(no_launcher: None) -> Iterator[None]:
+    """This process trains with one thread, and is nobody's rank."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield importlib.import_module("train")
+    yield
     torch.set_num_threads(threads)
 
 
 @pytest.fixture
-def trained(train: ModuleType, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def trained(alone: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs tools/train.py with such words and tells what it says; what torch's import costs is paid only once."""
 
     def run(*words: object) -> str:
@@ -201,7 +196,7 @@ def test_training_starts_compiled_fused_and_in_lower_precision(tmp_path, trained
         ("--parallel ddp --static-graph --layer-drop 0.5", "not with --static-graph"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(train, tmp_path, monkeypatch, capsys, words, said):
+def test_options_that_do_not_go_together_are_refused(no_launcher, tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").touch()
     with pytest.raises(SystemExit, match="2"):
@@ -209,7 +204,7 @@ def test_options_that_do_not_go_together_are_refused(train, tmp_path, monkeypatc
     assert said in capsys.readouterr().err
 
 
-def test_one_process_is_refused_where_torchrun_starts_two(train, monkeypatch, capsys):
+def test_one_process_is_refused_where_torchrun_starts_two(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(sys, "argv", ["train.py", "a.h5", "--parallel", "dp"])
@@ -246,7 +241,7 @@ def test_training_segments_and_shows_what_it_answers(tmp_path, trained):
     assert len(np.unique(answer.reshape(-1, 3), axis=0)) == 2
 
 
-def test_pixels_that_are_ignored_count_nowhere(tasks, tmp_path):
+def test_pixels_that_are_ignored_count_nowhere(tmp_path):
     task = tasks.Segmentation(fastload.PackedDataset(blobs(tmp_path / "blobs.h5", 14)))
     truth = torch.tensor([[[0, 1, 1, 2]], [[0, 2, 2, 2]]], dtype=torch.uint8)
     answers = torch.zeros(2, 3, 1, 4)
@@ -273,7 +268,7 @@ def test_pixels_that_are_ignored_count_nowhere(tasks, tmp_path):
     seed=st.integers(0, 2**32),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_mean_iou_is_that_of_sets_of_pixels(tasks, tmp_path, classes, ignored, counts, shape, seed):
+def test_mean_iou_is_that_of_sets_of_pixels(tmp_path, classes, ignored, counts, shape, seed):
     values = [*range(classes), *([] if ignored is None else [ignored])]
     path = tmp_path / f"{classes}-{ignored}.h5"
     if not path.exists():
@@ -319,7 +314,7 @@ def test_training_reads_texts(run, tmp_path, trained):
     assert len(accuracies(said)) == 2
 
 
-def test_what_is_no_checkpoint_is_refused(train, tmp_path):
+def test_what_is_no_checkpoint_is_refused(tmp_path):
     path = tmp_path / "run.pt"
     path.write_text("x")
     with pytest.raises(SystemExit, match="damaged, or no checkpoint"):
@@ -329,31 +324,30 @@ def test_what_is_no_checkpoint_is_refused(train, tmp_path):
         train.load_checkpoint(path)
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tasks, tmp_path):
-    files = importlib.import_module("run_files")
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path):
     (tmp_path / "run.pt").mkdir()
     with pytest.raises(SystemExit, match=r"run\.pt: the checkpoint could not be written; the one before it is kept"):
-        files.save_checkpoint(tmp_path / "run.pt", {"step": 1})
+        run_files.save_checkpoint(tmp_path / "run.pt", {"step": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
     for text in ("a thesis\n", '{"epoch": 1}\n', "[]\n"):
         (tmp_path / "log").write_text(text)
         with pytest.raises(SystemExit, match="log: is no loss log of this script"):
-            files.begin_log(tmp_path / "log", 3)
+            run_files.begin_log(tmp_path / "log", 3)
         assert (tmp_path / "log").read_text() == text
-    assert files.free_name(tmp_path / "sheet.png") == tmp_path / "sheet.png"
+    assert run_files.free_name(tmp_path / "sheet.png") == tmp_path / "sheet.png"
     for name in ("sheet.png", "sheet-2.png"):
         (tmp_path / name).touch()
-    assert files.free_name(tmp_path / "sheet.png") == tmp_path / "sheet-3.png"
+    assert run_files.free_name(tmp_path / "sheet.png") == tmp_path / "sheet-3.png"
 
 
-def test_tokens_below_0_are_refused_by_name(tasks, tmp_path):
+def test_tokens_below_0_are_refused_by_name(tmp_path):
     np.savez(tmp_path / "a.npz", tokens=np.arange(-2, 22).reshape(6, 4), labels=np.arange(6) % 2)
     path = pack_images(tmp_path / "a.npz", tmp_path / "a.h5").path
     with pytest.raises(SystemExit, match="tokens holds -2: numbers from 0 on are wanted"):
         tasks.TextLabels(fastload.PackedDataset(path), 1)
 
 
-def test_without_a_label_there_is_no_accuracy(tasks, tmp_path):
+def test_without_a_label_there_is_no_accuracy(tmp_path):
     labels = Column(np.r_[np.arange(6) % 2, -np.ones(2, int)], {"names": ("a", "b")})
     path = write_packed(tmp_path / "a.h5", np.zeros((8, 4, 4, 3), np.uint8), {"labels": labels})
     task = tasks.ImageLabels(fastload.PackedDataset(path))
@@ -361,7 +355,7 @@ def test_without_a_label_there_is_no_accuracy(tasks, tmp_path):
     assert task.score(counts) == "no accuracy: not one held-out row has a label"
 
 
-def test_padding_says_nothing(tasks):
+def test_padding_says_nothing():
     network = tasks.SmallTransformer(words=20, outputs=2, width=8, layers=2).eval()
     tokens = torch.tensor([[3, 4, 5, 0, 0, 0], [3, 4, 5, 9, 9, 9], [0, 0, 0, 0, 0, 0]])
     mask = torch.tensor([[True] * 3 + [False] * 3] * 2 + [[False] * 6])
@@ -373,8 +367,7 @@ def test_padding_says_nothing(tasks):
     assert torch.allclose(bag(tokens[:1], mask[:1]), bag(turned, mask[:1]))
 
 
-def test_a_review_is_labelled_as_it_reads(tasks):
-    reviews = importlib.import_module("make_reviews")
+def test_a_review_is_labelled_as_it_reads():
     rng = np.random.default_rng(3)
     for _ in range(200):
         text, label = reviews.review(rng)
@@ -386,8 +379,7 @@ def test_a_review_is_labelled_as_it_reads(tasks):
         assert label == (praised >= 2), text
 
 
-def test_a_claim_follows_from_its_review_as_it_is_labelled(tasks, tmp_path):
-    reviews = importlib.import_module("make_reviews")
+def test_a_claim_follows_from_its_review_as_it_is_labelled(tmp_path):
     rng, seen = np.random.default_rng(3), set()
     for _ in range(200):
         text, label = reviews.pair(rng)
@@ -417,7 +409,7 @@ def test_a_claim_follows_from_its_review_as_it_is_labelled(tasks, tmp_path):
     assert not torch.allclose(task.answers(network, batch), task.answers(network, other))
 
 
-def test_a_file_without_what_a_task_needs_is_refused(tasks, tmp_path):
+def test_a_file_without_what_a_task_needs_is_refused(tmp_path):
     dataset = fastload.PackedDataset(blobs(tmp_path / "blobs.h5", 14))
     for task, missing in (("text", "tokens or input_ids"), ("classify", "labels")):
         with pytest.raises(SystemExit, match=f"has no {missing}: there is nothing to learn from it"):
