@@ -276,7 +276,7 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
     )
     if samples.rows is not None:
         listing = listing.take(samples.rows)
-    require_unique(list(listing.keys), draft.where)
+    require_unique(listing.keys, draft.where)
     return listing
 
 

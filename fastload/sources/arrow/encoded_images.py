@@ -179,5 +179,6 @@ def keys_of(encoded: EncodedColumn | None, table: ArrowTable) -> list[str]:
                 inner = [path.lstrip("/") for path in paths]
         else:
             inner = [f"{row:08d}" for row in range(count)]
-        keys += [f"{key_of(name)}/{key_of(path)}" for path in inner]
+        prefix = f"{key_of(name)}/"
+        keys += [prefix + key_of(path) for path in inner]
     return keys

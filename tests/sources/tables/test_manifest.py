@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
+from source_cases import notes, refused, refused_or_skipped, values
 
 from fastload import pack_images
 from fastload.errors import MissingExtraError, SourceError
@@ -30,16 +31,8 @@ def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
     return path
 
 
-def values(listing: Listing, name: str = "labels") -> list[object]:
-    return listing.columns[name].values.tolist()
-
-
 def names(listing: Listing, name: str = "labels") -> tuple[str, ...]:
     return listing.columns[name].attrs["names"]
-
-
-def notes(listing: Listing) -> str:
-    return " ".join(listing.notes)
 
 
 @pytest.fixture
@@ -98,8 +91,10 @@ def test_an_accent_may_be_written_in_either_of_its_two_forms(tmp_path: Path) -> 
 
 
 def test_utf16_without_its_mark_is_refused_by_name(abc: Path) -> None:
-    with pytest.raises(SourceError, match=r"t.csv, line 1: holds a zero byte.*Save it as UTF-8"):
-        list_source(write(abc / "t.csv", "image,label\na.jpg,0\n", "utf-16-le"))
+    refused(
+        r"t.csv, line 1: holds a zero byte.*Save it as UTF-8",
+        write(abc / "t.csv", "image,label\na.jpg,0\n", "utf-16-le"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,8 +130,7 @@ def test_a_broken_table_is_refused_with_its_line(abc: Path, file: str, text: str
     if message is None:
         assert np.isnan(list_source(table).columns["x"].values[1])
         return
-    with pytest.raises(SourceError, match=message):
-        list_source(table)
+    refused(message, table)
 
 
 def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
@@ -153,8 +147,7 @@ def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
 
 
 def test_a_first_row_whose_image_is_missing_is_not_taken_for_a_header(abc: Path) -> None:
-    with pytest.raises(SourceError, match=r"z.jpg \(line 1 of t.csv\): there is no such image"):
-        list_source(write(abc / "t.csv", "z.jpg,1\na.jpg,0\n"))
+    refused(r"z.jpg \(line 1 of t.csv\): there is no such image", write(abc / "t.csv", "z.jpg,1\na.jpg,0\n"))
 
 
 def test_a_header_may_be_called_like_an_image(abc: Path) -> None:
@@ -182,15 +175,13 @@ def test_ids_without_suffix_find_the_folder_of_their_split(tmp_path: Path) -> No
     assert values(listing) == [7, 9, -1, -1]
     assert "The split 'test' has no labels" in notes(listing) and "sample_submission.csv" in notes(listing)
     (root / "train/2.jpg").rename(root / "test/2.jpg")  # an image of test never stands in for one of train
-    with pytest.raises(SourceError, match=r"2 \(line 3 of train.csv\)"):
-        list_source(root)
+    refused(r"2 \(line 3 of train.csv\)", root)
 
 
 def test_an_id_that_two_files_answer_to_is_an_error(tmp_path: Path) -> None:
     root = make(tmp_path, "x/1.jpg", "y/1.jpg", "masks/1.png")
     table = write(root / "t.csv", "id,label\n1,0\n")
-    with pytest.raises(SourceError, match=r"may be x/1.jpg and y/1.jpg: say which folder .*--root"):
-        list_source(table)
+    refused(r"may be x/1.jpg and y/1.jpg: say which folder .*--root", table)
     assert list_source(table, options=SourceOptions(root=root / "y")).keys == ("1.jpg",)
 
 
@@ -204,8 +195,7 @@ def test_another_suffix_is_accepted_only_when_it_is_so_for_every_row(tmp_path: P
     root = make(tmp_path, "1.png", "2.png")
     listing = list_source(write(root / "t.csv", "image,label\n1.jpg,0\n2.jpg,1\n"), options=SourceOptions())
     assert listing.keys == ("1.png", "2.png") and "another suffix than the files have (2)" in notes(listing)
-    with pytest.raises(SourceError, match=r"2.jpg .line 3"):
-        list_source(write(root / "t.csv", "image,label\n1.png,0\n2.jpg,1\n"))
+    refused(r"2.jpg .line 3", write(root / "t.csv", "image,label\n1.png,0\n2.jpg,1\n"))
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -250,8 +240,7 @@ def test_split_columns_are_normalised(abc: Path, header: str, cells: tuple[str, 
 def test_several_tables_of_one_split_name_the_way_out(abc: Path) -> None:
     write(abc / "train.csv", "image,label\na.jpg,1\n")
     write(abc / "train_folds.csv", "image,label\nb.jpg,1\n")
-    with pytest.raises(SourceError, match=r"several tables name its images: train.csv, train_folds.csv"):
-        list_source(abc)
+    refused(r"several tables name its images: train.csv, train_folds.csv", abc)
     assert list_source(abc / "train.csv").split_names == ("train",)
 
 
@@ -280,21 +269,18 @@ def test_a_broken_table_beside_the_dataset_does_not_stop_it_unless_it_is_part_of
     listing = list_source(abc)
     assert listing.keys == ("a.jpg",) and "log.csv (broken)" in notes(listing)
     write(abc / "train.csv", "image,label\na.jpg,1\nb.jpg\n")
-    with pytest.raises(SourceError, match=r"train.csv, line 3"):
-        list_source(abc)
+    refused(r"train.csv, line 3", abc)
 
 
 def test_an_image_whose_boxes_are_in_two_splits_is_refused(abc: Path) -> None:
     text = "image,x,y,w,h,split\na.jpg,1,2,3,4,train\na.jpg,1,2,3,4,test\n"
-    with pytest.raises(SourceError, match=r"a.jpg is in two splits: train .line 2 of t.csv. and test .line 3"):
-        list_source(write(abc / "t.csv", text))
+    refused(r"a.jpg is in two splits: train .line 2 of t.csv. and test .line 3", write(abc / "t.csv", text))
 
 
 def test_an_image_in_two_tables_is_refused(abc: Path) -> None:
     write(abc / "train.csv", "image,label\na.jpg,1\nb.jpg,1\n")
     write(abc / "val.csv", "image,label\na.jpg,1\n")
-    with pytest.raises(SourceError, match=r"a.jpg has 2 rows: line 2 of train.csv and line 2 of val.csv"):
-        list_source(abc)
+    refused(r"a.jpg has 2 rows: line 2 of train.csv and line 2 of val.csv", abc)
 
 
 def test_columns_asked_for_are_labels_and_others_stay_under_their_names(abc: Path) -> None:
@@ -307,10 +293,8 @@ def test_columns_asked_for_are_labels_and_others_stay_under_their_names(abc: Pat
     assert "caption (text, mostly different in each row)" in notes(listing) and "none (empty)" in notes(listing)
     several = list_source(abc / "t.csv", options=SourceOptions(labels=("kind", "age")))
     assert values(several, "kind") == [0, 1, 0] and values(several, "age") == [3, 5, 4]
-    with pytest.raises(SourceError, match=r"no column 'sort' for labels. There are kind, age"):
-        list_source(abc / "t.csv", options=SourceOptions(labels=("sort",)))
-    with pytest.raises(SourceError, match=r"no column 'file' for images"):
-        list_source(abc / "t.csv", options=SourceOptions(image_column="file"))
+    refused(r"no column 'sort' for labels. There are kind, age", abc / "t.csv", options=SourceOptions(labels=("sort",)))
+    refused(r"no column 'file' for images", abc / "t.csv", options=SourceOptions(image_column="file"))
 
 
 def test_floats_are_targets(abc: Path) -> None:
@@ -340,8 +324,10 @@ def test_masks_of_a_column_are_found_and_may_be_absent(tmp_path: Path) -> None:
     assert partly.masks is not None and partly.masks.present.tolist() == [False, True]
     assert partly.masks.ignore_index == 255 and partly.masks.files.read(1) == b"masks/2.png"
     assert list_source(root / "t.csv", options=SourceOptions(masks="none")).masks is None
-    with pytest.raises(SourceError, match=r"masks that rows name in column 'mask'.*masks/3.png .line 2"):
-        list_source(write(root / "t.csv", "image,mask,label\n1.jpg,masks/3.png,0\n2.jpg,2.png,1\n"))
+    refused(
+        r"masks that rows name in column 'mask'.*masks/3.png .line 2",
+        write(root / "t.csv", "image,mask,label\n1.jpg,masks/3.png,0\n2.jpg,2.png,1\n"),
+    )
 
 
 def test_one_box_an_image_moves_with_it(abc: Path) -> None:
@@ -396,8 +382,10 @@ def test_a_missing_integer_becomes_nan_only_in_columns_that_are_no_labels(abc: P
 
 def test_a_dangling_link_that_a_row_names_says_so(abc: Path) -> None:
     (abc / "d.jpg").symlink_to(abc / "nowhere.jpg")
-    with pytest.raises(SourceError, match=r"d.jpg .line 3 of t.csv.: is a link to a file that does not exist"):
-        list_source(write(abc / "t.csv", "image,label\na.jpg,1\nd.jpg,2\n"))
+    refused(
+        r"d.jpg .line 3 of t.csv.: is a link to a file that does not exist",
+        write(abc / "t.csv", "image,label\na.jpg,1\nd.jpg,2\n"),
+    )
 
 
 def test_a_manifest_packs_with_its_masks_boxes_and_splits(tmp_path: Path) -> None:
@@ -422,8 +410,7 @@ def test_a_manifest_packs_with_its_masks_boxes_and_splits(tmp_path: Path) -> Non
 
 def test_an_infinite_label_is_refused_like_an_empty_one(abc: Path) -> None:
     write(abc / "t.csv", "image,label\na.jpg,1\nb.jpg,inf\nc.jpg,0\n")
-    with pytest.raises(SourceError, match=r"rows without a label \(1\): b.jpg .line 3.*label is infinite"):
-        list_source(abc)
+    refused(r"rows without a label \(1\): b.jpg .line 3.*label is infinite", abc)
     assert values(list_source(abc, on_error="skip")) == [1, 0]
 
 
@@ -435,8 +422,7 @@ def test_rows_of_one_image_share_a_mask_or_are_refused(abc: Path) -> None:
     assert listing.masks is not None and listing.masks.present.tolist() == [True, False, True]
     assert [listing.masks.files.read(i) for i in (0, 2)] == [b"masks/1.png", b"masks/2.png"]
     write(table, f"{head}a.jpg,0,0,2,2,masks/2.png\na.jpg,3,3,5,5,masks/1.png\nb.jpg,0,0,2,2,\n")
-    with pytest.raises(SourceError, match=r"different masks in column 'mask' \(1\): a.jpg .line"):
-        list_source(abc)
+    refused(r"different masks in column 'mask' \(1\): a.jpg .line", abc)
 
 
 def test_a_changed_mask_changes_what_a_resume_compares(abc: Path) -> None:
@@ -502,9 +488,7 @@ def test_ids_that_pandas_wrote_as_floats(tmp_path: Path) -> None:
 def test_boxes_that_cannot_be(tmp_path: Path, cells: str, message: str) -> None:
     make(tmp_path, "a.png", "b.png")
     table = write(tmp_path / "t.csv", f"file,xmin,ymin,xmax,ymax\na.png,1,2,3,4\nb.png,{cells}\n")
-    with pytest.raises(SourceError, match=f"line 3 of t.csv has the box .*{message}"):
-        list_source(table)
-    listing = list_source(table, on_error="skip")
+    listing = refused_or_skipped(f"line 3 of t.csv has the box .*{message}", table)
     assert values(listing, "bbox") == [[1, 2, 3, 4]] and listing.skipped[0][0] == "b.png"
 
 
@@ -522,5 +506,4 @@ def test_as_many_categories_as_boxes(tmp_path: Path) -> None:
     text = "".join(
         json.dumps({"file_name": f"{n}.png", "objects": row}) + "\n" for n, row in zip("ab", rows, strict=True)
     )
-    with pytest.raises(SourceError, match=r"line 2 of t.jsonl: 1 boxes and 0 categories"):
-        list_source(write(tmp_path / "t.jsonl", text))
+    refused(r"line 2 of t.jsonl: 1 boxes and 0 categories", write(tmp_path / "t.jsonl", text))
