@@ -1,6 +1,6 @@
 """The end of every layout: a Draft collects notes and samples left out, Samples hold the rest, `assemble` lists them.
 
-Also what several layouts share: pairs of files by their stem, lines of a text, absent masks, joined files.
+Also what several layouts share: files by their stem, absent masks.
 """
 
 from __future__ import annotations
@@ -332,16 +332,6 @@ def stem_of(name: str) -> str:
     """Returns the base name of a path without its suffix."""
     base = name.rpartition("/")[2]
     return base.rpartition(".")[0] or base
-
-
-def text_lines(tree: Tree, position: int) -> list[tuple[int, str]]:
-    """Returns (number from 1, stripped text) of each line that is not blank; undecodable bytes become surrogates.
-
-    Raises:
-        SourceError: the file cannot be read.
-    """
-    text = tree.read_text(position).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    return [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 _PROBED = 32  # masks read to see how they are numbered: enough for a rare value to show, read in a moment

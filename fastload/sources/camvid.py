@@ -12,20 +12,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fastload.errors import OptionError, SourceError
-from fastload.sources.assemble import (
-    Draft,
-    MaskFiles,
-    Samples,
-    Splits,
-    assemble,
-    children,
-    split_path,
-    stem_of,
-    text_lines,
-)
-from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
+from fastload.errors import SourceError
+from fastload.sources.assemble import Draft, children, split_path, stem_of
+from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions
 from fastload.sources.open_tree import open_tree
+from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, is_image, key_of
 
 CLASSES = tuple("Sky Building Pole Road Pavement Tree SignSymbol Fence Car Pedestrian Bicyclist Void".split())
@@ -48,65 +39,53 @@ def list_camvid(
     Masks: 0..10 are classes, 11 is void and `ignore_index`. There are no columns.
 
     Raises:
-        OptionError: instance masks are asked for, which CamVid does not have.
         SourceError: there are no pairs of folders; a frame without mask, a mask without frame, a line of a list
             without its files, a frame without a line (unless skipped).
     """
-    options = options or SourceOptions()
-    if options.masks == "instance":
-        raise OptionError("CamVid has no instance masks. Accepted here: masks auto, semantic or none.")
     tree = open_tree(source)
-    found = Draft("camvid", tree, on_error, evidence=camvid_evidence(tree))
-    found.leave_out_broken(tree)
-    notes = found.notes
-    images: list[int] = []
-    masks: list[int] = []
-    splits: list[str] = []
-    pairs = _folder_pairs(tree)
-    for folder, split in pairs.items():
-        frames, annotated = children(tree, folder), children(tree, f"{folder[:-1]}annot/")
-        listed = _read_list(tree, folder, notes)
-        for stem, position in frames.items():
-            key = key_of(tree.names[position])
-            if stem not in annotated:
-                found.leave_out(key, "has no mask")
-            elif listed is not None and stem not in listed:
-                found.leave_out(key, f"is not listed in {key_of(folder[:-1])}.txt")
-            else:
-                images.append(position)
-                masks.append(annotated[stem])
-                splits.append(split)
-        for stem, position in annotated.items():
-            if stem not in frames and stem not in found.unreadable:
-                found.leave_out(key_of(tree.names[position]), "is a mask without its image")
-        for stem, key in (listed or {}).items():
-            if stem not in frames and stem not in found.unreadable:
-                found.leave_out(key, f"is listed in {key_of(folder[:-1])}.txt, but has no file")
-    used = tuple(folder for name in pairs for folder in (name, f"{name[:-1]}annot/"))
-    others = [key_of(tree.names[i]) for i in tree.images().tolist() if split_path(tree.names[i])[0] not in used]
-    if others:
-        notes.append(f"Ignored images outside the pairs of folders ({len(others)}): {first_few(others)}.")
-    packed = None
-    if options.masks != "none":
-        notes.append(f"Masks: {len(CLASSES) - 1} classes, 11 = void and ignored.")
-        packed = MaskFiles(masks, CLASSES, VOID)
-    return assemble(found, Samples.in_tree(tree, images, Splits.of(splits), masks=packed, by_name=True))
+    draft = Draft("camvid", tree, on_error, evidence=camvid_evidence(tree))
+    draft.leave_out_broken(tree)
+    images: dict[tuple[str, str], int] = {}
+    masks: dict[tuple[str, str], int] = {}
+    folder_of = _folder_pairs(tree)
+    for split, folder in folder_of.items():
+        images |= {(split, stem): at for stem, at in children(tree, folder).items()}
+        masks |= {(split, stem): at for stem, at in children(tree, f"{folder[:-1]}annot/").items()}
+    pairs = Pairs(tree, images, masks, {key: key[0] for key in images})
+    kept = pairs.complete(draft, every_split=True)
+    pairs.leave_out_lone_masks(draft)
+    for split, folder in folder_of.items():
+        listed = _read_list(tree, folder, draft)
+        if listed is None:
+            continue
+        name = f"{key_of(folder[:-1])}.txt"
+        unlisted = {key for key in kept if key[0] == split and key[1] not in listed}
+        for key in sorted(unlisted):
+            draft.leave_out(key_of(tree.names[images[key]]), f"is not listed in {name}")
+        kept = [key for key in kept if key not in unlisted]
+        for stem, frame in listed.items():
+            if (split, stem) not in images and stem not in draft.unreadable:
+                draft.leave_out(frame, f"is listed in {name}, but has no file")
+    pairs.note_others(draft)
+    masked = options is None or options.masks != "none"
+    if masked:
+        draft.notes.append(f"Masks: {len(CLASSES) - 1} classes, 11 = void and ignored.")
+    return pairs.listing(draft, kept, masked=masked, names=CLASSES, ignore_index=VOID)
 
 
 def _folder_pairs(tree: Tree) -> dict[str, str]:
-    """Returns folder of frames (ending in `/`) -> its split, for the folders with a sibling of masks."""
+    """Returns split -> its folder of frames (ending in `/`), for the folders with a sibling of masks."""
     folders = {split_path(tree.names[i])[0] for i in tree.images().tolist()}
     pairs: dict[str, str] = {}
     for folder in sorted(folders):
-        name = split_path(folder[:-1])[1]
         if folder and f"{folder[:-1]}annot/" in folders:
+            name = split_path(folder[:-1])[1]
             split = SPLITS.get(name.lower(), key_of(name))
-            if split in pairs.values():
-                other = next(key for key, value in pairs.items() if value == split)
+            if split in pairs:
                 raise SourceError(
-                    f"{tree.given}: {key_of(other)} and {key_of(folder)} are both the split {split!r}. Give one."
+                    f"{tree.given}: {key_of(pairs[split])} and {key_of(folder)} are both the split {split!r}. Give one."
                 )
-            pairs[folder] = split
+            pairs[split] = folder
     if not pairs:
         raise SourceError(
             f"{tree.given}: there is no folder of frames with a sibling of masks (train/ and trainannot/). "
@@ -115,27 +94,24 @@ def _folder_pairs(tree: Tree) -> dict[str, str]:
     return pairs
 
 
-def _read_list(tree: Tree, folder: str, notes: list[str]) -> dict[str, str] | None:
+def _read_list(tree: Tree, folder: str, draft: Draft) -> dict[str, str] | None:
     """Returns stem -> key of the frames that a split's list names; None if there is no list."""
     name = f"{folder[:-1]}.txt"
     if name not in tree.names:
         return None
-    where = f"{tree.path / key_of(name)}"
     listed: dict[str, str] = {}
-    for number, line in text_lines(tree, tree.names.index(name)):
-        parts = line.split()
-        if not all(is_image(part) for part in parts) or len(parts) > 2:
-            raise SourceError(
-                f"{where}, line {number}: {line!r}, expected an image and its mask. Fix the line, or remove the list."
-            )
-        stem = stem_of(parts[0])
-        if len(parts) == 2 and stem_of(parts[1]) != stem:
-            raise SourceError(
-                f"{where}, line {number}: {key_of(parts[0])} is listed with the mask of another frame, "
-                f"{key_of(parts[1])}. Fix the line, or remove the list to pair by name."
+    for line in tree.lines(tree.names.index(name)):
+        frame, *mask = line.text.split()
+        if not all(map(is_image, (frame, *mask))) or len(mask) > 1:
+            raise line.error(f"{line.text!r}, expected an image and its mask. Fix the line, or remove the list.")
+        stem = stem_of(frame)
+        if mask and stem_of(mask[0]) != stem:
+            raise line.error(
+                f"{key_of(frame)} is listed with the mask of another frame, {key_of(mask[0])}. "
+                "Fix the line, or remove the list to pair by name."
             )
         if stem in listed:
-            raise SourceError(f"{where}, line {number}: {key_of(parts[0])} is listed twice. Remove one of the lines.")
-        listed[stem] = key_of(folder + split_path(parts[0])[1])
-    notes.append(f"Checked against {key_of(name)} ({len(listed)} rows).")
+            raise line.error(f"{key_of(frame)} is listed twice. Remove one of the lines.")
+        listed[stem] = key_of(folder + split_path(frame)[1])
+    draft.notes.append(f"Checked against {key_of(name)} ({len(listed)} rows).")
     return listed

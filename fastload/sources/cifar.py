@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.column import Column
-from fastload.sources.arrays.raw_rows import JoinedRows, MemoryRows, rows_in_tree
-from fastload.sources.cifar_pickle import read_pickle
-from fastload.sources.listing import Arrays, Listing, OnError, SourceOptions, first_few, require_unique
+from fastload.sources.arrays.raw_rows import MemoryRows, rows_in_tree
+from fastload.sources.assemble import Draft, split_path
+from fastload.sources.cifar_pickle import PickledArray, read_pickle
+from fastload.sources.listing import Arrays, Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
-from fastload.sources.pickled_arrays import PickledArray
+from fastload.sources.row_files import RowFile, list_row_files
 from fastload.sources.tree import Tree, key_of
 
 _SHAPE = (3, 32, 32)
@@ -68,15 +68,6 @@ _VERSIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """One file: its rows, their labels by column, and the images' names ("" for none)."""
-
-    rows: Arrays
-    labels: dict[str, NDArray[np.int64]]
-    names: list[str]
-
-
 def cifar_evidence(tree: Tree) -> list[str]:
     """Returns the files of a tree that are CIFAR's batches by their names."""
     return [key_of(tree.names[i]) for _, _, files in _find(tree) for i in files.values()]
@@ -103,53 +94,35 @@ def list_cifar(
         )
     if len(found) > 1:
         named = [f"{version.title} in {key_of(folder) or 'the folder itself'}" for version, folder, _ in found]
-        shown = " and ".join(named)
-        raise SourceError(f"{tree.given} holds more than one dataset: {shown}. Give the folder of one of them.")
+        raise SourceError(
+            f"{tree.given} holds more than one dataset: {' and '.join(named)}. Give the folder of one of them."
+        )
     version, folder, files = found[0]
-    notes = [
-        f"Layout cifar: {version.title}, recognised by {first_few([key_of(tree.names[i]) for i in files.values()])}."
-    ]
-    skipped = _absent(tree, version, folder, files, on_error, notes)
-
+    draft = Draft("cifar", tree, on_error)
+    shown = first_few([key_of(tree.names[i]) for i in files.values()])
+    draft.notes.append(f"Layout cifar: {version.title}, recognised by {shown}.")
+    _leave_out_absent(draft, version, key_of(folder), files)
     read = _read_binary if version.binary else _read_pickled
-    batches = {name: read(tree, i, version) for name, i in files.items()}
-    counts = [len(batch.names) for batch in batches.values()]
-    split_names = tuple(
-        name for name, there in (("train", any(n in files for n in version.train)), ("test", version.test in files))
-        if there
-    )  # fmt: skip
-    split = [split_names.index("test" if name == version.test else "train") for name in batches]
-    keys = [key for name, i in files.items() for key in _keys(key_of(tree.names[i]), batches[name].names)]
-    require_unique(keys, str(tree.given))
-    columns = {}
+    batches = [read(tree, i, version, "test" if name == version.test else "train") for name, i in files.items()]
+    attrs: dict[str, dict[str, Any]] = {}
+    used = set(files.values())
     for column, classes in version.labels[::-1]:
-        values = np.concatenate([batch.labels[column] for batch in batches.values()])
-        names = _class_names(tree, version, folder, column, classes, notes)
-        columns[column] = Column(values, {"names": names} if names else {})
-    used = {*(tree.names[i] for i in files.values()), *(folder + name for name, _ in version.names.values())}
-    others = [key_of(name) for name in tree.names if name not in used]
-    if others:
-        notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
-    return Listing(
-        layout="cifar",
-        keys=tuple(keys),
-        split=np.repeat(np.array(split, np.uint8), counts),
-        split_names=split_names,
-        columns=columns,
-        notes=(*notes, *tree.notes),
-        sizes=np.full(len(keys), _PIXELS, np.int64),
-        mtimes_ns=np.repeat(tree.mtimes_ns[list(files.values())], counts),
-        files=JoinedRows.of([(batch.rows, len(batch.names)) for batch in batches.values()]),
-        skipped=skipped,
-    )
+        file, key = version.names[column]
+        attrs[column] = {}
+        if folder + file in tree.names:
+            used.add(i := tree.names.index(folder + file))
+            attrs[column] = {"names": _class_names(tree, i, key, classes)}
+        else:
+            draft.notes.append(f"There is no {file}: the classes of {column} have no names.")
+    return list_row_files(draft, tree, batches, attrs, used)
 
 
 def _find(tree: Tree) -> list[tuple[_Version, str, dict[str, int]]]:
     """Returns each CIFAR dataset in a tree: version, folder (ending in `/`), and file name -> position, in order."""
     folders: dict[str, dict[str, int]] = {}
     for i, name in enumerate(tree.names):
-        folder, _, base = name.rpartition("/")
-        folders.setdefault(f"{folder}/" if folder else "", {})[base] = i
+        folder, base = split_path(name)
+        folders.setdefault(folder, {})[base] = i
     found = []
     for folder, names in folders.items():
         for version in _VERSIONS:
@@ -169,43 +142,44 @@ def _fits(tree: Tree, version: _Version, files: dict[str, int], names: dict[str,
     return known and all(tree.files.read_head(i, 1) in (b"\x80", b"(") for i in files.values())
 
 
-def _absent(
-    tree: Tree, version: _Version, folder: str, files: dict[str, int], on_error: OnError, notes: list[str]
-) -> tuple[tuple[str, str], ...]:
-    """Returns (key, reason) of the absent batches of a training set of which others are there.
+def _leave_out_absent(draft: Draft, version: _Version, folder: str, files: dict[str, int]) -> None:
+    """Leaves out the absent batches of a training set of which others are there.
 
     Raises:
-        SourceError: there are some and on_error is "fail".
+        SourceError: there are some and they may not be skipped.
     """
-    absent = [f"{key_of(folder)}{name}" for name in version.train if name not in files]
-    if absent and len(absent) < len(version.train) and on_error == "fail":
+    absent = [f"{folder}{name}" for name in version.train if name not in files]
+    if len(absent) == len(version.train):
+        draft.notes.append(f"There are no training images: {first_few(absent)} is absent.")
+    elif absent and draft.on_error == "fail":
         raise SourceError(
-            f"{tree.given}: {version.title} lacks {first_few(absent)}, so {len(absent)} of {len(version.train)} parts "
+            f"{draft.where}: {version.title} lacks {first_few(absent)}, so {len(absent)} of {len(version.train)} parts "
             "of the training images. Unpack the download again, or pack without them with `--on-error skip`."
         )
-    if len(absent) == len(version.train):
-        notes.append(f"There are no training images: {first_few(absent)} is absent.")
-        absent = []
+    else:
+        for name in absent:
+            draft.leave_out(name, "is absent with all of its images")
     if version.test not in files:
-        notes.append(f"There are no test images: {key_of(folder)}{version.test} is absent.")
-    return tuple((name, "is absent with all of its images") for name in absent)
+        draft.notes.append(f"There are no test images: {folder}{version.test} is absent.")
 
 
-def _read_pickled(tree: Tree, i: int, version: _Version) -> _Batch:
-    where = str(tree.path / key_of(tree.names[i]))
-    content = tree.read_text(i)
-    batch = _named(read_pickle(content, where), where)
+def _read_pickled(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
+    where, content = tree.where(i), tree.read_text(i)
+    batch = _unpickled(content, where)
     data = batch.get("data")
     if not isinstance(data, PickledArray) or data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
         kind = f"{data.dtype} {data.shape}" if isinstance(data, PickledArray) else type(data).__name__
         raise SourceError(f"{where}: `data` is {kind}; expected uint8 (n, {_PIXELS}). Fetch the download again.")
     count = data.shape[0]
-    labels = {}
-    for (column, classes), key in zip(version.labels, version.keys, strict=True):
-        labels[column] = _checked(batch.get(key), count, classes, f"{where}: `{key}`")
+    labels = {
+        column: _checked(batch.get(key), count, classes, f"{where}: `{key}`")
+        for (column, classes), key in zip(version.labels, version.keys, strict=True)
+    }
     names = batch.get("filenames")
     if not isinstance(names, list) or len(names) != count or set(map(type, names)) - {str, bytes}:
         names = [""] * count
+    # A pickle can hold a long name once and name it for each image: keys would take more memory than the file.
+    names = _texts(names) if sum(map(len, names)) <= len(content) else [""] * count
     rows: Arrays
     if data.offset >= 0 and not data.fortran:
         rows = rows_in_tree(
@@ -213,12 +187,11 @@ def _read_pickled(tree: Tree, i: int, version: _Version) -> _Batch:
         )
     else:  # Python 3 writes arrays as text with protocols 0 to 2
         rows = MemoryRows.of(data.values().reshape(count, *_SHAPE), "CHW")
-    return _Batch(rows, labels, _texts(names))
+    return RowFile(i, split, rows, _unique(names), labels)
 
 
-def _read_binary(tree: Tree, i: int, version: _Version) -> _Batch:
-    where = str(tree.path / key_of(tree.names[i]))
-    content = tree.read_text(i)
+def _read_binary(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
+    where, content = tree.where(i), tree.read_text(i)
     head = len(version.labels)
     record = head + _PIXELS
     if len(content) % record or not content:
@@ -235,7 +208,7 @@ def _read_binary(tree: Tree, i: int, version: _Version) -> _Batch:
     rows = rows_in_tree(
         tree, i, content, offset=head, num_rows=count, shape=_SHAPE, dtype=np.uint8, stride=record, axes="CHW"
     )
-    return _Batch(rows, labels, [""] * count)
+    return RowFile(i, split, rows, _unique([""] * count), labels)
 
 
 def _checked(values: object, count: int, classes: int, what: str) -> NDArray[np.int64]:
@@ -254,18 +227,12 @@ def _checked(values: object, count: int, classes: int, what: str) -> NDArray[np.
     return np.array(values, np.int64)
 
 
-def _class_names(
-    tree: Tree, version: _Version, folder: str, column: str, classes: int, notes: list[str]
-) -> tuple[str, ...]:
-    file, key = version.names[column]
-    if folder + file not in tree.names:
-        notes.append(f"There is no {file}: the classes of {column} have no names.")
-        return ()
-    i = tree.names.index(folder + file)
-    where, content = str(tree.path / key_of(tree.names[i])), tree.read_text(i)
+def _class_names(tree: Tree, i: int, key: str, classes: int) -> tuple[str, ...]:
+    """Returns the names of the classes in a text file or, with a key, in a pickle."""
+    where, content = tree.where(i), tree.read_text(i)
     names: Any = content.decode("utf-8", "backslashreplace").split()
-    if not version.binary:
-        names = _named(read_pickle(content, where), where).get(key)
+    if key:
+        names = _unpickled(content, where).get(key)
         if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
             raise SourceError(f"{where}: `{key}` is no list of names. Unpack the download again, or remove the file.")
         names = _texts(names)
@@ -276,25 +243,25 @@ def _class_names(
     return tuple(names)
 
 
-def _named(value: object, where: str) -> dict[str, Any]:
+def _unpickled(content: bytes, where: str) -> dict[str, Any]:
     """Returns a pickled dict with its keys as text, whether Python 2 or 3 wrote them."""
+    value = read_pickle(content, where)
     if not isinstance(value, dict):
         raise SourceError(f"{where}: the pickle holds no dict. Fetch the download again.")
     return {key.decode("latin1") if isinstance(key, bytes) else str(key): item for key, item in value.items()}
 
 
-def _keys(file: str, names: list[str]) -> list[str]:
-    """Returns unique keys for the images of a file: their names, with their number if a name is absent or repeated."""
+def _unique(names: list[str]) -> list[str]:
+    """Returns names of which those that are absent or repeated have the number of their image."""
     if len(set(names)) == len(names) and "" not in names:
-        return list(map(f"{file}/".__add__, names))
+        return names
     seen: set[str] = set()
-    keys = []
     for row, name in enumerate(names):
         if not name or name in seen:
             name = f"{name}#{row:05d}" if name else f"{row:05d}"
         seen.add(name)
-        keys.append(f"{file}/{name}")
-    return keys
+        names[row] = name
+    return names
 
 
 def _texts(names: Sequence[str | bytes]) -> list[str]:

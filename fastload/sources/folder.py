@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import leave_out_broken
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, OnError, SourceOptions, first_few, require_unique
+from fastload.sources.assemble import Draft, Samples, Splits, assemble
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of
 
@@ -51,47 +51,33 @@ def list_folder(
             images next to splits.
     """
     tree = open_tree(source)
-    skipped = leave_out_broken(tree, on_error)
-    rows, notes = find_images(tree)
+    draft = Draft("folder", tree, on_error)
+    draft.leave_out_broken(tree)
+    rows, draft.notes = find_images(tree)
     names = [tree.names[i] for i in rows.tolist()]
     around = folder_around(names, tree.archive)
-    inside = [name.removeprefix(around) for name in names]
     if around:
-        notes.append(f"Everything lies in {key_of(around)}, which is no class.")
-    split_folders = _split_folders(inside, tree, around, notes)
-    if not split_folders:
-        split_names: tuple[str, ...] = ("all",)
-        split = np.zeros(len(names), np.uint8)
-        labels, classes = _labels([inside], [around], tree, notes, ("all",))
+        draft.notes.append(f"Everything lies in {key_of(around)}, which is no class.")
+    inside = [name.removeprefix(around) for name in names]
+    folders = _split_folders(draft, tree, around, inside)
+    if folders:
+        split_of = {folder: split for split, folder in folders.items()}
+        tops = [name.partition("/") for name in inside]
+        splits, inside = [split_of[top] for top, _, _ in tops], [rest for _, _, rest in tops]
+        prefixes = {split: f"{around}{folder}/" for split, folder in folders.items()}
     else:
-        split_names = tuple(name for name in SPLIT_ORDER if name in split_folders)
-        index = {split_folders[name]: i for i, name in enumerate(split_names)}
-        split = np.array([index[name.partition("/")[0]] for name in inside], np.uint8)
-        groups: list[list[str]] = [[] for _ in split_names]
-        for name in inside:
-            top, _, rest = name.partition("/")
-            groups[index[top]].append(rest)
-        prefixes = [f"{around}{split_folders[name]}/" for name in split_names]
-        grouped, classes = _labels(groups, prefixes, tree, notes, split_names)
-        labels = np.empty(len(names), np.int64)
-        labels[np.argsort(split, kind="stable")] = grouped
-    order = np.lexsort((labels, split))  # stable: within a class, the order of the tree remains
-    keys = [key_of(names[i]) for i in order.tolist()]
-    require_unique(keys, str(tree.path))
-    notes.insert(0, _summary(split_names, split_folders, classes))
-    rows = rows[order]
-    return Listing(
-        layout="folder",
-        keys=tuple(keys),
-        split=split[order],
-        split_names=split_names,
-        columns={"labels": Column(labels[order], {"names": tuple(map(key_of, classes))})} if classes else {},
-        notes=(*notes, *tree.notes),
-        sizes=tree.sizes[rows],
-        mtimes_ns=tree.mtimes_ns[rows],
-        files=tree.files.take(rows),
-        skipped=skipped,
-    )
+        splits, prefixes = ["all"] * len(names), {"all": around}
+    images_of: dict[str, list[str]] = {split: [] for split in prefixes}
+    for split, name in zip(splits, inside, strict=True):
+        images_of[split].append(name)
+    classes = _classes(draft, tree, prefixes, images_of)
+    index = {name: i for i, name in enumerate(classes)}
+    labels = np.array([index.get(name.partition("/")[0], -1) if "/" in name else -1 for name in inside], np.int64)
+    by_split = Splits.of(splits)
+    order = np.lexsort((labels, by_split.index))  # stable: within a class, the order of the tree remains
+    draft.notes.insert(0, _summary(folders, classes))
+    columns = {"labels": Column(labels[order], {"names": tuple(map(key_of, classes))})} if classes else {}
+    return assemble(draft, Samples.in_tree(tree, rows[order], Splits(by_split.index[order], by_split.names), columns))
 
 
 def find_images(tree: Tree) -> tuple[NDArray[np.int64], list[str]]:
@@ -144,7 +130,7 @@ def folder_around(names: list[str], archive: bool) -> str:
         around = below
 
 
-def _split_folders(inside: list[str], tree: Tree, around: str, notes: list[str]) -> dict[str, str]:
+def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> dict[str, str]:
     """Returns split -> its folder below `around`; empty if there are no splits.
 
     Raises:
@@ -161,101 +147,81 @@ def _split_folders(inside: list[str], tree: Tree, around: str, notes: list[str])
             )
         if name is not None:
             found[name] = top
-    outside = [key_of(top) for top in tops if top.lower() not in SPLITS]
-    if found and outside:
+    if not found:
+        return {}
+    shown = first_few(sorted(found.values()))
+    if outside := [key_of(top) for top in tops if top.lower() not in SPLITS]:
         raise SourceError(
-            f"{where}: the folders {first_few(sorted(found.values()))} look like splits, but there are images in "
-            f"{first_few(outside)} too. Move those away; or, if all of them are classes, rename {min(found.values())} "
-            "so that it is not taken for a split."
+            f"{where}: the folders {shown} look like splits, but there are images in {first_few(outside)} too. Move "
+            f"those away; or, if all of them are classes, rename {min(found.values())} so that it is not taken for a "
+            "split."
         )
-    direct = [key_of(name) for name in inside if "/" not in name]
     below = [folder.removeprefix(around) for folder in tree.folders if folder.startswith(around)]
-    empty = [key_of(name) for name in below if name.lower() in SPLITS and name not in tops]
-    if found and empty:
-        notes.append(f"Folders of splits without an image were ignored: {first_few(empty)}.")
-    if found and direct:
+    if empty := [key_of(name) for name in below if name.lower() in SPLITS and name not in tops]:
+        draft.notes.append(f"Folders of splits without an image were ignored: {first_few(empty)}.")
+    if direct := [key_of(name) for name in inside if "/" not in name]:
         raise SourceError(
-            f"{where}: images lie next to the splits {first_few(sorted(found.values()))} ({len(direct)}): "
-            f"{first_few(direct)}. Move each into a split, or away."
+            f"{where}: images lie next to the splits {shown} ({len(direct)}): {first_few(direct)}. Move each into a "
+            "split, or away."
         )
-    return found
+    return {split: found[split] for split in SPLIT_ORDER if split in found}
 
 
-def _labels(
-    groups: list[list[str]], prefixes: list[str], tree: Tree, notes: list[str], split_names: tuple[str, ...]
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Returns the labels of all groups (splits), one behind the other, and the sorted class names.
+def _classes(draft: Draft, tree: Tree, folders: dict[str, str], images_of: dict[str, list[str]]) -> list[str]:
+    """Returns the sorted names of the class folders of all splits; [] for none.
 
     Args:
-        groups: the images of each group, relative to its prefix.
-        prefixes: the folder of each group.
-        tree: what was given, for messages.
-        notes: notes are appended.
-        split_names: name of each group.
+        draft: notes are appended.
+        tree: holds the folders.
+        folders: split -> its folder.
+        images_of: split -> its images, relative to that folder.
 
     Raises:
         SourceError: images lie next to class folders, or a class folder is empty.
     """
-    flat, present = [], []
-    for names, prefix in zip(groups, prefixes, strict=True):
-        direct = [name for name in names if "/" not in name]
+    present: dict[str, set[str]] = {}
+    for split, names in images_of.items():
+        direct = [key_of(name) for name in names if "/" not in name]
         if direct and len(direct) < len(names):
-            where = f"{tree.path}{f': {key_of(prefix)}' if prefix else ''}"
             raise SourceError(
-                f"{where}: images lie next to class folders ({len(direct)}): {first_few(list(map(key_of, direct)))}. "
-                "Move each into its class, or away: their class is not known."
+                f"{_place(tree, folders[split])}: images lie next to class folders ({len(direct)}): "
+                f"{first_few(direct)}. Move each into its class, or away: their class is not known."
             )
-        flat.append(bool(direct))
-        present.append(set() if direct else {name.partition("/")[0] for name in names})
-    classes = sorted(set().union(*present))
+        present[split] = set() if direct else {name.partition("/")[0] for name in names}
+    classes = sorted(set().union(*present.values()))
     if not classes:
-        return np.full(sum(map(len, groups)), -1, np.int64), []
-    annotation_folders = _refuse_empty_classes(classes, flat, prefixes, tree)
-    if annotation_folders and len(classes) == 1 and classes[0].lower() in IMAGE_FOLDERS:
-        notes.append(f"{key_of(classes[0])} is no class, as it lies next to {first_few(annotation_folders)}.")
-        return np.full(sum(map(len, groups)), -1, np.int64), []
-    index = {name: i for i, name in enumerate(classes)}
-    for here, is_flat, split in zip(present, flat, split_names, strict=True):
-        lacking = [key_of(name) for name in classes if name not in here]
-        if is_flat:
-            notes.append(f"The split {split!r} has no class folders: its labels are -1.")
-        elif lacking:
-            notes.append(f"Classes without an image in {split!r} ({len(lacking)}): {first_few(lacking)}.")
-    labels = [
-        -1 if is_flat else index[name.partition("/")[0]]
-        for names, is_flat in zip(groups, flat, strict=True)
-        for name in names
-    ]
-    return np.array(labels, np.int64), classes
-
-
-def _refuse_empty_classes(classes: list[str], flat: list[bool], prefixes: list[str], tree: Tree) -> list[str]:
-    """Returns the folders without images next to the class folders that are named like folders of annotations.
-
-    Raises:
-        SourceError: other folders next to the class folders have no images.
-    """
-    known = set(classes)
-    annotation_folders: list[str] = []
-    for prefix, is_flat in zip(prefixes, flat, strict=True):
-        below = [folder[len(prefix) :] for folder in tree.folders if folder.startswith(prefix)]
-        empty = [key_of(folder) for folder in below if folder and "/" not in folder and folder not in known]
-        annotation_folders += [folder for folder in empty if folder.lower() in ANNOTATION_FOLDERS]
-        empty = [folder for folder in empty if folder.lower() not in ANNOTATION_FOLDERS]
-        if empty and not is_flat:
-            where = f"{tree.path}{f': {key_of(prefix)}' if prefix else ''}"
+        return []
+    known, annotations = set(classes), set[str]()
+    for split, folder in folders.items():
+        below = [name.removeprefix(folder) for name in tree.folders if name.startswith(folder)]
+        empty = [key_of(name) for name in below if name and "/" not in name and name not in known]
+        annotations |= {name for name in empty if name.lower() in ANNOTATION_FOLDERS}
+        empty = [name for name in empty if name not in annotations]
+        if empty and present[split]:
             raise SourceError(
-                f"{where}: class folders without an image ({len(empty)}): {first_few(empty)}. "
-                "Remove them, or put their images back: a class that nothing belongs to cannot be learned."
+                f"{_place(tree, folder)}: class folders without an image ({len(empty)}): {first_few(empty)}. Remove "
+                "them, or put their images back: a class that nothing belongs to cannot be learned."
             )
-    return sorted(set(annotation_folders))
+    if annotations and len(classes) == 1 and classes[0].lower() in IMAGE_FOLDERS:
+        beside = first_few(sorted(annotations))
+        draft.notes.append(f"{key_of(classes[0])} is no class, as it lies next to {beside}.")
+        return []
+    for split, here in present.items():
+        lacking = [key_of(name) for name in classes if name not in here]
+        if not here:
+            draft.notes.append(f"The split {split!r} has no class folders: its labels are -1.")
+        elif lacking:
+            draft.notes.append(f"Classes without an image in {split!r} ({len(lacking)}): {first_few(lacking)}.")
+    return classes
 
 
-def _summary(split_names: tuple[str, ...], split_folders: dict[str, str], classes: list[str]) -> str:
-    splits = ""
-    if split_folders:
-        named = [f"{name} (folder {key_of(split_folders[name])})" for name in split_names]
-        splits = f" Splits: {', '.join(named)}."
+def _place(tree: Tree, folder: str) -> str:
+    return f"{tree.path}: {key_of(folder)}" if folder else str(tree.path)
+
+
+def _summary(split_folders: dict[str, str], classes: list[str]) -> str:
+    named = [f"{split} (folder {key_of(folder)})" for split, folder in split_folders.items()]
+    splits = f" Splits: {', '.join(named)}." if named else ""
     if not classes:
         return f"Layout folder: images without class folders, so without labels.{splits}"
     return f"Layout folder: classes by folder ({len(classes)}): {first_few(list(map(key_of, classes)))}.{splits}"

@@ -71,29 +71,26 @@ class Layout:
     takes: tuple[str, ...] = ()
 
 
+_MASKS = ("masks",)
 _OF_TABLES = ("masks", "labels", "image_column", "split_column")
 
 LAYOUTS: dict[str, Layout] = {
-    "exported": Layout(list_exported, exported_evidence, "dataset", "What `fastload export` wrote", takes=("masks",)),
+    "exported": Layout(list_exported, exported_evidence, "dataset", "What `fastload export` wrote", takes=_MASKS),
     "celeba": Layout(list_celeba, celeba_evidence, "dataset", "CelebA: aligned faces and its text files, or Kaggle's"),
     "imagenet": Layout(
         list_imagenet, imagenet_evidence, "dataset", "ImageNet: class folders, Kaggle's, or the original tars in place"
     ),
     "ade20k": Layout(
-        list_ade20k, ade20k_evidence, "dataset", "ADE20K SceneParsing: scenes, masks of 150 classes", takes=("masks",)
+        list_ade20k, ade20k_evidence, "dataset", "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS
     ),
     "voc": Layout(
-        list_voc, voc_evidence, "dataset", "Pascal VOC, one year: palette masks, boxes, labels", takes=("masks",)
+        list_voc, voc_evidence, "dataset", "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS
     ),
     "camvid": Layout(
-        list_camvid, camvid_evidence, "dataset", "CamVid as in SegNet's tutorial: frames and masks", takes=("masks",)
+        list_camvid, camvid_evidence, "dataset", "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS
     ),
     "coco": Layout(
-        list_coco,
-        coco_evidence,
-        "dataset",
-        "COCO: boxes; masks drawn with --masks semantic or instance",
-        takes=("masks",),
+        list_coco, coco_evidence, "dataset", "COCO: boxes; masks drawn with --masks semantic or instance", takes=_MASKS
     ),
     "cifar": Layout(
         list_cifar, cifar_evidence, "dataset", "CIFAR-10 and CIFAR-100: pickles for Python, or binary", decodes=False
@@ -132,7 +129,7 @@ LAYOUTS: dict[str, Layout] = {
         "format",
         "NumPy's .npy and .npz: images, labels, any named arrays",
         decodes=False,
-        takes=("masks",),
+        takes=_MASKS,
     ),
     "hdf5": Layout(
         list_hdf5,
@@ -140,16 +137,22 @@ LAYOUTS: dict[str, Layout] = {
         "format",
         "HDF5 of other writers: images and labels, fuel's, PCam's",
         decodes=False,
-        takes=("masks",),
+        takes=_MASKS,
     ),
     "mask-folders": Layout(
         list_mask_folders,
         mask_folders_evidence,
         "format",
         "Images and masks of the same names in sibling folders",
-        takes=("masks",),
+        takes=_MASKS,
     ),
     "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
+}
+
+_NO_INSTANCES = {
+    "ade20k": "ADE20K SceneParsing has no instance masks. Accepted here: masks auto, semantic or none.",
+    "camvid": "CamVid has no instance masks. Accepted here: masks auto, semantic or none.",
+    "mask-folders": "Masks in a folder do not say of which kind they are. Accepted here: masks auto or none.",
 }
 
 _KINDS = ("dataset", "format", "folder")
@@ -227,6 +230,8 @@ def _refuse_unused(options: SourceOptions, layout: str, where: str) -> None:
             f"{where}: `{flag}` means nothing to the layout {layout}; it is for {theirs}. Leave it out, or name "
             "another layout with `--layout`."
         )
+    if options.masks == "instance" and layout in _NO_INSTANCES:
+        raise OptionError(_NO_INSTANCES[layout])
 
 
 # Notes about annotations that a folder of images holds but its layout does not read, as users expect them packed.

@@ -9,26 +9,16 @@ train/a.jpg, train_masks/a_mask.gif              siblings named after the images
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fastload.errors import OptionError, SourceError
-from fastload.sources.assemble import (
-    Draft,
-    MaskFiles,
-    Samples,
-    Splits,
-    assemble,
-    fill_value,
-    split_path,
-    stem_of,
-    values_in_masks,
-)
+from fastload.errors import SourceError
+from fastload.sources.assemble import Draft, fill_value, split_path, stem_of, values_in_masks
 from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
+from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, key_of
 
 _ENDS = tuple("annot _annot _mask _masks _label _labels _gt".split())
@@ -39,7 +29,7 @@ _BEHIND_STEM = re.compile(r"_(?:mask|masks|label|labels|gt|seg|segmentation|anno
 
 def mask_folders_evidence(tree: Tree) -> list[str]:
     """Returns the first image of a tree that has a mask of the same name in a sibling folder, and that mask."""
-    pairs = _find_pairs(tree)
+    pairs, _ = _find_pairs(tree)
     for pair, image in pairs.images.items():
         if pair in pairs.masks:
             mask = tree.names[pairs.masks[pair]]
@@ -62,101 +52,63 @@ def list_mask_folders(
     split has no masks: a value that no mask holds, mostly 255, fills its rows.
 
     Raises:
-        OptionError: instance masks are asked for, but the kind of these masks is unknown.
         SourceError: no image has a mask; in a split with masks, an image without its mask; a mask without its image
             (the latter two unless skipped).
     """
-    options = options or SourceOptions()
-    if options.masks == "instance":
-        raise OptionError("Masks in a folder do not say of which kind they are. Accepted here: masks auto or none.")
     tree = open_tree(source)
     evidence = mask_folders_evidence(tree)
-    found = Draft("mask-folders", tree, on_error, evidence=evidence)
-    found.leave_out_broken(tree)
+    draft = Draft("mask-folders", tree, on_error, evidence=evidence)
+    draft.leave_out_broken(tree)
     if not evidence:
         raise SourceError(
             f"{tree.given}: no image has a mask of the same name in a sibling folder, as images/a.jpg and masks/a.png. "
             f"Folders of masks are called {', '.join(sorted(ANNOTATION_FOLDERS))}, or as the folder of images with "
             "_mask or annot appended."
         )
-    notes = found.notes
-    pairs = _find_pairs(tree)
-    images, masks = pairs.images, pairs.masks
-    if pairs.twice:
+    pairs, twice = _find_pairs(tree)
+    if twice:
         raise SourceError(
-            f"{tree.given}: files that differ only in their suffix, so that pairs are ambiguous ({len(pairs.twice)}): "
-            f"{first_few(pairs.twice)}. Move one of each away."
+            f"{tree.given}: files that differ only in their suffix, so that pairs are ambiguous ({len(twice)}): "
+            f"{first_few(twice)}. Move one of each away."
         )
-    split_of = {pair: _split(pair) for pair in images}
-    with_masks = {split_of[pair] for pair in images if pair in masks}
-    rows = []
-    for pair, position in images.items():
-        if split_of[pair] in with_masks and pair not in masks:
-            found.leave_out(key_of(tree.names[position]), "has no mask")
-        else:
-            rows.append(pair)
-    for pair, position in masks.items():
-        if pair not in images and pair[-1] not in found.unreadable:
-            found.leave_out(key_of(tree.names[position]), "is a mask without its image")
-    used = {*images.values(), *masks.values()}
-    others = [key_of(tree.names[i]) for i in tree.images().tolist() if i not in used]
-    if others:
-        notes.append(f"Ignored images outside the pairs of folders ({len(others)}): {first_few(others)}.")
-    mask_positions = [masks.get(pair, -1) for pair in rows]
-    wanted = options.masks != "none"
-    absent = sorted({split_of[pair] for pair in rows} - with_masks)
-    fill = None
-    if wanted:
-        at = np.array(mask_positions, np.int64)
+    kept = pairs.complete(draft)
+    pairs.leave_out_lone_masks(draft)
+    pairs.note_others(draft)
+    masked, fill = options is None or options.masks != "none", None
+    if masked:
+        at = np.array(pairs.positions(kept), np.int64)
         fill, filled = fill_value(tree.files.take(np.maximum(at, 0)), at >= 0, str(tree.given))
-        notes += [f"Splits without masks: {', '.join(absent)}.", *filled] if absent else []
-        seen = [str(value) for value in values_in_masks(tree.files, [at for at in mask_positions if at >= 0])]
-        if seen:
-            notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}. Their meaning is unknown.")
-    packed = MaskFiles(mask_positions, ignore_index=fill) if wanted else None
-    positions, splits = [images[pair] for pair in rows], Splits.of([split_of[pair] for pair in rows])
-    return assemble(found, Samples.in_tree(tree, positions, splits, masks=packed, by_name=True))
+        if without := sorted(pairs.splits_without_masks()):
+            draft.notes += [f"Splits without masks: {', '.join(without)}.", *filled]
+        if seen := [str(value) for value in values_in_masks(tree.files, at[at >= 0].tolist())]:
+            draft.notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}. Their meaning is unknown.")
+    return pairs.listing(draft, kept, masked=masked, ignore_index=fill)
 
 
-def _split(pair: tuple[str, ...]) -> str:
-    return split_of_parts(pair[:-1]) or "all"
+def _find_pairs(tree: Tree) -> tuple[Pairs[tuple[str, ...]], list[str]]:
+    """Returns the pairs by the parts of their path without suffix and without images/ or masks/, and what is ambiguous.
 
-
-@dataclass
-class _Pairs:
-    """Positions of images and masks by what they have in common: the path without suffix and without images/ or masks/.
-
-    Attributes:
-        images: parts of the common path -> position of the image.
-        masks: parts of the common path -> position of the mask.
-        twice: files that have the common path of another.
+    The latter are files that have the path of another.
     """
-
-    images: dict[tuple[str, ...], int]
-    masks: dict[tuple[str, ...], int]
-    twice: list[str]
-
-
-def _find_pairs(tree: Tree) -> _Pairs:
-    pairs = _Pairs({}, {}, [])
+    images: dict[tuple[str, ...], int] = {}
+    masks: dict[tuple[str, ...], int] = {}
+    twice: list[str] = []
     parts = {f"{folder}/": folder.split("/") for folder in tree.folders}
     parts_seen = {part for each in parts.values() for part in each}
     role_of = {folder: _role(each, parts_seen) for folder, each in parts.items()}
     if len({role[0] for role in role_of.values() if role}) < 2:
-        return pairs
-    positions = tree.images().tolist()
-    folders = [split_path(tree.names[i])[0] for i in positions]
-    for i, folder in zip(positions, folders, strict=True):
-        role = role_of.get(folder)  # None for files at the top
+        return Pairs(tree, images, masks, {}), twice
+    for i in tree.images().tolist():
+        role = role_of.get(split_path(tree.names[i])[0])  # None for files at the top
         if role is None:
             continue
         kind, above = role
         stem = stem_of(tree.names[i])
-        found = pairs.images if kind == "image" else pairs.masks
+        found = images if kind == "image" else masks
         pair = (*above, stem if kind == "image" else _BEHIND_STEM.sub("", stem))
         if found.setdefault(pair, i) != i:
-            pairs.twice.append(f"{key_of(tree.names[found[pair]])} and {key_of(tree.names[i])}")
-    return pairs
+            twice.append(f"{key_of(tree.names[found[pair]])} and {key_of(tree.names[i])}")
+    return Pairs(tree, images, masks, {pair: split_of_parts(pair[:-1]) or "all" for pair in images}), twice
 
 
 def _role(parts: list[str], parts_seen: set[str]) -> tuple[str, tuple[str, ...]] | None:

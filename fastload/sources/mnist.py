@@ -25,15 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.column import Column
-from fastload.sources.arrays.raw_rows import Axes, JoinedRows, MemoryRows, rows_in_tree
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, Arrays, Listing, OnError, SourceOptions, first_few
+from fastload.sources.arrays.raw_rows import Axes, MemoryRows, rows_in_tree
+from fastload.sources.assemble import Draft, split_path
+from fastload.sources.listing import SPLITS, Arrays, Listing, OnError, SourceOptions, first_few, in_split_order
 from fastload.sources.open_tree import open_tree
+from fastload.sources.row_files import RowFile, list_row_files
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
 
 _NAME = re.compile(r"(?P<set>.*?)[-_.]?(?P<what>images|labels)[-.]idx[1-4][-.](ubyte|int)(?P<gz>\.gz)?", re.IGNORECASE)
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+_GZIP = b"\x1f\x8b"
 
 _DIGITS = tuple("0123456789")
 _FASHION = tuple("T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot".split("|"))
@@ -93,60 +96,35 @@ def list_mnist(
             images differ in number.
     """
     tree = open_tree(source)
-    notes: list[str] = []
-    family, sets = _find(tree, notes)
-    used = {i for found in sets for i in (found.images, found.labels)}
-    title = _title(tree, family, sets, notes)
-    axes: Axes = "WHC" if title.startswith("EMNIST") else "HWC"
-
-    parts: list[tuple[Arrays, int]] = []
-    labels, more, split, mtimes = [], [], [], []
-    keys: list[str] = []
+    draft = Draft("mnist", tree, on_error)
+    family, sets = _find(draft, tree)
+    used = {i for found in sets for i in (found.images, found.labels) if i >= 0}
+    title = _title(draft, tree, family, sets)
+    shown = first_few([key_of(tree.names[i]) for i in sorted(used)])
+    draft.notes.insert(0, f"Layout mnist: {title}, recognised by {shown}.")
     sets = [found for found in sets if found.images >= 0]
-    names = tuple(dict.fromkeys(found.name for found in sets))
+    axes: Axes = "WHC" if title.startswith("EMNIST") else "HWC"
+    files, numbers = [], []
     for found in sets:
         rows, count = _images(tree, found.images, axes)
-        values = _labels(tree, found.labels, count, tree.names[found.images])
-        parts.append((rows, count))
-        labels.append(values[:, 0].astype(np.int64))
-        more.append(values[:, 1:])
-        split.append(np.full(count, names.index(found.name), np.uint8))
-        base = key_of(tree.names[found.images])
-        keys += map(f"{base.replace('%', '%%')}/%05d".__mod__, range(count))  # half the time of an f-string each
-        mtimes.append(np.full(count, tree.mtimes_ns[found.images]))
+        numbers.append(_labels(tree, found.labels, count, tree.names[found.images]))
+        columns: dict[str, NDArray[Any]] = {"labels": numbers[-1][:, 0], "qmnist": numbers[-1][:, 1:].astype(np.int32)}
+        names = list(map("%05d".__mod__, range(count)))  # half the time of an f-string each
+        files.append(RowFile(found.images, found.name, rows, names, columns))
         if found.labels < 0:
-            notes.append(f"There are no labels for {base}: its labels are -1.")
-    columns = {}
-    if any(found.labels >= 0 for found in sets):
-        flat = np.concatenate(labels)
-        classes = _class_names(tree, family, title, int(flat.max(initial=0)))
-        columns["labels"] = Column(flat, {"names": classes} if classes else {})
-        if {part.shape[1] for part in more} == {len(_QMNIST)}:
-            columns["qmnist"] = Column(np.concatenate(more).astype(np.int32), {"names": _QMNIST})
-    files = parts[0][0] if len(parts) == 1 else JoinedRows.of(parts)
+            draft.notes.append(f"There are no labels for {key_of(tree.names[found.images])}: its labels are -1.")
     if axes == "WHC":
-        notes.append("EMNIST's images lie transposed in the files; they are packed upright.")
-    others = [key_of(name) for i, name in enumerate(tree.names) if i not in used]
-    if others:
-        notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
-    recognised = (
-        f"Layout mnist: {title}, recognised by {first_few([key_of(tree.names[i]) for i in sorted(used) if i >= 0])}."
-    )
-    height, width, _ = parts[0][0].shape
-    return Listing(
-        layout="mnist",
-        keys=tuple(keys),
-        split=np.concatenate(split),
-        split_names=names,
-        columns=columns,
-        notes=(recognised, *notes, *tree.notes),
-        sizes=np.full(len(keys), height * width, np.int64),
-        mtimes_ns=np.concatenate(mtimes),
-        files=files,
-    )
+        draft.notes.append("EMNIST's images lie transposed in the files; they are packed upright.")
+    attrs: dict[str, dict[str, Any]] = {}
+    if any(found.labels >= 0 for found in sets):
+        classes = _class_names(tree, family, title, max(int(values[:, 0].max(initial=0)) for values in numbers))
+        attrs["labels"] = {"names": classes} if classes else {}
+        if all(values.shape[1] == 1 + len(_QMNIST) for values in numbers):
+            attrs["qmnist"] = {"names": _QMNIST}
+    return list_row_files(draft, tree, files, attrs, used)
 
 
-def _find(tree: Tree, notes: list[str]) -> tuple[str, list[_Set]]:
+def _find(draft: Draft, tree: Tree) -> tuple[str, list[_Set]]:
     """Returns the family's prefix, such as `emnist-letters`, and its sets in the order of splits.
 
     Raises:
@@ -156,44 +134,38 @@ def _find(tree: Tree, notes: list[str]) -> tuple[str, list[_Set]]:
     doubled = []
     # Unpacked files first, so that they are preferred to gzipped ones of the same name.
     for i in sorted(range(len(tree.names)), key=lambda i: tree.names[i].lower().endswith(".gz")):
-        folder, _, base = tree.names[i].rpartition("/")
-        match = _NAME.fullmatch(base)
-        if match is None:
-            continue
-        family, _, part = match["set"].rpartition("-")
-        found = families.setdefault((folder, family), {}).setdefault(part or "all", {})
-        if match["what"].lower() in found:
-            doubled.append(key_of(tree.names[i]))
-        else:
-            found[match["what"].lower()] = i
+        folder, base = split_path(tree.names[i])
+        if match := _NAME.fullmatch(base):
+            family, _, part = match["set"].rpartition("-")
+            there = families.setdefault((folder, family), {}).setdefault(part or "all", {})
+            if there.setdefault(match["what"].lower(), i) != i:
+                doubled.append(key_of(tree.names[i]))
     if doubled:
-        notes.append(f"Read the unpacked files, not {first_few(doubled)}.")
-    with_images = {key: sets for key, sets in families.items() if any("images" in found for found in sets.values())}
+        draft.notes.append(f"Read the unpacked files, not {first_few(doubled)}.")
+    with_images = {key: sets for key, sets in families.items() if any("images" in there for there in sets.values())}
     if not with_images:
         raise SourceError(
             f"{tree.given}: no idx file with images, such as train-images-idx3-ubyte or train-images-idx3-ubyte.gz. "
             "Labels alone are no dataset; fetch the images."
         )
     if len(with_images) > 1:
-        datasets = [key_of(f"{folder}/{family}".strip("/")) or "the folder itself" for folder, family in with_images]
-        shown = first_few(sorted(datasets))
+        datasets = [key_of(f"{folder}{family}".strip("/")) or "the folder itself" for folder, family in with_images]
         raise SourceError(
-            f"{tree.given} holds more than one dataset of idx files: {shown}. Give the folder of one of them, or move "
-            "its files to a folder of their own."
+            f"{tree.given} holds more than one dataset of idx files: {first_few(sorted(datasets))}. Give the folder of "
+            "one of them, or move its files to a folder of their own."
         )
     (_, family), sets = next(iter(with_images.items()))
-    result = []
-    for part, found in sets.items():
+    by_split: dict[str, list[_Set]] = {}
+    for part, there in sets.items():
         name = "test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part)
-        result.append(_Set(name, found.get("images", -1), found.get("labels", -1)))
-        if "images" not in found:
-            name = key_of(tree.names[found["labels"]])
-            notes.append(f"Ignored {name}: the images that its labels belong to are not there.")
-    rank = {name: at for at, name in enumerate(SPLIT_ORDER)}
-    return family, sorted(result, key=lambda found: (rank.get(found.name, len(rank)), found.name))
+        by_split.setdefault(name, []).append(_Set(name, there.get("images", -1), there.get("labels", -1)))
+        if "images" not in there:
+            labels = key_of(tree.names[there["labels"]])
+            draft.notes.append(f"Ignored {labels}: the images that its labels belong to are not there.")
+    return family, [found for name in in_split_order(by_split) for found in by_split[name]]
 
 
-def _title(tree: Tree, family: str, sets: list[_Set], notes: list[str]) -> str:
+def _title(draft: Draft, tree: Tree, family: str, sets: list[_Set]) -> str:
     if "emnist" in family.lower():
         return f"EMNIST ({family})"
     if "qmnist" in family.lower():
@@ -201,55 +173,63 @@ def _title(tree: Tree, family: str, sets: list[_Set], notes: list[str]) -> str:
     for found in sets:
         if found.labels < 0:
             continue
-        content = tree.read_text(found.labels)
-        sums = [hashlib.md5(content, usedforsecurity=False).hexdigest()]
-        if content[:2] == b"\x1f\x8b":
-            sums.append(hashlib.md5(_unpacked(tree, found.labels), usedforsecurity=False).hexdigest())
-        title = next((_TITLES[md5] for md5 in sums if md5 in _TITLES), None)
-        if title:
-            notes.insert(0, f"{key_of(tree.names[found.labels])} has the md5 of {title}'s.")
+        contents = [tree.read_text(found.labels)]
+        if contents[0][:2] == _GZIP:
+            contents.append(_unpacked(tree, found.labels))
+        sums = [hashlib.md5(content, usedforsecurity=False).hexdigest() for content in contents]
+        if title := next((_TITLES[md5] for md5 in sums if md5 in _TITLES), ""):
+            draft.notes.insert(0, f"{key_of(tree.names[found.labels])} has the md5 of {title}'s.")
             return title
-    notes.insert(0, "No file has the md5 of MNIST's, Fashion-MNIST's or KMNIST's: the classes have no names.")
+    draft.notes.insert(0, "No file has the md5 of MNIST's, Fashion-MNIST's or KMNIST's: the classes have no names.")
     return "idx files like MNIST's"
 
 
 def _images(tree: Tree, i: int, axes: Axes) -> tuple[Arrays, int]:
     """Returns the reader of the images of an idx file, and their number."""
-    name = key_of(tree.names[i])
-    packed = tree.files.read_head(i, 2) == b"\x1f\x8b"
-    content = _unpacked(tree, i) if packed or tree.archive else b""
-    head = _head(content or tree.files.read_head(i, 32), f"{tree.path / name}")
+    head, content = _read(tree, i, in_place=True)
     if len(head.shape) != 3 or head.dtype != np.uint8 or 0 in head.shape:
         raise SourceError(
-            f"{tree.path / name}: holds {head.dtype} {head.shape}; expected images, uint8 (n, height, width). "
+            f"{tree.where(i)}: holds {head.dtype} {head.shape}; expected images, uint8 (n, height, width). "
             "Is it a file of images?"
         )
-    count, height, width = head.shape
-    _require_bytes(head, len(content) or int(tree.sizes[i]), f"{tree.path / name}")
-    if packed:
-        values = np.frombuffer(content, np.uint8, offset=head.head_bytes).reshape(count, height, width, 1)
+    count, *size = head.shape
+    if content:
+        values = np.frombuffer(content, np.uint8, offset=head.head_bytes).reshape(count, *size, 1)
         return MemoryRows.of(values, axes), count
-    rows = rows_in_tree(
-        tree, i, content, offset=head.head_bytes, num_rows=count, shape=(height, width, 1), dtype=np.uint8, axes=axes
-    )
-    return rows, count
+    return rows_in_tree(
+        tree, i, content, offset=head.head_bytes, num_rows=count, shape=(*size, 1), dtype=np.uint8, axes=axes
+    ), count
 
 
 def _labels(tree: Tree, i: int, count: int, images: str) -> NDArray[np.int64]:
     """Returns the numbers of each image, int64 (count, 1 or more); the first is its label. Without a file, -1."""
     if i < 0:
         return np.full((count, 1), -1, np.int64)
-    where, content = f"{tree.path / key_of(tree.names[i])}", _unpacked(tree, i)
-    head = _head(content, where)
+    head, content = _read(tree, i)
     if len(head.shape) not in (1, 2) or head.dtype.kind not in "iu":
-        raise SourceError(f"{where}: holds {head.dtype} {head.shape}; expected labels, integers (n,). Is it the file?")
-    _require_bytes(head, len(content), where)
+        raise SourceError(
+            f"{tree.where(i)}: holds {head.dtype} {head.shape}; expected labels, integers (n,). Is it the file?"
+        )
     if head.shape[0] != count:
         raise SourceError(
-            f"{where}: {head.shape[0]} labels for the {count} images of {key_of(images)}. Fetch both again."
+            f"{tree.where(i)}: {head.shape[0]} labels for the {count} images of {key_of(images)}. Fetch both again."
         )
     values = np.frombuffer(content, head.dtype, offset=head.head_bytes).astype(np.int64)
     return values.reshape(count, -1)
+
+
+def _read(tree: Tree, i: int, *, in_place: bool = False) -> tuple[_Idx, bytes]:
+    """Returns the header of an idx file, and its content; b"" instead for one that can be read in place, if wanted."""
+    where, in_place = tree.where(i), in_place and not tree.archive and tree.files.read_head(i, 2) != _GZIP
+    content = b"" if in_place else _unpacked(tree, i)
+    head = _head(tree.files.read_head(i, 32) if in_place else content, where)
+    found = int(tree.sizes[i]) if in_place else len(content)
+    if found != head.num_bytes:
+        raise SourceError(
+            f"{where}: holds {found:,} bytes, its header promises {head.num_bytes:,} ({head.shape}). "
+            f"{'The copy was probably cut short; fetch' if found < head.num_bytes else 'Fetch'} it again."
+        )
+    return head, content
 
 
 def _head(content: bytes, where: str) -> _Idx:
@@ -263,14 +243,6 @@ def _head(content: bytes, where: str) -> _Idx:
     return _Idx(np.dtype(_TYPES[content[2]]), shape, 4 + 4 * rank)
 
 
-def _require_bytes(head: _Idx, found: int, where: str) -> None:
-    if found != head.num_bytes:
-        raise SourceError(
-            f"{where}: holds {found:,} bytes, its header promises {head.num_bytes:,} ({head.shape}). "
-            f"{'The copy was probably cut short; fetch' if found < head.num_bytes else 'Fetch'} it again."
-        )
-
-
 def _unpacked(tree: Tree, i: int) -> bytes:
     """Returns the content of an idx file, unpacked if it is gzipped.
 
@@ -279,8 +251,8 @@ def _unpacked(tree: Tree, i: int) -> bytes:
     Raises:
         SourceError: the file is damaged, or needs more memory than there is.
     """
-    where, content = f"{tree.path / key_of(tree.names[i])}", tree.read_text(i)
-    if content[:2] != b"\x1f\x8b":
+    where, content = tree.where(i), tree.read_text(i)
+    if content[:2] != _GZIP:
         return content
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:

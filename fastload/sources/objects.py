@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import xxhash
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, SourceError
 from fastload.format.column import Column
 from fastload.images.image_header import ImageHeader
+from fastload.sources.assemble import Draft, Samples, Splits, assemble
 from fastload.sources.listing import Listing, Masks, OnError, first_few
 from fastload.sources.object_images import examine, file_bytes, image_digest, mask_of, pixels_of
 
@@ -29,25 +30,46 @@ _COORDINATE_KEYS = frozenset("boxes bbox bboxes objects annotations keypoints la
 _READ_TWICE = 5  # samples, evenly chosen
 
 
+class _Sample(NamedTuple):
+    """The parts of a sample; None for a part that it does not have."""
+
+    image: Any
+    label: Any = None
+    mask: Any = None
+    others: tuple[str, ...] = ()  # keys of what is not packed
+
+
 @dataclass(frozen=True, eq=False)
-class ObjectPictures:
-    """Reads the images of an object by indexing it again; each must be the same as when it was listed.
+class _Parts:
+    """One part of each sample of an object, which is indexed again to read it.
 
     Attributes:
         source: the object; picklable if its samples are to be read in other processes.
         rows: int64 (N,), index of each sample in the object.
-        headers: size, channels and bits of each image as listed.
-        digests: XXH3-64 of each image as listed.
+        listed: header and digest of each part as listed; it must be the same when it is read.
     """
 
     source: Any
     rows: NDArray[np.int64]
-    headers: tuple[ImageHeader, ...]
-    digests: tuple[int, ...]
+    listed: tuple[tuple[ImageHeader, int], ...]
+
+    def sample(self, i: int) -> _Sample:
+        return _sample(self.source, int(self.rows[i]))
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Self:
+        """Returns the parts of the samples at these indices, in their order."""
+        return replace(self, rows=self.rows[indices], listed=tuple([self.listed[i] for i in indices.tolist()]))
+
+
+_RANDOM = "at first: it is made anew each time. Leave random transforms out"
+
+
+class ObjectPictures(_Parts):
+    """Reads the images of an object."""
 
     def header(self, i: int) -> ImageHeader:
         """Returns size, channels and bits of image i as listed."""
-        return self.headers[i]
+        return self.listed[i][0]
 
     def read(self, i: int) -> NDArray[Any]:
         """Returns the pixels of image i.
@@ -55,40 +77,21 @@ class ObjectPictures:
         Raises:
             ImageError: they cannot be read, or are not the same as when they were listed.
         """
-        image = _sample(self.source, int(self.rows[i])).image
-        pixels, listed = pixels_of(image), self.headers[i]
+        image, (listed, digest) = self.sample(i).image, self.listed[i]
+        pixels = pixels_of(image)
         found = (*pixels.shape, 1)[:3]
         if found != (listed.height, listed.width, listed.channels) or pixels.itemsize * 8 != listed.bits:
             raise ImageError(
                 f"is {pixels.dtype} {pixels.shape} now and was {listed.height}x{listed.width} with {listed.channels} "
-                f"channels of {listed.bits} bits at first: it is made anew each time. Leave random transforms out"
+                f"channels of {listed.bits} bits {_RANDOM}"
             )
-        if image_digest(image, pixels) != self.digests[i]:
-            raise ImageError(
-                "has other pixels now than at first: it is made anew each time. Leave random transforms out"
-            )
+        if image_digest(image, pixels) != digest:
+            raise ImageError(f"has other pixels now than {_RANDOM}")
         return pixels
 
-    def take(self, indices: NDArray[np.integer[Any]]) -> ObjectPictures:
-        """Returns the samples at these indices, in their order."""
-        at = indices.tolist()
-        headers, digests = tuple([self.headers[i] for i in at]), tuple([self.digests[i] for i in at])
-        return replace(self, rows=self.rows[indices], headers=headers, digests=digests)
 
-
-@dataclass(frozen=True, eq=False)
-class ObjectFiles:
-    """Reads the image files of an object whose samples all hold the bytes of one.
-
-    Attributes:
-        source: the object, as in ObjectPictures.
-        rows: int64 (N,), index of each sample in the object.
-        digests: XXH3-64 of each file as listed.
-    """
-
-    source: Any
-    rows: NDArray[np.int64]
-    digests: tuple[int, ...]
+class ObjectFiles(_Parts):
+    """Reads the image files of an object whose samples all hold the bytes of one."""
 
     def read(self, i: int) -> bytes:
         """Returns all bytes of file i.
@@ -96,39 +99,22 @@ class ObjectFiles:
         Raises:
             ImageError: they cannot be read, or are not the same as when they were listed.
         """
-        data = file_bytes(_sample(self.source, int(self.rows[i])).image)
-        if data is None or xxhash.xxh3_64_intdigest(data) != self.digests[i]:
-            raise ImageError(
-                "has other bytes now than at first: it is made anew each time. Leave random transforms out"
-            )
+        data = file_bytes(self.sample(i).image)
+        if data is None or xxhash.xxh3_64_intdigest(data) != self.listed[i][1]:
+            raise ImageError(f"has other bytes now than {_RANDOM}")
         return data
 
     def read_head(self, i: int, size: int) -> bytes:
         """Returns the first `size` bytes of file i."""
         return self.read(i)[:size]
 
-    def take(self, indices: NDArray[np.integer[Any]]) -> ObjectFiles:
-        """Returns the samples at these indices, in their order."""
-        return replace(self, rows=self.rows[indices], digests=tuple([self.digests[i] for i in indices.tolist()]))
 
-
-@dataclass(frozen=True, eq=False)
-class ObjectMasks:
-    """Reads the masks of an object by indexing it again.
-
-    Attributes:
-        source: the object, as in ObjectPictures.
-        rows: int64 (N,), index of each sample in the object.
-        sizes: height and width of each mask as listed; (0, 0) for none.
-    """
-
-    source: Any
-    rows: NDArray[np.int64]
-    sizes: tuple[tuple[int, int], ...]
+class ObjectMasks(_Parts):
+    """Reads the masks of an object."""
 
     def header(self, i: int) -> ImageHeader:
         """Returns the size of mask i as listed; 1 channel of 8 bits."""
-        return ImageHeader(*self.sizes[i], 1, 8, "L", 1)
+        return self.listed[i][0]
 
     def read(self, i: int) -> NDArray[Any]:
         """Returns mask i, uint8 (H, W).
@@ -136,23 +122,10 @@ class ObjectMasks:
         Raises:
             ImageError: it cannot be read, or its size is not the same as when it was listed.
         """
-        mask = mask_of(_sample(self.source, int(self.rows[i])).mask)
-        if mask is None or mask.shape != self.sizes[i]:
-            raise ImageError("is of another size than at first: it is made anew each time. Leave random transforms out")
+        mask, (listed, _) = mask_of(self.sample(i).mask), self.listed[i]
+        if mask is None or mask.shape != (listed.height, listed.width):
+            raise ImageError(f"is of another size than {_RANDOM}")
         return mask
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> ObjectMasks:
-        """Returns the samples at these indices, in their order."""
-        return replace(self, rows=self.rows[indices], sizes=tuple([self.sizes[i] for i in indices.tolist()]))
-
-
-class _Sample(NamedTuple):
-    """The parts of a sample; None for a part that it does not have."""
-
-    image: Any
-    label: Any
-    mask: Any
-    others: tuple[str, ...] = ()  # keys of what is not packed
 
 
 def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
@@ -167,117 +140,138 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
             kinds; samples differ when they are read again.
     """
     kind = type(source).__name__
-    if (
-        isinstance(source, (Mapping, str, bytes))
-        or not hasattr(source, "__getitem__")
-        or not hasattr(source, "__len__")
-    ):
+    if isinstance(source, (Mapping, str, bytes)) or not all(hasattr(source, at) for at in ("__getitem__", "__len__")):
         raise SourceError(
             f"{kind}: has no length or no indexing, as a list or a torch Dataset has. Give one of these; for an "
             "iterator `list(it)`, if it fits into memory; for files their folder."
         )
-    headers: list[ImageHeader] = []
-    labels: list[Any] = []
-    rows: list[int] = []
-    digests: list[int] = []
-    marks: list[int] = []  # of image and mask together
-    lengths: list[int] = []  # of images given as bytes, 0 of others
-    skipped: list[tuple[str, str]] = []
-    mask_sizes: list[tuple[int, int]] = []
+    draft = Draft("objects", None, on_error, where=kind)
+    draft.notes.append(f"Layout objects: {len(source)} samples of a {kind}.")
+    key = f"%0{max(6, len(str(max(len(source) - 1, 0))))}d"
     in_masks = np.zeros(256, np.bool_)
-    others: dict[str, None] = {}
-    total = len(source)
-    width = max(6, len(str(max(total - 1, 0))))
+    seen = _examine_all(draft, source, key, in_masks)
+    rows = np.array([each.row for each in seen], np.int64)
+    column = _column(source, [each.label for each in seen], rows.tolist(), kind)
+    if column is None:
+        draft.notes.append("There are no labels.")
+    if others := list(dict.fromkeys(name for each in seen for name in each.others)):
+        draft.notes.append(f"Parts of the samples that are not packed: {first_few(others)}.")
+    given = sum(each.file_bytes > 0 for each in seen)
+    sizes = [each.file_bytes if given == len(seen) else each.pixel_bytes for each in seen]
+    if 0 < given < len(seen):
+        draft.notes.append(f"Bytes of files ({given:,}) and pixels ({len(seen) - given:,}): all are taken as pixels.")
+    reader = ObjectFiles if given == len(seen) else ObjectPictures
+    files = reader(source, rows, tuple([(each.header, each.digest) for each in seen]))
+    _refuse_random(files, kind)
+    samples = Samples(
+        keys=[key % row for row in rows.tolist()],
+        files=files,
+        sizes=np.array(sizes, np.int64),
+        mtimes_ns=np.array([each.digest ^ each.mask_digest for each in seen], np.uint64).view(np.int64),
+        splits=Splits.one(len(seen)),
+        columns={} if column is None else {"labels": column},
+        masks=_masks(draft, source, rows, seen, in_masks),
+    )
+    return assemble(draft, samples)
+
+
+class _Seen(NamedTuple):
+    """A sample as it was listed.
+
+    Attributes:
+        row: its index in the object.
+        label: as `_label` returns it.
+        header: of its image.
+        digest: of its image.
+        file_bytes: bytes of its image if it is given as those of a file, else 0.
+        mask: height and width of its mask, None for none.
+        mask_digest: of its mask, 0 for none.
+        others: names of the parts that are not packed.
+    """
+
+    row: int
+    label: Any
+    header: ImageHeader
+    digest: int
+    file_bytes: int
+    mask: tuple[int, int] | None
+    mask_digest: int
+    others: tuple[str, ...]
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of the pixels of its image."""
+        return self.header.height * self.header.width * self.header.channels * self.header.bits // 8
+
+
+def _examine_all(draft: Draft, source: Any, key: str, in_masks: NDArray[np.bool_]) -> list[_Seen]:
+    """Returns the samples of an object that can be read, at least one; marks the values in their masks.
+
+    Raises:
+        SourceError: one cannot be read (unless skipped), or none.
+    """
+    seen, total = list[_Seen](), len(source)
     for row in range(total):
         try:
             sample = _sample(source, row)
-            (header, digest), plain, mask = examine(sample.image), _label(sample.label), mask_of(sample.mask)
+            (header, digest), label, mask = examine(sample.image), _label(sample.label), mask_of(sample.mask)
         except ImageError as exc:
-            if on_error == "fail":
+            if draft.on_error == "fail":
                 raise SourceError(
-                    f"{kind}: sample {row} of {total} {exc}. Fix it, or leave such samples out with on_error='skip'."
+                    f"{draft.where}: sample {row} of {total} {exc}. Fix it, or leave such samples out with "
+                    "on_error='skip'."
                 ) from exc
-            skipped.append((f"{row:0{width}d}", str(exc)))
+            draft.leave_out(key % row, str(exc))
             continue
-        rows.append(row)
-        headers.append(header)
-        digests.append(digest)
-        lengths.append(len(file_bytes(sample.image) or b""))
-        marks.append(digest)
-        labels.append(plain)
-        mask_sizes.append((0, 0) if mask is None else (mask.shape[0], mask.shape[1]))
+        size: tuple[int, int] | None = None
+        mask_digest = 0
         if mask is not None:
             in_masks[mask] = True
-            marks[-1] ^= xxhash.xxh3_64_intdigest(np.ascontiguousarray(mask).data)
-        others |= dict.fromkeys(sample.others)
-    if not rows:
-        raise SourceError(f"{kind}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
-    column, notes = _column(source, labels, rows, kind), [f"Layout objects: {total} samples of a {kind}."]
-    if column is None:
-        notes.append("There are no labels.")
-    if others:
-        notes.append(f"Parts of the samples that are not packed: {first_few(list(others))}.")
-    numbers = np.array(rows, np.int64)
-    files: ObjectFiles | ObjectPictures
-    if all(lengths):
-        files, sizes = ObjectFiles(source, numbers, tuple(digests)), lengths
-    else:
-        files = ObjectPictures(source, numbers, tuple(headers), tuple(digests))
-        sizes = [header.height * header.width * header.channels * header.bits // 8 for header in headers]
-        if given := sum(map(bool, lengths)):
-            notes.append(f"Bytes of files ({given:,}) and pixels ({len(rows) - given:,}): all are taken as pixels.")
-    _refuse_random(files, kind)
-    masks = _list_masks(source, files.rows, mask_sizes, in_masks, kind, notes)
-    return Listing(
-        layout="objects",
-        keys=tuple([f"{row:0{width}d}" for row in rows]),
-        split=np.zeros(len(rows), np.uint8),
-        split_names=("all",),
-        columns={} if column is None else {"labels": column},
-        notes=tuple(notes),
-        sizes=np.array(sizes, np.int64),
-        mtimes_ns=np.array(marks, np.uint64).view(np.int64),
-        files=files,
-        skipped=tuple(skipped),
-        masks=masks,
-    )
+            size, mask_digest = (
+                (mask.shape[0], mask.shape[1]),
+                xxhash.xxh3_64_intdigest(np.ascontiguousarray(mask).data),
+            )
+        num_bytes = len(file_bytes(sample.image) or b"")
+        seen.append(_Seen(row, label, header, digest, num_bytes, size, mask_digest, sample.others))
+    if not seen:
+        raise SourceError(f"{draft.where}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
+    return seen
 
 
 def _refuse_random(files: ObjectFiles | ObjectPictures, kind: str) -> None:
     """Refuses an object whose samples differ each time, judged by some that are read again."""
     for i in np.unique(np.linspace(0, len(files.rows) - 1, _READ_TWICE).astype(int)).tolist():
-        row = int(files.rows[i])
         try:
-            again = examine(_sample(files.source, row).image)[1]
+            again = examine(files.sample(i).image)[1]
         except ImageError:
             continue  # packing reports it when it reads the sample
-        if again != files.digests[i]:
+        if again != files.listed[i][1]:
             raise SourceError(
-                f"{kind}: sample {row} has other pixels when it is read again: it is made anew each time. Leave random "
-                "transforms out: they come later, in each epoch."
+                f"{kind}: sample {files.rows[i]} has other pixels when it is read again: it is made anew each time. "
+                "Leave random transforms out: they come later, in each epoch."
             )
 
 
-def _list_masks(
-    source: Any,
-    rows: NDArray[np.int64],
-    sizes: list[tuple[int, int]],
-    values: NDArray[np.bool_],
-    kind: str,
-    notes: list[str],
+def _masks(
+    draft: Draft, source: Any, rows: NDArray[np.int64], seen: list[_Seen], values: NDArray[np.bool_]
 ) -> Masks | None:
     """Returns the masks, None if there are none; absent ones get a value that no other mask holds."""
-    present = np.array([height > 0 for height, _ in sizes], np.bool_)
+    present = np.array([each.mask is not None for each in seen], np.bool_)
     if not present.any():
         return None
     absent, fill = int((~present).sum()), None
     if absent:
         free = np.flatnonzero(~values)
         if not len(free):
-            raise SourceError(f"{kind}: {absent} samples have no mask, and the masks use all values from 0 to 255.")
+            raise SourceError(
+                f"{draft.where}: {absent} samples have no mask, and the masks use all values from 0 to 255."
+            )
         fill = int(free[-1])
-        notes.append(f"Samples without a mask ({absent}): theirs are {fill} throughout.")
-    return Masks(ObjectMasks(source, rows, tuple(sizes)), present, ignore_index=fill)
+        draft.notes.append(f"Samples without a mask ({absent}): theirs are {fill} throughout.")
+    sizes = [each.mask or (0, 0) for each in seen]
+    headers = [ImageHeader(height, width, 1, 8, "L", 1) for height, width in sizes]
+    listed = tuple(zip(headers, [each.mask_digest for each in seen], strict=True))
+    return Masks(ObjectMasks(source, rows, listed), present, ignore_index=fill)
 
 
 def _sample(source: Any, row: int) -> _Sample:
@@ -309,8 +303,8 @@ def _sample(source: Any, row: int) -> _Sample:
             raise ImageError("is empty; expected (image, label)")
         if len(sample) > 2:
             raise ImageError(f"has {len(sample)} parts; expected (image, label). Give a dict to name a mask")
-        return _Sample(sample[0], sample[1] if len(sample) > 1 else None, None)
-    return _Sample(sample, None, None)
+        return _Sample(*sample)
+    return _Sample(sample)
 
 
 def _label(label: Any) -> int | str | tuple[int, ...] | None:
@@ -333,35 +327,32 @@ def _label(label: Any) -> int | str | tuple[int, ...] | None:
 
 
 def _column(source: Any, labels: list[Any], rows: list[int], kind: str) -> Column | None:
-    kinds = {tuple if isinstance(value, tuple) else type(value) for value in labels if value is not None}
-    if not kinds:
+    """Returns the column of the labels; None if no sample has any."""
+    first: dict[object, str] = {}  # of each kind; vectors of another length are another kind
+    for label, row in zip(labels, rows, strict=True):
+        if label is not None:
+            first.setdefault(len(label) if isinstance(label, tuple) else type(label), f"{label!r} of sample {row}")
+    if not first:
         return None
-    if len(kinds) > 1 or (tuple in kinds and len(set(map(len, (v for v in labels if v is not None)))) > 1):
-        first = next(i for i, v in enumerate(labels) if v is not None)
-        other = next(i for i, v in enumerate(labels) if v is not None and _kind(v) != _kind(labels[first]))
+    if len(first) > 1:
         raise SourceError(
-            f"{kind}: labels of several kinds: {labels[first]!r} of sample {rows[first]}, {labels[other]!r} of sample "
-            f"{rows[other]}. Give all of them as one kind."
+            f"{kind}: labels of several kinds: {', '.join(list(first.values())[:2])}. Give all of them as one kind."
         )
-    classes = _classes(source)
-    if tuple in kinds:
+    classes, given = _classes(source), set(labels) - {None}
+    if all(isinstance(label, tuple) for label in given):
         if None in labels:
             raise SourceError(f"{kind}: sample {rows[labels.index(None)]} has no label, where others have vectors.")
         names = classes if len(classes) == len(labels[0]) else ()
         return Column(np.array(labels, np.uint8), {"names": names} if names else {})
-    if str in kinds:
-        names = tuple(sorted({value for value in labels if value is not None}))
-        index = {name: at for at, name in enumerate(names)}
-        return Column(np.array([-1 if v is None else index[v] for v in labels], np.int64), {"names": names})
+    if str in first:
+        names = tuple(sorted(given))
+        index = {name: at for at, name in enumerate(names)} | {None: -1}
+        return Column(np.array([index[label] for label in labels], np.int64), {"names": names})
     try:
         values = np.array([-1 if value is None else value for value in labels], np.int64)
     except OverflowError as exc:
         raise SourceError(f"{kind}: labels beyond what int64 holds. Number the classes from 0.") from exc
     return Column(values, {"names": classes} if int(values.max()) < len(classes) else {})
-
-
-def _kind(label: Any) -> object:
-    return len(label) if isinstance(label, tuple) else type(label)
 
 
 def _classes(source: Any) -> tuple[str, ...]:

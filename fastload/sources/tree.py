@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,24 @@ from fastload.sources.listing import Files, first_few
 
 IMAGE_SUFFIXES = tuple(".jpg .jpeg .jpe .jfif .png .ppm .pgm .pbm .bmp .tif .tiff .webp .gif .mpo".split())
 """Suffixes, in any case, of files that are taken for images; their content decides the format later."""
+
+
+class Line(NamedTuple):
+    """A line of a text file that is not blank.
+
+    Attributes:
+        where: path of the file.
+        number: number of the line, from 1.
+        text: the line without spaces around it; undecodable bytes are surrogates.
+    """
+
+    where: str
+    number: int
+    text: str
+
+    def error(self, what: str) -> SourceError:
+        """Returns the error that says what is wrong with the line."""
+        return SourceError(f"{self.where}, line {self.number}: {what}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +88,21 @@ class Tree:
             return self.files.read(i)
         except ImageError as exc:
             raise SourceError(f"{self.path}: {key_of(self.names[i])} {exc}. Fix or remove that file.") from exc
+
+    def lines(self, i: int) -> list[Line]:
+        """Returns the lines of text file i that are not blank; raises as `read_text` does."""
+        text = self.read_text(i).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+        lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
+        return [Line(self.where(i), number, line) for number, line in lines if line]
+
+    def where(self, i: int) -> str:
+        """Returns the path of file i, for messages."""
+        return str(self.path / key_of(self.names[i]))
+
+    def others(self, used: Iterable[int]) -> list[str]:
+        """Returns the keys of the files that are not used, given those that are by their positions."""
+        known = set(used)
+        return [key_of(name) for i, name in enumerate(self.names) if i not in known]
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,19 +19,11 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import (
-    Draft,
-    MaskFiles,
-    Samples,
-    Splits,
-    assemble,
-    children,
-    split_path,
-    text_lines,
-)
-from fastload.sources.box_forms import SIZED
+from fastload.sources.assemble import Draft, children, split_path
+from fastload.sources.box_forms import SIZED, BoxSlots
 from fastload.sources.listing import SPLIT_ORDER, Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
+from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, key_of
 
 CLASSES = tuple(
@@ -40,6 +32,8 @@ CLASSES = tuple(
 )
 
 VOID = 255
+
+_BOX_FORM = "xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
 
 _PARTS = ("JPEGImages", "Annotations", "ImageSets", "SegmentationClass", "SegmentationClassAug", "SegmentationObject")
 
@@ -70,11 +64,9 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
         SourceError: there are several years, no images or no lists; a listed image has no file, mask or annotation, or
             a damaged one (unless skipped); a list contradicts itself.
     """
-    options = options or SourceOptions()
     tree = open_tree(source)
-    found = Draft("voc", tree, on_error, evidence=voc_evidence(tree))
-    found.leave_out_broken(tree)
-    notes = found.notes
+    draft = Draft("voc", tree, on_error, evidence=voc_evidence(tree))
+    draft.leave_out_broken(tree)
     root = _one_year(tree)
     images = children(tree, f"{root}JPEGImages/")
     if not images:
@@ -82,35 +74,41 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
             f"{tree.given}: there are no images in {key_of(root)}JPEGImages. Unpack them there, or give the folder "
             "that holds them."
         )
-    masks, kind = _find_masks(tree, root, options, notes)
-    split_of = _read_lists(tree, root, images, masks, kind, notes)
-    with_masks = {split for stem, split in split_of.items() if stem in masks}
-    stems = []
+    masks, kind = _find_masks(draft, tree, root, options or SourceOptions())
+    split_of = _read_lists(draft, tree, root, images, masks, kind)
     for stem, split in split_of.items():
-        key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
         if stem not in images:
-            found.leave_out(key, f"is listed in {split}.txt, but has no file")
-        elif split in with_masks and stem not in masks:
-            found.leave_out(key, f"has no mask in {kind}")
-        else:
-            stems.append(stem)
-    without = sorted(set(split_of.values()) - with_masks)
-    if masks and without:
-        notes.append(f"Splits without masks: {', '.join(without)}; they are packed without, filled with {VOID}.")
-    objects, stems = _read_objects(tree, root, stems, images, split_of, found, notes)
-    classes, columns = _columns(tree, root, stems, split_of, objects, bool(masks), notes)
-    unused = len(images) - sum(stem in images for stem in split_of)
-    if unused:
-        notes.append(f"Images that the lists used do not name were left ({unused}).")
-    mask_positions = [masks.get(stem, -1) for stem in stems]
-    packed = None
-    if masks:
-        names = ("background", *CLASSES) if kind != "SegmentationObject" and classes == CLASSES else ()
-        attrs = {"kind": "instance" if kind == "SegmentationObject" else "semantic"}
-        packed = MaskFiles(mask_positions, names, VOID, attrs)
-    splits = Splits.of([split_of[stem] for stem in stems])
-    positions = [images[stem] for stem in stems]
-    return assemble(found, Samples.in_tree(tree, positions, splits, columns, packed, by_name=True))
+            key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
+            draft.leave_out(key, f"is listed in {split}.txt, but has no file")
+    pairs = Pairs(tree, {stem: images[stem] for stem in split_of if stem in images}, masks, split_of)
+    stems = pairs.complete(draft, f"has no mask in {kind}")
+    if masks and (without := sorted(pairs.splits_without_masks())):
+        draft.notes.append(f"Splits without masks: {', '.join(without)}; they are packed without, filled with {VOID}.")
+    objects = _read_objects(draft, tree, root, stems, pairs)
+    stems = stems if objects is None else list(objects)
+    rows = {} if masks else _read_main(tree, root, split_of)
+    names = {name for each in (objects or {}).values() for name in each.names} | set(rows)
+    classes = CLASSES if names <= set(CLASSES) else tuple(sorted(names))
+    if others := sorted(names - set(CLASSES)):
+        draft.notes.append(
+            f"Classes other than VOC's twenty ({len(others)}): {first_few(others)}. Names: those that occur."
+        )
+    columns = {} if masks else _labels(draft, stems, classes, rows, objects)
+    if objects is not None:
+        columns |= box_columns(list(objects.values()), classes)
+        draft.notes.append("Boxes are x, y, width, height from 0: " + _BOX_FORM)
+    if unused := len(images) - len(pairs.images):
+        draft.notes.append(f"Images that the lists used do not name were left ({unused}).")
+    instance = kind == "SegmentationObject"
+    return pairs.listing(
+        draft,
+        stems,
+        columns,
+        masked=bool(masks),
+        names=("background", *CLASSES) if not instance and classes == CLASSES else (),
+        ignore_index=VOID,
+        attrs={"kind": "instance" if instance else "semantic"},
+    )
 
 
 def _years(tree: Tree) -> dict[str, list[str]]:
@@ -148,41 +146,41 @@ def _one_year(tree: Tree) -> str:
     return years[0]
 
 
-def _find_masks(tree: Tree, root: str, options: SourceOptions, notes: list[str]) -> tuple[dict[str, int], str]:
+def _find_masks(draft: Draft, tree: Tree, root: str, options: SourceOptions) -> tuple[dict[str, int], str]:
     """Returns stem -> position of the masks to pack, and the folder they lie in; {} and "" if there are none."""
     if options.masks == "none":
         return {}, ""
     wanted = ("SegmentationObject",) if options.masks == "instance" else ("SegmentationClass", "SegmentationClassAug")
     there = {folder: children(tree, f"{root}{folder}/") for folder in wanted}
     used = next((folder for folder in wanted if there[folder]), "")
+    if not used and options.masks != "auto":
+        raise SourceError(
+            f"{tree.given}: there is no mask in {key_of(root)}{wanted[0]}. Unpack them there, or pack all images "
+            "without with `--masks none`."
+        )
     if not used:
-        if options.masks != "auto":
-            raise SourceError(
-                f"{tree.given}: there is no mask in {key_of(root)}{wanted[0]}. Unpack them there, or pack all images "
-                "without with `--masks none`."
-            )
-        notes.append("There are no masks in SegmentationClass: all images of ImageSets/Main are listed.")
+        draft.notes.append("There are no masks in SegmentationClass: all images of ImageSets/Main are listed.")
         return {}, ""
-    notes.append(
+    draft.notes.append(
         f"Masks in {used}: palette indices, {VOID} = border and ignored. Only the images with masks are listed; "
         "`--masks none` lists all, with their classes."
     )
     if used == "SegmentationClass" and there["SegmentationClassAug"]:
-        notes.append("SegmentationClassAug (SBD) was not used: move SegmentationClass away to pack it.")
+        draft.notes.append("SegmentationClassAug (SBD) was not used: move SegmentationClass away to pack it.")
     return there[used], used
 
 
 def _read_lists(
-    tree: Tree, root: str, images: dict[str, int], masks: dict[str, int], kind: str, notes: list[str]
+    draft: Draft, tree: Tree, root: str, images: dict[str, int], masks: dict[str, int], kind: str
 ) -> dict[str, str]:
     """Returns stem -> split of the images to list, by the lists in ImageSets."""
     folder = f"{root}ImageSets/{'Segmentation' if masks else 'Main'}/"
     texts = children(tree, folder, ".txt")
     used = {split: texts[split] for split in SPLIT_ORDER if split in texts}
     if kind == "SegmentationClassAug":
-        augmented = next((name for name in ("train_aug", "trainaug") if name in texts), "")
+        augmented = [texts[name] for name in ("train_aug", "trainaug") if name in texts]
         if augmented:
-            used["train"] = texts[augmented]
+            used["train"] = augmented[0]
     if "trainval" in texts and "train" not in used and "val" not in used:
         used["trainval"] = texts["trainval"]
     if not used:
@@ -191,128 +189,108 @@ def _read_lists(
                 f"{tree.given}: there is none of {', '.join(f'{name}.txt' for name in _LISTS)} in {key_of(folder)}. "
                 "Put the lists back, or remove ImageSets to pack all images as one split."
             )
-        notes.append("There is no ImageSets: all images" + (" with masks" if masks else "") + " are one split, `all`.")
+        which = "all images with masks" if masks else "all images"
+        draft.notes.append(f"There is no ImageSets: {which} are one split, `all`.")
         return {stem: "all" for stem in images if not masks or stem in masks}
     split_of: dict[str, str] = {}
     for split, position in used.items():
-        where = f"{tree.path / key_of(tree.names[position])}"
-        lines = text_lines(tree, position)
+        lines = tree.lines(position)
         if not lines:
-            raise SourceError(f"{where} is empty. Fetch it again, or remove it to pack without that split.")
-        for number, stem in lines:
+            raise SourceError(
+                f"{tree.where(position)} is empty. Fetch it again, or remove it to pack without that split."
+            )
+        for line in lines:
+            stem = line.text
             if len(stem.split()) != 1:
-                raise SourceError(f"{where}, line {number}: {stem!r}, expected the name of one image. Fix the line.")
+                raise line.error(f"{stem!r}, expected the name of one image. Fix the line.")
             if stem in split_of:
-                raise SourceError(
-                    f"{where}, line {number}: {key_of(stem)} is listed a second time (first in {split_of[stem]}.txt). "
+                raise line.error(
+                    f"{key_of(stem)} is listed a second time (first in {split_of[stem]}.txt). "
                     "Remove one of the lines: an image belongs to one split."
                 )
             split_of[stem] = split
-    notes.append(f"Splits by {', '.join(key_of(tree.names[i]) for i in used.values())}.")
+    draft.notes.append(f"Splits by {', '.join(key_of(tree.names[i]) for i in used.values())}.")
     return split_of
-
-
-def _read_objects(
-    tree: Tree,
-    root: str,
-    stems: list[str],
-    images: dict[str, int],
-    split_of: dict[str, str],
-    found: Draft,
-    notes: list[str],
-) -> tuple[list[Objects] | None, list[str]]:
-    """Returns the objects of each image (None if there are no annotations at all), and the stems that remain."""
-    annotations = children(tree, f"{root}Annotations/", ".xml")
-    annotated = {split_of[stem] for stem in stems if stem in annotations}
-    if not annotated:
-        notes.append("There are no annotations (.xml) of these images: no boxes.")
-        return None, stems
-    for split in sorted({split_of[stem] for stem in stems} - annotated):
-        notes.append(f"The split {split!r} has no annotations: its num_boxes is 0.")
-    objects, kept = [], []
-    for stem in stems:
-        key = key_of(tree.names[images[stem]])
-        if stem in annotations:
-            try:
-                objects.append(parse_annotation(tree.read_text(annotations[stem])))
-            except ValueError as exc:
-                found.leave_out(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
-                continue
-        elif split_of[stem] in annotated:
-            found.leave_out(key, f"has no annotation in {key_of(root)}Annotations")
-            continue
-        else:
-            objects.append(Objects((), (), ()))
-        kept.append(stem)
-    return objects, kept
-
-
-def _columns(
-    tree: Tree,
-    root: str,
-    stems: list[str],
-    split_of: dict[str, str],
-    objects: list[Objects] | None,
-    with_masks: bool,
-    notes: list[str],
-) -> tuple[tuple[str, ...], dict[str, Column]]:
-    """Returns the names of the classes, and the columns."""
-    rows = {} if with_masks else _read_main(tree, root, split_of)
-    names = {name for each in objects or [] for name in each.names} | set(rows)
-    classes = CLASSES if names <= set(CLASSES) else tuple(sorted(names))
-    if classes != CLASSES:
-        others = sorted(names - set(CLASSES))
-        notes.append(f"Classes other than VOC's twenty ({len(others)}): {first_few(others)}. Names: those that occur.")
-    columns: dict[str, Column] = {}
-    if not with_masks:
-        marks = np.full((len(stems), len(classes)), -1, np.int8)
-        if rows:
-            for name, marked in rows.items():
-                marks[:, classes.index(name)] = [marked.get(stem, -1) for stem in stems]
-            notes.append("Labels by ImageSets/Main: 0 there means difficult, which is label 0 and difficult 1.")
-        elif objects is not None:
-            for row, each in enumerate(objects):
-                for name, difficult in zip(each.names, each.difficult, strict=True):
-                    at = row, classes.index(name)
-                    marks[at] = max(marks[at], 0 if difficult else 1)
-            notes.append("Labels by the annotations, as ImageSets/Main has no lists of classes.")
-        if rows or objects is not None:
-            columns["labels"] = Column((marks == 1).astype(np.uint8), {"names": classes})
-            columns["difficult"] = Column((marks == 0).astype(np.uint8), {"names": classes})
-        else:
-            notes.append("There are neither lists of classes in ImageSets/Main nor annotations: no labels.")
-    if objects is not None:
-        columns.update(box_columns(objects, classes))
-        notes.append("Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1.")
-    return classes, columns
 
 
 def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[str, dict[str, int]]:
     """Returns class -> stem -> -1 (absent), 0 (difficult) or 1 (present), by ImageSets/Main/<class>_<split>.txt."""
     rows: dict[str, dict[str, int]] = {}
     splits = set(split_of.values())
-    for stem, position in children(tree, f"{root}ImageSets/Main/", ".txt").items():
-        name, _, split = stem.rpartition("_")
+    for text, position in children(tree, f"{root}ImageSets/Main/", ".txt").items():
+        name, _, split = text.rpartition("_")
         if not name or split not in splits:
             continue
-        where = f"{tree.path / key_of(tree.names[position])}"
         marked = rows.setdefault(key_of(name), {})
-        for number, line in text_lines(tree, position):
-            image, *value = line.split()
+        for line in tree.lines(position):
+            stem, *value = line.text.split()
             if len(value) != 1 or value[0] not in ("-1", "0", "1"):
-                raise SourceError(f"{where}, line {number}: {line!r}, expected an image and -1, 0 or 1. Fix the line.")
-            if split_of.get(image) != split:
-                raise SourceError(f"{where}, line {number}: {key_of(image)} is not in {split}.txt. Remove the line.")
-            marked[image] = int(value[0])
+                raise line.error(f"{line.text!r}, expected an image and -1, 0 or 1. Fix the line.")
+            if split_of.get(stem) != split:
+                raise line.error(f"{key_of(stem)} is not in {split}.txt. Remove the line.")
+            marked[stem] = int(value[0])
     return rows
+
+
+def _read_objects(
+    draft: Draft, tree: Tree, root: str, stems: list[str], pairs: Pairs[str]
+) -> dict[str, Objects] | None:
+    """Returns the objects of each image that is listed; None if there are no annotations at all."""
+    annotations = children(tree, f"{root}Annotations/", ".xml")
+    splits = {stem: pairs.splits[stem] for stem in stems}
+    annotated = {split for stem, split in splits.items() if stem in annotations}
+    if not annotated:
+        draft.notes.append("There are no annotations (.xml) of these images: no boxes.")
+        return None
+    for split in sorted(set(splits.values()) - annotated):
+        draft.notes.append(f"The split {split!r} has no annotations: its num_boxes is 0.")
+    objects: dict[str, Objects] = {}
+    for stem, split in splits.items():
+        key = key_of(tree.names[pairs.images[stem]])
+        if stem not in annotations and split in annotated:
+            draft.leave_out(key, f"has no annotation in {key_of(root)}Annotations")
+            continue
+        try:
+            objects[stem] = parse_annotation(tree.read_text(annotations[stem])) if stem in annotations else Objects()
+        except ValueError as exc:
+            draft.leave_out(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
+    return objects
+
+
+def _labels(
+    draft: Draft,
+    stems: list[str],
+    classes: tuple[str, ...],
+    rows: dict[str, dict[str, int]],
+    objects: dict[str, Objects] | None,
+) -> dict[str, Column]:
+    """Returns the columns of what classes are in each image: by ImageSets/Main, else by the annotations."""
+    marks = np.full((len(stems), len(classes)), -1, np.int8)
+    if rows:
+        for name, marked in rows.items():
+            marks[:, classes.index(name)] = [marked.get(stem, -1) for stem in stems]
+        draft.notes.append("Labels by ImageSets/Main: 0 there means difficult, which is label 0 and difficult 1.")
+    elif objects is not None:
+        for row, each in enumerate(objects.values()):
+            for name, difficult in zip(each.names, each.difficult, strict=True):
+                at = row, classes.index(name)
+                marks[at] = max(marks[at], 0 if difficult else 1)
+        draft.notes.append("Labels by the annotations, as ImageSets/Main has no lists of classes.")
+    else:
+        draft.notes.append("There are neither lists of classes in ImageSets/Main nor annotations: no labels.")
+        return {}
+    return {
+        "labels": Column((marks == 1).astype(np.uint8), {"names": classes}),
+        "difficult": Column((marks == 0).astype(np.uint8), {"names": classes}),
+    }
 
 
 class Objects(NamedTuple):
     """The objects of one annotation, in its order."""
 
-    names: tuple[str, ...]
-    difficult: tuple[bool, ...]
-    boxes: tuple[tuple[float, float, float, float], ...]
+    names: tuple[str, ...] = ()
+    difficult: tuple[bool, ...] = ()
+    boxes: tuple[tuple[float, float, float, float], ...] = ()
     """x, y, width, height from 0: the whole image is 0, 0, W, H."""
 
 
@@ -354,20 +332,14 @@ def parse_annotation(data: bytes) -> Objects:
 
 def box_columns(objects: list[Objects], classes: tuple[str, ...]) -> dict[str, Column]:
     """Returns boxes, box_labels, box_difficult and num_boxes, padded to the most boxes of any image (at least 1)."""
-    counts = np.array([len(each.names) for each in objects], np.int64)
-    most = max(1, int(counts.max(initial=0)))
-    boxes = np.zeros((len(objects), most, 4), np.float32)
-    labels = np.full((len(objects), most), -1, np.int64)
-    difficult = np.zeros((len(objects), most), np.uint8)
     index = {name: i for i, name in enumerate(classes)}
-    for row, each in enumerate(objects):
-        if each.names:
-            boxes[row, : len(each.names)] = each.boxes
-            labels[row, : len(each.names)] = [index[name] for name in each.names]
-            difficult[row, : len(each.names)] = each.difficult
+    slots = BoxSlots.of(np.repeat(np.arange(len(objects)), [len(each.names) for each in objects]), len(objects))
+    boxes = np.array([box for each in objects for box in each.boxes], np.float32).reshape(-1, 4)
+    labels = np.array([index[name] for each in objects for name in each.names], np.int64)
+    difficult = np.array([value for each in objects for value in each.difficult], np.uint8)
     return {
-        "boxes": Column(boxes, {"names": SIZED}, "xywh"),
-        "box_labels": Column(labels, {"names": classes}),
-        "box_difficult": Column(difficult),
-        "num_boxes": Column(counts),
+        "boxes": Column(slots.padded(boxes), {"names": SIZED}, "xywh"),
+        "box_labels": Column(slots.padded(labels, -1), {"names": classes}),
+        "box_difficult": Column(slots.padded(difficult)),
+        "num_boxes": Column(slots.counts),
     }

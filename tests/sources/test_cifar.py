@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import tarfile
-import zipfile
 
 import numpy as np
 import pytest
+from small_trees import archived
 
 from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
@@ -90,8 +89,7 @@ def test_cifar10_for_python_is_read_with_labels_names_splits_and_file_names(tmp_
 
 def test_the_pickles_are_read_inside_an_uncompressed_tar(tmp_path):
     folder, batches = cifar10(tmp_path)
-    with tarfile.open(tmp_path / "cifar-10-python.tar", "w") as archive:
-        archive.add(folder, folder.name)
+    archived(folder, tmp_path / "cifar-10-python.tar", folder.name)
     listing = list_source(tmp_path / "cifar-10-python.tar")
     assert np.array_equal(read(listing), pixels(np.concatenate([b["data"] for b in batches.values()])))
     assert listing.keys[-1] == "cifar-10-batches-py/test_batch/thing_s_009003.png"
@@ -138,10 +136,7 @@ def test_the_binary_version_is_read_by_stride(tmp_path, classes, zipped):
         (root / name).write_bytes(records[-1].tobytes())
     source = root
     if zipped:
-        source = tmp_path / "bin.zip"
-        with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in sorted(root.iterdir()):
-                archive.write(path, path.name)
+        source = archived(root, tmp_path / "bin.zip")
     listing = list_source(source)
     table, order = np.concatenate(records), [7, 0, 9, 3]
     assert listing.layout == "cifar"

@@ -4,6 +4,7 @@ import os
 import pickle
 import pickletools
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import SourceError
-from fastload.sources.cifar_pickle import read_pickle
-from fastload.sources.pickled_arrays import PickledArray
+from fastload.sources.cifar_pickle import PickledArray, read_pickle
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -94,7 +94,7 @@ TRICKS = {
     "call the array type": (b"cnumpy\nndarray\n(K\x01tR.", "asks for numpy.ndarray in a way"),
     "build on a name": (b"cnumpy\nndarray\n}U\x01aK\x01sb.", "set the state"),
     "build on a list": (b"]}U\x01aK\x01sb.", "set the state"),
-    "append to a dict": (b"}K\x01a.", "append to what is no list"),
+    "append to a dict": (b"}K\x01a.", "damaged"),
     "another codec": (b"c_codecs\nencode\n(V61\nV" + b"hex\ntR.", "asks for _codecs.encode in a way"),
     "object array": (ARRAY + b"(I1\n(I1\ntcnumpy\ndtype\n(S'O8'\ntRI00\n(lI1\natb.", "Python objects"),
     "object array by code": (ARRAY + b"(I1\n(I1\ntcnumpy\ndtype\n(S'O'\ntRI00\nS'12345678'\ntb.", "Python objects"),
@@ -113,20 +113,67 @@ def test_a_trick_is_refused(trick):
         read_pickle(data, "x")
 
 
-def test_deep_nesting_huge_memo_and_huge_sizes_cost_no_more_than_the_file():
+def test_deep_nesting_and_huge_memo_indexes_are_read():
     deep = b"]" * 100_000 + b"a" * 99_999 + b"."
     assert isinstance(read_pickle(deep, "x"), list)
     nested = b")" + b"\x85" * 100_000  # a tuple in a tuple in ...: hashing it would overflow the C stack
-    with pytest.raises(SourceError, match="has a tuple as a key"):
-        read_pickle(b"}" + nested + b"K\x01s.", "x")
+    for refused in (b"}" + nested + b"K\x01s.", b"}(" + nested + b"K\x01u.", b"(" + nested + b"K\x01d."):
+        with pytest.raises(SourceError, match="has a tuple as a key"):
+            read_pickle(refused, "x")
     assert read_pickle(b"K\x07r\xff\xff\xff\xff0j\xff\xff\xff\xff.", "x") == 7
-    for code in (b"\x8e", b"\x8d", b"\x96"):
-        with pytest.raises(SourceError, match="damaged"):
-            read_pickle(code + struct.pack("<Q", 2**62) + b"abc.", "x")
-    with pytest.raises(SourceError, match="damaged"):
-        read_pickle(b"\x8b" + struct.pack("<i", 2**30) + b"abc.", "x")
-    with pytest.raises(SourceError, match="damaged"):
-        read_pickle(b"I" + b"9" * 100_000 + b"\n.", "x")
+
+
+def text(value: bytes) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value
+
+
+MANY = 50_000
+GREEDY = {
+    # Sizes of far more than the file.
+    **{f"size {code!r}": code + struct.pack("<Q", 2**40) + b"abc." for code in (b"\x8e", b"\x8d", b"\x96", b"\x95")},
+    **{f"size {code!r}": code + struct.pack("<I", 2**32 - 1) + b"abc." for code in (b"B", b"X", b"j", b"r")},
+    **{f"size {code!r}": code + struct.pack("<i", 2**31 - 1) + b"abc." for code in (b"T", b"\x8b")},
+    "negative size": b"T" + struct.pack("<i", -5) + b"abc.",
+    "shape": ARRAY + b"(I1\n(I99999\nI99999\nI99\ntcnumpy\ndtype\n(S'u1'\ntRI00\nS'1'\ntb.",
+    "bytes of a size": b"c__builtin__\nbytes\n(I99999999999\ntR.",
+    "digits": b"I" + b"9" * MANY + b"\n.",
+    # Instructions of a byte or two that make objects or keep references.
+    "marks": b"(" * MANY,
+    "lists": b"]" * MANY + b".",
+    "dicts": b"}" * MANY + b".",
+    "tuples": b")" + b"\x85" * MANY + b".",
+    "duplicates": b"](" + b"2" * MANY + b"t.",
+    "memo": b")" + b"\x94" * MANY + b".",
+    "memo by index": b")" + b"".join(b"r" + struct.pack("<I", n) for n in range(MANY // 5)) + b".",
+    "wide text": text("\U0001f600".encode() + b"a" * MANY) + b".",
+    # A text that the memo repeats and a function copies each time.
+    "encode": b"c_codecs\nencode\nq\0"
+    + text(b"a" * MANY)
+    + text(b"latin1")
+    + b"\x86q\x01]"
+    + b"h\0h\1Ra" * MANY
+    + b".",
+    "scalar": b"cnumpy.core.multiarray\nscalar\nq\0(cnumpy\ndtype\n(S'S50000'\ntRT"
+    + struct.pack("<I", MANY)
+    + b"a" * MANY
+    + b"tq\1]"
+    + b"h\0h\1Ra" * MANY
+    + b".",
+}
+
+
+@pytest.mark.parametrize("case", GREEDY)
+def test_memory_stays_in_proportion_to_the_file(case):
+    data = GREEDY[case]
+    tracemalloc.start()
+    try:
+        read_pickle(data, "x")
+    except SourceError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 150 * len(data) + 20_000
 
 
 @given(data=st.binary(max_size=200))

@@ -1,47 +1,12 @@
 import shutil
-import tarfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_trees import archived, labels, make, notes_of
 
 from fastload.errors import MissingFileError, OptionError, SourceError
-from fastload.sources import LAYOUTS, Listing, detect_layout, list_source
-
-
-def make(root: Path, *names: str) -> Path:
-    """Files whose content is their own name: enough for a listing, which decodes nothing."""
-    for name in names:
-        path = root / name
-        if name.endswith("/"):
-            path.mkdir(parents=True, exist_ok=True)
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    return root
-
-
-def pack_zip(folder: Path, out: Path) -> Path:
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(folder.rglob("*")):
-            archive.write(path, path.relative_to(folder.parent))
-    return out
-
-
-def pack_tar(folder: Path, out: Path) -> Path:
-    with tarfile.open(out, "w") as archive:
-        archive.add(folder, folder.name)
-    return out
-
-
-def labels(listing: Listing) -> list[int]:
-    return listing.columns["labels"].values.tolist()
-
-
-def all_notes(listing: Listing) -> str:
-    return " ".join(listing.notes)
-
+from fastload.sources import LAYOUTS, detect_layout, list_source
 
 SPLIT_TREE = ("train/cat/b.jpg", "train/cat/a.jpg", "train/dog/1.png", "Validation/dog/2.JPEG", "test/cat/x.webp")
 
@@ -76,26 +41,27 @@ def test_splits_come_in_order_and_keep_their_folders_in_keys(tmp_path: Path) -> 
     )
     assert listing.split.tolist() == [0, 0, 0, 1, 2]
     assert labels(listing) == [0, 0, 1, 1, 0]
-    assert "val (folder Validation)" in all_notes(listing)
-    assert "Classes without an image in 'val' (1): cat" in all_notes(listing)
+    assert "val (folder Validation)" in notes_of(listing)
+    assert "Classes without an image in 'val' (1): cat" in notes_of(listing)
 
 
-@pytest.mark.parametrize("pack", [pack_zip, pack_tar])
-def test_an_archive_lists_as_its_folder_does(tmp_path: Path, pack) -> None:
+@pytest.mark.parametrize("suffix", ["zip", "tar"])
+def test_an_archive_lists_as_its_folder_does(tmp_path: Path, suffix: str) -> None:
     folder = make(tmp_path / "photos", *SPLIT_TREE, "readme.txt", "train/.DS_Store")
     plain = list_source(folder)
-    packed = list_source(pack(folder, tmp_path / f"p{pack.__name__[-4:]}"))
+    packed = list_source(archived(folder, tmp_path / f"p.{suffix}", "photos"))
     assert packed.keys == tuple(f"photos/{key}" for key in plain.keys)
     assert labels(packed) == labels(plain) and packed.split.tolist() == plain.split.tolist()
     assert [packed.files.read(i) for i in range(5)] == [plain.files.read(i) for i in range(5)]
     assert packed.sizes.tolist() == plain.sizes.tolist()
-    assert "photos/, which is no class" in all_notes(packed)
+    assert "photos/, which is no class" in notes_of(packed)
     for listing in (plain, packed):
-        assert "readme.txt" in all_notes(listing) and ".DS_Store" in all_notes(listing)
+        assert "readme.txt" in notes_of(listing) and ".DS_Store" in notes_of(listing)
 
 
 def test_an_archive_of_one_split_keeps_it(tmp_path: Path) -> None:
-    listing = list_source(pack_zip(make(tmp_path / "train", "cat/1.jpg", "dog/1.jpg"), tmp_path / "train.zip"))
+    folder = make(tmp_path / "train", "cat/1.jpg", "dog/1.jpg")
+    listing = list_source(archived(folder, tmp_path / "train.zip", "train"))
     assert listing.split_names == ("train",)
     assert listing.columns["labels"].attrs["names"] == ("cat", "dog")
 
@@ -116,8 +82,8 @@ def test_a_flat_split_beside_labelled_ones_has_labels_of_minus_one(tmp_path: Pat
     listing = list_source(make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "test/9.jpg", "val/"))
     assert labels(listing) == [0, 1, -1]
     assert listing.split_names == ("train", "test")
-    assert "'test' has no class folders" in all_notes(listing)
-    assert "without an image were ignored: val" in all_notes(listing)
+    assert "'test' has no class folders" in notes_of(listing)
+    assert "without an image were ignored: val" in notes_of(listing)
 
 
 @pytest.mark.parametrize(
@@ -163,14 +129,6 @@ def test_missing_path_and_unknown_layout(tmp_path: Path) -> None:
         list_source(tmp_path, "no-such-layout")
 
 
-def test_take_keeps_rows_together(tmp_path: Path) -> None:
-    listing = list_source(make(tmp_path, *SPLIT_TREE))
-    some = listing.take(np.array([4, 1]))
-    assert some.keys == ("test/cat/x.webp", "train/cat/b.jpg") and len(some) == 2
-    assert labels(some) == [0, 0] and some.split.tolist() == [2, 0]
-    assert [some.files.read(i).decode() for i in range(2)] == list(some.keys)
-
-
 def test_real_photos(shared_data: Path) -> None:
     flowers = shared_data / "flowers128" / "flowers128.tar"
     assert detect_layout(flowers)[0] == "folder"
@@ -183,7 +141,7 @@ def test_real_photos(shared_data: Path) -> None:
     assert len(clothing.columns["labels"].attrs["names"]) == 10
     assert clothing.files.read_head(0, 2) == b"\xff\xd8"
     nasty = list_source(shared_data / "nasty" / "files")
-    assert len(nasty) == 75 and ".DS_Store" in all_notes(nasty)
+    assert len(nasty) == 75 and ".DS_Store" in notes_of(nasty)
     with pytest.raises(SourceError, match="holds no image"):
         list_source(shared_data / "mnist", layout="folder")
 

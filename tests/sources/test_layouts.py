@@ -5,20 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from small_trees import picture
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources import LAYOUTS, SourceOptions, detect_layout, list_source
 
 
-def image(path: Path, mode: str = "RGB") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, (8, 8)).save(path)
-
-
 def test_two_formats_that_fit_equally_well_are_left_to_the_user(tmp_path: Path) -> None:
-    image(tmp_path / "images" / "1.png")
-    image(tmp_path / "masks" / "1.png", "L")
+    picture(tmp_path / "images" / "1.png")
+    picture(tmp_path / "masks" / "1.png")
     (tmp_path / "train.csv").write_text("file,label\nimages/1.png,cat\n")
     with pytest.raises(SourceError, match=r"more than one layout fits: .*Say which one it is: `--layout") as error:
         list_source(tmp_path)
@@ -28,11 +23,11 @@ def test_two_formats_that_fit_equally_well_are_left_to_the_user(tmp_path: Path) 
 
 
 def test_a_dataset_known_by_name_comes_before_a_format_and_that_before_a_folder(tmp_path: Path) -> None:
-    image(tmp_path / "img_align_celeba" / "000001.jpg")
+    picture(tmp_path / "img_align_celeba" / "000001.jpg")
     assert detect_layout(tmp_path) == ("celeba", ["img_align_celeba/"])
     (tmp_path / "list_eval_partition.csv").write_text("image_id,partition\n000001.jpg,0\n")
     assert detect_layout(tmp_path)[0] == "celeba"
-    image(tmp_path / "other" / "a" / "1.jpg")
+    picture(tmp_path / "other" / "a" / "1.jpg")
     assert detect_layout(tmp_path / "other")[0] == "folder"
 
 
@@ -61,7 +56,7 @@ def test_every_layout_has_a_line_and_an_unknown_one_names_them_all(tmp_path: Pat
     ],
 )
 def test_an_option_that_a_layout_does_not_use_is_refused(tmp_path: Path, option: SourceOptions, flag: str) -> None:
-    image(tmp_path / "cat" / "1.png")
+    picture(tmp_path / "cat" / "1.png")
     with pytest.raises(OptionError, match=f"`{flag}` means nothing to the layout folder; it is for .*manifest"):
         list_source(tmp_path, options=option)
     assert len(list_source(tmp_path, options=SourceOptions(masks="none"))) == 1

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import gzip
 import struct
-import zipfile
 
 import numpy as np
 import pytest
+from small_trees import archived
 
 from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
@@ -48,9 +48,7 @@ def test_idx_files_of_any_spelling_are_read(tmp_path, packed, pattern, zipped):
     source = write(tmp_path / "raw", pattern=pattern, packed=packed)
     if zipped:
         source = tmp_path / "raw.zip"
-        with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in sorted((tmp_path / "raw").iterdir()):
-                archive.write(path, path.name)
+        archived((tmp_path / "raw"), source)
     assert detect_layout(source)[0] == "mnist"
     listing = list_source(source)
     assert listing.files.shape == (7, 5, 1)

@@ -115,7 +115,7 @@ def test_orientation_is_applied_as_to_files():
     exif[0x0112] = 6
     data = encoded(kind="JPEG", exif=exif.tobytes(), quality=95)
     listing = list_objects([(data, 0), (Image.open(io.BytesIO(data)), 1)])
-    assert [header.height for header in listing.files.headers] == [5, 5]
+    assert [listing.files.header(i).height for i in range(2)] == [5, 5]
     assert listing.files.read(0).shape == listing.files.read(1).shape == (5, 7, 3)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_trees import make
 
 from fastload.errors import SourceError
 from fastload.sources import list_source
@@ -25,15 +26,8 @@ except Exception as exc:
 """
 
 
-def write(root: Path, *names: str) -> Path:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-    return root
-
-
 def test_files_come_folder_by_folder_with_sizes_and_times(tmp_path: Path) -> None:
-    write(tmp_path, "b/2.jpg", "a/9.jpg", "a/deep/1.jpg", "a-1/x.txt", "z.jpg")
+    make(tmp_path, "b/2.jpg", "a/9.jpg", "a/deep/1.jpg", "a-1/x.txt", "z.jpg")
     os.utime(tmp_path / "z.jpg", ns=(5, 7))
     tree = open_tree(tmp_path)
     assert tree.names == ["z.jpg", "a/9.jpg", "a-1/x.txt", "a/deep/1.jpg", "b/2.jpg"]
@@ -46,14 +40,14 @@ def test_files_come_folder_by_folder_with_sizes_and_times(tmp_path: Path) -> Non
 
 
 def test_hidden_names_are_passed_over_and_counted(tmp_path: Path) -> None:
-    tree = open_tree(write(tmp_path, "a/1.jpg", "a/._1.jpg", ".ipynb_checkpoints/1.jpg", "__MACOSX/a/1.jpg"))
+    tree = open_tree(make(tmp_path, "a/1.jpg", "a/._1.jpg", ".ipynb_checkpoints/1.jpg", "__MACOSX/a/1.jpg"))
     assert tree.names == ["a/1.jpg"] and tree.folders == ["a"]
     assert tree.notes == ("Passed over as hidden (3): .ipynb_checkpoints, __MACOSX, a/._1.jpg.",)
 
 
 def test_linked_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
-    write(tmp_path / "real", "1.jpg")
-    write(tmp_path / "set", "a/1.jpg", "b/1.jpg")
+    make(tmp_path / "real", "1.jpg")
+    make(tmp_path / "set", "a/1.jpg", "b/1.jpg")
     (tmp_path / "set" / "linked").symlink_to(tmp_path / "real", target_is_directory=True)
     (tmp_path / "set" / "again").symlink_to(tmp_path / "real", target_is_directory=True)
     (tmp_path / "set" / "a" / "up").symlink_to("..", target_is_directory=True)
@@ -97,7 +91,7 @@ def test_files_pickle_to_little_more_than_their_names() -> None:
 
 
 def test_a_relative_source_is_found_from_another_folder(tmp_path: Path, monkeypatch) -> None:
-    write(tmp_path, "photos/1.jpg")
+    make(tmp_path, "photos/1.jpg")
     monkeypatch.chdir(tmp_path)
     tree = open_tree("photos")
     monkeypatch.chdir("/")
@@ -109,7 +103,7 @@ def test_a_relative_source_is_found_from_another_folder(tmp_path: Path, monkeypa
 )
 def test_an_unreadable_folder_is_named(tmp_path: Path, locked: str, message: str) -> None:
     root = tmp_path / "open"
-    write(root, "photos/cat/1.jpg")
+    make(root, "photos/cat/1.jpg")
     for folder in (root, *tmp_path.parents, tmp_path):
         if os.access(folder, os.W_OK) and str(folder).startswith(str(tmp_path.parents[1])):
             folder.chmod(0o755)

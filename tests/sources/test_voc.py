@@ -1,13 +1,12 @@
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from small_trees import archived, listed, notes_of, picture, write
 
 from fastload.errors import SourceError
-from fastload.sources import Listing, SourceOptions, detect_layout, list_source
+from fastload.sources import detect_layout, list_source
 from fastload.sources.voc import CLASSES, Objects, box_columns, parse_annotation
 
 XML = """<annotation><filename>x.jpg</filename><size><width>8</width><height>6</height></size>{}</annotation>"""
@@ -21,24 +20,6 @@ def item(name: str, box: tuple[Any, ...], difficult: int = 0) -> str:
     return OBJECT.format(name=name, difficult=difficult, xmin=xmin, ymin=ymin, xmax=xmax, ymax=ymax)
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def picture(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((6, 8, 3), 9, np.uint8)).save(path)
-
-
-def palette(path: Path, values: list[int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.fromarray(np.resize(np.array(values, np.uint8), (6, 8))).convert("P")
-    image.putdata(np.resize(np.array(values, np.uint8), 48).tolist())
-    image.putpalette([n * 7 % 256 for n in range(768)])
-    image.save(path)
-
-
 @pytest.fixture
 def devkit(tmp_path: Path) -> Path:
     year = tmp_path / "VOCdevkit/VOC2012"
@@ -47,8 +28,8 @@ def devkit(tmp_path: Path) -> Path:
         write(year / f"Annotations/{stem}.xml", XML.format(item("dog", (1, 1, 8, 6)) + item("cat", (2, 3, 4.5, 5), 1)))
     write(year / "Annotations/2007_2.xml", XML.format(""))
     for stem in ("2007_1", "2007_3"):
-        palette(year / f"SegmentationClass/{stem}.png", [0, 12, 255])
-        palette(year / f"SegmentationObject/{stem}.png", [0, 1, 255])
+        picture(year / f"SegmentationClass/{stem}.png", 0, 12, 255, palette=True)
+        picture(year / f"SegmentationObject/{stem}.png", 0, 1, 255, palette=True)
     write(year / "ImageSets/Segmentation/train.txt", "2007_3\n")
     write(year / "ImageSets/Segmentation/val.txt", "2007_1\r\n\r\n")
     write(year / "ImageSets/Segmentation/trainval.txt", "2007_1\n2007_3\n")
@@ -62,10 +43,6 @@ def devkit(tmp_path: Path) -> Path:
     return tmp_path / "VOCdevkit"
 
 
-def listed(root: Path, masks: Any = "auto", on_error: Any = "fail") -> Listing:
-    return list_source(root, on_error=on_error, options=SourceOptions(masks=masks))
-
-
 def test_the_images_with_masks_are_listed_and_palettes_stay_files(devkit: Path) -> None:
     assert detect_layout(devkit)[0] == "voc"
     listing = listed(devkit)
@@ -76,7 +53,7 @@ def test_the_images_with_masks_are_listed_and_palettes_stay_files(devkit: Path) 
     assert masks.names == ("background", *CLASSES) and len(masks.names) == 21
     assert masks.files.read(0) == (devkit / "VOC2012/SegmentationClass/2007_3.png").read_bytes()
     assert "labels" not in listing.columns
-    notes = " ".join(listing.notes)
+    notes = notes_of(listing)
     assert "`--masks none` lists all" in notes and "do not name were left (2)" in notes
     assert listing.sizes[0] > (devkit / "VOC2012/JPEGImages/2007_3.jpg").stat().st_size
 
@@ -118,8 +95,7 @@ def test_instance_masks_are_the_objects(devkit: Path) -> None:
 
 
 def test_the_folder_of_the_year_and_a_tar_give_the_same(devkit: Path, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "voc.tar", "w") as out:
-        out.add(devkit, "VOCdevkit")
+    archived(devkit, tmp_path / "voc.tar", "VOCdevkit")
     outside = listed(devkit / "VOC2012")
     inside = listed(tmp_path / "voc.tar")
     assert [f"VOCdevkit/VOC2012/{key}" for key in outside.keys] == list(inside.keys)
@@ -137,13 +113,13 @@ def test_several_years_are_an_error_that_names_them(devkit: Path) -> None:
 def test_the_augmented_masks_are_noted_and_used_when_alone(devkit: Path) -> None:
     year = devkit / "VOC2012"
     for stem in ("2007_1", "2007_2", "2007_3"):
-        palette(year / f"SegmentationClassAug/{stem}.png", [0, 1])
-    assert "SegmentationClassAug (SBD) was not used" in " ".join(listed(devkit).notes)
+        picture(year / f"SegmentationClassAug/{stem}.png", 0, 1)
+    assert "SegmentationClassAug (SBD) was not used" in notes_of(listed(devkit))
     (year / "SegmentationClass").rename(devkit / "away")
     write(year / "ImageSets/Segmentation/train_aug.txt", "2007_2\n2007_3\n")
     listing = listed(devkit)
     assert listing.split.tolist() == [0, 0, 1]
-    assert "Masks in SegmentationClassAug" in " ".join(listing.notes)
+    assert "Masks in SegmentationClassAug" in notes_of(listing)
 
 
 def test_a_test_split_has_neither_masks_nor_annotations(devkit: Path) -> None:
@@ -154,7 +130,7 @@ def test_a_test_split_has_neither_masks_nor_annotations(devkit: Path) -> None:
     assert listing.split_names == ("train", "val", "test")
     assert listing.masks is not None and listing.masks.present.tolist() == [True, True, False]
     assert listing.columns["num_boxes"].values.tolist() == [2, 2, 0]
-    notes = " ".join(listing.notes)
+    notes = notes_of(listing)
     assert "Splits without masks: test" in notes and "'test' has no annotations" in notes
 
 
@@ -169,7 +145,7 @@ def test_a_test_split_has_neither_masks_nor_annotations(devkit: Path) -> None:
 def test_what_a_list_names_and_is_not_there_fails_or_is_skipped(devkit: Path, gone: str, message: str) -> None:
     year = devkit / "VOC2012"
     write(year / "ImageSets/Segmentation/val.txt", "2007_1\n2008_4\n")
-    palette(year / "SegmentationClass/2008_4.png", [0])
+    picture(year / "SegmentationClass/2008_4.png", 0)
     (year / gone).unlink()
     with pytest.raises(SourceError, match=message):
         listed(devkit)

@@ -74,7 +74,7 @@ def list_arrays(
         if name.lower().endswith(".npy"):
             arrays.append(_read_npy(tree, i))
         elif name.lower().endswith(".npz"):
-            arrays += _read_npz(tree, i)
+            arrays += read_npz(tree, i)
     flat = [array.name for array in arrays if not array.shape]
     if flat:
         draft.notes.append(f"Ignored, since they are single values: {first_few(flat)}.")
@@ -155,7 +155,12 @@ def _read_npy(tree: Tree, i: int) -> NamedArray:
     return stored.named(stem, int(tree.mtimes_ns[i]), split)
 
 
-def _read_npz(tree: Tree, i: int) -> list[NamedArray]:
+def read_npz(tree: Tree, i: int) -> list[NamedArray]:
+    """Returns the arrays in an .npz, of which only the headers are read.
+
+    Raises:
+        SourceError: it is damaged, or holds Python objects or records.
+    """
     import zipfile
 
     where, split = str(tree.path / key_of(tree.names[i])), _split_of(tree.names[i])

@@ -26,6 +26,7 @@ SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt")
 SOLUTION = "LOC_val_solution.csv"
 TINY = "val_annotations.txt"
 WORDS = "words.txt"
+TABLES = (*SYNSETS, SOLUTION, TINY, WORDS, META, GROUND_TRUTH)
 
 _MAX_DEVKIT = 2**26  # bytes when unpacked; the real devkit has 8 million
 _MAX_SECONDS = 120  # to start SciPy and read meta.mat, which takes a few seconds

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import recognised_note
+from fastload.sources.assemble import Draft, Samples, Splits, assemble
 from fastload.sources.imagenet.devkit import (
     DEVKIT,
     GROUND_TRUTH,
@@ -47,16 +47,7 @@ from fastload.sources.imagenet.parts import (
     find_parts,
     named_images,
 )
-from fastload.sources.listing import (
-    SPLIT_ORDER,
-    SPLITS,
-    Files,
-    Listing,
-    OnError,
-    SourceOptions,
-    first_few,
-    require_unique,
-)
+from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import JoinedFiles
 from fastload.sources.tree import Tree, is_image, key_of
@@ -111,72 +102,54 @@ def list_imagenet(
         MissingExtraError: SciPy is needed to read the devkit, and is not installed.
     """
     tree = open_tree(source)
-    evidence = imagenet_evidence(tree)
-    notes = [recognised_note("imagenet", evidence)]
-    skipped: list[tuple[str, str]] = []
-    parts = find_parts(tree, on_error, notes, skipped)
+    draft = Draft("imagenet", tree, on_error, evidence=imagenet_evidence(tree))
+    parts = find_parts(draft, tree)
+    draft.trees += [part.tree for part in parts if part.tree is not tree]
     keys = [key_of(part.prefix + part.tree.names[i]) for part in parts for i in part.rows.tolist()]
     if not keys:
         raise SourceError(
             f"{tree.path} holds no image of ImageNet: neither images nor ILSVRC2012_img_*.tar nor n01440764.tar, ... "
             f"(found {first_few(list(map(key_of, tree.names))) or 'nothing'}). Is it the right folder?"
         )
-    require_unique(keys, str(tree.path))
     images = [image for part in parts for image in named_images(part)]
     _refuse_strays(tree, keys, images)
-    truth = _GroundTruth(tree, notes)
-    wnids = _wnids(tree, keys, images, truth, on_error, notes)
-    classes = _classes(set(wnids) - {""}, truth, notes)
+    truth = _GroundTruth(draft, tree)
+    wnids = _wnids(draft, tree, keys, images, truth)
+    classes = _classes(draft, set(wnids) - {""}, truth)
     rank = {wnid: i for i, wnid in enumerate(classes)} | {"": -1}
     labels = np.fromiter(map(rank.__getitem__, wnids), np.int64, len(wnids))
-    split_names = tuple(name for name in (*SPLIT_ORDER, "all") if any(image.split == name for image in images))
-    index = {name: i for i, name in enumerate(split_names)}
-    split = np.fromiter((index[image.split] for image in images), np.uint8, len(images))
-    _count(tree, parts, split, split_names, labels, classes, on_error, notes)
-    order = np.argsort(split, kind="stable")
+    splits = Splits.of([image.split for image in images])
+    _refuse_empty_classes(draft, tree, parts)
+    _note_counts(draft, splits, labels, len(classes))
     attrs: dict[str, object] = {"names": tuple(classes)}
     words = truth.words or truth.more_words
     if any(words.get(wnid) for wnid in classes):
         attrs["words"] = tuple(words.get(wnid, "") for wnid in classes)
-    files: Files = JoinedFiles.of([(_files(part), len(part.rows)) for part in parts])
-    if len(parts) == 1:
-        files = _files(parts[0])
-    used = {name for part in parts for name in part.tree.notes}
-    return Listing(
-        layout="imagenet",
-        keys=tuple(keys),
-        split=split,
-        split_names=split_names,
-        columns={"labels": Column(labels, attrs)},
-        notes=(*notes, *dict.fromkeys((*tree.notes, *sorted(used)))),
+    files = [(part.tree.files.take(part.rows), len(part.rows)) for part in parts]
+    samples = Samples(
+        keys=keys,
+        files=files[0][0] if len(files) == 1 else JoinedFiles.of(files),
         sizes=np.concatenate([part.tree.sizes[part.rows] for part in parts]),
         mtimes_ns=np.concatenate([part.tree.mtimes_ns[part.rows] for part in parts]),
-        files=files,
-        skipped=tuple(skipped),
-    ).take(order)
-
-
-def _files(part: ImageOrigin) -> Files:
-    return part.tree.files.take(part.rows)
+        splits=splits,
+        columns={"labels": Column(labels, attrs)},
+        rows=np.argsort(splits.index, kind="stable"),
+    )
+    return assemble(draft, samples)
 
 
 def _refuse_strays(tree: Tree, keys: list[str], images: list[NamedImage]) -> None:
-    strays = [
-        key
-        for key, image in zip(keys, images, strict=True)
-        if not image.wnid and not image.stem and image.split != "test"
-    ]
-    if strays:
+    named = list(zip(keys, images, strict=True))
+    if strays := [key for key, image in named if not image.wnid and not image.stem and image.split != "test"]:
         raise SourceError(
             f"{tree.path}: images in no class ({len(strays)}): {first_few(strays)}. ImageNet's lie in folders or "
             "archives such as n01440764. Move these away, or pack with `--layout folder`."
         )
-    splits = {image.split for image in images}
-    outside = [key for key, image in zip(keys, images, strict=True) if image.split == "all"]
-    if outside and len(splits) > 1:
+    others = sorted({image.split for image in images} - {"all"})
+    if others and (outside := [key for key, image in named if image.split == "all"]):
         raise SourceError(
-            f"{tree.path}: images lie outside the splits {', '.join(sorted(splits - {'all'}))} ({len(outside)}): "
-            f"{first_few(outside)}. Move them into a split, or away."
+            f"{tree.path}: images lie outside the splits {', '.join(others)} ({len(outside)}): {first_few(outside)}. "
+            "Move them into a split, or away."
         )
 
 
@@ -188,9 +161,8 @@ class _GroundTruth:
         more_words: the same from a table that lists more than ImageNet's classes.
     """
 
-    def __init__(self, tree: Tree, notes: list[str]) -> None:
+    def __init__(self, draft: Draft, tree: Tree) -> None:
         self.tree = tree
-        self.notes = notes
         self.at = {name.rpartition("/")[2]: i for i, name in enumerate(tree.names) if not is_image(name)}
         devkit = next((i for base, i in self.at.items() if DEVKIT.fullmatch(base)), None)
         self.devkit = {} if devkit is None else read_devkit(tree, devkit)
@@ -204,11 +176,13 @@ class _GroundTruth:
             try:
                 self.words = dict(self.meta().values())
             except MissingExtraError as exc:
-                notes.append(f"The words of the classes stay unknown. {exc}")
+                draft.notes.append(f"The words of the classes stay unknown. {exc}")
         # Tiny ImageNet's table lists all synsets of WordNet: it has the words, but not which classes there are.
         self.more_words = parse_words(tree.read_text(self.at[WORDS])) if WORDS in self.at and not self.words else {}
         if not self.words and not self.more_words:
-            notes.append(f"There is no {SYNSETS[0]} and no readable devkit: classes have only their wnids as names.")
+            draft.notes.append(
+                f"There is no {SYNSETS[0]} and no readable devkit: classes have only their wnids as names."
+            )
 
     def where(self, base: str) -> str:
         """Returns the path of a file, for messages."""
@@ -230,9 +204,7 @@ class _GroundTruth:
         return {}
 
 
-def _wnids(
-    tree: Tree, keys: list[str], images: list[NamedImage], truth: _GroundTruth, on_error: OnError, notes: list[str]
-) -> list[str]:
+def _wnids(draft: Draft, tree: Tree, keys: list[str], images: list[NamedImage], truth: _GroundTruth) -> list[str]:
     """Returns the wnid of each image, "" if it is unknown.
 
     Raises:
@@ -243,70 +215,61 @@ def _wnids(
         return [image.wnid for image in images]
     known = truth.by_stem()
     unknown = flat.difference(known)
-    lacking = [key for key, image in zip(keys, images, strict=True) if image.stem in unknown]
-    if not known or lacking:
+    if unknown:
+        lacking = [key for key, image in zip(keys, images, strict=True) if image.stem in unknown]
         what = f"{SOLUTION}, or ILSVRC2012_devkit_t12.tar.gz (with {META} and {GROUND_TRUTH} in it)"
         if known:
             what = f"a whole {next((base for base in (SOLUTION, TINY) if base in truth.at), GROUND_TRUTH)}"
         why = f"no file lists the classes of {len(lacking)} validation images: {first_few(lacking, 3)}"
-        if on_error == "fail":
+        if draft.on_error == "fail":
             raise SourceError(
                 f"{tree.path}: {why}. Put {what} next to them and give the folder that holds both; or pack them "
                 "without labels: `--on-error skip` (label -1)."
             )
-        notes.append(f"Images without a class have the label -1: {why}.")
-    absent = sorted(set(known) - flat)
-    if absent:
-        notes.append(
+        draft.notes.append(f"Images without a class have the label -1: {why}.")
+    if absent := sorted(set(known) - flat):
+        draft.notes.append(
             f"Validation images that are listed with a class, but have no file ({len(absent)}): {first_few(absent)}."
         )
     return [image.wnid or (known.get(image.stem, "") if image.split == "val" else "") for image in images]
 
 
-def _classes(seen: set[str], truth: _GroundTruth, notes: list[str]) -> list[str]:
-    unknown = sorted(seen - set(truth.words))
+def _classes(draft: Draft, seen: set[str], truth: _GroundTruth) -> list[str]:
+    """Returns the sorted wnids of the classes: those of the table of classes, if there is one, and of the images."""
+    classes, unknown = sorted(seen.union(truth.words)), sorted(seen - set(truth.words))
     if truth.words and unknown:
-        notes.append(f"Classes that the table of classes does not list ({len(unknown)}): {first_few(unknown)}.")
-    return sorted(seen.union(truth.words))
+        draft.notes.append(f"Classes that the table of classes does not list ({len(unknown)}): {first_few(unknown)}.")
+    draft.notes.append(f"Classes by wnid ({len(classes)}): {first_few(classes, 3)}; label = rank of the sorted wnid.")
+    return classes
 
 
-def _count(
-    tree: Tree,
-    parts: list[ImageOrigin],
-    split: NDArray[np.uint8],
-    split_names: tuple[str, ...],
-    labels: NDArray[np.int64],
-    classes: list[str],
-    on_error: OnError,
-    notes: list[str],
-) -> None:
-    """Appends notes about the number of images and classes in each split, and about what is missing.
-
-    Raises:
-        SourceError: a class folder or archive is empty (unless skipped).
-    """
-    notes.append(f"Classes by wnid ({len(classes)}): {first_few(classes, 3)}; label = rank of the sorted wnid.")
+def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[ImageOrigin]) -> None:
+    """Refuses class folders and archives without an image, or notes them if they may be skipped."""
     holders = {folder for folder in tree.folders if WNID.fullmatch(folder.rpartition("/")[2])}
     empty = [part.prefix[:-1] for part in parts if part.wnid and len(part.rows) == 0]
     full = {tree.names[i].rpartition("/")[0] for part in parts if part.tree is tree for i in part.rows.tolist()}
     inside = {"/".join(steps[:n]) for folder in full for steps in [folder.split("/")] for n in range(1, len(steps) + 1)}
     empty += sorted(folder for folder in holders - inside if "Annotations/" not in folder)
-    if empty and on_error == "fail":
+    shown = first_few(list(map(key_of, empty)))
+    if empty and draft.on_error == "fail":
         raise SourceError(
-            f"{tree.path}: classes without an image ({len(empty)}): {first_few(list(map(key_of, empty)))}. "
+            f"{tree.path}: classes without an image ({len(empty)}): {shown}. "
             "Put their images back, or remove the folder or archive."
         )
     if empty:
-        notes.append(f"Classes without an image: {first_few(list(map(key_of, empty)))}.")
-    for i, name in enumerate(split_names):
-        here = labels[split == i]
-        lacking = len(classes) - len(np.unique(here[here >= 0]))
+        draft.notes.append(f"Classes without an image: {shown}.")
+
+
+def _note_counts(draft: Draft, splits: Splits, labels: NDArray[np.int64], num_classes: int) -> None:
+    """Appends notes about the number of images and classes in each split, and about what is missing."""
+    for i, name in enumerate(splits.names):
+        here = labels[splits.index == i]
+        lacking = num_classes - len(np.unique(here[here >= 0]))
         said = f"{name}: {len(here)} images"
-        if len(classes) == 1000 and name in IMAGES and len(here) != IMAGES[name]:
+        if num_classes == 1000 and name in IMAGES and len(here) != IMAGES[name]:
             said += f" of the {IMAGES[name]} of ILSVRC2012"
         if (here >= 0).any() and lacking:
             said += f", none of {lacking} classes"
-        notes.append(f"{said}{', without labels (-1)' if (here < 0).all() else ''}.")
-    if "all" not in split_names:
-        absent = [name for name in ("train", "val") if name not in split_names]
-        notes.extend(f"There is no split {name!r}." for name in absent)
+        draft.notes.append(f"{said}{', without labels (-1)' if (here < 0).all() else ''}.")
+    if "all" not in splits.names:
+        draft.notes += [f"There is no split {name!r}." for name in ("train", "val") if name not in splits.names]

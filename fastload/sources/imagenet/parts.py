@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import leave_out_broken
-from fastload.sources.imagenet.devkit import DEVKIT, GROUND_TRUTH, META, SOLUTION, SYNSETS, TINY, WNID, WORDS
-from fastload.sources.listing import OnError, first_few, split_of_parts
+from fastload.sources.assemble import Draft, split_path
+from fastload.sources.imagenet.devkit import DEVKIT, TABLES, WNID
+from fastload.sources.listing import first_few, split_of_parts
 from fastload.sources.tree import Tree, is_image, key_of
 
 ARCHIVE = re.compile(r"ILSVRC2012_img_(train|val|test)(_v10102019)?\.tar", re.IGNORECASE)
@@ -53,84 +53,70 @@ class NamedImage(NamedTuple):
     stem: str
 
 
-def find_parts(tree: Tree, on_error: OnError, notes: list[str], skipped: list[tuple[str, str]]) -> list[ImageOrigin]:
+def find_parts(draft: Draft, tree: Tree) -> list[ImageOrigin]:
     """Returns the images of the tree itself, of archives of whole splits, and of archives of one class each."""
-    skipped += leave_out_broken(tree, on_error)
+    draft.leave_out_broken(tree)
     own = ImageOrigin("", tree, tree.images(), "", "")
-    have: set[str] | None = None
-    parts, classes = [own] if len(own.rows) else [], []
-    used: set[int] = set()
-    unpacked = set(tree.folders)
-    for i, name in enumerate(tree.names):
-        base = name.rpartition("/")[2]
-        if match := CLASS_ARCHIVE.fullmatch(base):
-            if name.removesuffix(".tar") in unpacked:
-                notes.append(f"Read the images of {match[1]} in its folder, not {key_of(name)}.")
-                continue
-            classes.append((i, match[1]))
-        elif match := ARCHIVE.fullmatch(base):
-            split = match[1].lower()
-            have = have if have is not None else {image.split for image in named_images(own)}
-            if split in have:
-                notes.append(f"Read the images of {split!r} in its folder, not {key_of(name)}.")
-                continue
-            parts += _whole_split(tree, i, split, on_error, skipped)
-            notes.append(f"Read the images of {split!r} in {key_of(name)}.")
-        elif not (base in (*SYNSETS, SOLUTION, TINY, WORDS, META, GROUND_TRUTH) or DEVKIT.fullmatch(base)):
-            continue
-        used.add(i)
-    itself = ARCHIVE.fullmatch(tree.path.name)
-    split = itself[1].lower() if itself and tree.archive else ""
-    parts += _class_archives(tree, classes, "", split, on_error, skipped)
-    others = [name for i, name in enumerate(tree.names) if i not in used and not is_image(name)]
+    parts = [own] if len(own.rows) else []
+    files = [(i, name, split_path(name)[1]) for i, name in enumerate(tree.names) if not is_image(name)]
+    unpacked, classes, others = set(tree.folders), list[int](), list[str]()
+    have = {image.split for image in named_images(own)} if any(_of_split(base) for _, _, base in files) else set()
+    for i, name, base in files:
+        match, split = CLASS_ARCHIVE.fullmatch(base), _of_split(base)
+        if (match and name.removesuffix(".tar") in unpacked) or split in have:
+            draft.notes.append(
+                f"Read the images of {match[1] if match else repr(split)} in its folder, not {key_of(name)}."
+            )
+            others.append(name)
+        elif match:
+            classes.append(i)
+        elif split:
+            parts += _whole_split(draft, tree, i, split)
+            draft.notes.append(f"Read the images of {split!r} in {key_of(name)}.")
+        elif base not in TABLES and not DEVKIT.fullmatch(base):
+            others.append(name)
+    parts += _class_archives(draft, tree, classes, "", _of_split(tree.path.name) if tree.archive else "")
     if others:
-        notes.append(f"Ignored, since they are no images by their suffix ({len(others)}): {first_few(others)}.")
+        draft.notes.append(f"Ignored, since they are no images by their suffix ({len(others)}): {first_few(others)}.")
     return parts
 
 
-def _whole_split(
-    tree: Tree, position: int, split: str, on_error: OnError, skipped: list[tuple[str, str]]
-) -> list[ImageOrigin]:
+def _of_split(base: str) -> str:
+    """Returns the split that ImageNet's original archive of this name holds; "" for any other file."""
+    match = ARCHIVE.fullmatch(base)
+    return match[1].lower() if match else ""
+
+
+def _whole_split(draft: Draft, tree: Tree, position: int, split: str) -> list[ImageOrigin]:
     """Returns the images of an original archive of a split, which holds archives of classes (train) or images."""
-    from fastload.sources.archives.archive import list_inner_tar
-
-    name = tree.names[position]
-    inner = list_inner_tar(tree, position)
-    skipped += [(f"{key_of(name)}/{key}", why) for key, why in leave_out_broken(inner, on_error)]
-    found = [
-        (i, match[1])
-        for i, base in enumerate(inner.names)
-        if (match := CLASS_ARCHIVE.fullmatch(base.rpartition("/")[2]))
-    ]
-    own = [ImageOrigin(f"{name}/", inner, inner.images(), split, "")] if len(inner.images()) else []
-    return own + _class_archives(inner, found, f"{name}/", split, on_error, skipped)
+    own = _opened(draft, tree, position, "", split, "")
+    inside = [i for i, name in enumerate(own.tree.names) if CLASS_ARCHIVE.fullmatch(split_path(name)[1])]
+    return [own] * bool(len(own.rows)) + _class_archives(draft, own.tree, inside, own.prefix, split)
 
 
-def _class_archives(
-    tree: Tree,
-    found: list[tuple[int, str]],
-    prefix: str,
-    split: str,
-    on_error: OnError,
-    skipped: list[tuple[str, str]],
-) -> list[ImageOrigin]:
-    from fastload.sources.archives.archive import list_inner_tar
-
+def _class_archives(draft: Draft, tree: Tree, positions: list[int], prefix: str, split: str) -> list[ImageOrigin]:
+    """Returns the images of archives of one class each."""
     parts = []
-    for position, wnid in found:
-        name = prefix + tree.names[position]
+    for position in positions:
+        wnid = split_path(tree.names[position])[1].removesuffix(".tar")
         try:
-            inner = list_inner_tar(tree, position)
+            parts.append(_opened(draft, tree, position, prefix, split, wnid))
         except SourceError as exc:
-            if on_error == "fail":
+            if draft.on_error == "fail":
                 raise
-            skipped.append((key_of(name), f"the archive of a whole class cannot be read: {exc}"))
-            continue
-        skipped += [(f"{key_of(name)}/{key}", why) for key, why in leave_out_broken(inner, on_error)]
-        parts.append(
-            ImageOrigin(f"{name}/", inner, inner.images(), split or split_of_parts(name.split("/")[:-1]), wnid)
-        )
+            name = key_of(prefix + tree.names[position])
+            draft.leave_out(name, f"the archive of a whole class cannot be read: {exc}")
     return parts
+
+
+def _opened(draft: Draft, tree: Tree, position: int, prefix: str, split: str, wnid: str) -> ImageOrigin:
+    """Returns the images of an archive inside a tree."""
+    from fastload.sources.archives.archive import list_inner_tar
+
+    inner, name = list_inner_tar(tree, position), prefix + tree.names[position]
+    draft.leave_out_broken(inner, f"{key_of(name)}/")
+    split = split or split_of_parts(name.split("/")[:-1])
+    return ImageOrigin(f"{name}/", inner, inner.images(), split, wnid)
 
 
 def named_images(part: ImageOrigin) -> Iterator[NamedImage]:

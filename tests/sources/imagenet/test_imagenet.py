@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
+from small_trees import archived, labels, make, notes_of
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.pack import pack_images
@@ -24,14 +25,6 @@ IDS = {1: CAT, 2: EEL, 3: DOG}  # of ILSVRC2012: neither sorted nor the reverse
 TRUTH = [3, 1, 1, 2]  # the classes of validation images 1 to 4
 VAL = [f"ILSVRC2012_val_{n:08d}.JPEG" for n in range(1, 5)]
 VAL_LABELS = [1, 2, 2, 0]
-
-
-def make(root: Path, *names: str) -> Path:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    return root
 
 
 def tar_of(members: dict[str, bytes], format: int = tarfile.GNU_FORMAT) -> bytes:
@@ -73,10 +66,6 @@ def originals(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def labels(listing: Listing) -> list[int]:
-    return listing.columns["labels"].values.tolist()
-
-
 def contents(listing: Listing) -> list[str]:
     files = pickle.loads(pickle.dumps(listing.files))
     return [files.read(i).decode() for i in range(len(listing))]
@@ -111,16 +100,14 @@ def test_archives_extracted_folders_and_kaggle_agree(originals: Path, tmp_path_f
     (kaggle / "LOC_synset_mapping.txt").write_text("".join(f"{k} {WORDS[k]}\n" for k in sorted(WORDS)))
     rows = [f"{n[:-5]},{w} 1 2 3 4 {w} 5 6 7 8 " for n, w in zip(VAL, val_wnids, strict=True)]
     (kaggle / "LOC_val_solution.csv").write_text("\n".join(["ImageId,PredictionString", *reversed(rows)]))
-    with zipfile.ZipFile(root / "kaggle.zip", "w") as archive:
-        for path in sorted(kaggle.rglob("*.*")):
-            archive.write(path, path.relative_to(kaggle))
+    archived(kaggle, root / "kaggle.zip")
     for path in (extracted, kaggle, root / "kaggle.zip"):
         assert detect_layout(path)[0] == "imagenet"
         listing = list_source(path)
         found = dict(zip([key.rpartition("/")[2] for key in listing.keys], labels(listing), strict=True))
         if path == extracted:
             assert "words" not in listing.columns["labels"].attrs
-            assert "classes have only their wnids as names" in " ".join(listing.notes)
+            assert "classes have only their wnids as names" in notes_of(listing)
         else:
             assert found.pop("ILSVRC2012_test_00000001.JPEG") == -1
             assert listing.split_names == ("train", "val", "test")
@@ -137,7 +124,7 @@ def test_the_train_archive_alone(tmp_path: Path, name: str, format: int) -> None
     assert listing.layout == "imagenet" and labels(listing) == [0] * 3 + [1] * 3 + [2] * 3
     assert listing.split_names == (("train",) if name.startswith("ILSVRC") else ("all",))
     assert listing.keys[3] == f"{DOG}.tar/{DOG}_10.JPEG" and contents(listing)[3] == f"{DOG}_10.JPEG"
-    assert "label = rank of the sorted wnid" in " ".join(listing.notes)
+    assert "label = rank of the sorted wnid" in notes_of(listing)
 
 
 def test_the_train_archive_unpacked_once(tmp_path: Path) -> None:
@@ -202,7 +189,7 @@ def test_validation_images_without_a_truth_are_an_error_that_says_what_to_do(ori
             list_source(path)
         listing = list_source(path, on_error="skip")
         assert labels(listing)[-4:] == [-1] * 4 and listing.split_names[-1] == "val"
-        assert "Images without a class have the label -1" in " ".join(listing.notes)
+        assert "Images without a class have the label -1" in notes_of(listing)
 
 
 def test_without_scipy_the_devkit_names_its_extra(originals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +199,7 @@ def test_without_scipy_the_devkit_names_its_extra(originals: Path, monkeypatch: 
     (originals / "ILSVRC2012_img_val.tar").unlink()  # then only the words are missing
     listing = list_source(originals)
     assert "words" not in listing.columns["labels"].attrs
-    assert "words of the classes stay unknown" in " ".join(listing.notes)
+    assert "words of the classes stay unknown" in notes_of(listing)
 
 
 def test_an_unpacked_devkit_serves_too_and_its_damage_is_named(originals: Path) -> None:
@@ -227,7 +214,7 @@ def test_an_unpacked_devkit_serves_too_and_its_damage_is_named(originals: Path) 
     truth.write_bytes(truth.read_bytes() + b"2\n")
     listing = list_source(originals)
     assert labels(listing)[-4:] == VAL_LABELS
-    assert "but have no file (1): ILSVRC2012_val_00000005." in " ".join(listing.notes)
+    assert "but have no file (1): ILSVRC2012_val_00000005." in notes_of(listing)
     meta = bytearray(truth.with_name("meta.mat").read_bytes())
     meta[128::8] = b"\xfe" * len(meta[128::8])  # the types of elements: SciPy's reader crashes
     truth.with_name("meta.mat").write_bytes(meta)

@@ -1,0 +1,98 @@
+"""Images paired with masks by their name, as the layouts of segmentation datasets do it.
+
+In a split that has masks, an image without its mask is contradictory; a split without any is packed without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fastload.format.column import Column
+from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, assemble
+from fastload.sources.listing import Listing, first_few
+from fastload.sources.tree import Tree, key_of
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Pairs(Generic[K]):
+    """Images and masks by the key that pairs them: a stem, or the parts of a path that end in it.
+
+    Attributes:
+        tree: holds the files.
+        images: key -> position of the image.
+        masks: key -> position of the mask.
+        splits: key -> split of the image.
+    """
+
+    tree: Tree
+    images: Mapping[K, int]
+    masks: Mapping[K, int]
+    splits: Mapping[K, str]
+
+    def splits_without_masks(self) -> list[str]:
+        """Returns the splits of which no image has a mask, in the order of images."""
+        having = {split for key, split in self.splits.items() if key in self.masks}
+        return [split for split in dict.fromkeys(self.splits.values()) if split not in having]
+
+    def complete(self, draft: Draft, lacking: str = "has no mask", *, every_split: bool = False) -> list[K]:
+        """Returns the keys of the images to list; those that lack their mask are left out, for that reason.
+
+        Args:
+            draft: what was left out.
+            lacking: the reason.
+            every_split: whether a split without any mask is contradictory too.
+        """
+        without = [] if every_split else self.splits_without_masks()
+        kept = []
+        for key, position in self.images.items():
+            if key in self.masks or self.splits[key] in without:
+                kept.append(key)
+            else:
+                draft.leave_out(key_of(self.tree.names[position]), lacking)
+        return kept
+
+    def leave_out_lone_masks(self, draft: Draft) -> None:
+        """Leaves out the masks of which there is no image."""
+        for key, position in self.masks.items():
+            stem = key[-1] if isinstance(key, tuple) else key
+            if key not in self.images and stem not in draft.unreadable:
+                draft.leave_out(key_of(self.tree.names[position]), "is a mask without its image")
+
+    def note_others(self, draft: Draft) -> None:
+        """Notes the images of the tree that belong to no pair."""
+        used = {*self.images.values(), *self.masks.values()}
+        others = [key_of(self.tree.names[i]) for i in self.tree.images().tolist() if i not in used]
+        if others:
+            draft.notes.append(f"Ignored images outside the pairs of folders ({len(others)}): {first_few(others)}.")
+
+    def positions(self, keys: Iterable[K]) -> list[int]:
+        """Returns the position of the mask of each key, -1 for none."""
+        return [self.masks.get(key, -1) for key in keys]
+
+    def listing(
+        self,
+        draft: Draft,
+        keys: Collection[K],
+        columns: dict[str, Column] | None = None,
+        *,
+        masked: bool = True,
+        names: tuple[str, ...] = (),
+        ignore_index: int | None = None,
+        attrs: dict[str, Any] | None = None,
+    ) -> Listing:
+        """Returns the listing of the images with these keys, split by split, sorted by name.
+
+        Args:
+            draft: what was noted and left out.
+            keys: the images to list.
+            columns: in the order of keys.
+            masked: whether their masks are packed.
+            names, ignore_index, attrs: see `listing.Masks`.
+        """
+        masks = MaskFiles(self.positions(keys), names, ignore_index, attrs or {}) if masked else None
+        images, splits = [self.images[key] for key in keys], Splits.of([self.splits[key] for key in keys])
+        return assemble(draft, Samples.in_tree(self.tree, images, splits, columns, masks, by_name=True))
