@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from source_cases import refused, refused_or_skipped, values
+from small_trees import refused, refused_or_skipped, values
 
 from fastload.sources import detect_layout, list_source
 

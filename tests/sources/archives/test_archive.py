@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from source_cases import refused, refused_or_skipped, write_tar
+from small_trees import refused, refused_or_skipped, write_tar
 
 from fastload.errors import FileChangedError, ImageError, SourceError
 from fastload.sources import list_source

@@ -5,7 +5,7 @@ import os
 import h5py
 import numpy as np
 import pytest
-from source_cases import read, refused
+from small_trees import read, refused
 
 import fastload.sources.arrays.hdf5 as hdf5
 from fastload.errors import FileChangedError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from source_cases import npy, read, refused
+from small_trees import npy, read, refused
 
 from fastload.errors import SourceError
 from fastload.sources import SourceOptions, detect_layout, list_source

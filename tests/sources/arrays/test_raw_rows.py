@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from source_cases import read
+from small_trees import read
 
 from fastload.errors import FileChangedError, SourceError
 from fastload.sources.arrays.raw_rows import JoinedRows, MemoryRows, RawRows

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from source_cases import notes, refused, refused_or_skipped, values
+from small_trees import notes_of, refused, refused_or_skipped, values
 
 from fastload import pack_images
 from fastload.errors import FileChangedError, MissingExtraError, SourceError
@@ -85,7 +85,7 @@ def test_files_that_number_their_classes_differently_are_renumbered_by_name(tmp_
         *["te ant", "te cow", "te dog"],
         *["tr zeb", "tr ant", "tr cow", "tr "],
     ]
-    assert "renumbered by name" in notes(listing)
+    assert "renumbered by name" in notes_of(listing)
     shard("test.parquet", [3], "ant", "cow", "dog")
     refused(r"test.parquet: column 'label' holds the class 3, but .* names only 3", tmp_path)
 
@@ -95,7 +95,7 @@ def test_files_that_are_missing_by_the_names_of_the_others(tmp_path: Path) -> No
     for name in ("train-00000-of-00003-ab12", "train-00002-of-00003-cd34", "test-00000-of-00001"):
         write(tmp_path / f"{name}.parquet", {"image": images((b"x", None)), "label": [0]}, meta)
     refused(r"missing by the names of the others \(1\): train-00001-of-00003.parquet", tmp_path)
-    assert "train-00001-of-00003.parquet" in notes(list_source(tmp_path, on_error="skip"))
+    assert "train-00001-of-00003.parquet" in notes_of(list_source(tmp_path, on_error="skip"))
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
@@ -169,7 +169,7 @@ def test_a_table_without_images_is_a_dataset_of_columns(tmp_path: Path) -> None:
     assert listing.columns["input_ids"].values.dtype == np.int64
     assert listing.columns["mask"].values.dtype == np.uint8
     assert listing.columns["grid"].values.shape == (2, 2, 1) and values(listing) == [1, 0]
-    assert "text (text, mostly different in each row)" in notes(listing)
+    assert "text (text, mostly different in each row)" in notes_of(listing)
 
 
 def test_columns_keep_their_meaning(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_columns_keep_their_meaning(tmp_path: Path) -> None:
     assert values(listing) == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     assert listing.columns["labels"].attrs == {"names": ("p", "q", "r")}
     assert np.isnan(listing.columns["age"].values[1]) and values(listing, "kind") == [0, 1, 0]
-    assert all(f"{name} (" in notes(listing) for name in ("ragged", "nested", "none"))
+    assert all(f"{name} (" in notes_of(listing) for name in ("ragged", "nested", "none"))
     assert list_source(tmp_path / "t.parquet", options=SourceOptions(labels=("kind",))).columns["labels"].attrs == {
         "names": ("a", "b")
     }

@@ -9,26 +9,11 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from source_cases import notes, refused, refused_or_skipped, values
+from small_trees import make, notes_of, refused, refused_or_skipped, values, write
 
 from fastload import pack_images
 from fastload.errors import MissingExtraError, SourceError
 from fastload.sources import Listing, SourceOptions, detect_layout, list_source
-
-
-def make(root: Path, *names: str) -> Path:
-    """Files whose content is their own name: enough for a listing, which decodes nothing."""
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    return root
-
-
-def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode(encoding))
-    return path
 
 
 def names(listing: Listing, name: str = "labels") -> tuple[str, ...]:
@@ -65,7 +50,7 @@ def test_a_table_in_any_dialect_gives_the_same_listing(abc: Path, file: str, tex
     assert values(listing) == [0, 1, 0] and names(listing) == ("cat", "dog")
     assert listing.split_names == ("all",)
     assert [listing.files.read(i) for i in range(3)] == [b"a.jpg", b"b.jpg", b"c.jpg"]
-    assert ("no header" in notes(listing)) == ("label" not in text)
+    assert ("no header" in notes_of(listing)) == ("label" not in text)
     if not file.endswith(".txt"):
         assert detect_layout(abc)[0] == "manifest"
         assert list_source(abc).keys == listing.keys
@@ -76,7 +61,7 @@ def test_every_encoding_gives_the_same_names(tmp_path: Path, encoding: str) -> N
     make(tmp_path, "Käse.jpg", "b.jpg")
     listing = list_source(write(tmp_path / "t.csv", "image,label\nKäse.jpg,süß\nb.jpg,x\n", encoding))
     assert listing.keys == ("Käse.jpg", "b.jpg") and names(listing) == ("süß", "x")
-    assert ("not UTF-8 (line 2): read as cp1252" in notes(listing)) == (encoding == "cp1252")
+    assert ("not UTF-8 (line 2): read as cp1252" in notes_of(listing)) == (encoding == "cp1252")
 
 
 def test_names_of_files_in_an_old_encoding_are_matched_byte_by_byte(tmp_path: Path) -> None:
@@ -143,7 +128,7 @@ def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
         ("d.jpg", "has 2 rows: line 5 of t.csv and line 6 of t.csv"),
         ("b.jpg", "its label is empty or NaN (line 3 of t.csv)"),
     )
-    assert "Images that no row names were left alone (2): c.jpg, e.jpg" in notes(listing)
+    assert "Images that no row names were left alone (2): c.jpg, e.jpg" in notes_of(listing)
 
 
 def test_a_first_row_whose_image_is_missing_is_not_taken_for_a_header(abc: Path) -> None:
@@ -173,7 +158,7 @@ def test_ids_without_suffix_find_the_folder_of_their_split(tmp_path: Path) -> No
     assert listing.keys == ("train/1.jpg", "train/2.jpg", "test/1.jpg", "test/3.png")
     assert listing.split_names == ("train", "test") and listing.split.tolist() == [0, 0, 1, 1]
     assert values(listing) == [7, 9, -1, -1]
-    assert "The split 'test' has no labels" in notes(listing) and "sample_submission.csv" in notes(listing)
+    assert "The split 'test' has no labels" in notes_of(listing) and "sample_submission.csv" in notes_of(listing)
     (root / "train/2.jpg").rename(root / "test/2.jpg")  # an image of test never stands in for one of train
     refused(r"2 \(line 3 of train.csv\)", root)
 
@@ -194,7 +179,7 @@ def test_paths_may_begin_elsewhere_and_absolute_ones_below_the_root(tmp_path: Pa
 def test_another_suffix_is_accepted_only_when_it_is_so_for_every_row(tmp_path: Path) -> None:
     root = make(tmp_path, "1.png", "2.png")
     listing = list_source(write(root / "t.csv", "image,label\n1.jpg,0\n2.jpg,1\n"), options=SourceOptions())
-    assert listing.keys == ("1.png", "2.png") and "another suffix than the files have (2)" in notes(listing)
+    assert listing.keys == ("1.png", "2.png") and "another suffix than the files have (2)" in notes_of(listing)
     refused(r"2.jpg .line 3", write(root / "t.csv", "image,label\n1.png,0\n2.jpg,1\n"))
 
 
@@ -211,7 +196,7 @@ def test_hugging_face_metadata_in_split_folders_rules_over_class_folders(tmp_pat
     listing = list_source(root)
     assert listing.layout == "manifest" and listing.split_names == ("train", "val")
     assert listing.keys == ("train/cat/1.jpg", "train/dog/2.jpg", "validation/cat/1.jpg")
-    assert "Names of folders are not labels here" in notes(listing)
+    assert "Names of folders are not labels here" in notes_of(listing)
 
 
 def test_metadata_at_the_top_takes_splits_from_the_images_folders(tmp_path: Path) -> None:
@@ -267,7 +252,7 @@ def test_a_broken_table_beside_the_dataset_does_not_stop_it_unless_it_is_part_of
     write(abc / "labels.csv", "image,label\na.jpg,1\n")
     write(abc / "log.csv", "epoch,loss\n1,2\n3\n")
     listing = list_source(abc)
-    assert listing.keys == ("a.jpg",) and "log.csv (broken)" in notes(listing)
+    assert listing.keys == ("a.jpg",) and "log.csv (broken)" in notes_of(listing)
     write(abc / "train.csv", "image,label\na.jpg,1\nb.jpg\n")
     refused(r"train.csv, line 3", abc)
 
@@ -290,7 +275,7 @@ def test_columns_asked_for_are_labels_and_others_stay_under_their_names(abc: Pat
     listing = list_source(write(abc / "t.csv", text), options=SourceOptions(labels=("kind",)))
     assert values(listing) == [0, 1, 0] and values(listing, "age") == [3, 5, 4]
     assert values(listing, "key_") == [0, 1, 0] and "key" not in listing.columns
-    assert "caption (text, mostly different in each row)" in notes(listing) and "none (empty)" in notes(listing)
+    assert "caption (text, mostly different in each row)" in notes_of(listing) and "none (empty)" in notes_of(listing)
     several = list_source(abc / "t.csv", options=SourceOptions(labels=("kind", "age")))
     assert values(several, "kind") == [0, 1, 0] and values(several, "age") == [3, 5, 4]
     refused(r"no column 'sort' for labels. There are kind, age", abc / "t.csv", options=SourceOptions(labels=("sort",)))
@@ -356,7 +341,7 @@ def test_nested_values_of_json_are_ignored_and_lists_of_one_length_kept(abc: Pat
     ]
     listing = list_source(write(abc / "t.jsonl", "\n".join(map(json.dumps, rows))))
     assert values(listing, "place") == [[0, 2.5], [1, 2.5], [2, 2.5]] and values(listing, "ok") == [0, 1, 0]
-    assert "more (nested" in notes(listing)
+    assert "more (nested" in notes_of(listing)
 
 
 def test_objects_of_hugging_face_are_boxes(abc: Path) -> None:
@@ -377,7 +362,7 @@ def test_objects_of_hugging_face_are_boxes(abc: Path) -> None:
 def test_a_missing_integer_becomes_nan_only_in_columns_that_are_no_labels(abc: Path) -> None:
     listing = list_source(write(abc / "t.csv", "image,label,age\na.jpg,1,3\nb.jpg,2,NA\nc.jpg,3,5\n"))
     assert listing.columns["age"].values.dtype == np.float32 and np.isnan(listing.columns["age"].values[1])
-    assert "Column 'age' lacks 1 values: NaN there" in notes(listing)
+    assert "Column 'age' lacks 1 values: NaN there" in notes_of(listing)
 
 
 def test_a_dangling_link_that_a_row_names_says_so(abc: Path) -> None:
@@ -440,10 +425,10 @@ def test_a_table_of_numbers_beside_class_folders_is_no_manifest(tmp_path: Path) 
     log = write(tmp_path / "log.csv", "epoch,loss\n" + "".join(f"{i},{1 / (i + 1):.4f}\n" for i in range(12)))
     listing = list_source(tmp_path)
     assert listing.layout == "folder" and len(listing) == 30 and names(listing) == ("cat", "dog")
-    assert "log.csv" in notes(listing)
+    assert "log.csv" in notes_of(listing)
     write(tmp_path / "list.csv", "filename,label\n" + "".join(f"{i},{i % 3}\n" for i in range(30)))
     listing = list_source(tmp_path)
-    assert listing.layout == "manifest" and len(listing) == 30 and "Tables ignored: log.csv" in notes(listing)
+    assert listing.layout == "manifest" and len(listing) == 30 and "Tables ignored: log.csv" in notes_of(listing)
     assert list_source(log, options=SourceOptions(image_column="epoch")).keys[:2] == ("dog/0.png", "cat/1.png")
 
 

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from source_cases import notes, npy, refused, refused_or_skipped, values, write_tar
+from small_trees import notes_of, npy, refused, refused_or_skipped, values, write_tar
 
 from fastload.errors import MissingFileError, OptionError
 from fastload.pack import pack_images
@@ -46,8 +46,8 @@ def test_a_shard_becomes_samples_in_its_order(tmp_path: Path) -> None:
     assert set(listing.columns) == {"labels", "index", "json_index", "size", "ok", "score"}
     assert listing.sizes.tolist() == [7, 7] and set(listing.mtimes_ns.tolist()) == {path.stat().st_mtime_ns}
     assert "Fields that are not packed: txt (2)." in listing.notes
-    assert "not numbers in every sample: url (str), of (list)" in notes(listing)
-    assert "no fields of a sample were ignored (2): __meta__, README." in notes(listing)
+    assert "not numbers in every sample: url (str), of (list)" in notes_of(listing)
+    assert "no fields of a sample were ignored (2): __meta__, README." in notes_of(listing)
 
 
 def test_shards_in_folders_are_one_dataset_with_splits_by_name(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_shards_in_folders_are_one_dataset_with_splits_by_name(tmp_path: Path) -
     assert "Ignored other files (1): sizes.json." in listing.notes
     write_tar(tmp_path / "more.tar", {"a.jpg": b"1", "a.cls": b"1"})
     listing = list_source(tmp_path)
-    assert listing.split_names == ("all",) and "Not every shard names its split" in notes(listing)
+    assert listing.split_names == ("all",) and "Not every shard names its split" in notes_of(listing)
 
 
 def test_the_key_ends_at_the_first_dot_and_fields_are_lower_case(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_pickles_are_refused_and_never_read(tmp_path: Path, kind: str) -> None:
     path = write_tar(tmp_path / "x.tar", {"a.jpg": b"", "a.cls": b"1", f"a.{kind}": pickle.dumps(Bomb())})
     listing = refused_or_skipped(rf"a.{kind} is a pickle, which can run any program", path)
     assert values(listing) == [1] and set(listing.columns) == {"labels"}
-    assert f"Fields that are pickles were left out ({kind})" in notes(listing)
+    assert f"Fields that are pickles were left out ({kind})" in notes_of(listing)
     assert not (tmp_path / "exploded").exists()
 
 
@@ -135,7 +135,7 @@ def test_several_images_in_a_sample_need_a_word(tmp_path: Path) -> None:
         list_source(path, options=SourceOptions(image_column="middle.jpg"))
     path = write_tar(tmp_path / "y.tar", {"a.jpg": b"a", "a.small.jpg": b"s", "a.cls": b"1"})
     listing = list_source(path)
-    assert contents(listing) == [b"a"] and "samples were not packed: small.jpg" in notes(listing)
+    assert contents(listing) == [b"a"] and "samples were not packed: small.jpg" in notes_of(listing)
 
 
 def test_masks_may_be_absent_and_be_left_out(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_arrays_without_images_are_columns(tmp_path: Path) -> None:
     assert listing.files is None and listing.keys == ("0", "1") and values(listing) == [0, 1]
     assert listing.columns["tokens_npy"].values.dtype == np.int32
     np.testing.assert_array_equal(listing.columns["tokens_npy"].values, tokens)
-    assert "'fat.npy' is not packed, since its arrays are not numbers of one shape" in notes(listing)
+    assert "'fat.npy' is not packed, since its arrays are not numbers of one shape" in notes_of(listing)
 
 
 def test_labels_are_chosen_by_usual_name_or_by_the_user(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_unsafe_members_are_named_and_leave_their_neighbours_alone(tmp_path: Pat
     path = write_tar(tmp_path / "x.tar", {"a.jpg": b"a", "a.cls": b"1", "../b.jpg": b"b", "../b.cls": b"2"})
     listing = refused_or_skipped(r"../b.jpg has `..` in its name", path)
     assert listing.keys == ("a.jpg",) and listing.skipped[0][0] == "../b.jpg"
-    assert "../b.cls has `..` in its name" in notes(listing)
+    assert "../b.cls has `..` in its name" in notes_of(listing)
 
 
 def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_text_labels_in_the_json_become_classes(tmp_path: Path) -> None:
                (("jpg", b"image"), ("json", json.dumps({"label": text, "of": text}).encode()))]  # fmt: skip
     listing = list_source(write_tar(tmp_path / "a.tar", members))
     assert values(listing) == [1, 0, 1] and listing.columns["labels"].attrs == {"names": ("cat", "dog")}
-    assert list(listing.columns) == ["labels"] and "of (str)" in notes(listing)
+    assert list(listing.columns) == ["labels"] and "of (str)" in notes_of(listing)
 
 
 def test_a_pattern_of_shards_says_to_give_the_folder(tmp_path: Path) -> None:
@@ -278,4 +278,4 @@ def test_images_do_not_lose_labels_that_lie_apart_or_are_pickles(tmp_path: Path,
 def test_shards_that_are_missing_by_their_numbers_are_noted(tmp_path: Path) -> None:
     for number in (0, 1, 4):
         write_tar(tmp_path / f"a-{number:06d}.tar", {f"{number}.jpg": b"x", f"{number}.cls": b"1"})
-    assert "missing by the numbers of the others (2): a-000002.tar, a-000003.tar" in notes(list_source(tmp_path))
+    assert "missing by the numbers of the others (2): a-000002.tar, a-000003.tar" in notes_of(list_source(tmp_path))
