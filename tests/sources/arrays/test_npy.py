@@ -188,6 +188,13 @@ REFUSED = {
     "repeated keys": ({"images": PIXELS, "keys": np.array(["a"] * N)}, "names occur more than once: a"),
     "complex labels": ({"images": PIXELS, "y": np.zeros(N, complex)}, "the labels are complex128"),
     "images for one split": ({"train_x": PIXELS, "train_y": LABELS, "test_y": LABELS}, "none for test"),
+    "labels of another shape": (
+        {"x": PIXELS, "y": np.zeros((N, 5, 6), np.uint8)}, r"y.npy: the labels are uint8 \(6, 5, 6\)"
+    ),
+    "negative masks": ({"x": PIXELS, "masks": np.full((N, 5, 7), -1)}, r"masks.npy: the masks hold -1 to -1"),
+    "too many splits": (
+        {"n": np.zeros(300), "split": np.arange(300).astype(str)}, r"split.npy: names 300 splits; 255 can be"
+    ),
     "a column for one split": (
         {"train_x": PIXELS, "train_a": LABELS, "test_x": PIXELS}, "there is no a for test"
     ),
@@ -258,15 +265,6 @@ def test_integers_of_the_images_size_are_masks_whatever_their_type(tmp_path, nam
     without = list_source(source, options=SourceOptions(masks="none"))
     assert without.masks is None and not without.columns
     assert any("left alone, as asked for: " + name in note for note in without.notes)
-
-
-def test_what_is_no_label_mask_or_split_is_refused_by_name(tmp_path):
-    for arrays, said in (
-        ({"x": PIXELS, "y": np.zeros((N, 5, 6), np.uint8)}, r"y.npy: the labels are uint8 \(6, 5, 6\)"),
-        ({"x": PIXELS, "masks": np.full((N, 5, 7), -1)}, r"masks.npy: the masks hold -1 to -1"),
-        ({"n": np.zeros(300), "split": np.arange(300).astype(str)}, r"split.npy: names 300 splits; 255 can be"),
-    ):
-        refused(said, npz(tmp_path / "a.npz", **arrays))
 
 
 def test_fields_of_a_batch_keep_their_names(tmp_path):

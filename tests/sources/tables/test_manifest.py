@@ -237,15 +237,24 @@ def test_a_stray_table_does_not_make_a_folder_a_manifest(tmp_path: Path) -> None
     assert detect_layout(root)[0] == "folder"
 
 
-def test_columns_of_zeros_and_ones_are_one_vector(abc: Path) -> None:
-    listing = list_source(write(abc / "t.csv", "image_id,smiling,hat\na,-1,1\nb,1,-1\nc,1,1\n"))
-    assert values(listing) == [[0, 1], [1, 0], [1, 1]] and names(listing) == ("smiling", "hat")
-    assert listing.columns["labels"].values.dtype == np.uint8
-
-
-def test_true_and_false_are_one_and_zero(abc: Path) -> None:
-    listing = list_source(write(abc / "t.csv", "image,cat,dog\na.jpg,True,False\nb.jpg,False,False\nc.jpg,True,True\n"))
-    assert values(listing) == [[1, 0], [0, 0], [1, 1]]
+@pytest.mark.parametrize(
+    ("header", "cells", "wanted", "named", "dtype"),
+    [
+        ("smiling,hat", ("-1,1", "1,-1", "1,1"), [[0, 1], [1, 0], [1, 1]], ("smiling", "hat"), np.uint8),
+        ("cat,dog", ("True,False", "False,False", "True,True"), [[1, 0], [0, 0], [1, 1]], ("cat", "dog"), np.uint8),
+        ("label", ("0 3 7", "3", "7"), [[1, 1, 1], [0, 1, 0], [0, 0, 1]], ("0", "3", "7"), np.uint8),
+        ("label", ("cat|dog", "dog", "cat"), [[1, 1], [0, 1], [1, 0]], ("cat", "dog"), np.uint8),
+        ("label", ("0.0", "1.0", "2.0"), [0, 1, 2], None, np.int64),
+        ("score", ("0.5", "1", "2e1"), [0.5, 1, 20], None, np.float32),
+    ],
+)
+def test_cells_decide_whether_they_are_labels_vectors_or_targets(
+    abc: Path, header: str, cells: tuple[str, ...], wanted: list[object], named: tuple[str, ...] | None, dtype: type
+) -> None:
+    text = f"image,{header}\n" + "".join(f"{n}.jpg,{cell}\n" for n, cell in zip("abc", cells, strict=True))
+    ((name, column),) = list_source(write(abc / "t.csv", text)).columns.items()
+    assert name == ("targets" if header == "score" else "labels")
+    assert column.values.tolist() == wanted and column.values.dtype == dtype and column.attrs.get("names") == named
 
 
 def test_a_broken_table_beside_the_dataset_does_not_stop_it_unless_it_is_part_of_it(abc: Path) -> None:
@@ -280,23 +289,6 @@ def test_columns_asked_for_are_labels_and_others_stay_under_their_names(abc: Pat
     assert values(several, "kind") == [0, 1, 0] and values(several, "age") == [3, 5, 4]
     refused(r"no column 'sort' for labels. There are kind, age", abc / "t.csv", options=SourceOptions(labels=("sort",)))
     refused(r"no column 'file' for images", abc / "t.csv", options=SourceOptions(image_column="file"))
-
-
-def test_floats_are_targets(abc: Path) -> None:
-    listing = list_source(write(abc / "t.csv", "image,score\na.jpg,0.5\nb.jpg,1\nc.jpg,2e1\n"))
-    assert values(listing, "targets") == [0.5, 1, 20] and listing.columns["targets"].values.dtype == np.float32
-    whole = list_source(write(abc / "t.csv", "image,label\na.jpg,0.0\nb.jpg,1.0\nc.jpg,2.0\n"))
-    assert values(whole) == [0, 1, 2] and whole.columns["labels"].values.dtype == np.int64
-
-
-@pytest.mark.parametrize(
-    ("cells", "wanted"),
-    [(("0 3 7", "3", "7"), ("0", "3", "7")), (("cat|dog", "dog", "cat"), ("cat", "dog"))],
-)
-def test_cells_of_several_tags_are_vectors(abc: Path, cells: tuple[str, ...], wanted: tuple[str, ...]) -> None:
-    text = "image,label\n" + "".join(f"{n}.jpg,{c}\n" for n, c in zip("abc", cells, strict=True))
-    listing = list_source(write(abc / "t.csv", text))
-    assert names(listing) == wanted and values(listing)[0] == [1] * len(wanted)
 
 
 def test_masks_of_a_column_are_found_and_may_be_absent(tmp_path: Path) -> None:
