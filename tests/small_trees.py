@@ -1,16 +1,19 @@
-"""Small folders and archives of files, for the tests of layouts."""
+"""Small folders and archives of files, and what is asked of their listings, for the tests of layouts."""
 
 from __future__ import annotations
 
+import io
 import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from fastload.sources import Listing, SourceOptions, list_source
+from fastload.errors import SourceError
+from fastload.sources import Arrays, Listing, SourceOptions, list_source
 
 
 def make(root: Path, *names: str) -> Path:
@@ -23,10 +26,10 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def write(path: Path, text: str) -> Path:
+def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
     """A text file, with its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_bytes(text.encode(encoding))
     return path
 
 
@@ -59,11 +62,50 @@ def listed(root: Path, masks: Any = "auto", on_error: Any = "fail") -> Listing:
     return list_source(root, on_error=on_error, options=SourceOptions(masks=masks))
 
 
-def labels(listing: Listing) -> list[Any]:
-    """Its column `labels`."""
-    return listing.columns["labels"].values.tolist()
-
-
 def notes_of(listing: Listing) -> str:
     """All of its notes."""
     return " ".join(listing.notes)
+
+
+def refused(message: str, source: Path, *args: Any, **options: Any) -> None:
+    """Asserts that a source is refused with an error that matches."""
+    with pytest.raises(SourceError, match=message):
+        list_source(source, *args, **options)
+
+
+def refused_or_skipped(message: str, source: Path, **options: Any) -> Listing:
+    """Asserts that a source is refused with an error that matches; returns its listing without those samples."""
+    refused(message, source, **options)
+    return list_source(source, on_error="skip", **options)
+
+
+def values(listing: Listing, name: str = "labels") -> list[Any]:
+    """One of its columns."""
+    return listing.columns[name].values.tolist()
+
+
+def read(rows: Arrays, indices: Any) -> np.ndarray:
+    """The rows at these indices."""
+    out = np.full((len(indices), *rows.shape), 77, rows.dtype)
+    rows.read_rows(np.asarray(indices, np.int64), out)
+    return out
+
+
+def write_tar(
+    path: Path, members: list[tuple[str, bytes]] | dict[str, bytes], format: int = tarfile.PAX_FORMAT
+) -> Path:
+    """A tar with these members, in their order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=format) as archive:
+        for name, data in members.items() if isinstance(members, dict) else members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def npy(array: object, **options: bool) -> bytes:
+    """The content of an .npy."""
+    out = io.BytesIO()
+    np.save(out, np.asarray(array), **options)
+    return out.getvalue()

@@ -63,7 +63,10 @@ class Draft:
         self.layout, self.on_error = layout, on_error
         self.where = str(tree.given) if tree is not None else where
         self.trees = [tree] if tree is not None else []
-        self.notes = [] if evidence is None else [recognised_note(layout, evidence)]
+        self.notes: list[str] = []
+        if evidence is not None:
+            how = f"recognised by {first_few(evidence, 3)}" if evidence else "as asked for"
+            self.notes.append(f"Layout {layout}, {how}.")
         self.skipped: list[tuple[str, str]] = []
         self.unreadable: frozenset[str] = frozenset()
         self._known: set[str] = set()
@@ -80,7 +83,13 @@ class Draft:
         Raises:
             SourceError: there are some and on_error is "fail".
         """
-        broken = leave_out_broken(tree, self.on_error)
+        broken = [(key_of(name), reason) for name, reason in tree.broken]
+        if broken and self.on_error == "fail":
+            shown = first_few([f"{key} {reason}" for key, reason in broken])
+            raise SourceError(
+                f"{tree.path}: images that cannot be read ({len(broken)}): {shown}. "
+                "Fix or remove them, or leave them out with `--on-error skip`."
+            )
         self.unreadable |= {stem_of(key) for key, _ in broken}
         for key, reason in broken:
             self.leave_out(prefix + key, reason)
@@ -276,30 +285,8 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
     )
     if samples.rows is not None:
         listing = listing.take(samples.rows)
-    require_unique(list(listing.keys), draft.where)
+    require_unique(listing.keys, draft.where)
     return listing
-
-
-def recognised_note(layout: str, evidence: list[str], count: int = 3) -> str:
-    """Returns the first note of a listing: its layout, and the first files by which that was recognised."""
-    how = f"recognised by {first_few(evidence, count)}" if evidence else "as asked for"
-    return f"Layout {layout}, {how}."
-
-
-def leave_out_broken(tree: Tree, on_error: OnError) -> tuple[tuple[str, str], ...]:
-    """Returns (key, reason) of the images of a tree that cannot be read at all, if such may be skipped.
-
-    Raises:
-        SourceError: there are some and on_error is "fail".
-    """
-    broken = tuple((key_of(name), reason) for name, reason in tree.broken)
-    if broken and on_error == "fail":
-        shown = first_few([f"{key} {reason}" for key, reason in broken])
-        raise SourceError(
-            f"{tree.path}: images that cannot be read ({len(broken)}): {shown}. "
-            "Fix or remove them, or leave them out with `--on-error skip`."
-        )
-    return broken
 
 
 def children(tree: Tree, folder: str, suffix: str = "") -> dict[str, int]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column, Moves
-from fastload.sources.assemble import Draft, Samples, Splits, assemble, leave_out_broken, recognised_note
+from fastload.sources.assemble import Draft, Samples, Splits, assemble
 from fastload.sources.folder import find_images
 from fastload.sources.listing import SPLIT_ORDER, Listing, OnError, SourceOptions, first_few, require_unique
 from fastload.sources.open_tree import open_tree
@@ -90,8 +90,7 @@ def list_celeba(
         SourceError: an image has no row or a row no image (unless skipped); a value is not allowed.
     """
     tree = open_tree(source)
-    draft = Draft("celeba", tree, on_error)
-    draft.notes.append(recognised_note("celeba", celeba_evidence(tree), 5))
+    draft = Draft("celeba", tree, on_error, evidence=celeba_evidence(tree))
     faces = _find_faces(tree, draft.notes)
     draft.trees.append(faces.tree)
     draft.leave_out_broken(faces.tree)
@@ -210,7 +209,7 @@ def _find_faces(tree: Tree, notes: list[str]) -> _Faces:
                 f"{tree.path}: the images are packed in {first_few(packed)}, which cannot be read one by one. "
                 "Unpack it next to the text files, or fetch img_align_celeba.zip."
             )
-        leave_out_broken(tree, "fail")  # its reason is better than that there is no image
+        Draft("celeba", tree).leave_out_broken(tree)  # its reason is better than that there is no image
         find_images(tree)
     folder = folders[0]
     ignored = len(tree.images()) - len(by_folder[folder])

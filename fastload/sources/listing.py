@@ -225,7 +225,7 @@ def first_few(names: list[str], count: int = 5) -> str:
     return f"{shown} and {len(names) - count} more" if len(names) > count else shown
 
 
-def require_unique(keys: list[str], where: str) -> None:
+def require_unique(keys: Collection[str], where: str) -> None:
     """Refuses keys that occur more than once.
 
     Raises:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_trees import archived, labels, make, notes_of
+from small_trees import archived, make, notes_of, values
 
 from fastload.errors import MissingFileError, OptionError, SourceError
 from fastload.sources import LAYOUTS, detect_layout, list_source
@@ -17,7 +17,7 @@ def test_class_folders_become_sorted_labels_in_one_split(tmp_path: Path) -> None
     assert listing.keys == ("cat/1.jpg", "cat/2.jpg", "cat/deep/0.jpg", "dog/1.jpg")
     assert listing.columns["labels"].attrs == {"names": ("cat", "dog")}
     assert listing.columns["labels"].values.dtype == np.int64
-    assert labels(listing) == [0, 0, 0, 1]
+    assert values(listing) == [0, 0, 0, 1]
     assert listing.split_names == ("all",) and listing.split.tolist() == [0, 0, 0, 0]
     assert [listing.files.read(i).decode() for i in range(4)] == list(listing.keys)
     assert listing.sizes.tolist() == [len(key) for key in listing.keys]
@@ -26,7 +26,7 @@ def test_class_folders_become_sorted_labels_in_one_split(tmp_path: Path) -> None
 def test_a_class_stays_together_when_a_sibling_sorts_between_its_folders(tmp_path: Path) -> None:
     listing = list_source(make(tmp_path, "a/deep/1.jpg", "a/0.jpg", "a-1/0.jpg"))
     assert listing.keys == ("a/0.jpg", "a/deep/1.jpg", "a-1/0.jpg")
-    assert labels(listing) == [0, 0, 1]
+    assert values(listing) == [0, 0, 1]
 
 
 def test_splits_come_in_order_and_keep_their_folders_in_keys(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_splits_come_in_order_and_keep_their_folders_in_keys(tmp_path: Path) -> 
         "test/cat/x.webp",
     )
     assert listing.split.tolist() == [0, 0, 0, 1, 2]
-    assert labels(listing) == [0, 0, 1, 1, 0]
+    assert values(listing) == [0, 0, 1, 1, 0]
     assert "val (folder Validation)" in notes_of(listing)
     assert "Classes without an image in 'val' (1): cat" in notes_of(listing)
 
@@ -51,7 +51,7 @@ def test_an_archive_lists_as_its_folder_does(tmp_path: Path, suffix: str) -> Non
     plain = list_source(folder)
     packed = list_source(archived(folder, tmp_path / f"p.{suffix}", "photos"))
     assert packed.keys == tuple(f"photos/{key}" for key in plain.keys)
-    assert labels(packed) == labels(plain) and packed.split.tolist() == plain.split.tolist()
+    assert values(packed) == values(plain) and packed.split.tolist() == plain.split.tolist()
     assert [packed.files.read(i) for i in range(5)] == [plain.files.read(i) for i in range(5)]
     assert packed.sizes.tolist() == plain.sizes.tolist()
     assert "photos/, which is no class" in notes_of(packed)
@@ -80,7 +80,7 @@ def test_flat_images_have_no_labels(tmp_path: Path) -> None:
 
 def test_a_flat_split_beside_labelled_ones_has_labels_of_minus_one(tmp_path: Path) -> None:
     listing = list_source(make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "test/9.jpg", "val/"))
-    assert labels(listing) == [0, 1, -1]
+    assert values(listing) == [0, 1, -1]
     assert listing.split_names == ("train", "test")
     assert "'test' has no class folders" in notes_of(listing)
     assert "without an image were ignored: val" in notes_of(listing)
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, names: tuple[str, ...], message:
 
 def test_a_class_that_is_empty_in_one_split_only_is_no_error(tmp_path: Path) -> None:
     listing = list_source(make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "val/cat/1.jpg", "val/dog/"))
-    assert labels(listing) == [0, 1, 0]
+    assert values(listing) == [0, 1, 0]
 
 
 def test_a_dangling_link_fails_or_is_skipped_by_name(tmp_path: Path) -> None:

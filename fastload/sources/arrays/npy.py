@@ -78,8 +78,7 @@ def list_arrays(
     flat = [array.name for array in arrays if not array.shape]
     if flat:
         draft.notes.append(f"Ignored, since they are single values: {first_few(flat)}.")
-    others = [key_of(name) for name in tree.names if name not in names]
-    if others:
+    if others := tree.others(i for i, name in enumerate(tree.names) if name.lower().endswith(_SUFFIXES)):
         draft.notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
     return assemble(draft, samples_of_arrays(draft, arrays, masks_wanted=masks_wanted))
 

@@ -22,16 +22,12 @@ class EncodedColumn(NamedTuple):
     """The images in one column of all shards, R rows.
 
     Attributes:
-        parts: readers of the bytes.
-        part: int32 (R,), the part that each row belongs to.
-        position: int64 (R,), the position of each row in its part.
+        files: reads the bytes.
         sizes: int64 (R,), bytes of each image; 0 for a row without bytes.
         paths: the path that each row names; "" for none.
     """
 
-    parts: tuple[Files, ...]
-    part: NDArray[np.int32]
-    position: NDArray[np.int64]
+    files: JoinedFiles
     sizes: NDArray[np.int64]
     paths: list[str]
 
@@ -43,7 +39,7 @@ def encoded_column(table: ArrowTable, name: str, tree: Tree) -> EncodedColumn:
         return encoded_images(shards, name, tree.path)
     paths = table.values(name).texts()
     nothing = np.zeros(len(paths), np.int64)
-    return EncodedColumn((), nothing.astype(np.int32), nothing, nothing, paths)
+    return EncodedColumn(JoinedFiles((), nothing.astype(np.int32), nothing), nothing, paths)
 
 
 def encoded_images(shards: list[Shard], name: str, dataset_folder: Path) -> EncodedColumn:
@@ -59,35 +55,33 @@ def encoded_images(shards: list[Shard], name: str, dataset_folder: Path) -> Enco
     """
     parquet = shards[0].parquet
     spill = UnpackedImages(sum(shard.num_bytes() for shard in shards), dataset_folder) if parquet else None
-    offsets, sizes, paths, parts, counts = [], [], list[str](), list[Files](), list[int]()
+    paths: list[str] = []
+    offsets: list[NDArray[np.int64]] = []
+    sizes: list[NDArray[np.int64]] = []
     for shard in shards:
-        mine_offsets, mine_sizes = [], []
+        here, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for array, base in shard.batches(name):
             with translate_errors(shard.path):
-                starts, lengths, buffer = _bytes_of(array, paths)
+                starts, length, buffer = _bytes_of(array, paths)
             if spill:
-                first, last = (int(starts[0]), int(starts[-1] + lengths[-1])) if len(starts) else (0, 0)
+                first, last = (int(starts[0]), int(starts[-1] + length[-1])) if len(starts) else (0, 0)
                 at = spill.write(memoryview(buffer)[first:last]) if buffer is not None and last > first else 0
                 starts = starts - first + at
             elif buffer is not None:
                 starts = starts + (buffer.address - base)
-            mine_offsets.append(starts)
-            mine_sizes.append(lengths)
-        offsets.append(np.concatenate([np.zeros(0, np.int64), *mine_offsets]))
-        sizes.append(np.concatenate([np.zeros(0, np.int64), *mine_sizes]))
-        counts.append(len(offsets[-1]))
-        shard.check(counts[-1])
-        if not spill:
-            parts.append(shard.spans(offsets[-1], sizes[-1]))
+            here.append(starts)
+            lengths.append(length)
+        offsets.append(np.concatenate(here))
+        sizes.append(np.concatenate(lengths))
+        shard.check(len(offsets[-1]))
     if spill:
-        parts, counts = [spill.spans(np.concatenate(offsets), np.concatenate(sizes))], [sum(counts)]
-    return EncodedColumn(
-        parts=tuple(parts),
-        part=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-        position=np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
-        sizes=np.concatenate(sizes),
-        paths=paths,
-    )
+        offsets, sizes = [np.concatenate(offsets)], [np.concatenate(sizes)]
+    readers = [spill] if spill else shards
+    spans = [
+        (reader.spans(starts, lengths), len(starts))
+        for reader, starts, lengths in zip(readers, offsets, sizes, strict=True)
+    ]
+    return EncodedColumn(JoinedFiles.of(spans), np.concatenate(sizes), paths)
 
 
 def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
@@ -134,11 +128,11 @@ class FoundImages(NamedTuple):
 
 def resolve_images(encoded: EncodedColumn, table: ArrowTable, tree: Tree) -> FoundImages:
     """Returns the images of a column; a row without bytes names a file of the tree."""
-    part, at_part, sizes = encoded.part.copy(), encoded.position.copy(), encoded.sizes.copy()
+    part, at_part, sizes = encoded.files.part.copy(), encoded.files.index.copy(), encoded.sizes.copy()
     mtimes = np.zeros(len(sizes), np.int64)
     bad: dict[int, str] = {}
     absent = np.flatnonzero(sizes == 0)
-    parts = encoded.parts
+    parts = encoded.files.parts
     if len(absent):
         index = image_index(tree)
         parts = (*parts, index.tree.files)
@@ -179,5 +173,6 @@ def keys_of(encoded: EncodedColumn | None, table: ArrowTable) -> list[str]:
                 inner = [path.lstrip("/") for path in paths]
         else:
             inner = [f"{row:08d}" for row in range(count)]
-        keys += [f"{key_of(name)}/{key_of(path)}" for path in inner]
+        prefix = f"{key_of(name)}/"
+        keys += [prefix + key_of(path) for path in inner]
     return keys

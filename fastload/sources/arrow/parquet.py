@@ -65,8 +65,7 @@ def list_parquet(
     table, written = _open_table(draft, tree)
     total = len(table.shard_of)
     image = _image_column(table, tree, options, notes)
-    split, split_column = _splits(table, options, notes)
-    splits = Splits.of(split)
+    splits, split_column = _splits(table, options, notes)
     encoded = encoded_column(table, image, tree) if image else None
     nothing = np.zeros(total, np.int64)
     images = resolve_images(encoded, table, tree) if encoded else FoundImages(None, nothing, nothing, {})
@@ -204,13 +203,15 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
     return ""
 
 
-def _splits(table: ArrowTable, options: SourceOptions, notes: list[str]) -> tuple[list[str], str]:
+def _splits(table: ArrowTable, options: SourceOptions, notes: list[str]) -> tuple[Splits, str]:
     """Returns the split of each row, and the column that says it; without one, by the names of files and folders."""
     wanted = options.split_column or ("split" if "split" in table.names else "")
     said, column = splits_by_column(table, wanted, (), notes)
     if column:
-        return said, column
+        return Splits.of(said), column
     by_file = [split_of_name(name) or split_of_parts(name.split("/")[-2::-1]) for name in table.files]
     if any(by_file):
         notes.append(f"Splits by names of files: {', '.join(sorted(set(by_file) - {''}))}.")
-    return [by_file[i] for i in table.shard_of.tolist()], ""
+    filled = np.unique(table.shard_of)
+    splits = Splits.of([by_file[i] for i in filled.tolist()])
+    return Splits(splits.index[np.searchsorted(filled, table.shard_of)], splits.names), ""

@@ -105,10 +105,8 @@ def open_shards(draft: Draft, tree: Tree) -> Members:
             packed = [name for name in tree.names if name.lower().endswith((".tar.gz", ".tgz"))]
             fix = f"Unpack them first (`gunzip {key_of(packed[0])}`)." if packed else "Is it the right folder?"
             raise SourceError(f"{tree.path} holds no shard: no .tar. {fix}")
-        others = len(tree.names) - len(found)
-        if others:
-            names = [key_of(name) for name in tree.names if not name.lower().endswith(".tar")]
-            draft.notes.append(f"Ignored other files ({others}): {first_few(names)}.")
+        if others := tree.others(i for i, name in enumerate(tree.names) if name.lower().endswith(".tar")):
+            draft.notes.append(f"Ignored other files ({len(others)}): {first_few(others)}.")
         # By number, so that 9 precedes 10 even without leading zeros.
         found.sort(key=lambda name: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name)])
         shards = [(f"{name}/", list_archive(tree.path / Path(name))) for name in found]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 import zipfile
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_trees import npy, read, refused
 
 from fastload.errors import SourceError
 from fastload.sources import SourceOptions, detect_layout, list_source
@@ -19,12 +19,6 @@ RNG = np.random.default_rng(0)
 N = 6
 PIXELS = RNG.integers(0, 256, (N, 5, 7, 3), dtype=np.uint8)
 LABELS = np.arange(N) % 3
-
-
-def read(files, count=N):
-    out = np.zeros((count, *files.shape), files.dtype)
-    files.read_rows(np.arange(count), out)
-    return out
 
 
 def npz(path, packed=False, **arrays):
@@ -40,7 +34,7 @@ def test_images_and_labels_of_an_npz(tmp_path, name, pixels, packed):
     assert detect_layout(source) == ("arrays", ["a.npz"])
     listing = list_source(source)
     expected = {4: PIXELS, 3: pixels[..., None]}[pixels.ndim]
-    assert np.array_equal(read(listing.files), expected)
+    assert np.array_equal(read(listing.files, range(N)), expected)
     assert isinstance(listing.files, MemoryRows if packed else RawRows)
     assert listing.columns["labels"].values.tolist() == LABELS.tolist()
     assert listing.columns["labels"].values.dtype == np.int64
@@ -56,7 +50,7 @@ def test_a_folder_of_npy_keeps_16_bits_and_any_memory_order(tmp_path, dtype, ord
     np.save(tmp_path / "labels.npy", np.asfortranarray(np.arange(2 * N).reshape(N, 2) % 2).astype(">i4"))
     (tmp_path / "readme.md").write_text("x")
     listing = list_source(tmp_path)
-    assert np.array_equal(read(listing.files)[..., 0], values) and listing.files.dtype == np.uint16
+    assert np.array_equal(read(listing.files, range(N))[..., 0], values) and listing.files.dtype == np.uint16
     assert listing.columns["labels"].values.dtype == np.uint8
     assert listing.columns["labels"].values.tolist() == (np.arange(2 * N).reshape(N, 2) % 2).tolist()
     assert any("readme.md" in note for note in listing.notes)
@@ -65,18 +59,16 @@ def test_a_folder_of_npy_keeps_16_bits_and_any_memory_order(tmp_path, dtype, ord
 def test_a_single_npy_and_an_archive_of_them(tmp_path):
     np.save(tmp_path / "train.npy", PIXELS)
     listing = list_source(tmp_path / "train.npy")
-    assert np.array_equal(read(listing.files), PIXELS) and listing.split_names == ("train",) and not listing.columns
+    assert (
+        np.array_equal(read(listing.files, range(N)), PIXELS)
+        and listing.split_names == ("train",)
+        and not listing.columns
+    )
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.write(tmp_path / "train.npy", "x/images.npy")
-        archive.writestr("x/labels.npy", _bytes(LABELS))
+        archive.writestr("x/labels.npy", npy(LABELS))
     listing = list_source(tmp_path / "a.zip")
-    assert np.array_equal(read(listing.files), PIXELS) and "labels" in listing.columns
-
-
-def _bytes(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
+    assert np.array_equal(read(listing.files, range(N)), PIXELS) and "labels" in listing.columns
 
 
 SPLITS = {
@@ -94,7 +86,7 @@ SPLITS = {
 def test_splits_are_found_by_names(tmp_path, way):
     listing = list_source(SPLITS[way](tmp_path, PIXELS, PIXELS[:2]))
     assert listing.split_names == ("train", "test") and listing.split.tolist() == [0] * 6 + [1] * 2
-    assert np.array_equal(read(listing.files, 8), np.concatenate([PIXELS, PIXELS[:2]]))
+    assert np.array_equal(read(listing.files, range(8)), np.concatenate([PIXELS, PIXELS[:2]]))
     assert listing.columns["labels"].values.tolist() == [*LABELS, *LABELS[:2]]
     assert listing.keys[0] == "train/000000" and listing.keys[6] == "test/000000"
 
@@ -130,7 +122,7 @@ def test_masks_names_keys_and_text_labels(tmp_path):
         split=np.array(["test", "train", "train", "valid", "train", "test"]),
     )  # fmt: skip
     listing = list_source(source)
-    assert np.array_equal(read(listing.masks.files), masks[..., 0]) and listing.masks.present.all()
+    assert np.array_equal(read(listing.masks.files, range(N)), masks[..., 0]) and listing.masks.present.all()
     assert listing.columns["labels"].values.tolist() == [1, 0, 2, 1, 0, 2]
     assert listing.columns["labels"].attrs["names"] == ("a", "b", "c")
     assert listing.keys == tuple(f"f{i}.png" for i in range(N))
@@ -170,14 +162,11 @@ class Evil:
 def test_arrays_of_objects_are_refused_and_nothing_is_executed(tmp_path, packed):
     evil = np.array([Evil(f"touch {tmp_path / 'canary'}")] * N, dtype=object)
     source = npz(tmp_path / "a.npz", packed, images=PIXELS, labels=evil)
-    with pytest.raises(SourceError, match=r"a.npz: labels.npy: an array of Python objects"):
-        list_source(source)
+    refused(r"a.npz: labels.npy: an array of Python objects", source)
     np.save(tmp_path / "images.npy", evil, allow_pickle=True)
-    with pytest.raises(SourceError, match=r"images.npy: an array of Python objects"):
-        list_source(tmp_path / "images.npy")
+    refused(r"images.npy: an array of Python objects", tmp_path / "images.npy")
     (tmp_path / "pickle.npy").write_bytes(b"\x80\x04cos\nsystem\n.")
-    with pytest.raises(SourceError, match=r"pickle.npy: not an .npy array"):
-        list_source(tmp_path / "pickle.npy")
+    refused(r"pickle.npy: not an .npy array", tmp_path / "pickle.npy")
     assert not (tmp_path / "canary").exists()
 
 
@@ -199,6 +188,13 @@ REFUSED = {
     "repeated keys": ({"images": PIXELS, "keys": np.array(["a"] * N)}, "names occur more than once: a"),
     "complex labels": ({"images": PIXELS, "y": np.zeros(N, complex)}, "the labels are complex128"),
     "images for one split": ({"train_x": PIXELS, "train_y": LABELS, "test_y": LABELS}, "none for test"),
+    "labels of another shape": (
+        {"x": PIXELS, "y": np.zeros((N, 5, 6), np.uint8)}, r"y.npy: the labels are uint8 \(6, 5, 6\)"
+    ),
+    "negative masks": ({"x": PIXELS, "masks": np.full((N, 5, 7), -1)}, r"masks.npy: the masks hold -1 to -1"),
+    "too many splits": (
+        {"n": np.zeros(300), "split": np.arange(300).astype(str)}, r"split.npy: names 300 splits; 255 can be"
+    ),
     "a column for one split": (
         {"train_x": PIXELS, "train_a": LABELS, "test_x": PIXELS}, "there is no a for test"
     ),
@@ -208,8 +204,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_wrong_is_named(tmp_path, case):
     arrays, reason = REFUSED[case]
-    with pytest.raises(SourceError, match=reason):
-        list_source(npz(tmp_path / "a.npz", **arrays))
+    refused(reason, npz(tmp_path / "a.npz", **arrays))
 
 
 def test_damaged_files_are_named(tmp_path):
@@ -221,14 +216,12 @@ def test_damaged_files_are_named(tmp_path):
         (whole.replace(b"False", b"exit("), "not an .npy"), (b"\x93NUMPY\x09\x00" + whole[8:], "not an .npy"),
     ):  # fmt: skip
         (tmp_path / "images.npy").write_bytes(content)
-        with pytest.raises(SourceError, match=f"images.npy: {reason}"):
-            list_source(tmp_path / "images.npy")
+        refused(f"images.npy: {reason}", tmp_path / "images.npy")
     source = npz(tmp_path / "a.npz", True, images=PIXELS)
     whole = source.read_bytes()
     for content in (b"", whole[:100], whole[:-30], b"PK\x05\x06" + bytes(18), whole[:90] + b"zzzzzz" + whole[96:]):
         source.write_bytes(content)
-        with pytest.raises(SourceError, match=r"a\.npz"):
-            list_source(source)
+        refused(r"a\.npz", source)
 
 
 @given(place=st.integers(0, 5000), to=st.integers(0, 255), packed=st.booleans())
@@ -241,24 +234,22 @@ def test_a_changed_byte_is_refused_or_read(place, to, packed):
         try:
             files = list_source(source).files
             if files is not None:
-                read(files, 1)
+                read(files, [0])
         except SourceError as exc:
             assert "a.npz" in str(exc)
 
 
 def test_a_bomb_is_not_unpacked(tmp_path):
-    head = _bytes(np.zeros(0, np.uint8))
+    head = npy(np.zeros(0, np.uint8))
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("images.npy", head + bytes(30 << 20))
-    with pytest.raises(SourceError, match=r"holds 31,[0-9,]+ bytes, its header promises"):
-        list_source(tmp_path / "a.npz")
+    refused(r"holds 31,[0-9,]+ bytes, its header promises", tmp_path / "a.npz")
 
 
 def test_several_npz_and_images_beside_npy_are_no_guess(tmp_path):
     npz(tmp_path / "a.npz", images=PIXELS)
     npz(tmp_path / "b.npz", images=PIXELS)
-    with pytest.raises(SourceError, match=r"several .npz files \(2\): a.npz, b.npz"):
-        list_source(tmp_path)
+    refused(r"several .npz files \(2\): a.npz, b.npz", tmp_path)
     (tmp_path / "photo.jpg").write_bytes(b"x")
     assert detect_layout(tmp_path)[0] == "folder"
 
@@ -270,20 +261,10 @@ def test_integers_of_the_images_size_are_masks_whatever_their_type(tmp_path, nam
     source = npz(tmp_path / "a.npz", x=PIXELS, **{name: masks})
     listing = list_source(source)
     assert not listing.columns and listing.masks.files.dtype == np.uint8
-    assert np.array_equal(read(listing.masks.files), masks.reshape(N, 5, 7))
+    assert np.array_equal(read(listing.masks.files, range(N)), masks.reshape(N, 5, 7))
     without = list_source(source, options=SourceOptions(masks="none"))
     assert without.masks is None and not without.columns
     assert any("left alone, as asked for: " + name in note for note in without.notes)
-
-
-def test_what_is_no_label_mask_or_split_is_refused_by_name(tmp_path):
-    for arrays, said in (
-        ({"x": PIXELS, "y": np.zeros((N, 5, 6), np.uint8)}, r"y.npy: the labels are uint8 \(6, 5, 6\)"),
-        ({"x": PIXELS, "masks": np.full((N, 5, 7), -1)}, r"masks.npy: the masks hold -1 to -1"),
-        ({"n": np.zeros(300), "split": np.arange(300).astype(str)}, r"split.npy: names 300 splits; 255 can be"),
-    ):
-        with pytest.raises(SourceError, match=said):
-            list_source(npz(tmp_path / "a.npz", **arrays))
 
 
 def test_fields_of_a_batch_keep_their_names(tmp_path):
@@ -306,5 +287,4 @@ def test_arrays_that_savez_named_by_number(tmp_path: Path) -> None:
     assert listing.files is not None and listing.columns["labels"].values.tolist() == list(range(8))
     assert "arr_0 is taken for images, arr_1 is taken for labels" in " ".join(listing.notes)
     np.savez(tmp_path / "a.npz", images, labels, labels)
-    with pytest.raises(SourceError, match=r"arrays without names: arr_0 uint8 .*images=\.\.\., labels="):
-        list_source(tmp_path / "a.npz")
+    refused(r"arrays without names: arr_0 uint8 .*images=\.\.\., labels=", tmp_path / "a.npz")

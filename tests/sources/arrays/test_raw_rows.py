@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_trees import read
 
 from fastload.errors import FileChangedError, SourceError
 from fastload.sources.arrays.raw_rows import JoinedRows, MemoryRows, RawRows
-from fastload.sources.listing import Arrays
 
 SHAPES = {"HWC": (5, 4, 3), "CHW": (3, 5, 4), "WHC": (4, 5, 3)}
 UPRIGHT = {"HWC": (0, 1, 2, 3), "CHW": (0, 2, 3, 1), "WHC": (0, 2, 1, 3)}
@@ -19,12 +19,6 @@ UPRIGHT = {"HWC": (0, 1, 2, 3), "CHW": (0, 2, 3, 1), "WHC": (0, 2, 1, 3)}
 
 def random(shape, dtype, seed=0):
     return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max + 1, shape).astype(dtype)
-
-
-def read(rows: Arrays, indices) -> np.ndarray:
-    out = np.full((len(indices), *rows.shape), 77, rows.dtype)
-    rows.read_rows(np.asarray(indices, np.int64), out)
-    return out
 
 
 @pytest.mark.parametrize("axes", SHAPES)

@@ -1,13 +1,12 @@
 import json
 import pickle
-import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from small_trees import archived, listed, notes_of
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources import Listing, SourceOptions, detect_layout, list_source
@@ -62,10 +61,6 @@ def coco(tmp_path: Path) -> Path:
     return root
 
 
-def listed(root: Path, masks: Any = "auto", on_error: Any = "fail") -> Listing:
-    return list_source(root, on_error=on_error, options=SourceOptions(masks=masks))
-
-
 def change(root: Path, split: str = "train2017", **more: Any) -> None:
     path = root / f"annotations/instances_{split}.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | more))
@@ -91,7 +86,7 @@ def test_boxes_keep_their_file_order_and_categories_become_dense(coco: Path) -> 
     assert column["box_labels"].attrs == {"names": ("person", "dog", "toothbrush"), "category_ids": (1, 18, 90)}
     assert column["box_crowd"].values.tolist()[1] == [0, 1, 0]
     assert listing.masks is None
-    notes = " ".join(listing.notes)
+    notes = notes_of(listing)
     assert "captions_train2017.json" in notes and "person_keypoints_train2017.json" in notes
     assert "Images without an annotation were kept (1)" in notes
     assert "Boxes without area were kept as they are (1)" in notes
@@ -136,15 +131,7 @@ def test_runs_as_a_compressed_string_are_those_of_the_list(coco: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_an_archive_of_it_gives_the_same(coco: Path, tmp_path: Path, kind: str) -> None:
-    archive = tmp_path / f"a.{kind}"
-    if kind == "zip":
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-            for path in sorted(coco.rglob("*.*")):
-                out.write(path, path.relative_to(coco.parent))
-    else:
-        with tarfile.open(archive, "w") as out:
-            out.add(coco, "coco")
-    inside, outside = listed(archive, "semantic"), listed(coco, "semantic")
+    inside, outside = listed(archived(coco, tmp_path / f"a.{kind}", "coco"), "semantic"), listed(coco, "semantic")
     assert inside.keys == tuple(f"coco/{key}" for key in outside.keys)
     assert all((inside.columns[name].values == outside.columns[name].values).all() for name in outside.columns)
     assert (mask_of(inside, 1) == mask_of(outside, 1)).all()
@@ -158,7 +145,7 @@ def test_a_split_whose_images_are_not_there_is_left_with_a_note(coco: Path) -> N
     (coco / "annotations/instances_train2017.json").write_text("no JSON")
     listing = listed(coco)
     assert listing.split_names == ("val", "test")
-    assert "instances_train2017.json was ignored: its images are not there" in " ".join(listing.notes)
+    assert "instances_train2017.json was ignored: its images are not there" in notes_of(listing)
     (coco / "val2017/000000000139.jpg").unlink()
     with pytest.raises(SourceError, match=r"there are no images of .*instances_train2017"):
         listed(coco)
@@ -308,7 +295,7 @@ def test_an_image_without_a_size_has_no_mask_to_draw(coco: Path) -> None:
 
 def test_boxes_without_a_region_are_counted(coco: Path) -> None:
     change(coco, "val2017", annotations=[annotation(7, 139, 1, [])])
-    assert "are not in the masks (1)" in " ".join(listed(coco, "instance").notes)
+    assert "are not in the masks (1)" in notes_of(listed(coco, "instance"))
 
 
 def test_unknown_masks_are_refused() -> None:

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import archived, labels, make, notes_of
+from small_trees import archived, make, notes_of, values
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.pack import pack_images
@@ -79,7 +79,7 @@ def test_the_original_archives_are_read_in_place_and_ids_mapped_to_sorted_wnids(
     assert contents(listing) == train + VAL
     assert listing.keys[0] == f"ILSVRC2012_img_train.tar/{EEL}.tar/{EEL}_10.JPEG"
     assert listing.keys[-1] == f"ILSVRC2012_img_val.tar/{VAL[-1]}"
-    assert labels(listing) == [0, 0, 0, 1, 1, 1, 2, 2, 2, *VAL_LABELS]
+    assert values(listing) == [0, 0, 0, 1, 1, 1, 2, 2, 2, *VAL_LABELS]
     assert listing.columns["labels"].attrs == {"names": (EEL, DOG, CAT), "words": (WORDS[EEL], WORDS[DOG], WORDS[CAT])}
     assert [listing.files.read_head(i, 5) for i in (0, 12)] == [b"n0144", b"ILSVR"]
     assert listing.sizes.tolist() == [len(name) for name in train + VAL]
@@ -88,7 +88,7 @@ def test_the_original_archives_are_read_in_place_and_ids_mapped_to_sorted_wnids(
 
 def test_archives_extracted_folders_and_kaggle_agree(originals: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     whole = list_source(originals)
-    want = dict(zip(contents(whole), labels(whole), strict=True))
+    want = dict(zip(contents(whole), values(whole), strict=True))
     root = tmp_path_factory.mktemp("more")
     train = [f"{wnid}/{wnid}_{n}.JPEG" for wnid in WORDS for n in (10, 2, 33)]
     val_wnids = [IDS[n] for n in TRUTH]
@@ -104,7 +104,7 @@ def test_archives_extracted_folders_and_kaggle_agree(originals: Path, tmp_path_f
     for path in (extracted, kaggle, root / "kaggle.zip"):
         assert detect_layout(path)[0] == "imagenet"
         listing = list_source(path)
-        found = dict(zip([key.rpartition("/")[2] for key in listing.keys], labels(listing), strict=True))
+        found = dict(zip([key.rpartition("/")[2] for key in listing.keys], values(listing), strict=True))
         if path == extracted:
             assert "words" not in listing.columns["labels"].attrs
             assert "classes have only their wnids as names" in notes_of(listing)
@@ -121,7 +121,7 @@ def test_archives_extracted_folders_and_kaggle_agree(originals: Path, tmp_path_f
 def test_the_train_archive_alone(tmp_path: Path, name: str, format: int) -> None:
     (tmp_path / name).write_bytes(tar_of(class_tars(format), format))
     listing = list_source(tmp_path / name)
-    assert listing.layout == "imagenet" and labels(listing) == [0] * 3 + [1] * 3 + [2] * 3
+    assert listing.layout == "imagenet" and values(listing) == [0] * 3 + [1] * 3 + [2] * 3
     assert listing.split_names == (("train",) if name.startswith("ILSVRC") else ("all",))
     assert listing.keys[3] == f"{DOG}.tar/{DOG}_10.JPEG" and contents(listing)[3] == f"{DOG}_10.JPEG"
     assert "label = rank of the sorted wnid" in notes_of(listing)
@@ -132,7 +132,7 @@ def test_the_train_archive_unpacked_once(tmp_path: Path) -> None:
     for name, data in class_tars().items():
         (tmp_path / "train" / name).write_bytes(data)
     listing = list_source(tmp_path)
-    assert listing.split_names == ("train",) and labels(listing) == [0] * 3 + [1] * 3 + [2] * 3
+    assert listing.split_names == ("train",) and values(listing) == [0] * 3 + [1] * 3 + [2] * 3
     assert listing.keys[0] == f"train/{EEL}.tar/{EEL}_10.JPEG" and contents(listing)[0] == f"{EEL}_10.JPEG"
     assert "There is no split 'val'." in listing.notes
 
@@ -161,7 +161,7 @@ def test_damage_in_a_class_archive_is_named(tmp_path: Path) -> None:
             list_source(path)
         assert f"{CAT}.tar" in str(error.value)
         listing = list_source(path, on_error="skip")
-        assert set(labels(listing)) == {0, 1} and len(listing) == 6
+        assert set(values(listing)) == {0, 1} and len(listing) == 6
         assert bad == tar_of({}) or listing.skipped[0][0] == f"{CAT}.tar"
     path.write_bytes(tar_of(class_tars())[:-12000])
     with pytest.raises(SourceError, match="cut short"):
@@ -188,7 +188,7 @@ def test_validation_images_without_a_truth_are_an_error_that_says_what_to_do(ori
         ):
             list_source(path)
         listing = list_source(path, on_error="skip")
-        assert labels(listing)[-4:] == [-1] * 4 and listing.split_names[-1] == "val"
+        assert values(listing)[-4:] == [-1] * 4 and listing.split_names[-1] == "val"
         assert "Images without a class have the label -1" in notes_of(listing)
 
 
@@ -213,7 +213,7 @@ def test_an_unpacked_devkit_serves_too_and_its_damage_is_named(originals: Path) 
     truth = originals / "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
     truth.write_bytes(truth.read_bytes() + b"2\n")
     listing = list_source(originals)
-    assert labels(listing)[-4:] == VAL_LABELS
+    assert values(listing)[-4:] == VAL_LABELS
     assert "but have no file (1): ILSVRC2012_val_00000005." in notes_of(listing)
     meta = bytearray(truth.with_name("meta.mat").read_bytes())
     meta[128::8] = b"\xfe" * len(meta[128::8])  # the types of elements: SciPy's reader crashes
@@ -263,10 +263,10 @@ def test_bad_tables_are_named_with_their_line(tmp_path: Path, file: str, text: s
 
 def test_classes_are_those_of_the_table_and_their_absence_is_noted(tmp_path: Path) -> None:
     make(tmp_path, f"train/{CAT}/1.JPEG", f"train/{EEL}/1.JPEG", f"val/{CAT}/2.JPEG")
-    assert labels(list_source(tmp_path)) == [0, 1, 1]
+    assert values(list_source(tmp_path)) == [0, 1, 1]
     (tmp_path / "LOC_synset_mapping.txt").write_text("".join(f"{k} {WORDS[k]}\n" for k in WORDS))
     listing = list_source(tmp_path)
-    assert labels(listing) == [0, 2, 2]
+    assert values(listing) == [0, 2, 2]
     assert "train: 2 images, none of 1 classes." in listing.notes
 
 
@@ -277,7 +277,7 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
         f"val_1.JPEG\t{CAT}\t0\t1\t2\t3\nval_0.JPEG\t{DOG}\t1\t1\t2\t3\n"
     )
     listing = list_source(tmp_path)
-    assert listing.layout == "imagenet" and labels(listing) == [0, 1, 2, 1, 2, -1]
+    assert listing.layout == "imagenet" and values(listing) == [0, 1, 2, 1, 2, -1]
     assert listing.split_names == ("train", "val", "test")
 
 
@@ -292,7 +292,7 @@ def test_a_class_unpacked_beside_its_archive_is_read_once(tmp_path: Path) -> Non
 def test_the_flat_sample_set_takes_its_classes_from_the_names(tmp_path: Path) -> None:
     listing = list_source(make(tmp_path, f"{EEL}_tench.JPEG", f"{CAT}_tabby.JPEG", "README.md"))
     assert listing.layout == "imagenet" and listing.split_names == ("all",)
-    assert labels(listing) == [0, 1] and listing.keys == (f"{EEL}_tench.JPEG", f"{CAT}_tabby.JPEG")
+    assert values(listing) == [0, 1] and listing.keys == (f"{EEL}_tench.JPEG", f"{CAT}_tabby.JPEG")
     assert "Ignored, since they are no images by their suffix (1): README.md." in listing.notes
 
 
