@@ -56,7 +56,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class DrawnPanel:
     """One panel, drawn.
 
     Attributes:
@@ -98,7 +98,7 @@ class Plot:
 
     label: str
     legend: Sequence[tuple[str, str]]
-    panels: Sequence[Drawing] = ()
+    panels: Sequence[DrawnPanel] = ()
     bars: Sequence[Bar] = ()
     bars_title: str = ""
 
@@ -136,7 +136,8 @@ class _Canvas:
 
     def line(self, points: Sequence[tuple[float, float]], colour: str) -> None:
         """Draws a line through points; a dot for one."""
-        self._path("line", self._through(points) + ("h0" if len(points) == 1 else ""), colour)
+        path = self._through(points)
+        self._path("dot" if len(points) == 1 else "line", f"{path}h0" if len(points) == 1 else path, colour)
 
     def level(self, value: float, colour: str) -> None:
         """Draws a dashed line at a value."""
@@ -151,11 +152,11 @@ class _Canvas:
         """Writes a text above the drawing."""
         self.marks.append(Mark(100 * at_s / self._end_s, text, side))
 
-    def drawing(self, title: str, height: int, *, timed: bool = True) -> Drawing:
+    def drawing(self, title: str, height: int, *, timed: bool = True) -> DrawnPanel:
         """Returns what was drawn; `timed`: with numbers at the x axis."""
         unit_s, unit = (1, "s") if self._end_s < 600 else (60, "min") if self._end_s < 4 * 3600 else (3600, "h")
         times = ticks(self._end_s / unit_s, _X_TICKS) if timed else ()
-        return Drawing(
+        return DrawnPanel(
             title,
             height,
             Markup("".join(self._shapes)),

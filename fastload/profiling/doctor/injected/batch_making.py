@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .event_file import clock, events, note_fault
-from .timed_calls import COLLATE, REST, Fetch, Span, metering, thread, timed, waited_s
+from .timed_calls import COLLATE, REST, OpenFetch, Span, metering, thread, timed, waited_s
 from .worker_trial import turns, worker_id
 
 _MAX_TOP = 16  # slowest samples of a batch that are written down one by one
@@ -57,7 +57,7 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
         metering.active = True
         turn = turns.wait(self)
         dataset = getattr(self, "dataset", None)
-        mine = thread.fetch = Fetch()
+        mine = thread.fetch = OpenFetch()
         stack, thread.stack = thread.stack, [[0.0, 0.0]]
         before = _snapshot()
         span = Span()
@@ -98,7 +98,7 @@ def _snapshot() -> dict[str, Any]:
         }
 
 
-def _event(fetch: Fetch, before: dict[str, Any], begin: float, taken: tuple[float, float, float]) -> dict[str, Any]:
+def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[float, float, float]) -> dict[str, Any]:
     """Returns the event of a batch: its own parts, and what other threads did meanwhile."""
     wall, _, delay = taken
     totals = metering.totals

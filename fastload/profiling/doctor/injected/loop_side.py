@@ -14,7 +14,7 @@ from typing import Any
 
 from .event_file import clock, events, note_fault
 from .timed_calls import Span, metering, patch, thread, waited_s
-from .worker_trial import Trial
+from .worker_trial import WorkerTrial
 
 _MOST_BETWEEN = 3  # batches of other loaders within one step
 
@@ -64,7 +64,7 @@ class LoaderState:
         self.process_cpu = self.delay = self.copy = self.copy_delay = 0.0
         self.gpu_mark: Any = None
         self.seen = (0, 0, 0.0)
-        self.trial: Trial | None = None
+        self.trial: WorkerTrial | None = None
         self.probe: Any = None
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
@@ -173,7 +173,7 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             wrap_tensors()
             state = LoaderState.of(self)
-            state.trial = Trial.of(self, state.trial)
+            state.trial = WorkerTrial.of(self, state.trial)
         except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
             note_fault("loader")
         iterator = original(self, *args)

@@ -77,7 +77,7 @@ class Parts:
         total[1] += cpu
 
 
-class Fetch(Parts):
+class OpenFetch(Parts):
     """One batch while it is made; `samples`: seconds of each."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Fetch(Parts):
         self.samples: list[float] = []
 
 
-class Totals(Parts):
+class ProcessTotals(Parts):
     """Times of all threads of this process outside a fetch of their own, and the use of h5py's lock.
 
     Attributes:
@@ -135,7 +135,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[list[float]] = []
-        self.fetch: Fetch | None = None
+        self.fetch: OpenFetch | None = None
         self.asked: Any = None
 
 
@@ -148,7 +148,7 @@ class _Metering:
     def reset(self) -> None:
         """Begins anew, in a forked process too: it has no loop, no threads and no locks of its parent."""
         self.active = False
-        self.totals = Totals()
+        self.totals = ProcessTotals()
 
 
 metering = _Metering()

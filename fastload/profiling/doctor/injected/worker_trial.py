@@ -69,7 +69,7 @@ class _Turns:
 turns = _Turns()
 
 
-class Trial:
+class WorkerTrial:
     """The loop's side.
 
     Each turn lasts for the steps that fill `turn_s`, after as many as there are workers, whose batches were made before
@@ -89,7 +89,7 @@ class Trial:
         self.epoch_ends()
 
     @staticmethod
-    def of(loader: Any, before: Trial | None) -> Trial | None:
+    def of(loader: Any, before: WorkerTrial | None) -> WorkerTrial | None:
         """Returns the trial of a loader with more workers than CPUs, about to be started; None for others."""
         os.environ.pop(VARIABLE, None)
         if before is not None:
@@ -102,7 +102,7 @@ class Trial:
         if not 0 < limit < workers:
             return None
         try:
-            trial = before or Trial(workers, limit)
+            trial = before or WorkerTrial(workers, limit)
         except (OSError, ValueError):
             return None
         os.environ[VARIABLE] = trial.path
