@@ -1,7 +1,8 @@
 """The command `fastload`: each command parses its arguments, calls one function of the library, and prints the result.
 
-One module for each command (`merge` is in `repack`, `layouts` in `pack`); `output`, `live` and `encodings` do the
-printing. Commands import the library only when they are called, so that `fastload info` starts in a tenth of a second.
+One module for each command (`merge` and `export` are in `repack`, `layouts` in `pack`, `preview` in `info`); `output`
+and `live` do the printing. Commands import the library only when they are called, so that `fastload info` starts in a
+tenth of a second.
 Nothing but `fastload.__main__` imports this package.
 """
 

@@ -26,7 +26,6 @@ from h5py import h5z
 from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, OptionError
-from fastload.system.text import text_of
 
 CODEC_CHUNK_BYTES = 64 * 2**10
 """Bytes of a chunk of compressed rows, at least one row: reading one row decompresses its whole chunk.
@@ -109,7 +108,7 @@ def filter_name(number: int, given: bytes = b"") -> str:
     Args:
         given: the name in the file, used for numbers unknown here.
     """
-    return FILTER_NAMES.get(number) or text_of(given) or str(number)
+    return FILTER_NAMES.get(number) or given.decode(errors="backslashreplace") or str(number)
 
 
 def has_zstd() -> bool:

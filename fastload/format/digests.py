@@ -11,8 +11,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.system.text import text_of
-
 DIGEST_FIELDS = ("digest", "digest_fields")
 """The datasets that hold digests of rows."""
 
@@ -77,7 +75,7 @@ def header_digest(file: h5py.File) -> str:
 def plain(value: Any) -> Any:
     """Returns the value of an HDF5 attribute as str, int, float, bool or a tuple of these."""
     if isinstance(value, bytes):
-        return text_of(value)
+        return value.decode("utf-8", errors="backslashreplace")
     if isinstance(value, np.ndarray):
         return tuple(plain(item) for item in value.tolist())
     if isinstance(value, np.generic):
