@@ -62,22 +62,32 @@ def list_folder(
     folders = _split_folders(draft, tree, around, inside)
     if folders:
         split_of = {folder: split for split, folder in folders.items()}
-        tops = [name.partition("/") for name in inside]
-        splits, inside = [split_of[top] for top, _, _ in tops], [rest for _, _, rest in tops]
+        splits = [split_of[name.partition("/")[0]] for name in inside]
+        inside = [name.partition("/")[2] for name in inside]
         prefixes = {split: f"{around}{folder}/" for split, folder in folders.items()}
     else:
         splits, prefixes = ["all"] * len(names), {"all": around}
-    images_of: dict[str, list[str]] = {split: [] for split in prefixes}
-    for split, name in zip(splits, inside, strict=True):
-        images_of[split].append(name)
-    classes = _classes(draft, tree, prefixes, images_of)
+    split = Splits.of(splits)
+    number: dict[str, int] = {}  # of each folder, in the order in which they come; "" for none
+    parts = (name.partition("/") for name in inside)
+    numbers = np.array([number.setdefault(top if rest else "", len(number)) for top, _, rest in parts], np.int64)
+    tops = np.array(list(number), object)
+    present = {name: set(tops[np.unique(numbers[split.index == i])]) for i, name in enumerate(split.names)}
+    for name, here in present.items():
+        if "" in here and len(here) > 1:
+            images = zip(inside, splits, strict=True)
+            direct = [key_of(image) for image, of in images if of == name and "/" not in image]
+            raise SourceError(
+                f"{_place(tree, prefixes[name])}: images lie next to class folders ({len(direct)}): "
+                f"{first_few(direct)}. Move each into its class, or away: their class is not known."
+            )
+    classes = _classes(draft, tree, prefixes, {name: here - {""} for name, here in present.items()})
     index = {name: i for i, name in enumerate(classes)}
-    labels = np.array([index.get(name.partition("/")[0], -1) if "/" in name else -1 for name in inside], np.int64)
-    by_split = Splits.of(splits)
-    order = np.lexsort((labels, by_split.index))  # stable: within a class, the order of the tree remains
+    labels = np.array([index.get(top, -1) for top in number], np.int64)[numbers]
+    order = np.lexsort((labels, split.index))  # stable: within a class, the order of the tree remains
     draft.notes.insert(0, _summary(folders, classes))
     columns = {"labels": Column(labels[order], {"names": tuple(map(key_of, classes))})} if classes else {}
-    return assemble(draft, Samples.in_tree(tree, rows[order], Splits(by_split.index[order], by_split.names), columns))
+    return assemble(draft, Samples.in_tree(tree, rows[order], Splits(split.index[order], split.names), columns))
 
 
 def find_images(tree: Tree) -> tuple[NDArray[np.int64], list[str]]:
@@ -167,27 +177,18 @@ def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> 
     return {split: found[split] for split in SPLIT_ORDER if split in found}
 
 
-def _classes(draft: Draft, tree: Tree, folders: dict[str, str], images_of: dict[str, list[str]]) -> list[str]:
+def _classes(draft: Draft, tree: Tree, folders: dict[str, str], present: dict[str, set[str]]) -> list[str]:
     """Returns the sorted names of the class folders of all splits; [] for none.
 
     Args:
         draft: notes are appended.
         tree: holds the folders.
         folders: split -> its folder.
-        images_of: split -> its images, relative to that folder.
+        present: split -> names of the folders in it that hold images; empty if it has images alone.
 
     Raises:
-        SourceError: images lie next to class folders, or a class folder is empty.
+        SourceError: a class folder is empty.
     """
-    present: dict[str, set[str]] = {}
-    for split, names in images_of.items():
-        direct = [key_of(name) for name in names if "/" not in name]
-        if direct and len(direct) < len(names):
-            raise SourceError(
-                f"{_place(tree, folders[split])}: images lie next to class folders ({len(direct)}): "
-                f"{first_few(direct)}. Move each into its class, or away: their class is not known."
-            )
-        present[split] = set() if direct else {name.partition("/")[0] for name in names}
     classes = sorted(set().union(*present.values()))
     if not classes:
         return []

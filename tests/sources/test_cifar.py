@@ -216,6 +216,9 @@ def test_repeated_file_names_get_their_row(tmp_path):
     (tmp_path / "test_batch").write_bytes(python2_dump(value))
     listing = list_source(tmp_path)
     assert listing.keys[:2] == ("test_batch/same.png", "test_batch/same.png#00001") and len(set(listing.keys)) == 7
+    # One long name that the pickle holds once and names seven times: keys must not outgrow the file.
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(value | {"filenames": ["a" * 9000] * 7}))
+    assert list_source(tmp_path).keys[6] == "test_batch/00006"
 
 
 def test_files_named_train_and_test_that_are_no_cifar_are_left_to_others(tmp_path):

@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
+from small_trees import make, notes_of, write
 
 from fastload.sources import list_source
 
@@ -19,20 +20,16 @@ from fastload.sources import list_source
     ],
 )
 def test_annotations_that_are_not_read_are_said(tmp_path: Path, name: str, text: str, form: str) -> None:
-    for file in ("a/000.png", "b/001.png"):
-        (tmp_path / "images" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "images" / file).touch()
-    assert "NOT READ" not in " ".join(list_source(tmp_path).notes)
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text(text)
-    assert re.search(f"NOT READ: .*{form}", " ".join(list_source(tmp_path).notes))
+    make(tmp_path, "images/a/000.png", "images/b/001.png")
+    assert "NOT READ" not in notes_of(list_source(tmp_path))
+    write(tmp_path / name, text)
+    assert re.search(f"NOT READ: .*{form}", notes_of(list_source(tmp_path)))
 
 
 def test_folders_of_yolo_are_no_classes(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         for name in ("images/0.png", "labels/0.txt"):
-            (tmp_path / split / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / split / name).write_text("0 0.5 0.5 0.2 0.2\n")
+            write(tmp_path / split / name, "0 0.5 0.5 0.2 0.2\n")
     listing = list_source(tmp_path)
     assert listing.split_names == ("train", "val") and listing.columns == {}
-    assert "look like YOLO's boxes" in " ".join(listing.notes)
+    assert "look like YOLO's boxes" in notes_of(listing)

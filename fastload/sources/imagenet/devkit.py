@@ -16,7 +16,8 @@ import re
 import zlib
 
 from fastload.errors import MissingExtraError, SourceError
-from fastload.sources.tree import Tree, key_of
+from fastload.sources.assemble import Draft
+from fastload.sources.tree import Tree, is_image, key_of
 
 WNID = re.compile(r"n\d{8}")
 DEVKIT = re.compile(r"ILSVRC2012_devkit_t12\.(tar\.gz|tgz|tar)", re.IGNORECASE)
@@ -38,6 +39,57 @@ synsets = loadmat(io.BytesIO(sys.stdin.buffer.read()), variable_names=["synsets"
 leaves = [synset for synset in synsets.reshape(-1) if int(synset["num_children"]) == 0]
 print(json.dumps([[int(one["ILSVRC2012_ID"]), str(one["WNID"]), str(one["words"])] for one in leaves]))
 """
+
+
+class GroundTruth:
+    """The tables and the devkit of a tree that hold words and classes, each read when it is needed.
+
+    Attributes:
+        words: wnid -> words of the classes of ImageNet; empty if unknown.
+        more_words: the same from a table that lists more than ImageNet's classes.
+    """
+
+    def __init__(self, draft: Draft, tree: Tree) -> None:
+        self.tree = tree
+        self.at = {name.rpartition("/")[2]: i for i, name in enumerate(tree.names) if not is_image(name)}
+        devkit = next((i for base, i in self.at.items() if DEVKIT.fullmatch(base)), None)
+        self.devkit = {} if devkit is None else read_devkit(tree, devkit)
+        self.devkit |= {base: tree.read_text(self.at[base]) for base in (META, GROUND_TRUTH) if base in self.at}
+        self.words: dict[str, str] = {}
+        self._meta: dict[int, tuple[str, str]] = {}
+        table = next((base for base in SYNSETS if base in self.at), "")
+        if table:
+            self.words = parse_synsets(tree.read_text(self.at[table]), self.where(table))
+        elif META in self.devkit:
+            try:
+                self.words = dict(self.meta().values())
+            except MissingExtraError as exc:
+                draft.notes.append(f"The words of the classes stay unknown. {exc}")
+        # Tiny ImageNet's table lists all synsets of WordNet: it has the words, but not which classes there are.
+        self.more_words = parse_words(tree.read_text(self.at[WORDS])) if WORDS in self.at and not self.words else {}
+        if not self.words and not self.more_words:
+            draft.notes.append(
+                f"There is no {SYNSETS[0]} and no readable devkit: classes have only their wnids as names."
+            )
+
+    def where(self, base: str) -> str:
+        """Returns the path of a file, for messages."""
+        return f"{self.tree.path}: {key_of(self.tree.names[self.at[base]]) if base in self.at else base}"
+
+    def meta(self) -> dict[int, tuple[str, str]]:
+        """Returns ILSVRC2012_ID -> (wnid, words)."""
+        if not self._meta:
+            self._meta = parse_meta(self.devkit[META], self.where(META))
+        return self._meta
+
+    def by_stem(self) -> dict[str, str]:
+        """Returns stem of each validation image -> wnid; empty without a table or devkit."""
+        for base in (SOLUTION, TINY):
+            if base in self.at:
+                return parse_solution(self.tree.read_text(self.at[base]), self.where(base))
+        if GROUND_TRUTH in self.devkit and META in self.devkit:
+            return parse_ground_truth(self.devkit[GROUND_TRUTH], self.meta(), self.where(GROUND_TRUTH))
+        return {}
 
 
 def read_devkit(tree: Tree, position: int) -> dict[str, bytes]:

@@ -13,41 +13,29 @@ The class of an image is the rank of its wnid among the sorted wnids, as for tor
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import MissingExtraError, SourceError
+from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, Samples, Splits, assemble
+from fastload.sources.assemble import Draft, Samples, Splits, assemble, split_path
 from fastload.sources.imagenet.devkit import (
     DEVKIT,
     GROUND_TRUTH,
     META,
     SOLUTION,
     SYNSETS,
+    TABLES,
     TINY,
     WNID,
-    WORDS,
-    parse_ground_truth,
-    parse_meta,
-    parse_solution,
-    parse_synsets,
-    parse_words,
-    read_devkit,
+    GroundTruth,
 )
-from fastload.sources.imagenet.parts import (
-    ARCHIVE,
-    CLASS_ARCHIVE,
-    NUMBERED,
-    PREFIXED,
-    ImageOrigin,
-    NamedImage,
-    find_parts,
-    named_images,
-)
-from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
+from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import JoinedFiles
 from fastload.sources.tree import Tree, is_image, key_of
@@ -55,19 +43,56 @@ from fastload.sources.tree import Tree, is_image, key_of
 IMAGES = {"train": 1_281_167, "val": 50_000, "test": 100_000}
 """Number of images in each split of ILSVRC2012."""
 
+_ARCHIVE = re.compile(r"ILSVRC2012_img_(train|val|test)(_v10102019)?\.tar", re.IGNORECASE)
+_CLASS_ARCHIVE = re.compile(r"(n\d{8})\.tar")
+_NUMBERED = re.compile(r"((?:ILSVRC2012_)?(val|test)_\d+)\.\w+")
+_PREFIXED = re.compile(r"(n\d{8})_[^/]*")
+
+
+class _Part(NamedTuple):
+    """Images of the tree given, or of one archive in it.
+
+    Attributes:
+        prefix: prefix of their keys.
+        tree: the tree they are read from.
+        rows: int64, positions of the images in the tree.
+        split: split of all of them; "" if their folders say it.
+        wnid: class of all of them; "" if their folders or names say it.
+    """
+
+    prefix: str
+    tree: Tree
+    rows: NDArray[np.int64]
+    split: str
+    wnid: str
+
+
+class _NamedImage(NamedTuple):
+    """Split and class of an image by its path.
+
+    Attributes:
+        split: its split.
+        wnid: its class; "" if the path does not say it.
+        stem: without a class: its name in tables of classes; "" if it is not named like the images in these.
+    """
+
+    split: str
+    wnid: str
+    stem: str
+
 
 def imagenet_evidence(tree: Tree) -> list[str]:
     """Returns the files of a tree that are ImageNet's archives or tables; else class folders, if all are wnids."""
     if tree.file:
         return []
     bases = {name.rpartition("/")[2]: name for name in tree.names if not is_image(name)}
-    found = [name for base, name in bases.items() if ARCHIVE.fullmatch(base) or base in (SYNSETS[0], SOLUTION, TINY)]
-    found += [name for base, name in bases.items() if CLASS_ARCHIVE.fullmatch(base)][:3]
+    found = [name for base, name in bases.items() if _ARCHIVE.fullmatch(base) or base in (SYNSETS[0], SOLUTION, TINY)]
+    found += [name for base, name in bases.items() if _CLASS_ARCHIVE.fullmatch(base)][:3]
     if not found:
         found = _class_folders(tree)
     if not found and not tree.folders:
         first = [tree.names[i] for i in tree.images()[:20].tolist()]
-        if first and all(PREFIXED.fullmatch(name) or NUMBERED.fullmatch(name) for name in first):
+        if first and all(_PREFIXED.fullmatch(name) or _NUMBERED.fullmatch(name) for name in first):
             found = first[:3]
     return [key_of(name) for name in found]
 
@@ -80,7 +105,7 @@ def _class_folders(tree: Tree) -> list[str]:
     others = set(leaves).difference(classes)
     for name in tree.names if others else ():
         folder, _, base = name.rpartition("/")
-        if folder in others and is_image(name) and not NUMBERED.fullmatch(base):
+        if folder in others and is_image(name) and not _NUMBERED.fullmatch(base):
             if SPLITS.get(folder.rpartition("/")[2].lower()) != "test":
                 return []
         elif folder in others and is_image(name) and not classes:
@@ -103,7 +128,7 @@ def list_imagenet(
     """
     tree = open_tree(source)
     draft = Draft("imagenet", tree, on_error, evidence=imagenet_evidence(tree))
-    parts = find_parts(draft, tree)
+    parts = _find_parts(draft, tree)
     draft.trees += [part.tree for part in parts if part.tree is not tree]
     keys = [key_of(part.prefix + part.tree.names[i]) for part in parts for i in part.rows.tolist()]
     if not keys:
@@ -111,9 +136,9 @@ def list_imagenet(
             f"{tree.path} holds no image of ImageNet: neither images nor ILSVRC2012_img_*.tar nor n01440764.tar, ... "
             f"(found {first_few(list(map(key_of, tree.names))) or 'nothing'}). Is it the right folder?"
         )
-    images = [image for part in parts for image in named_images(part)]
+    images = [image for part in parts for image in _named_images(part)]
     _refuse_strays(tree, keys, images)
-    truth = _GroundTruth(draft, tree)
+    truth = GroundTruth(draft, tree)
     wnids = _wnids(draft, tree, keys, images, truth)
     classes = _classes(draft, set(wnids) - {""}, truth)
     rank = {wnid: i for i, wnid in enumerate(classes)} | {"": -1}
@@ -138,7 +163,92 @@ def list_imagenet(
     return assemble(draft, samples)
 
 
-def _refuse_strays(tree: Tree, keys: list[str], images: list[NamedImage]) -> None:
+def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:
+    """Returns the images of the tree itself, of archives of whole splits, and of archives of one class each."""
+    draft.leave_out_broken(tree)
+    own = _Part("", tree, tree.images(), "", "")
+    parts = [own] if len(own.rows) else []
+    files = [(i, name, split_path(name)[1]) for i, name in enumerate(tree.names) if not is_image(name)]
+    unpacked, classes, others = set(tree.folders), list[int](), list[str]()
+    have = {image.split for image in _named_images(own)} if any(_of_split(base) for _, _, base in files) else set()
+    for i, name, base in files:
+        match, split = _CLASS_ARCHIVE.fullmatch(base), _of_split(base)
+        if (match and name.removesuffix(".tar") in unpacked) or split in have:
+            draft.notes.append(
+                f"Read the images of {match[1] if match else repr(split)} in its folder, not {key_of(name)}."
+            )
+            others.append(name)
+        elif match:
+            classes.append(i)
+        elif split:
+            parts += _whole_split(draft, tree, i, split)
+            draft.notes.append(f"Read the images of {split!r} in {key_of(name)}.")
+        elif base not in TABLES and not DEVKIT.fullmatch(base):
+            others.append(name)
+    parts += _class_archives(draft, tree, classes, "", _of_split(tree.path.name) if tree.archive else "")
+    if others:
+        draft.notes.append(f"Ignored, since they are no images by their suffix ({len(others)}): {first_few(others)}.")
+    return parts
+
+
+def _of_split(base: str) -> str:
+    """Returns the split that ImageNet's original archive of this name holds; "" for any other file."""
+    match = _ARCHIVE.fullmatch(base)
+    return match[1].lower() if match else ""
+
+
+def _whole_split(draft: Draft, tree: Tree, position: int, split: str) -> list[_Part]:
+    """Returns the images of an original archive of a split, which holds archives of classes (train) or images."""
+    own = _opened(draft, tree, position, "", split, "")
+    inside = [i for i, name in enumerate(own.tree.names) if _CLASS_ARCHIVE.fullmatch(split_path(name)[1])]
+    return [own] * bool(len(own.rows)) + _class_archives(draft, own.tree, inside, own.prefix, split)
+
+
+def _class_archives(draft: Draft, tree: Tree, positions: list[int], prefix: str, split: str) -> list[_Part]:
+    """Returns the images of archives of one class each."""
+    parts = []
+    for position in positions:
+        wnid = split_path(tree.names[position])[1].removesuffix(".tar")
+        try:
+            parts.append(_opened(draft, tree, position, prefix, split, wnid))
+        except SourceError as exc:
+            if draft.on_error == "fail":
+                raise
+            name = key_of(prefix + tree.names[position])
+            draft.leave_out(name, f"the archive of a whole class cannot be read: {exc}")
+    return parts
+
+
+def _opened(draft: Draft, tree: Tree, position: int, prefix: str, split: str, wnid: str) -> _Part:
+    """Returns the images of an archive inside a tree."""
+    from fastload.sources.archives.archive import list_inner_tar
+
+    inner, name = list_inner_tar(tree, position), prefix + tree.names[position]
+    draft.leave_out_broken(inner, f"{key_of(name)}/")
+    split = split or split_of_parts(name.split("/")[:-1])
+    return _Part(f"{name}/", inner, inner.images(), split, wnid)
+
+
+def _named_images(part: _Part) -> Iterator[_NamedImage]:
+    """Yields split and class of each image by its path, in order."""
+    by_folder: dict[str, _NamedImage] = {}
+    for i in part.rows.tolist():
+        folder, _, base = part.tree.names[i].rpartition("/")
+        if (image := by_folder.get(folder)) is None:
+            steps = folder.split("/")
+            wnid = part.wnid or next((step for step in reversed(steps) if WNID.fullmatch(step)), "")
+            image = by_folder[folder] = _NamedImage(part.split or split_of_parts(steps) or "all", wnid, "")
+        if image.wnid:
+            yield image
+        elif match := _NUMBERED.fullmatch(base):
+            yield _NamedImage(match[2], "", match[1])
+        elif match := _PREFIXED.fullmatch(base):
+            yield _NamedImage(image.split, match[1], "")
+        else:
+            yield image
+
+
+def _refuse_strays(tree: Tree, keys: list[str], images: list[_NamedImage]) -> None:
     named = list(zip(keys, images, strict=True))
     if strays := [key for key, image in named if not image.wnid and not image.stem and image.split != "test"]:
         raise SourceError(
@@ -153,58 +263,7 @@ def _refuse_strays(tree: Tree, keys: list[str], images: list[NamedImage]) -> Non
         )
 
 
-class _GroundTruth:
-    """The tables and the devkit of a tree that hold words and classes, each read when it is needed.
-
-    Attributes:
-        words: wnid -> words of the classes of ImageNet; empty if unknown.
-        more_words: the same from a table that lists more than ImageNet's classes.
-    """
-
-    def __init__(self, draft: Draft, tree: Tree) -> None:
-        self.tree = tree
-        self.at = {name.rpartition("/")[2]: i for i, name in enumerate(tree.names) if not is_image(name)}
-        devkit = next((i for base, i in self.at.items() if DEVKIT.fullmatch(base)), None)
-        self.devkit = {} if devkit is None else read_devkit(tree, devkit)
-        self.devkit |= {base: tree.read_text(self.at[base]) for base in (META, GROUND_TRUTH) if base in self.at}
-        self.words: dict[str, str] = {}
-        self._meta: dict[int, tuple[str, str]] = {}
-        table = next((base for base in SYNSETS if base in self.at), "")
-        if table:
-            self.words = parse_synsets(tree.read_text(self.at[table]), self.where(table))
-        elif META in self.devkit:
-            try:
-                self.words = dict(self.meta().values())
-            except MissingExtraError as exc:
-                draft.notes.append(f"The words of the classes stay unknown. {exc}")
-        # Tiny ImageNet's table lists all synsets of WordNet: it has the words, but not which classes there are.
-        self.more_words = parse_words(tree.read_text(self.at[WORDS])) if WORDS in self.at and not self.words else {}
-        if not self.words and not self.more_words:
-            draft.notes.append(
-                f"There is no {SYNSETS[0]} and no readable devkit: classes have only their wnids as names."
-            )
-
-    def where(self, base: str) -> str:
-        """Returns the path of a file, for messages."""
-        return f"{self.tree.path}: {key_of(self.tree.names[self.at[base]]) if base in self.at else base}"
-
-    def meta(self) -> dict[int, tuple[str, str]]:
-        """Returns ILSVRC2012_ID -> (wnid, words)."""
-        if not self._meta:
-            self._meta = parse_meta(self.devkit[META], self.where(META))
-        return self._meta
-
-    def by_stem(self) -> dict[str, str]:
-        """Returns stem of each validation image -> wnid; empty without a table or devkit."""
-        for base in (SOLUTION, TINY):
-            if base in self.at:
-                return parse_solution(self.tree.read_text(self.at[base]), self.where(base))
-        if GROUND_TRUTH in self.devkit and META in self.devkit:
-            return parse_ground_truth(self.devkit[GROUND_TRUTH], self.meta(), self.where(GROUND_TRUTH))
-        return {}
-
-
-def _wnids(draft: Draft, tree: Tree, keys: list[str], images: list[NamedImage], truth: _GroundTruth) -> list[str]:
+def _wnids(draft: Draft, tree: Tree, keys: list[str], images: list[_NamedImage], truth: GroundTruth) -> list[str]:
     """Returns the wnid of each image, "" if it is unknown.
 
     Raises:
@@ -234,7 +293,7 @@ def _wnids(draft: Draft, tree: Tree, keys: list[str], images: list[NamedImage], 
     return [image.wnid or (known.get(image.stem, "") if image.split == "val" else "") for image in images]
 
 
-def _classes(draft: Draft, seen: set[str], truth: _GroundTruth) -> list[str]:
+def _classes(draft: Draft, seen: set[str], truth: GroundTruth) -> list[str]:
     """Returns the sorted wnids of the classes: those of the table of classes, if there is one, and of the images."""
     classes, unknown = sorted(seen.union(truth.words)), sorted(seen - set(truth.words))
     if truth.words and unknown:
@@ -243,7 +302,7 @@ def _classes(draft: Draft, seen: set[str], truth: _GroundTruth) -> list[str]:
     return classes
 
 
-def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[ImageOrigin]) -> None:
+def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[_Part]) -> None:
     """Refuses class folders and archives without an image, or notes them if they may be skipped."""
     holders = {folder for folder in tree.folders if WNID.fullmatch(folder.rpartition("/")[2])}
     empty = [part.prefix[:-1] for part in parts if part.wnid and len(part.rows) == 0]
