@@ -66,7 +66,6 @@ def list_ade20k(
     for split in pairs.splits_without_masks() if masks else ():
         draft.notes.append(f"The split {split!r} has no masks: it is packed without.")
     stems = pairs.complete(draft)
-    pairs.leave_out_lone_masks(draft)
     listed = [stem for stem in CALLED_CORRUPTED if stem in images]
     if listed:
         draft.notes.append(

@@ -53,7 +53,6 @@ def list_camvid(
         masks |= {(split, stem): at for stem, at in children(tree, f"{folder[:-1]}annot/").items()}
     pairs = Pairs(tree, images, masks, {key: key[0] for key in images})
     kept = pairs.complete(draft, every_split=True)
-    pairs.leave_out_lone_masks(draft)
     for split, folder in folder_of.items():
         listed = _read_list(tree, folder, draft)
         if listed is None:

@@ -173,7 +173,10 @@ def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
     try:
         arrays = {array.name: array for array in read_npz(tree, position)}
     except SourceError as exc:
-        raise SourceError(f"{where}: damaged ({exc}). Export again, or remove {SIDECAR}.") from exc
+        why = str(exc).removeprefix(f"{where}: ")
+        raise SourceError(
+            f"{where}: damaged, or not the one that {SIDECAR} describes ({why}). Export again, or remove {SIDECAR}."
+        ) from exc
 
     def values_of(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         found = f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "absent"

@@ -72,7 +72,6 @@ def list_mask_folders(
             f"{first_few(twice)}. Move one of each away."
         )
     kept = pairs.complete(draft)
-    pairs.leave_out_lone_masks(draft)
     pairs.note_others(draft)
     masked, fill = options is None or options.masks != "none", None
     if masked:

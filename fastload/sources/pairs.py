@@ -38,13 +38,16 @@ class Pairs(Generic[K]):
         having = {split for key, split in self.splits.items() if key in self.masks}
         return [split for split in dict.fromkeys(self.splits.values()) if split not in having]
 
-    def complete(self, draft: Draft, lacking: str = "has no mask", *, every_split: bool = False) -> list[K]:
-        """Returns the keys of the images to list; those that lack their mask are left out, for that reason.
+    def complete(
+        self, draft: Draft, lacking: str = "has no mask", *, every_split: bool = False, lone_masks: bool = True
+    ) -> list[K]:
+        """Returns the keys of the images to list; those that lack their mask are left out, and masks without image.
 
         Args:
             draft: what was left out.
-            lacking: the reason.
+            lacking: the reason for an image.
             every_split: whether a split without any mask is contradictory too.
+            lone_masks: whether a mask without image is contradictory.
         """
         without = [] if every_split else self.splits_without_masks()
         kept = []
@@ -53,14 +56,11 @@ class Pairs(Generic[K]):
                 kept.append(key)
             else:
                 draft.leave_out(key_of(self.tree.names[position]), lacking)
-        return kept
-
-    def leave_out_lone_masks(self, draft: Draft) -> None:
-        """Leaves out the masks of which there is no image."""
-        for key, position in self.masks.items():
+        for key, position in self.masks.items() if lone_masks else ():
             stem = key[-1] if isinstance(key, tuple) else key
             if key not in self.images and stem not in draft.unreadable:
                 draft.leave_out(key_of(self.tree.names[position]), "is a mask without its image")
+        return kept
 
     def note_others(self, draft: Draft) -> None:
         """Notes the images of the tree that belong to no pair."""

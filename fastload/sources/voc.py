@@ -81,7 +81,7 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
             key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
             draft.leave_out(key, f"is listed in {split}.txt, but has no file")
     pairs = Pairs(tree, {stem: images[stem] for stem in split_of if stem in images}, masks, split_of)
-    stems = pairs.complete(draft, f"has no mask in {kind}")
+    stems = pairs.complete(draft, f"has no mask in {kind}", lone_masks=False)
     if masks and (without := sorted(pairs.splits_without_masks())):
         draft.notes.append(f"Splits without masks: {', '.join(without)}; they are packed without, filled with {VOID}.")
     objects = _read_objects(draft, tree, root, stems, pairs)
