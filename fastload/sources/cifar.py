@@ -182,9 +182,7 @@ def _read_pickled(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
     names = _texts(names) if sum(map(len, names)) <= len(content) else [""] * count
     rows: Arrays
     if data.offset >= 0 and not data.fortran:
-        rows = rows_in_tree(
-            tree, i, content, offset=data.offset, num_rows=count, shape=_SHAPE, dtype=np.uint8, axes="CHW"
-        )
+        rows = rows_in_tree(tree, i, content, offset=data.offset, num_rows=count, shape=_SHAPE, axes="CHW")
     else:  # Python 3 writes arrays as text with protocols 0 to 2
         rows = MemoryRows.of(data.values().reshape(count, *_SHAPE), "CHW")
     return RowFile(i, split, rows, _unique(names), labels)
@@ -205,9 +203,7 @@ def _read_binary(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
         column: _checked(table[:, at].tolist(), count, classes, f"{where}: {column}")
         for at, (column, classes) in enumerate(version.labels)
     }
-    rows = rows_in_tree(
-        tree, i, content, offset=head, num_rows=count, shape=_SHAPE, dtype=np.uint8, stride=record, axes="CHW"
-    )
+    rows = rows_in_tree(tree, i, content, offset=head, num_rows=count, shape=_SHAPE, stride=record, axes="CHW")
     return RowFile(i, split, rows, _unique([""] * count), labels)
 
 

@@ -196,9 +196,7 @@ def _images(tree: Tree, i: int, axes: Axes) -> tuple[Arrays, int]:
     if content:
         values = np.frombuffer(content, np.uint8, offset=head.head_bytes).reshape(count, *size, 1)
         return MemoryRows.of(values, axes), count
-    return rows_in_tree(
-        tree, i, content, offset=head.head_bytes, num_rows=count, shape=(*size, 1), dtype=np.uint8, axes=axes
-    ), count
+    return rows_in_tree(tree, i, content, offset=head.head_bytes, num_rows=count, shape=(*size, 1), axes=axes), count
 
 
 def _labels(tree: Tree, i: int, count: int, images: str) -> NDArray[np.int64]:

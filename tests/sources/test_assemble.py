@@ -2,10 +2,15 @@ import io
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
+from small_trees import make
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import fill_value, values_in_masks
+from fastload.format.column import Column
+from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, assemble, fill_value, values_in_masks
+from fastload.sources.open_tree import open_tree
 
 
 class InMemory:
@@ -42,3 +47,44 @@ def test_an_absent_mask_is_a_value_that_no_other_holds() -> None:
 
 def test_masks_of_one_bit_hold_0_and_1() -> None:
     assert values_in_masks(InMemory(np.array([[True, False]])), [0]).tolist() == [0, 1]
+
+
+@given(st.lists(st.sampled_from(["", "test", "train", "b", "val", "all", "a"])))
+def test_splits_keep_their_names_train_val_and_test_first(names: list[str]) -> None:
+    splits = Splits.of(names)
+    assert [splits.names[i] for i in splits.index] == [name or "all" for name in names]
+    usual = [name for name in ("train", "val", "test") if name in names]
+    others = sorted({name or "all" for name in names} - set(usual))
+    assert splits.names == ((*usual, *others) or ("all",))
+
+
+def test_every_field_of_a_listing_is_in_one_order(tmp_path) -> None:
+    tree = open_tree(make(tmp_path, "b.jpg", "a.jpg", "m.png", "c.jpg"))
+    at, masks = [1, 0, 2], MaskFiles([-1, 3, 3], ignore_index=9)
+    splits, columns = Splits.of(["val", "train", "train"]), {"x": Column(np.arange(3))}
+    listing = assemble(Draft("folder", tree), Samples.in_tree(tree, at, splits, columns, masks, by_name=True))
+    assert listing.keys == ("a.jpg", "c.jpg", "b.jpg") and listing.split.tolist() == [0, 0, 1]
+    assert listing.columns["x"].values.tolist() == [1, 2, 0] and listing.masks.present.tolist() == [True, True, False]
+    assert [listing.files.read(i) for i in range(3)] == [b"a.jpg", b"c.jpg", b"b.jpg"]
+    assert listing.sizes.tolist() == [10, 10, 5]  # those of a mask included, so that a resume notices another
+    some = assemble(Draft("folder", tree), Samples.in_tree(tree, at, splits, columns).without({1}))
+    assert some.keys == ("b.jpg", "c.jpg") and some.columns["x"].values.tolist() == [0, 2]
+
+
+def test_what_is_left_out_is_an_error_or_named(tmp_path) -> None:
+    tree = open_tree(make(tmp_path, "a.jpg"))
+    for on_error in ("skip", "fail"):
+        draft = Draft("folder", tree, on_error)
+        draft.leave_out("b.jpg", "has no mask")
+        draft.leave_out("b.jpg", "is not listed")
+        if on_error == "fail":
+            with pytest.raises(SourceError, match=r"contradicts \(1\): b.jpg has no mask. Fix .* `--on-error skip`"):
+                assemble(draft, Samples.in_tree(tree, [0], Splits.one(1)))
+            with pytest.raises(SourceError, match=r"without x \(1\): b y. Fetch it with `--on-error skip`"):
+                draft.leave_out_all([("b", "y")], "rows without x", "Fetch it")
+        else:
+            assert assemble(draft, Samples.in_tree(tree, [0], Splits.one(1))).skipped == (("b.jpg", "has no mask"),)
+            with pytest.raises(SourceError, match=r"no sample is left .* layout folder. Left out: b.jpg has no mask"):
+                assemble(draft, Samples.in_tree(tree, [], Splits.one(0)))
+    with pytest.raises(SourceError, match=r"1 names occur more than once: a.jpg"):
+        assemble(Draft("folder", tree), Samples.in_tree(tree, [0, 0], Splits.one(2)))

@@ -247,11 +247,10 @@ def rows_in_tree(
     offset: int,
     num_rows: int,
     shape: tuple[int, ...],
-    dtype: np.dtype[Any] | type[np.generic],
     stride: int | None = None,
     axes: Axes = "HWC",
 ) -> Arrays:
-    """Returns the reader of rows in file i of a tree: in place, or from its content `data` if the tree is an archive.
+    """Returns the reader of bytes in file i of a tree: in place, or from its content `data` if the tree is an archive.
 
     The other arguments are those of `RawRows.of`.
 
@@ -259,13 +258,10 @@ def rows_in_tree(
         SourceError: the file is shorter than the rows need.
     """
     if not tree.archive:
-        path = tree.path / tree.names[i]
+        path, dtype = tree.path / tree.names[i], np.uint8
         return RawRows.of(path, offset=offset, num_rows=num_rows, shape=shape, dtype=dtype, stride=stride, axes=axes)
-    dtype = np.dtype(dtype)
-    within = np.ndarray(shape, dtype, data, offset).strides if num_rows else ()
-    row_bytes = math.prod(shape) * dtype.itemsize
-    values = np.ndarray((num_rows, *shape), dtype, data, offset, (stride or row_bytes, *within))
-    return MemoryRows.of(values, axes)
+    strides = stride or math.prod(shape), *np.empty(shape, np.uint8).strides
+    return MemoryRows.of(np.ndarray((num_rows, *shape), np.uint8, data, offset, strides), axes)
 
 
 def upright(values: NDArray[Any], axes: Axes) -> NDArray[Any]:

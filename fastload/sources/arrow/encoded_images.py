@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +77,7 @@ def encoded_images(shards: list[Shard], name: str, dataset_folder: Path) -> Enco
         shard.check(len(offsets[-1]))
     if spill:
         offsets, sizes = [np.concatenate(offsets)], [np.concatenate(sizes)]
-    readers = [spill] if spill else shards
+    readers: Sequence[Shard | UnpackedImages] = [spill] if spill else shards
     spans = [
         (reader.spans(starts, lengths), len(starts))
         for reader, starts, lengths in zip(readers, offsets, sizes, strict=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
+from fastload.sources.assemble import Draft
 from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, folder_around
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.tables.frame import LABELS, plain_name
@@ -159,14 +160,15 @@ def in_class_folders(tree: Tree) -> int:
 
 
 def find_tables(
-    tree: Tree, options: SourceOptions, index_of: Callable[[str], ImageIndex]
-) -> tuple[list[ImageTable], list[str]]:
-    """Returns the tables that make up the dataset, sorted by split, and notes about other tables.
+    draft: Draft, tree: Tree, options: SourceOptions, index_of: Callable[[str], ImageIndex]
+) -> list[ImageTable]:
+    """Returns the tables that make up the dataset, sorted by split.
 
     These are the table that was given; or Hugging Face's metadata files; or the only table at the top that names
     images; or several at the top that are named after splits.
 
     Args:
+        draft: a note is added about other tables.
         tree: what was given.
         options: what the user says about it.
         index_of: returns the index of the images, given the folder that a table's paths are relative to.
@@ -178,8 +180,7 @@ def find_tables(
         table = _read(tree, 0, options, index_of(""))
         if table is None:
             raise SourceError(_no_images(tree, key_of(tree.file), index_of("")))
-        return [table], []
-    notes: list[str] = []
+        return [table]
     tables: list[ImageTable] = []
     others: list[str] = []
     for i in _table_positions(tree):
@@ -196,10 +197,8 @@ def find_tables(
             others.append(key_of(tree.names[i]))
         else:
             tables.append(table)
-    metadata = [table for table in tables if _stem(table.name) == METADATA]
-    if metadata:
-        chosen = metadata
-    else:
+    chosen = [table for table in tables if _stem(table.name) == METADATA]
+    if not chosen:
         samples = [table for table in tables if _stem(table.name).startswith("sample_sub")]
         chosen = [table for table in tables if table not in samples] or samples
         splits = [table.split for table in chosen]
@@ -216,9 +215,9 @@ def find_tables(
         )
     others += [key_of(table.name) for table in tables if table not in chosen]
     if others:
-        notes.append(f"Tables ignored: {first_few(others)}.")
+        draft.notes.append(f"Tables ignored: {first_few(others)}.")
     order = (*SPLIT_ORDER, "")
-    return sorted(chosen, key=lambda table: order.index(table.split)), notes
+    return sorted(chosen, key=lambda table: order.index(table.split))
 
 
 def join_rows(tables: list[ImageTable]) -> TableRows:

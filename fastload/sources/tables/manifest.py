@@ -120,12 +120,11 @@ def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[Tabl
     images = open_tree(options.root or tree.path) if outside else tree
     draft.trees.append(images)
     index = ImageIndex(images)
-    tables, ignored = find_tables(tree, options, lambda base: index.at("" if outside else base))
+    tables = find_tables(draft, tree, options, lambda base: index.at("" if outside else base))
     by = " and ".join(dict.fromkeys(repr(table.image) for table in tables))
-    draft.notes += [
+    draft.notes[:0] = [
         f"Layout manifest, recognised by {first_few([key_of(table.name) for table in tables])}; images by column {by}.",
         *[note for table in tables for note in table.rows.notes],
-        *ignored,
     ]
     return join_rows(tables), index
 
