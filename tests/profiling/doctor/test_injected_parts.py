@@ -1,0 +1,165 @@
+"""The parts of the injected package by themselves: what is wrapped, how its calls are timed, what is written down."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import zlib
+
+import pytest
+
+from fastload.profiling.doctor import injected
+from fastload.profiling.doctor.injected import timed_calls
+from fastload.profiling.doctor.injected.batch_making import user_line
+from fastload.profiling.doctor.injected.event_file import EventFile, events
+from fastload.profiling.doctor.injected.timed_calls import (
+    DECODING,
+    H5,
+    READING,
+    ProcessTotals,
+    metering,
+    passing,
+    timed,
+)
+from fastload.profiling.doctor.injected.worker_trial import WorkerTrial
+
+
+@pytest.fixture
+def ticks(monkeypatch):
+    """A clock that is one second later whenever it is read, and a loader at work."""
+    wall, cpu = itertools.count(), itertools.count(step=10)
+    monkeypatch.setattr(timed_calls, "clock", lambda: float(next(wall)))
+    monkeypatch.setattr(timed_calls, "cpu_clock", lambda: float(next(cpu)))
+    monkeypatch.setattr(timed_calls, "waited_s", lambda: 0.0)
+    metering.reset()
+    metering.active = True
+    yield
+    metering.reset()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    before = injected.record_into(str(tmp_path))
+    yield tmp_path
+    injected.record_into(before)
+
+
+def written(folder):
+    return [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+
+
+def test_a_timed_call_within_another_counts_once(ticks):
+    decode = timed(lambda: 7, DECODING)
+    assert timed(lambda: decode() + decode(), READING)() == 14
+    assert metering.totals.parts == {DECODING: [2.0, 20.0], READING: [5.0 - 2.0, 50.0 - 20.0]}
+
+
+def test_a_call_that_raises_is_timed_and_raises(ticks):
+    with pytest.raises(ZeroDivisionError):
+        timed(lambda: 1 // 0, READING)()
+    assert metering.totals.parts == {READING: [1.0, 10.0]} and timed_calls.thread.stack == []
+
+
+def test_while_no_loader_works_nothing_is_timed():
+    metering.reset()
+    assert timed(lambda: 7, READING)() == passing(lambda: 7, into=True)() == 7
+    assert metering.totals.parts == {} and metering.totals.into == [0.0, 0.0]
+
+
+def test_sending_and_receiving_are_told_apart(ticks):
+    passing(lambda: None, into=True)()
+    passing(lambda: None, into=False)()
+    assert metering.totals.into == metering.totals.out == [1.0, 10.0]
+
+
+def test_reading_a_dataset_with_filters_is_a_part_of_its_own(ticks):
+    class Compressed:
+        compression = "gzip"
+
+    timed(lambda dataset: None, H5)(Compressed())
+    timed(lambda dataset: None, H5)(object())
+    assert set(metering.totals.parts) == {"h5py-filtered", "h5py"}
+
+
+def test_of_several_threads_in_h5py_all_but_one_wait(monkeypatch):
+    moments = iter([0.0, 1.0, 3.0, 6.0])
+    monkeypatch.setattr(timed_calls, "clock", lambda: next(moments))
+    totals = ProcessTotals()
+    for step in (1, 1, -1, -1):  # one from 0 to 6, another from 1 to 3
+        totals.h5_move(step)
+    assert (totals.h5_busy, totals.h5_waits) == (6.0, 2.0)
+
+
+def test_functions_are_wrapped_and_put_back(folder):
+    before = zlib.decompress
+    assert not injected.is_installed()
+    injected.install()
+    try:
+        assert injected.is_installed() and zlib.decompress is not before and zlib.decompress.__wrapped__ is before
+        assert zlib.decompress(zlib.compress(b"x")) == b"x"
+    finally:
+        injected.uninstall()
+    assert zlib.decompress is before and not injected.is_installed()
+    assert [event["what"] for event in written(folder) if event["e"] == "fault"] == []
+
+
+def test_a_module_imported_later_is_wrapped_right_after_it_ran(folder, monkeypatch):
+    (folder / "simplejpeg.py").write_text("def decode_jpeg(data):\n    return data\nplain = decode_jpeg\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "simplejpeg", raising=False)
+    injected.install()
+    try:
+        import simplejpeg
+
+        assert simplejpeg.decode_jpeg.__wrapped__ is simplejpeg.plain and simplejpeg.decode_jpeg(3) == 3
+    finally:
+        injected.uninstall()
+        monkeypatch.delitem(sys.modules, "simplejpeg")
+
+
+def test_what_cannot_be_written_is_lost_and_nothing_else(folder):
+    events.write({"e": "begin"})
+    events.write({"e": "begin", "t": object()})
+    assert [event["e"] for event in written(folder)] == ["process", "begin"]
+    nowhere = EventFile()
+    nowhere.record_into(str(folder / "absent"))
+    nowhere.write({"e": "begin"})
+
+
+def test_a_file_that_got_our_number_is_not_written_to(folder):
+    events.write({"e": "begin"})
+    os.dup2(os.open(folder / "mine", os.O_RDWR | os.O_CREAT), events._fd)
+    events.write({"e": "begin"})
+    assert (folder / "mine").read_bytes() == b"" and len(list(folder.glob("*.jsonl"))) == 2
+
+
+def test_the_users_line_is_the_innermost_that_is_not_of_a_package():
+    assert user_line(None) == ""
+    found = {}
+    json.loads("1", parse_int=lambda _: found.update(now=here()))
+    assert found["now"].startswith("<lambda> (test_injected_parts.py:")
+    exec(compile("def get(): return here()", "/usr/lib/python3/dist-packages/pillow.py", "exec"), {"here": here}, found)
+    assert found["get"]().startswith("test_the_users_line_is_the_innermost_that_is_not_of_a_package (")
+
+
+def here():
+    return user_line(sys._getframe().f_back)
+
+
+def test_a_trial_takes_turns_once_the_loop_waits_and_then_lets_all_work(folder):
+    trial, limits = WorkerTrial(4, 2), []
+    now = 0.0
+    while trial.left:
+        now += 0.1
+        trial.step_begins(1, now, 0.09)
+        limits.append(trial.numbers[0])
+    turns = [event for event in written(folder) if event["e"] == "trial"]
+    assert [turn["limit"] for turn in turns] == [0, 2, 0, 2, 0, 2] and trial.numbers[0] == 0
+    assert all(turn["steps"] == pytest.approx(turn["s"] / 0.1) for turn in turns)
+    assert limits.index(2) > 20, "it begins when two seconds have shown that the loop waits"
+    fed = WorkerTrial(4, 2)
+    for number in range(1000):
+        fed.step_begins(1, number / 10, 0.001)
+    assert fed.left == WorkerTrial.turns and fed.numbers[0] == 0
