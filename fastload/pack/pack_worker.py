@@ -134,13 +134,13 @@ class PackedRows:
     """The rows that were made of a task: ROW (n,), and row -> why it was skipped.
 
     Attributes:
-        checks: for each stream XXH3-64 over those of its rows' bytes; empty while they are not written.
+        checks: for each stream XXH3-64 over those of its rows' bytes.
     """
 
     number: int
     rows: NDArray[np.void]
     reasons: dict[int, str]
-    checks: tuple[int, ...] = ()
+    checks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,8 @@ class Worker:
         table, made, reasons = make(task)
         if task.compress and not reasons:
             _compress(task.streams, table, made)
-        return Unwritten(PackedRows(task.number, table, reasons), made)
+        checks = (np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(pieces)) for pieces in made)
+        return Unwritten(PackedRows(task.number, table, reasons, tuple(map(_digest_of, checks))), made)
 
     def _encode_pixels(self, task: PackTask) -> tuple[NDArray[np.void], list[list[Piece]], dict[int, str]]:
         table, reasons = np.zeros(len(task.rows), ROW), dict[int, str]()
@@ -345,16 +346,14 @@ class Worker:
             self._memory[which] = np.zeros(num_bytes, np.uint8)
         return self._memory[which][:num_bytes].view(dtype).reshape(shape)
 
-    def write(self, located: RowOffsets, made: list[list[Piece]]) -> tuple[int, tuple[int, ...]]:
-        """Writes a task's rows at their offsets; returns its number, and the checks of `PackedRows`."""
-        checks = []
+    def write(self, located: RowOffsets, made: list[list[Piece]]) -> int:
+        """Writes a task's rows at their offsets; returns its number."""
         for stream, offsets, pieces in zip(located.streams, located.offsets, made, strict=True):
-            checks.append(_digest_of(np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(pieces))))
             for first, stop in _runs(offsets, np.array([memoryview(piece).nbytes for piece in pieces], np.int64)):
                 for start in range(first, stop, _MAX_BUFFERS):
                     some = pieces[start : min(stop, start + _MAX_BUFFERS)]
                     self._write(stream.path, some, stream.base + int(offsets[start]))
-        return located.number, tuple(checks)
+        return located.number
 
     def check(self, located: RowOffsets) -> tuple[int, bool]:
         """Returns a task's number, and whether its rows lie in the file as they were written."""
