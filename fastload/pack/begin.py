@@ -271,7 +271,7 @@ def _what_changed(job: PackJob, found: JournalContents | None) -> str:
     """Returns the first difference to the pack of a journal, in words; "" when there is none."""
     if found is None:
         if any(map(of_another_release, (journal_path(job.output), job.part))):
-            return f"another release of fastload began it, and {writer_name()} does not read its journal"
+            return f"another release of fastload began it and can finish it; {writer_name()} cannot read its journal"
         return "its journal is missing or damaged"
     return changed_since(job, found.head, found.sources)
 

@@ -156,7 +156,7 @@ def test_bad_images_are_named_or_skipped_and_the_good_ones_all_packed(tmp_path, 
     assert report.num_samples == len(good) and _leftovers(output) == []
 
 
-def test_holes_in_the_first_split_do_not_break_the_runs_of_the_next(tmp_path, image_folder):
+def test_skips_in_the_first_split_do_not_break_the_runs_of_the_next(tmp_path, image_folder):
     for name in ("train", "val"):
         image_folder(per_class=20, name=f"data/{name}", seed=len(name))
     _spoil(tmp_path / "data", [f"train/cat/{i:04d}.jpg" for i in (2, 5, 11)] + ["val/dog/0001.jpg"])
