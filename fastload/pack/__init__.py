@@ -1,12 +1,11 @@
 """Packing: a dataset as it lies on disk becomes one HDF5 file of chunked pixels or encoded images.
 
 `pack_images` takes a source (folder, archive, table, dataset object) and an output path. It lists the samples, reads
-every header (`survey`, `decisions`, `encoding`), lets worker processes decode and write (`pool`, `pack_worker`, `fill`,
+every header (`survey`, `decisions`, `encoding`), lets worker processes make and write rows (`pool`, `pack_worker`,
 `encode`), and gives the finished file its metadata and its name (`finish`). It returns a `PackReport`.
 
-Read `engine` first: it packs rows of one size, whose offsets are known beforehand, and continues an interrupted pack
-from its journal (`begin`, `journal`, `compact`). Rows of varying length are packed by `fastload.pack.ordered`.
-Unfinished work lies in `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill.
+Read `engine` first, then `tasks`: how rows are cut into tasks, and where they are written. Unfinished work lies in
+`OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill (`begin`, `journal`).
 
 Imports `sources`, `images`, `format` and below; never `read`, the loader or torch.
 """

@@ -22,6 +22,7 @@ from fastload.errors import OutputError, ResumeError, SourceError
 from fastload.format.header import IMAGES_OFFSET
 from fastload.format.writer import writer_name
 from fastload.images.decode import decoder_versions
+from fastload.pack.encode import Headers
 from fastload.pack.journal import (
     Journal,
     JournalContents,
@@ -34,7 +35,7 @@ from fastload.pack.journal import (
 from fastload.pack.pack_options import PackJob, journal_path, output_exists
 from fastload.pack.pack_worker import RowOffsets, Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import Headers, Survey, read_headers, survey_listing
+from fastload.pack.survey import Survey, read_headers, survey_listing
 from fastload.pack.tasks import PackTasks
 from fastload.sources.listing import first_few
 
@@ -270,7 +271,7 @@ def _what_changed(job: PackJob, found: JournalContents | None) -> str:
     """Returns the first difference to the pack of a journal, in words; "" when there is none."""
     if found is None:
         if any(map(of_another_release, (journal_path(job.output), job.part))):
-            return f"another release of fastload began it, and {writer_name()} does not read its journal"
+            return f"another release of fastload began it and can finish it; {writer_name()} cannot read its journal"
         return "its journal is missing or damaged"
     return changed_since(job, found.head, found.sources)
 

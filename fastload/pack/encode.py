@@ -9,9 +9,10 @@ length: pixels, a JPEG made here, or the source file's own bytes.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -57,7 +58,54 @@ Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], dic
 headers are HEADERS (n,), or empty: a sample whose size is no longer that of its header is then an error."""
 
 
-def header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHeader]:
+class Headers(NamedTuple):
+    """The headers of images.
+
+    Attributes:
+        table: HEADERS (n,), zero where a header was not or could not be read.
+        kinds: number of images of each kind, for the report of conversions.
+        reasons: sample -> why its header cannot be read.
+    """
+
+    table: NDArray[np.void]
+    kinds: Counter[str]
+    reasons: dict[int, str]
+
+
+def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: NDArray[np.int64]) -> Headers:
+    """Reads the headers of samples; one whose mask has another size counts as unreadable."""
+    found = Headers(np.zeros(len(samples), HEADERS), Counter(), {})
+    image_header = _header_reader(images)
+    own = isinstance(images, Files)  # Pictures have no file bytes that could be kept.
+    mask_header = None if masks is None else _header_reader(masks.files)
+    for at, sample in enumerate(samples.tolist()):
+        try:
+            header = image_header(sample)
+            if masks is not None and mask_header is not None and masks.present[sample]:
+                _check_same_size(header, sample, mask_header)
+        except (ImageError, OSError) as exc:
+            found.reasons[sample] = reason_of(exc)
+            continue
+        found.table[at] = (header.height, header.width, header.channels, header.bits, header.jpeg * own)
+        found.kinds[header.kind] += 1
+        found.kinds["frames"] += header.frames > 1
+        found.kinds["turned"] += header.turned
+    return found
+
+
+def _check_same_size(image: ImageHeader, sample: int, mask_header: Callable[[int], ImageHeader]) -> None:
+    try:
+        mask = mask_header(sample)
+    except ImageError as exc:
+        raise ImageError(reason_of_mask(str(exc))) from exc
+    if (mask.height, mask.width) != (image.height, image.width):
+        raise ImageError(
+            f"its mask is {mask.width}x{mask.height}, the image {image.width}x{image.height} (width x height): they "
+            f"cannot belong together"
+        )
+
+
+def _header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHeader]:
     """Returns a function `sample -> header` of images or masks, which raises ImageError for one it cannot read."""
     if isinstance(images, Files):
         read_head = images.read_head

@@ -1,8 +1,9 @@
 """One call of the packer, from its listing to the published file: `encode(task) -> locate(lengths) -> write`.
 
-Workers make the rows of a task. Rows of one size know their offsets in the file beforehand, and the worker that made
-them writes them at once; of all others it keeps the bytes until the lengths of all earlier rows are known, this process
-computes the offsets, and the same worker writes. A skipped sample never gets an offset, so nothing is moved afterwards.
+Workers make the rows of a task. Rows of one size know their offsets in the file beforehand as long as none is skipped,
+and the worker that made them writes them at once. Of all others it keeps the bytes until the lengths of all earlier
+rows are known, this process computes the offsets, and the same worker writes. A skipped sample never gets an offset, so
+nothing is moved afterwards.
 
 | file | content |
 | --- | --- |
@@ -15,7 +16,7 @@ computes the offsets, and the same worker writes. A skipped sample never gets an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import numpy as np
@@ -103,34 +104,51 @@ class _Run:
     def __init__(self, tasks: PackTasks, journal: Journal, kept: list[TaskRecord]) -> None:
         self._tasks, self._journal = tasks, journal
         self._records = {record.number: record for record in kept}
-        self._ends = self._end_of(kept)
+        self._skipped = any(record.reasons for record in kept)
+        self._total = len(tasks.samples) - sum(record.count for record in kept)
+        self._done = 0
+        self._ends: tuple[int, ...] = ()
         self._located: dict[int, tuple[PackedRows, tuple[int, ...]]] = {}
 
     def make(self, pool: PackPool) -> int:
         """Makes the rows of the tasks that are not done; returns their number."""
-        bounds, job = self._tasks.bounds, self._tasks.job
-        numbers = [number for number in range(self._tasks.num_tasks) if number not in self._records]
-        total = int(sum(bounds[number + 1] - bounds[number] for number in numbers))
-        done = 0
-        locate = self._locate if self._tasks.ordered else None
-        for result in pool.run(Worker.pack, self._packing(numbers), locate, Worker.write):
-            if isinstance(result, PackedRows):
-                self._check(result)
-                made, starts, checks = result, self._tasks.starts(result.number), result.checks
-            else:
-                number, checks = result
-                made, starts = self._located.pop(number)
-            rows = self._tasks.rows(made.number)
-            record = TaskRecord(
-                made.number, rows.start, rows.stop - rows.start, self._tasks.sources_check(made.number), starts, checks,
-                made.rows, made.reasons,
-            )  # fmt: skip
-            self._journal.written(record)
-            self._records[made.number] = record
-            done += record.count
-            if job.on_progress:
-                job.on_progress("packing", done, total)
-        return done
+        if self._tasks.fixed and not self._skipped:
+            for made in pool.run(Worker.pack, self._to_do(at_once=True)):
+                if made.reasons:
+                    self._check(made)
+                    self._skipped = True  # Workers still finish what they have; the tasks before this one count.
+                else:
+                    self._written(made, self._tasks.starts(made.number))
+            self._drop_from(min(set(range(self._tasks.num_tasks)) - self._records.keys(), default=None))
+        self._ends = self._end_of(list(self._records.values()))
+        for number in pool.run(Worker.pack, self._to_do(at_once=False), self._locate, Worker.write):
+            self._written(*self._located.pop(number))
+        return self._total
+
+    def _to_do(self, *, at_once: bool) -> Iterator[PackTask]:
+        """Yields the tasks that are not done; of those written at once no more after one has skipped samples."""
+        for number in range(self._tasks.num_tasks):
+            if at_once and self._skipped:
+                return
+            if number not in self._records:
+                yield self._tasks.task(number, at_once=at_once)
+
+    def _drop_from(self, first: int | None) -> None:
+        """Forgets the tasks behind one that has skipped samples: their rows belong elsewhere."""
+        for number in [number for number in self._records if first is not None and number > first]:
+            self._done -= self._records.pop(number).count
+
+    def _written(self, made: PackedRows, starts: tuple[int, ...]) -> None:
+        rows = self._tasks.rows(made.number)
+        record = TaskRecord(
+            made.number, rows.start, rows.stop - rows.start, self._tasks.sources_check(made.number), starts,
+            made.checks, made.rows, made.reasons,
+        )  # fmt: skip
+        self._journal.written(record)
+        self._records[made.number] = record
+        self._done += record.count
+        if self._tasks.job.on_progress:
+            self._tasks.job.on_progress("packing", self._done, self._total)
 
     def all_rows(self) -> tuple[NDArray[np.void], dict[int, str], tuple[int, ...]]:
         """Returns all rows (ROW), row -> why it was skipped, and where the rows of each stream end."""
@@ -148,9 +166,6 @@ class _Run:
             return (0,) * len(self._tasks.streams)
         last = max(records, key=lambda record: record.number)
         return self._tasks.locate(last.number, last.rows, last.starts)[1]
-
-    def _packing(self, numbers: Iterable[int]) -> Iterator[PackTask]:
-        yield from map(self._tasks.task, numbers)
 
     def _locate(self, made: PackedRows) -> RowOffsets:
         """Returns the offsets of a task's rows; called in the order of tasks."""

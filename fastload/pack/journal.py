@@ -27,8 +27,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import OutputError, PackError
-from fastload.pack.encode import HEADERS, ROW
-from fastload.pack.survey import Headers
+from fastload.pack.encode import HEADERS, ROW, Headers
 from fastload.sources.listing import Listing
 from fastload.system.files import read_bytes, write_all
 

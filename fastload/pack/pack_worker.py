@@ -9,8 +9,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +23,12 @@ from fastload.format.digests import pixel_digests
 from fastload.format.ragged import EncodedRow, ragged_offsets
 from fastload.format.writer import PixelSpec
 from fastload.images.fit import Target
-from fastload.images.image_header import ImageHeader
 from fastload.pack.encode import (
     HEADERS,
     ROW,
+    Headers,
     RowEncoder,
-    header_reader,
+    headers_of,
     image_filler,
     mask_filler,
     must_convert,
@@ -47,23 +46,6 @@ _MAX_BUFFERS = 512
 _NO_HEADERS = np.zeros(0, HEADERS)
 
 Piece = bytes | memoryview
-
-
-@dataclass(frozen=True)
-class HeaderBlock:
-    """The headers of some samples.
-
-    Attributes:
-        samples: int64 (n,), the samples of the listing.
-        headers: HEADERS (n,); zero where a header could not be read.
-        kinds: number of images of each kind, for the report of conversions.
-        reasons: sample -> why its header could not be read.
-    """
-
-    samples: NDArray[np.int64]
-    headers: NDArray[np.void]
-    kinds: Counter[str]
-    reasons: dict[int, str]
 
 
 @dataclass(frozen=True)
@@ -134,13 +116,13 @@ class PackedRows:
     """The rows that were made of a task: ROW (n,), and row -> why it was skipped.
 
     Attributes:
-        checks: for each stream XXH3-64 over those of its rows' bytes; empty while they are not written.
+        checks: for each stream XXH3-64 over those of its rows' bytes.
     """
 
     number: int
     rows: NDArray[np.void]
     reasons: dict[int, str]
-    checks: tuple[int, ...] = ()
+    checks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -194,25 +176,9 @@ class Worker:
             os.close(fd)
         self._outputs = {}
 
-    def probe(self, samples: NDArray[np.int64]) -> HeaderBlock:
-        """Reads the headers of samples; one whose mask has another size counts as unreadable."""
-        block = HeaderBlock(samples, np.zeros(len(samples), HEADERS), Counter(), {})
-        image_header = header_reader(self.images)
-        own = isinstance(self.images, Files)  # Pictures have no file bytes that could be kept.
-        mask_header = header_reader(self.masks.files) if self.masks is not None else None
-        for at, sample in enumerate(samples.tolist()):
-            try:
-                header = image_header(sample)
-                if mask_header is not None and self.masks is not None and self.masks.present[sample]:
-                    _check_same_size(header, sample, mask_header)
-            except (ImageError, OSError) as exc:
-                block.reasons[sample] = reason_of(exc)
-                continue
-            block.headers[at] = (header.height, header.width, header.channels, header.bits, header.jpeg * own)
-            block.kinds[header.kind] += 1
-            block.kinds["frames"] += header.frames > 1
-            block.kinds["turned"] += header.turned
-        return block
+    def probe(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], Headers]:
+        """Returns samples and their headers."""
+        return samples, headers_of(self.images, self.masks, samples)
 
     def pack(self, task: PackTask) -> PackedRows | Unwritten:
         """Makes the rows of a task, and writes them if it is known where they belong; those that fail are left out."""
@@ -243,7 +209,8 @@ class Worker:
         table, made, reasons = make(task)
         if task.compress and not reasons:
             _compress(task.streams, table, made)
-        return Unwritten(PackedRows(task.number, table, reasons), made)
+        checks = (np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(pieces)) for pieces in made)
+        return Unwritten(PackedRows(task.number, table, reasons, tuple(map(_digest_of, checks))), made)
 
     def _encode_pixels(self, task: PackTask) -> tuple[NDArray[np.void], list[list[Piece]], dict[int, str]]:
         table, reasons = np.zeros(len(task.rows), ROW), dict[int, str]()
@@ -345,16 +312,14 @@ class Worker:
             self._memory[which] = np.zeros(num_bytes, np.uint8)
         return self._memory[which][:num_bytes].view(dtype).reshape(shape)
 
-    def write(self, located: RowOffsets, made: list[list[Piece]]) -> tuple[int, tuple[int, ...]]:
-        """Writes a task's rows at their offsets; returns its number, and the checks of `PackedRows`."""
-        checks = []
+    def write(self, located: RowOffsets, made: list[list[Piece]]) -> int:
+        """Writes a task's rows at their offsets; returns its number."""
         for stream, offsets, pieces in zip(located.streams, located.offsets, made, strict=True):
-            checks.append(_digest_of(np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(pieces))))
             for first, stop in _runs(offsets, np.array([memoryview(piece).nbytes for piece in pieces], np.int64)):
                 for start in range(first, stop, _MAX_BUFFERS):
                     some = pieces[start : min(stop, start + _MAX_BUFFERS)]
                     self._write(stream.path, some, stream.base + int(offsets[start]))
-        return located.number, tuple(checks)
+        return located.number
 
     def check(self, located: RowOffsets) -> tuple[int, bool]:
         """Returns a task's number, and whether its rows lie in the file as they were written."""
@@ -398,18 +363,6 @@ class Worker:
 
 
 _OTHER_PIXELS = "its pixels are not those that were packed (their digest differs)"
-
-
-def _check_same_size(image: ImageHeader, sample: int, mask_header: Callable[[int], ImageHeader]) -> None:
-    try:
-        mask = mask_header(sample)
-    except ImageError as exc:
-        raise ImageError(reason_of_mask(str(exc))) from exc
-    if (mask.height, mask.width) != (image.height, image.width):
-        raise ImageError(
-            f"its mask is {mask.width}x{mask.height}, the image {image.width}x{image.height} (width x height): they "
-            f"cannot belong together"
-        )
 
 
 def _described(row: int, encoded: EncodedRow) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -35,7 +35,7 @@ from fastload.pack.decisions import (
     source_exceptions,
     too_large,
 )
-from fastload.pack.encode import HEADERS, array_header
+from fastload.pack.encode import HEADERS, Headers, array_header
 from fastload.pack.encoding import RaggedPlan, fitted_sizes
 from fastload.pack.pack_options import PackOptions, Progress
 from fastload.pack.pack_worker import Worker
@@ -161,20 +161,6 @@ class Survey:
         }
 
 
-class Headers(NamedTuple):
-    """The headers of a listing's images.
-
-    Attributes:
-        table: HEADERS (N,), zero where a header was not or could not be read.
-        kinds: number of images of each kind, for the report of conversions.
-        reasons: sample -> why its header cannot be read.
-    """
-
-    table: NDArray[np.void]
-    kinds: Counter[str]
-    reasons: dict[int, str]
-
-
 def survey_listing(
     listing: Listing,
     options: PackOptions,
@@ -277,11 +263,11 @@ def read_headers(
     kinds: Counter[str] = Counter()
     reasons: dict[int, str] = {}
     done = 0
-    for block in pool.run(Worker.probe, _blocks(samples)):
-        headers[block.samples] = block.headers
-        kinds.update(block.kinds)
-        reasons.update(block.reasons)
-        done += len(block.samples)
+    for some, found in pool.run(Worker.probe, _blocks(samples)):
+        headers[some] = found.table
+        kinds.update(found.kinds)
+        reasons.update(found.reasons)
+        done += len(some)
         if progress:
             progress("reading headers", done, len(samples))
     return Headers(headers, kinds, reasons)

@@ -77,9 +77,14 @@ class PackTasks:
         return len(self.bounds) - 1
 
     @property
+    def fixed(self) -> bool:
+        """Whether all rows have one size, so that their offsets are known beforehand unless some before are skipped."""
+        return all(stream.spec is not None and not stream.compressed for stream in self.streams)
+
+    @property
     def ordered(self) -> bool:
-        """Whether the offsets of rows depend on the rows before them."""
-        return self.job.on_error == "skip" or any(stream.spec is None or stream.compressed for stream in self.streams)
+        """Whether the offsets of rows may depend on the rows before them."""
+        return self.job.on_error == "skip" or not self.fixed
 
     @property
     def chunks(self) -> int:
@@ -100,8 +105,12 @@ class PackTasks:
         """Returns the rows of a task."""
         return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
 
-    def task(self, number: int) -> PackTask:
-        """Returns a task for a worker."""
+    def task(self, number: int, *, at_once: bool = False) -> PackTask:
+        """Returns a task for a worker.
+
+        Args:
+            at_once: no row before it is skipped, so rows of one size are written at once.
+        """
         survey, rows = self.survey, self.rows(number)
         assert survey.plan is not None and survey.headers is not None, "without images there are no tasks"
         samples = self.samples[rows]
@@ -117,7 +126,7 @@ class PackTasks:
             digests=known[samples] if known is not None and keeps_pixels else np.zeros(0, np.uint64),
             plan=plan,
             streams=self.streams,
-            starts=None if self.ordered else self.starts(number),
+            starts=self.starts(number) if at_once else None,
             compress=self.job.on_error == "fail",  # Else it is known in the end which rows share a chunk.
         )
 

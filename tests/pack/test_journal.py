@@ -11,9 +11,8 @@ import pytest
 
 from fastload.errors import PackError, ResumeError
 from fastload.pack import pack_images
-from fastload.pack.encode import HEADERS, ROW
+from fastload.pack.encode import HEADERS, ROW, Headers
 from fastload.pack.journal import SOURCE, Journal, TaskRecord, headers_from_json, headers_to_json
-from fastload.pack.survey import Headers
 
 
 def _record(number: int) -> TaskRecord:

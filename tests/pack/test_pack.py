@@ -83,12 +83,14 @@ def _mode(path: Path) -> str:
         return image.mode
 
 
-def test_same_bytes_whatever_the_number_of_workers(tmp_path, image_folder):
-    source = image_folder(per_class=40)
-    outputs = [
-        pack_images(source, tmp_path / f"{n}.h5", workers=n, chunk_bytes=4000, seed=3).path.read_bytes()
-        for n in (0, 1, 3)
-    ]
+@pytest.mark.parametrize("bad", [(), (5, 30, 31)])
+def test_same_bytes_whatever_the_number_of_workers(tmp_path, image_folder, bad):
+    source = image_folder(per_class=50)
+    for number in bad:
+        path = source / f"cat/{number:04d}.jpg"
+        path.write_bytes(path.read_bytes()[:-30])
+    options = {"chunk_bytes": 1200, "seed": 3, "on_error": "skip"}
+    outputs = [pack_images(source, tmp_path / f"{n}.h5", workers=n, **options).path.read_bytes() for n in (0, 1, 3)]
     assert outputs[0] == outputs[1] == outputs[2]
 
 
@@ -154,7 +156,7 @@ def test_bad_images_are_named_or_skipped_and_the_good_ones_all_packed(tmp_path, 
     assert report.num_samples == len(good) and _leftovers(output) == []
 
 
-def test_holes_in_the_first_split_do_not_break_the_runs_of_the_next(tmp_path, image_folder):
+def test_skips_in_the_first_split_do_not_break_the_runs_of_the_next(tmp_path, image_folder):
     for name in ("train", "val"):
         image_folder(per_class=20, name=f"data/{name}", seed=len(name))
     _spoil(tmp_path / "data", [f"train/cat/{i:04d}.jpg" for i in (2, 5, 11)] + ["val/dog/0001.jpg"])
