@@ -20,7 +20,7 @@ from fastload.dataset import PackedDataset
 from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError
 from fastload.plan import Ends, Shuffle
-from fastload.plan.cursor import EpochCursor, Position, drawn
+from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.sampler_feed import SamplerFeed, check_dataset
 from fastload.system.whole_numbers import check_whole
 
@@ -91,7 +91,7 @@ class ChunkSampler(_Epochwise[int]):
         Raises:
             StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
         """
-        self._epochs.load(drawn(self._epochs.rest(self._epochs.checked(state))))
+        self._epochs.load(self._epochs.rest(state))
 
 
 class DistributedChunkSampler(DistributedSampler[Any]):
@@ -184,14 +184,14 @@ class DistributedChunkSampler(DistributedSampler[Any]):
         Raises:
             StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
         """
-        rest = drawn(self._epochs.rest(self._epochs.checked(state)))
+        rest = self._epochs.rest(state)
         self._rest, self._begun = rest, None
         self.epoch = rest.plan.epoch + rest.finished
 
     def _coming(self) -> Position:
         rest = self._loaded()
         here = rest is not None and rest.plan.epoch == self.epoch
-        return drawn(rest.plan if rest is not None and here else replace(self._epochs.plan, epoch=self.epoch))
+        return replace(rest) if rest is not None and here else self._epochs.whole(self.epoch)
 
     def _loaded(self) -> Position | None:
         """Returns the loaded rest of an epoch, unless it was drawn since."""
@@ -298,7 +298,8 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         own = {name: given[name] for name in _OWN_KEYS if name in given} if isinstance(given, Mapping) else {}
         if own:
             given = {name: value for name, value in state.items() if name not in own}
-        plan = self._epochs.rest(self._epochs.checked(given))
+        rest = self._epochs.rest(given)
+        plan = rest.plan
         if own.keys() != set(_OWN_KEYS):
             raise StateError(
                 f"the state has no {', '.join(name for name in _OWN_KEYS if name not in own)}: it is not what a "
@@ -315,10 +316,9 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             )
         in_round = own["batches_in_round"]
         foreign = any(segment[:2] != (plan.world_size, plan.batch_size) for segment in plan.segments)
-        rest = drawn(plan, workers=self._num_shares)
         if foreign or in_round not in range(self._num_shares) or in_round > rest.length:
             raise StateError(f"the state is damaged: batches_in_round={in_round!r}, segments={list(plan.segments)}")
-        self._epochs.load(drawn(plan, workers=self._num_shares, steps=in_round))
+        self._epochs.load(replace(rest, steps=in_round))
 
     def _batches(self, begun: Position) -> Iterator[NDArray[np.int64]]:
         """Yields the rows of each batch, int64 (B,), or fewer in the last ones: one batch of each worker in turn."""

@@ -126,7 +126,7 @@ class EpochCursor:
         """Returns the next iteration; `running`: the last one while it runs, unless the next one is decided."""
         if self.next is not None:
             return self.next
-        return self.last if running else self._whole(self.last.plan.epoch + 1)
+        return self.last if running else self.whole(self.last.plan.epoch + 1)
 
     def begin(self, position: Position) -> Position:
         """Makes the coming iteration the running one, and returns it."""
@@ -142,7 +142,7 @@ class EpochCursor:
             if loaded is self._finished or loaded.plan.segments or loaded.first:
                 self.next = loaded
                 return
-        self.next = self._whole(epoch)
+        self.next = self.whole(epoch)
 
     def state(self, position: Position, *, next_echo: int | None = None) -> dict[str, Any]:
         """Returns the state of a position; `next_echo` as in `PlanState`."""
@@ -172,9 +172,13 @@ class EpochCursor:
         check_state(loaded, header_digest=self._identity(), seed=self.plan.seed, shuffle=_shuffle_of(self.plan))
         return loaded
 
-    def rest(self, state: PlanState) -> EpochPlan:
-        """Returns the plan of what a state leaves of its epoch."""
-        return replace(self.plan, epoch=state.epoch, segments=state.segments)
+    def rest(self, state: object) -> Position:
+        """Returns what a user's state leaves of its epoch, from the beginning of a step of the plan on.
+
+        Raises:
+            StateError: it is no state, or of other data or another order.
+        """
+        return self._begin(self._plan_after(self.checked(state)))
 
     def resumed(
         self, state: PlanState, schedule_of: Callable[[int, int], EchoSchedule], *, keeps_all: bool
@@ -190,7 +194,7 @@ class EpochCursor:
             StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares.
         """
         state = _with_shares_of(replace(self.plan, epoch=state.epoch), state, keeps_all=keeps_all)
-        plan = replace(self.rest(state), fixed_shares=state.fixed_shares)
+        plan = replace(self._plan_after(state), fixed_shares=state.fixed_shares)
         return _resumed(state, plan, schedule_of(plan.num_steps, state.echo))
 
     def load(self, position: Position) -> None:
@@ -198,21 +202,24 @@ class EpochCursor:
         self.plan = replace(self.plan, fixed_shares=position.plan.fixed_shares)
         self.last, self.next, self._finished = position, position, None
         if position.finished:
-            self._finished, self.next = position, self._whole(position.plan.epoch + 1)
+            self._finished, self.next = position, self.whole(position.plan.epoch + 1)
 
-    def _whole(self, epoch: int) -> Position:
+    def whole(self, epoch: int) -> Position:
+        """Returns the beginning of an epoch."""
         return self._begin(replace(self.plan, epoch=epoch))
 
+    def _plan_after(self, state: PlanState) -> EpochPlan:
+        return replace(self.plan, epoch=state.epoch, segments=state.segments)
 
-def drawn(plan: EpochPlan, *, workers: int = 1, steps: int = 0) -> Position:
+
+def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:
     """Returns the position of a sampler that draws what a plan has for one rank, each batch once.
 
     Args:
         plan: of the rank's samples, as batches of one, or of the batches of all workers.
         workers: as in `Position`.
-        steps: as in `Position`; fewer than `workers`.
     """
-    return Position(plan, EchoSchedule(num_batches(plan, workers=workers)), steps, workers)
+    return Position(plan, EchoSchedule(num_batches(plan, workers=workers)), workers=workers)
 
 
 def num_batches(plan: EpochPlan, *, workers: int) -> int:

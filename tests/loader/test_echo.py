@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fastload import FastLoader, MixedEcho
+from fastload import FastLoader, MixedEcho, PackedDataset
 from fastload.device.copy import DeviceStage
 from fastload.distributed.consensus import Agreement
 from fastload.distributed.ranks import Share
@@ -314,16 +314,20 @@ def test_a_state_of_auto_is_taken_by_a_given_echo_and_the_other_way_round(packed
     assert len(auto) == len(rows_of(auto)) == 2 * 9  # b0 b1 b0' b2
 
 
-def test_a_mixed_echo_gives_the_pixels_of_its_rows_whatever_the_loop_wrote(packed, pixels):
-    loader = FastLoader(packed, 4, echo=MixedEcho(3, 2), shuffle="full")
+@pytest.mark.parametrize("echo", [3, MixedEcho(3, 2)])
+def test_an_echo_gives_the_pixels_of_its_rows_whatever_the_loop_wrote(packed, pixels, echo):
+    dataset = PackedDataset(packed, fields=["images", "row"])
+    loader = FastLoader(dataset, 4, echo=echo, shuffle="full")
     assert len(loader) == 36
     seen, last = [], None
     for batch in loader:
         assert np.array_equal(batch[0].permute(0, 2, 3, 1).numpy(), pixels[batch.rows])
-        assert last != batch.rows.tolist()
+        assert torch.equal(batch[1], batch.rows)
+        assert last != batch.rows.tolist() or echo == 3
         last = batch.rows.tolist()
         seen += last
         batch[0].zero_()
+        batch[1].fill_(-1)
     assert sorted(seen) == sorted(3 * list(range(N)))
     stats = loader.stats
     assert (stats.fresh_samples, stats.consumed_samples, stats.echo) == (N, 3 * N, 3)

@@ -273,17 +273,6 @@ def test_stats_count_fresh_and_consumed_samples_apart(packed):
     assert stats.consumed_samples_per_s == 2 * stats.fresh_samples_per_s > 0
 
 
-def test_an_echo_does_not_see_what_the_loop_wrote_into_the_one_before(packed, pixels):
-    loader = FastLoader(packed, 20, echo=3, shuffle=False)
-    for number, (images, labels) in enumerate(loader):
-        first = number // 3 * 20
-        assert torch.equal(images, pixels[first : first + 20])
-        assert torch.equal(labels, torch.arange(first, first + 20) % 7)
-        images.zero_()
-        labels.fill_(-1)
-    assert number == 8
-
-
 def test_transforms_run_late_and_their_draws_depend_on_the_sample_alone(packed, pixels):
     options = {
         "transform": [RandomHorizontalFlip(), CenterCrop(16), Normalize([0.5] * 3, [0.25] * 3)],
