@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -14,29 +14,35 @@ from numpy.typing import NDArray
 DIGEST_FIELDS = ("digest", "digest_fields")
 """The datasets that hold digests of rows."""
 
+_JOINED_BYTES = 512 * 2**10
+
 
 def row_digests(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
-    """Returns XXH3-64 of each row's bytes in these arrays, one array after another by name.
+    """Returns XXH3-64 of each row's bytes in these arrays (N, ...), one array after another by name; uint64 (N,)."""
+    return pixel_digests([columns[name] for name in sorted(columns)])
+
+
+def pixel_digests(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
+    """Returns XXH3-64 of each row's bytes in several arrays, in their order, hashed as little-endian; uint64 (N,).
 
     Args:
-        columns: arrays (N, ...) of equal N; little-endian, any memory order.
-
-    Returns:
-        uint64 (N,).
+        arrays: (N, ...) of equal N, any byte and memory order.
     """
-    parts = [_row_bytes(columns[name]) for name in sorted(columns)]
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, rows), dtype=np.uint64, count=len(rows))
+    parts = [_row_bytes(array) for array in arrays]
+    count, row_bytes = len(parts[0]), sum(part.shape[1] for part in parts)
+    # Several arrays are joined in blocks that stay in the CPU's cache.
+    step = max(1, count if len(parts) == 1 else _JOINED_BYTES // max(row_bytes, 1))
+    digests = np.empty(count, np.uint64)
+    for first in range(0, count, step):
+        block = [part[first : first + step] for part in parts]
+        rows = block[0] if len(block) == 1 else np.concatenate(block, axis=1)
+        digests[first : first + step] = np.fromiter(map(xxhash.xxh3_64_intdigest, rows), np.uint64, len(rows))
+    return digests
 
 
 def _row_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
     values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
     return values.reshape(len(values), -1).view(np.uint8)
-
-
-def pixel_digests(arrays: list[NDArray[Any]]) -> NDArray[np.uint64]:
-    """Returns XXH3-64 of each row's bytes in several arrays, in their order; uint64 (N,)."""
-    return row_digests({str(i): array for i, array in enumerate(arrays)})
 
 
 def header_digest(file: h5py.File) -> str:

@@ -17,7 +17,7 @@ from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.images.image_header import plain_jpeg, upright_size
-from fastload.images.jpeg_markers import scan_jpeg
+from fastload.images.jpeg import scan_jpeg
 from fastload.pack.encoding import RaggedPlan, jpegs_kept_and_made
 from fastload.pack.fill import image_filler, mask_filler, reason_of_mask
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
