@@ -17,6 +17,7 @@ from fastload.errors import FileChangedError, OptionError
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import Field, FileIdentity, PackedFile, read_header
 from fastload.plan import ChunkWindow
+from fastload.read.checked import require_packed
 from fastload.read.readahead import ReadAhead
 from fastload.read.reader import Read, RowReader, image_axes
 
@@ -251,7 +252,9 @@ class PackedDataset(Dataset[Any]):
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
         """Returns a `RowReader` of this dataset's fields, with its options; the caller closes it."""
-        return RowReader(self.file, self._from_file, read, cache_chunks=cache_chunks, windows=windows)
+        return RowReader(
+            self.file, self._from_file, read, cache_chunks=cache_chunks, windows=windows, verify=require_packed
+        )
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Returns name, shape of a row and native dtype of each field that is read from the file.

@@ -40,6 +40,14 @@ def pixel_digests(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
     return digests
 
 
+def row_digest(parts: Sequence[Any]) -> int:
+    """Returns XXH3-64 of one row: of bytes, or of C-contiguous little-endian arrays, one after another."""
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return int(digest.intdigest())
+
+
 def _row_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
     values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
     return values.reshape(len(values), -1).view(np.uint8)

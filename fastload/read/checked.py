@@ -1,7 +1,7 @@
 """Images and masks of a file, checked: their bytes, their pixels, and which rows are no longer what was packed.
 
-For code that verifies, shows or copies rows of any file; training reads them with `RowReader`. Rows are read with
-`preadv`, so that a read error of the disk is an error of that row alone.
+For code that verifies, shows or copies rows of any file. Rows are read without a mapping, so that a read error of the
+disk is an error of that row alone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, FormatError, ImageError
-from fastload.format.digests import pixel_digests
+from fastload.format.digests import pixel_digests, row_digest
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
-from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.identity import check_open, open_checked
 from fastload.read.pread import PreadRows
-from fastload.read.ragged_rows import RaggedReader, cannot_be_decoded, impossible_rows
+from fastload.read.ragged_rows import cannot_be_decoded, impossible_rows
+from fastload.read.reader import RowReader
 from fastload.system.files import read_bytes
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"
@@ -83,37 +82,23 @@ class CheckedSamples:
     def __init__(self, file: PackedFile) -> None:
         self.file = file
         self.names = tuple(name for name in PIXEL_FIELDS if name in file.fields)
-        self._fd = open_checked(file)
-        self._dense: dict[str, PreadRows | ChunkedRows] = {}
-        self._ragged: dict[str, RaggedReader] = {}
-        try:
-            for name in (*self.names, *(["digest"] if "digest" in file.fields else [])):
-                if file.fields[name].ragged is not None:
-                    self._ragged[name] = RaggedReader(self._fd, file, name, "pread")
-                elif file.fields[name].offset is not None:
-                    self._dense[name] = PreadRows(self._fd, file, [name], use_aio=False)
-                else:
-                    self._dense[name] = ChunkedRows(file, [name], cache_chunks=_CACHE_CHUNKS)
-            self._impossible = {name: self._impossible_rows(name) for name in self._ragged}
-        except BaseException:
-            self.close()
-            raise
+        self._has_digests = "digest" in file.fields
+        names = [*self.names, *(["digest"] if self._has_digests else [])]
+        self._reader = RowReader(file, names, "pread", cache_chunks=_CACHE_CHUNKS)
+        linear = self._has_digests and file.fields["digest"].offset is not None
+        self._digests = PreadRows(self._reader.fd, file, ["digest"]) if linear else None
+        ragged = [name for name in self.names if file.fields[name].ragged is not None]
+        self._ragged = {name: self._reader.ragged(name) for name in ragged}
+        self._local = threading.local()
+        self._impossible = {name: self._impossible_rows(name) for name in ragged}
 
     def close(self) -> None:
         """Closes the file; nothing may be reading."""
-        for reader in self._dense.values():
-            reader.close()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
+        self._reader.close()
 
     def check_identity(self) -> None:
         """Raises FileChangedError if the file was written to since its header was read."""
-        check_open(self.file, self._fd)
+        self._reader.check_identity()
 
     def is_jpeg(self) -> NDArray[np.bool_]:
         """Returns, bool (N,), whether the image of each row is a JPEG."""
@@ -142,9 +127,8 @@ class CheckedSamples:
             ImageError: a row cannot be read; the reason only.
             FileChangedError: the file was written to or truncated.
         """
-        self.check_identity()
         try:
-            self._dense[name].gather(rows, {name: out})
+            self._reader.gather(rows, {name: out})
         except FileChangedError:
             raise
         except FormatError as exc:  # of a chunk; its cause is the bare reason
@@ -167,7 +151,7 @@ class CheckedSamples:
             if row in self._impossible[name]:
                 raise ImageError(impossible_rows(index, field)[0])
             length = int(index.bytes[0])
-            data = read_bytes(self._fd, length, field.ragged.base + int(index.offset[0]))
+            data = read_bytes(self._reader.fd, length, field.ragged.base + int(index.offset[0]))
         except OSError as exc:
             raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
         if len(data) < length:
@@ -209,19 +193,19 @@ class CheckedSamples:
         image = self.encoded_bytes("images", row)
         is_jpeg = image.encoding == JPEG
         pixels = {} if is_jpeg else {"images": self._decoded("images", image)}
-        parts = [np.frombuffer(image.data, np.uint8) if is_jpeg else _little_endian(pixels["images"])]
+        parts = [image.data if is_jpeg else _little_endian(pixels["images"])]
         mask = self.encoded_bytes("masks", row) if "masks" in self.names else None
         if mask is not None:
             pixels["masks"] = self._decoded("masks", mask)
             parts.append(pixels["masks"])
-        digest = pixel_digests([part[None] for part in parts])
-        if "digest" in self._dense and digest != self._digests(np.array([row])):
+        digest = row_digest(parts)
+        if self._has_digests and digest != self._digest(row):
             raise ImageError(CHANGED)
         if jpeg and is_jpeg:
             try:
                 pixels["images"] = self._decoded("images", image)
             except ImageError as exc:
-                if "digest" not in self._dense:
+                if not self._has_digests:
                     raise
                 raise DamagedBefore(f"{exc}; it {BEFORE}") from exc
         height, width, channels = image.shape
@@ -230,7 +214,7 @@ class CheckedSamples:
             encoding=image.encoding,
             shape=(height, width, channels),
             orientation=image.orientation,
-            digest=int(digest[0]),
+            digest=digest,
             mask=mask.data if mask is not None else None,
             mask_encoding=mask.encoding if mask is not None else RAW,
         )
@@ -244,29 +228,36 @@ class CheckedSamples:
         if not self._ragged:
             at = np.array(rows, np.int64)
             try:
-                wrong = pixel_digests([self._read_rows(name, at) for name in self.names]) != self._digests(at)
-                return [(row, CHANGED) for row in at[wrong].tolist()]
+                found = pixel_digests([self._read_rows(name, at, keep=True) for name in self.names])
+                return [(row, CHANGED) for row in at[found != self._read_rows("digest", at)].tolist()]
             except ImageError as exc:
                 if len(rows) == 1:
                     return [(rows[0], str(exc))]
             # A bad sector makes the read of them all fail: reading them one by one finds those that it affects.
             return [found for row in rows for found in self.damaged([row])]
-        found = []
+        wrong = []
         for row in rows:
             try:
                 self.checked(row)
             except ImageError as exc:
-                found.append((row, str(exc)))
-        return found
+                wrong.append((row, str(exc)))
+        return wrong
 
-    def _digests(self, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-        return self._read_rows("digest", rows)
+    def _digest(self, row: int) -> int:
+        data = b"" if self._digests is None else self._digests.row("digest", row)
+        return int.from_bytes(data, "little") if len(data) == 8 else int(self._read_rows("digest", np.array([row]))[0])
 
-    def _read_rows(self, name: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def _read_rows(self, name: str, rows: NDArray[np.int64], *, keep: bool = False) -> NDArray[Any]:
+        """Returns rows of a field that is not ragged; with `keep` in memory that this thread's next call uses again."""
         field = self.file.fields[name]
-        out = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
-        self.gather(name, rows, out)
-        return out
+        kept: dict[str, NDArray[Any]] = self._local.__dict__
+        out = kept.get(name) if keep else None
+        if out is None or len(out) < len(rows):
+            out = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
+        if keep:
+            kept[name] = out
+        self.gather(name, rows, out[: len(rows)])
+        return out[: len(rows)]
 
     def _read_dense(self, name: str, row: int) -> NDArray[Any]:
         pixels: NDArray[Any] = self._read_rows(name, np.array([row]))[0]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,8 +37,9 @@ class RaggedReader:
         file: its header.
         name: name of a ragged field.
         read: "map" hands out views of a mapping of the file, "pread" copies.
-        verify: raises ImageError, the reason only, if a row of the file is not what was packed. Only `require_packed`
-            and `row_error` need it.
+        verify: called with the file and a row that libjpeg refuses or that cannot be decoded; raises ImageError, the
+            reason only, if the row is not what was packed. None: such rows count as damaged after packing, if not even
+            Pillow decodes them.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class RaggedReader:
         file: PackedFile,
         name: str,
         read: Literal["map", "pread"],
-        verify: Callable[[int], None] | None = None,
+        verify: Callable[[PackedFile, int], None] | None = None,
     ) -> None:
         extent = file.fields[name].ragged
         assert extent is not None, f"{name} is not ragged"
@@ -109,6 +111,10 @@ class RaggedReader:
         if dataset is None:
             value = np.array([*self._field.shape[:2], 1] if part == "shape" else 1, dtype)
             return np.broadcast_to(value, (len(rows), *shape))
+        if len(rows) == 1 and isinstance(self._rows, PreadRows):
+            data = self._rows.row(dataset, int(rows[0]))
+            if len(data) == math.prod(shape) * np.dtype(dtype).itemsize:
+                return np.frombuffer(data, dtype).reshape(1, *shape)
         found = np.empty((len(rows), *shape), dtype)
         self._rows.gather(rows, {dataset: found})
         return found
@@ -208,15 +214,14 @@ class RaggedReader:
 
     def _require_packed(self, row: int) -> None:
         """Raises ImageError, the reason only, if a row is no longer what was packed. For suspects only: it is slow."""
-        assert self._verify is not None, "opened with it"
-        if row not in self._packed:
-            self._verify(row)
+        if self._verify is not None and row not in self._packed:
+            self._verify(self._file, row)
             self._packed.add(row)
 
     def _row_error(self, row: int, encoding: int, error: Exception) -> FormatError:
         """Returns the error to raise for a row that cannot be decoded."""
         what = cannot_be_decoded(self._field.name, encoding, error)
-        if isinstance(error, ImageError):
+        if isinstance(error, ImageError) and self._verify is not None:
             with suppress(ImageError):
                 self._require_packed(row)
                 return FormatError(

@@ -5,7 +5,6 @@ One call a batch, from any number of threads. No torch here.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OptionError
 from fastload.format.header import PackedFile
-from fastload.read.checked import require_packed
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import check_open, open_checked
 from fastload.read.mapped import KEEPS_GIL, MappedRows
@@ -39,6 +37,7 @@ class RowReader:
         read: "map" copies from a mapping of the file; "pread" never maps it, so that truncating the file cannot kill
             the process (SIGBUS).
         cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
+        verify: as in `RaggedReader`; called before Pillow decodes a JPEG that libjpeg refuses.
 
     Raises:
         OptionError: unknown field or `read`.
@@ -53,6 +52,7 @@ class RowReader:
         *,
         cache_chunks: int = 8,
         windows: bool = False,
+        verify: Callable[[PackedFile, int], None] | None = None,
     ) -> None:
         if read not in ("map", "pread"):
             raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
@@ -63,7 +63,6 @@ class RowReader:
         self._fd = open_checked(file)
         self._sources: list[tuple[RowSource, tuple[str, ...]]] = []
         self._ragged: dict[str, RaggedReader] = {}
-        verify = functools.partial(require_packed, file)
         linear = tuple(name for name in fields if file.fields[name].offset is not None)
         other = tuple(name for name in fields if file.fields[name].offset is None and file.fields[name].ragged is None)
         try:
