@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OutputError, SourceError
 from fastload.export.plan import ExportPlan
-from fastload.format.digests import pixel_digests
+from fastload.format.digests import row_digest
 from fastload.format.ragged import JPEG
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
@@ -51,11 +51,11 @@ class Job:
 
 
 class _Row(NamedTuple):
-    """One sample to be written: the JPEG that its image is stored as, or its pixels; and its mask, if it has one."""
+    """One sample to be written: the JPEG that its image is stored as, if it is; its pixels; its mask, if it has one."""
 
     jpeg: bytes
-    shape: tuple[int, ...]
     image: NDArray[Any]
+    """(H, W, C); without content if there is a JPEG."""
     mask: NDArray[Any] | None
 
 
@@ -90,13 +90,10 @@ def image_file(job: Job, row: int) -> bytes:
 
 def _write_row(job: Job, row: int, resumed: bool) -> bool:
     """Writes the files of a row, unless they are there; returns whether they were. A JPEG is written as it is."""
-    found, path = _read(job, row), job.folder / job.plan.images[row]
-    if found.jpeg:
-        there = _write_jpeg(path, found.jpeg, found.shape, resumed)
-    else:
-        there = _write_picture(job, path, found.image, resumed)
+    found = _read(job, row)
+    there = _write(job, job.plan.images[row], found.image, found.jpeg, resumed=resumed)
     if found.mask is not None:
-        there &= _write_picture(job, job.folder / job.plan.masks[row], found.mask, resumed)
+        there &= _write(job, job.plan.masks[row], found.mask, resumed=resumed)
     return there
 
 
@@ -111,17 +108,17 @@ def _read(job: Job, row: int) -> _Row:
         if isinstance(files, RaggedRows):
             sample, pixels = files.checked(row, jpeg=False)
             jpeg = bytes(sample.image) if sample.encoding == JPEG else b""
-            image = pixels.get("images", np.empty(0))
-            return _Row(jpeg, sample.shape, image, pixels["masks"] if job.plan.masks else None)
+            image = np.empty(sample.shape, np.uint8) if jpeg else pixels["images"]
+            return _Row(jpeg, image, pixels["masks"] if job.plan.masks else None)
         assert isinstance(files, Arrays), "rows of an HDF5 file"
         parts = [RowByRow(files).read(row)]
         if masks is not None:
             assert isinstance(masks.files, Arrays), "rows of the same file"
             parts.append(RowByRow(masks.files).read(row))
         digests = job.listing.digests
-        if digests is not None and pixel_digests([part[None] for part in parts])[0] != digests[row]:
+        if digests is not None and row_digest(parts) != digests[row]:
             raise ImageError(CHANGED)
-        return _Row(b"", parts[0].shape, parts[0], parts[1] if job.plan.masks else None)
+        return _Row(b"", parts[0], parts[1] if job.plan.masks else None)
     except ImageError as exc:
         raise SourceError(
             f"{job.where}: {job.listing.keys[row]} is damaged: {exc}. List all damage with `fastload verify "
@@ -129,30 +126,22 @@ def _read(job: Job, row: int) -> _Row:
         ) from exc
 
 
-def _write_picture(job: Job, path: Path, pixels: NDArray[Any], resumed: bool) -> bool:
+def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resumed: bool) -> bool:
     """Writes one image file, unless it is there; returns whether it was.
 
     Raises:
-        OutputError: a whole image of that name has other pixels, or the disk is full.
+        OutputError: a whole image of that name holds something else, or the disk is full.
     """
+    path = job.folder / name
     if resumed and path.exists():
+        if jpeg and path.read_bytes() == jpeg:
+            return True
         found = _decoded(path, pixels)
         if found is not None:
-            if not np.array_equal(found.reshape(-1), pixels.reshape(-1)):
+            if jpeg or not np.array_equal(found.reshape(-1), pixels.reshape(-1)):
                 raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
             return True
-    write_file(path, job.encode(pixels))
-    return False
-
-
-def _write_jpeg(path: Path, data: bytes, shape: tuple[int, ...], resumed: bool) -> bool:
-    """Writes one JPEG file, unless it is there; returns whether it was."""
-    if resumed and path.exists():
-        if path.read_bytes() == data:
-            return True
-        if _decoded(path, np.empty(shape, np.uint8)) is not None:
-            raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
-    write_file(path, data)
+    write_file(path, jpeg or job.encode(pixels))
     return False
 
 
