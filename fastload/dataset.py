@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from torch.utils.data import Dataset
 from fastload.errors import FileChangedError, OptionError
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import Field, FileIdentity, PackedFile, read_header
-from fastload.format.ragged import index_names
 from fastload.plan import ChunkWindow
-from fastload.read.extents import RaggedExtents
-from fastload.read.identity import open_checked
+from fastload.read.checked import require_packed
 from fastload.read.readahead import ReadAhead
 from fastload.read.reader import Read, RowReader, image_axes
 
@@ -191,23 +188,8 @@ class PackedDataset(Dataset[Any]):
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
         """Returns a `ReadAhead` for rows of this dataset, with a file descriptor of its own; the caller closes it."""
-        file, rows = self.file, self.rows
-        ragged = [name for name in self._from_file if file.fields[name].ragged is not None]
-        index = [part for name in ragged for part in index_names(name) if part not in self._from_file]
-        fd = open_checked(file)
-        try:
-            return ReadAhead(
-                fd,
-                [file.fields[name] for name in (*self._from_file, *index)],
-                rows if isinstance(rows, range) else range(file.num_rows),
-                ragged=[RaggedExtents(fd, file, file.fields[name]) for name in ragged],
-                chunk_rows=chunk_rows,
-                recent_chunks=recent_chunks,
-                owns_fd=True,
-            )
-        except BaseException:
-            os.close(fd)
-            raise
+        rows = self.rows if isinstance(self.rows, range) else range(self.file.num_rows)
+        return ReadAhead(self.file, self._from_file, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -270,7 +252,9 @@ class PackedDataset(Dataset[Any]):
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
         """Returns a `RowReader` of this dataset's fields, with its options; the caller closes it."""
-        return RowReader(self.file, self._from_file, read, cache_chunks=cache_chunks, windows=windows)
+        return RowReader(
+            self.file, self._from_file, read, cache_chunks=cache_chunks, windows=windows, verify=require_packed
+        )
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Returns name, shape of a row and native dtype of each field that is read from the file.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.estimate.rates import DiskRate, measure_disk, pixel_rate
-from fastload.estimate.sample import Encode, Sampled, image_bytes, row_bytes, take_sample
+from fastload.estimate.sample import Encode, Sampled, row_bytes, take_sample
 from fastload.format.ragged import ENCODINGS, JPEG, EncodedRow
 from fastload.pack.encoding import EncodingOption, RaggedPlan
 from fastload.pack.pack_options import Progress
@@ -100,34 +100,45 @@ class EncodingEstimates:
         return asdict(self) | {"disk": {"bytes_per_s": self.disk.bytes_per_s, "told": self.disk.note}}
 
 
+@dataclass(frozen=True, eq=False)
+class EncodingChoices:
+    """A dataset, and the encodings that are compared for it.
+
+    Attributes:
+        encode: makes the row of a sample.
+        samples: int64 (N,), its samples.
+        num_pixels: pixels of all images together, decoded.
+        stores: the encodings; "mixed" needs "raw" and "jpeg" among them.
+        dtype: of decoded images.
+        remade: "source" encodes some JPEGs again.
+        compressed: name of the codec of pixels, "" for none.
+        known: sizes of a file that exists; its masks stay as they are in every encoding.
+    """
+
+    encode: Encode
+    samples: NDArray[np.int64]
+    num_pixels: int
+    stores: Sequence[EncodingOption]
+    dtype: np.dtype[Any]
+    remade: bool = False
+    compressed: str = ""
+    known: KnownSizes | None = None
+
+
 def estimate_encodings(
-    encode: Encode,
-    samples: NDArray[np.int64],
-    num_pixels: int,
-    stores: Sequence[EncodingOption],
-    dtype: np.dtype[Any],
+    dataset: EncodingChoices,
     folder: Path,
     *,
-    remade: bool = False,
-    compressed: str = "",
-    known: KnownSizes | None = None,
     room: int | None = None,
     threads: int | None = None,
     seconds: float = 1.5,
     progress: Progress | None = None,
 ) -> EncodingEstimates | None:
-    """Returns what a dataset would be in these encodings.
+    """Returns what a dataset would be in its encodings.
 
     Args:
-        encode: makes the row of a sample.
-        samples: int64 (N,), the samples of the dataset.
-        num_pixels: pixels of all images together, decoded.
-        stores: the encodings; "mixed" needs "raw" and "jpeg" among them.
-        dtype: dtype of decoded images.
+        dataset: its samples, and the encodings.
         folder: folder on the disk to measure.
-        remade: "source" encodes some JPEGs again.
-        compressed: name of the codec of pixels, "" for none.
-        known: sizes of a file that exists; its masks stay as they are in every encoding.
         room: bytes free on the disk; None: does not matter.
         threads: number of threads that decode, by default one for each CPU.
         seconds: time for making the sample; measuring takes up to 1.4 s more for the disk, and 0.25 s for each
@@ -138,34 +149,37 @@ def estimate_encodings(
         None if no image of the sample can be decoded.
     """
     threads = threads or available_cpus()
+    stores, known, count = dataset.stores, dataset.known, len(dataset.samples)
     made = [option for option in stores if option.kind != "mixed"]
-    found = take_sample(encode, made, samples, threads=threads, seconds=seconds, progress=progress)
+    found = take_sample(dataset.encode, made, dataset.samples, threads=threads, seconds=seconds, progress=progress)
     if not found.samples:
         return None
-    scale = num_pixels / sum(row.shape[0] * row.shape[1] for row in found.rows[made[0]])
-    rows = {option: _rows(option, found) for option in stores}
+    scale = dataset.num_pixels / sum(row.shape[0] * row.shape[1] for row in found.rows[made[0]])
     sizes = {option: _size(option, found, scale, known) for option in stores}
     first = found.rows[made[0]][0]
-    raw_bytes = num_pixels * (first.shape[2] * dtype.itemsize + (first.mask is not None))
+    raw_bytes = dataset.num_pixels * (first.shape[2] * dataset.dtype.itemsize + (first.mask is not None))
     disk = measure_disk(folder, max(sizes.values()))
+
+    def estimate(store: str, size: int, warm: float, encodings: dict[str, int], *, loses: bool) -> EncodingEstimate:
+        over_disk = None if disk.bytes_per_s is None else min(warm, disk.bytes_per_s * count / size)
+        return EncodingEstimate(store, size, warm, over_disk, encodings, loses)
+
     estimates = []
     if known is not None and known.chunked_per_s is not None:
-        warm = known.chunked_per_s(found.samples)
-        size = known.images + known.masks
-        over_disk = _over_disk(disk, warm, size / len(samples))
         encodings = {", ".join(known.filters) or "raw": len(found.samples)}
-        estimates.append(EncodingEstimate(AS_IT_IS, size, warm, over_disk, encodings, loses=False))
-    for option, versions in rows.items():
-        warm = pixel_rate(versions, dtype, threads=threads) * len(samples) / num_pixels
-        encodings = {name: sum(row.encoding == code for row in versions) for code, name in enumerate(ENCODINGS)}
+        warm = known.chunked_per_s(found.samples)
+        estimates.append(estimate(AS_IT_IS, known.images + known.masks, warm, encodings, loses=False))
+    for option in stores:
+        rows = _rows(option, found)
+        encodings = {name: sum(row.encoding == code for row in rows) for code, name in enumerate(ENCODINGS)}
+        warm = pixel_rate(rows, dataset.dtype, threads=threads) * count / dataset.num_pixels
         estimates.append(
-            EncodingEstimate(
-                store=_name(option, compressed),
-                bytes=sizes[option],
-                warm_per_s=warm,
-                disk_per_s=_over_disk(disk, warm, sizes[option] / len(samples)),
-                encodings={name: count for name, count in encodings.items() if count},
-                loses=_loses(option, found, remade=remade),
+            estimate(
+                _name(option, dataset.compressed),
+                sizes[option],
+                warm,
+                {name: number for name, number in encodings.items() if number},
+                loses=_loses(option, found, remade=dataset.remade),
             )
         )
     memory = available_memory()
@@ -211,18 +225,13 @@ def _name(option: EncodingOption, compressed: str) -> str:
     return f"{option}, {compressed}" if compressed and option.kind == "raw" else str(option)
 
 
-def _over_disk(disk: DiskRate, warm: float, image_bytes: float) -> float | None:
-    """Returns images a second from the disk."""
-    return None if disk.bytes_per_s is None else min(warm, disk.bytes_per_s / image_bytes)
-
-
 def _size(option: EncodingOption, found: Sampled, scale: float, known: KnownSizes | None) -> int:
     """Returns the bytes of all rows in an encoding: known from a file, or estimated from the sample."""
     if known is None:
         return round(scale * _sample_bytes(option, found, row_bytes))
     if option.kind == "keep":
         return known.images + known.masks
-    return round(scale * _sample_bytes(option, found, image_bytes)) + known.masks
+    return round(scale * _sample_bytes(option, found, lambda row: len(row.image))) + known.masks
 
 
 def _sample_bytes(option: EncodingOption, found: Sampled, of_row: Callable[[EncodedRow], int]) -> float:

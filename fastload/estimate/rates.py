@@ -2,8 +2,7 @@
 
 Rows in memory are copied or decoded by as many threads as there are CPUs. The disk is read from a file that is written
 for it and dropped from memory, in random order, in pieces of 1 MiB, several at once: like the loader, which shuffles
-    and
-has the next rows read ahead. One virtual disk gave twice as much in order.
+and has the next rows read ahead. One virtual disk gave twice as much in order.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.format.ragged import RAW, EncodedRow
-from fastload.images.decode_part import decode_mask_row, decode_row
+from fastload.images.decode_part import decode_row
 from fastload.system.page_cache import drop
 
 PASSES = 32
@@ -49,7 +48,7 @@ _MOST_LEFT = 0.1
 """Fraction of the file that may stay in memory when it is dropped."""
 
 Step = Callable[[int], int]
-"""`step(number) -> pixels`: does one part of the work."""
+"""`step(number) -> pixels` (or images): does one part of the work."""
 
 
 def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int, seconds: float = 0.25) -> float:
@@ -62,16 +61,16 @@ def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int
         seconds: time to measure; less if all passes are done before.
     """
     if all(row.encoding == RAW and row.mask_encoding == RAW and row.shape == rows[0].shape for row in rows):
-        return _timed(*_copying(rows), threads, seconds)
+        return per_second(*_copying(rows), threads, seconds)
     rows = _beyond_cache(rows)
     largest = max(row.shape[0] * row.shape[1] * (row.shape[2] * dtype.itemsize + 1) for row in rows)
     slots_bytes = max(largest, _SLOTS_BYTES)
     threads = max(1, min(threads, _MOST_SLOTS_BYTES // slots_bytes))
-    return _timed(lambda: _decoding(rows, dtype, slots_bytes), PASSES * len(rows), threads, seconds)
+    return per_second(lambda: _decoding(rows, dtype, slots_bytes), PASSES * len(rows), threads, seconds)
 
 
-def _timed(make: Callable[[], Step], steps: int, threads: int, seconds: float) -> float:
-    """Returns the pixels a second of so many steps, or of those done within the time: at least one for each thread.
+def per_second(make: Callable[[], Step], steps: int, threads: int, seconds: float) -> float:
+    """Returns what so many steps do in a second, or those done within the time: at least one for each thread.
 
     Args:
         make: returns a step with memory of its own; called once for each thread.
@@ -82,14 +81,14 @@ def _timed(make: Callable[[], Step], steps: int, threads: int, seconds: float) -
     started = time.perf_counter()
 
     def work(step: Step) -> int:
-        pixels = 0
+        done = 0
         while (number := next(numbers)) < steps and (number < threads or time.perf_counter() - started < seconds):
-            pixels += step(number)
-        return pixels
+            done += step(number)
+        return done
 
     with ThreadPoolExecutor(threads) as pool:
-        pixels = sum(pool.map(work, made))
-    return pixels / (time.perf_counter() - started)
+        done = sum(pool.map(work, made))
+    return done / (time.perf_counter() - started)
 
 
 def _copying(rows: Sequence[EncodedRow]) -> tuple[Callable[[], Step], int]:
@@ -129,7 +128,7 @@ def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any], slots_bytes: int
         decode_row(row.image, row.encoding, row.shape, row.orientation, dtype, out)
         if row.mask is not None:
             mask = slots[at + image_bytes : at + image_bytes + mask_bytes].reshape(height, width)
-            decode_mask_row(row.mask, row.mask_encoding, (height, width), mask)
+            decode_row(row.mask, row.mask_encoding, (height, width), 1, mask.dtype, mask)
         at += -(-(image_bytes + mask_bytes) // 64) * 64
         return height * width
 

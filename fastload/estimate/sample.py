@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,40 +28,30 @@ MOST_THREADS = 8
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-class Encode(Protocol):
-    """A function that makes the row of a sample in an encoding."""
-
-    def __call__(self, sample: int, option: EncodingOption) -> EncodedRow:
-        """Returns the row of a sample as this encoding has it.
-
-        Raises:
-            ImageError, OSError: it cannot be read or decoded.
-        """
-        ...
+Encode = Callable[[int, EncodingOption], EncodedRow]
+"""Makes the row of a sample in an encoding; raises ImageError or OSError if it cannot be read or decoded."""
 
 
-class Encoders:
-    """An `Encode` that makes rows as the packer does. Threads may share it: each gets encoders of its own.
+def row_maker(
+    images: Files | Pictures | Arrays, masks: Masks | None, headers: NDArray[np.void], plan: RaggedPlan
+) -> Encode:
+    """Returns an `Encode` that makes rows as the packer does. Threads may share it: each gets encoders of its own.
 
     Args:
         images, masks: images and masks of a listing.
         headers: HEADERS (N,) of all its samples.
         plan: how rows are made; its option is replaced.
     """
+    own = threading.local()
 
-    def __init__(
-        self, images: Files | Pictures | Arrays, masks: Masks | None, headers: NDArray[np.void], plan: RaggedPlan
-    ) -> None:
-        self._images, self._masks, self._headers, self._plan = images, masks, headers, plan
-        self._own = threading.local()
-
-    def __call__(self, sample: int, option: EncodingOption) -> EncodedRow:
-        """Returns the row of a sample as this encoding has it."""
-        encoders: dict[str, RowEncoder] = self._own.__dict__
+    def encode(sample: int, option: EncodingOption) -> EncodedRow:
+        encoders: dict[str, RowEncoder] = own.__dict__
         name = str(option)
         if name not in encoders:
-            encoders[name] = RowEncoder(self._images, self._masks, replace(self._plan, option=option))
-        return encoders[name].encode(sample, self._headers[sample])
+            encoders[name] = RowEncoder(images, masks, replace(plan, option=option))
+        return encoders[name].encode(sample, headers[sample])
+
+    return encode
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,12 +119,7 @@ def take_sample(
 
 def row_bytes(row: EncodedRow) -> int:
     """Returns the bytes of a sample's image and mask."""
-    return image_bytes(row) + (0 if row.mask is None else len(row.mask))
-
-
-def image_bytes(row: EncodedRow) -> int:
-    """Returns the bytes of a sample's image."""
-    return len(row.image)
+    return len(row.image) + (0 if row.mask is None else len(row.mask))
 
 
 def _flat(row: EncodedRow) -> EncodedRow:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import time
+import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.estimate.encodings import EncodingEstimates, KnownSizes, encodings_of, estimate_encodings
-from fastload.estimate.sample import Encoders, spread
+from fastload.estimate.encodings import EncodingChoices, EncodingEstimates, KnownSizes, encodings_of, estimate_encodings
+from fastload.estimate.rates import Step, per_second
+from fastload.estimate.sample import row_maker, spread
 from fastload.format.codecs import NONE, has_zstd, parse_codec
 from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import RAW
@@ -23,7 +22,8 @@ from fastload.pack.encode import HEADERS
 from fastload.pack.encoding import EncodingOption, Form, RaggedPlan, jpegs_kept_and_made
 from fastload.pack.pack_options import Progress
 from fastload.pack.survey import Survey
-from fastload.read.reader import RowReader, close_readers
+from fastload.read.checked import close_readers
+from fastload.read.reader import RowReader
 from fastload.repack.packed_rows import mask_rows_of, rows_of
 from fastload.sources.listing import Arrays, Masks
 from fastload.system.machine import available_cpus
@@ -55,19 +55,17 @@ def estimate_survey(
     own, made = jpegs_kept_and_made(
         replace(plan, option=EncodingOption("source")), survey.samples, headers[survey.samples]
     )
-    return estimate_encodings(
-        Encoders(listing.files, listing.masks, headers, plan),
+    dataset = EncodingChoices(
+        row_maker(listing.files, listing.masks, headers, plan),
         survey.samples,
         int(sizes.prod(axis=1).sum()),
         encodings_of(plan, source=survey.options.size is None and bool(np.any(own))),
         plan.dtype,
-        folder,
         remade=bool(np.any(made)),
         compressed="" if plan.image_codec == NONE else plan.image_codec.name,
-        room=survey.disk_free if survey.disk_free >= 0 else None,
-        threads=threads,
-        progress=progress,
     )
+    room = survey.disk_free if survey.disk_free >= 0 else None
+    return estimate_encodings(dataset, folder, room=room, threads=threads, progress=progress)
 
 
 def _row_by_row(plan: RaggedPlan, *, masks: bool) -> RaggedPlan:
@@ -115,18 +113,16 @@ def estimate_file(
     form: Form | None = "ragged" if masks else None
     plan = RaggedPlan(int(shapes[0, 2]), dtype, EncodingOption(), None, None, "ragged", form, mask_codec=codec)
     others = encodings_of(plan, source=False)
+    dataset = EncodingChoices(
+        row_maker(images, masks, headers, plan),
+        np.arange(file.num_rows),
+        int(shapes[:, :2].astype(np.int64).prod(axis=1).sum()),
+        [EncodingOption("keep"), *others] if kept else others,
+        dtype,
+        known=known,
+    )
     try:
-        return estimate_encodings(
-            Encoders(images, masks, headers, plan),
-            np.arange(file.num_rows),
-            int(shapes[:, :2].astype(np.int64).prod(axis=1).sum()),
-            [EncodingOption("keep"), *others] if kept else others,
-            dtype,
-            file.path.absolute().parent,
-            known=known,
-            threads=threads,
-            progress=progress,
-        )
+        return estimate_encodings(dataset, file.path.absolute().parent, threads=threads, progress=progress)
     finally:
         close_readers()
 
@@ -153,31 +149,23 @@ def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:
 
 def _chunks_per_s(file: PackedFile, samples: Sequence[int], threads: int) -> float:
     """Measures images a second, with masks, from compressed chunks in memory; each image decompresses its chunk."""
-    names = [name for name in PIXEL_FIELDS if name in file.fields]
-    reader = RowReader(file, names, read="pread", cache_chunks=1)
+    fields = [file.fields[name] for name in PIXEL_FIELDS if name in file.fields]
     order = [samples[at] for at in spread(len(samples), len(samples))]
-    numbers, end = itertools.count(), 0.0
 
-    def memory() -> dict[str, NDArray[Any]]:
-        fields = [file.fields[name] for name in names]
-        return {field.name: np.empty((1, *field.shape), field.dtype.newbyteorder("=")) for field in fields}
+    def make() -> Step:
+        outs = {field.name: np.empty((1, *field.shape), field.dtype.newbyteorder("=")) for field in fields}
 
-    def read_some(_: int) -> int:
-        outs, done = memory(), 0
-        while not done or time.perf_counter() < end:
-            reader.gather(np.array([order[next(numbers) % len(order)]]), outs)
-            done += 1
-        return done
+        def step(number: int) -> int:
+            reader.gather(np.array([order[number % len(order)]]), outs)
+            return 1
 
-    try:
-        for sample in order:  # Brings them into memory.
-            reader.gather(np.array([sample]), memory())
-        with ThreadPoolExecutor(threads) as pool:
-            started = time.perf_counter()
-            end = started + _READ_SECONDS
-            return sum(pool.map(read_some, range(threads))) / (time.perf_counter() - started)
-    finally:
-        reader.close()
+        return step
+
+    with closing(RowReader(file, [field.name for field in fields], read="pread", cache_chunks=1)) as reader:
+        warm_up = make()
+        for number in range(len(order)):  # Brings them into memory.
+            warm_up(number)
+        return per_second(make, sys.maxsize, threads, _READ_SECONDS)
 
 
 def _ragged_shapes(file: PackedFile) -> tuple[NDArray[np.int32], bool]:

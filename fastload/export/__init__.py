@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError, OutputError
 from fastload.export.plan import MANIFEST, ExportLayout, plan_export
 from fastload.export.table import fields_bytes, sidecar_text, table_text
-from fastload.export.write import Job, encode_png, sampled_files, unfinished, write_file, write_images
+from fastload.export.write import Job, encode_png, image_file, unfinished, write_file, write_images
 from fastload.format.header import PackedFile
 from fastload.format.writer import writer_name
 from fastload.pack.pack_options import Progress, check_choice
-from fastload.read.reader import close_readers
+from fastload.read.checked import close_readers
 from fastload.repack.choice import Choice, choose_rows
 from fastload.repack.packed_listing import list_packed, regroup
 from fastload.repack.packed_rows import RaggedRows
@@ -190,7 +190,7 @@ def _check_space(job: Job) -> None:
     """Raises OutputError for a disk too full, estimated from a few images; files there already count as free space."""
     folder = job.folder if job.folder.is_dir() else job.folder.absolute().parent
     rows = np.unique(np.linspace(0, len(job.listing) - 1, _SAMPLED).astype(np.int64))
-    blocks = sum(-(-len(data) // _DISK_BLOCK) for data in sampled_files(job, rows)) / len(rows)
+    blocks = sum(-(-len(image_file(job, row)) // _DISK_BLOCK) for row in rows.tolist()) / len(rows)
     needed = int(blocks * _DISK_BLOCK * len(job.listing))
     needed += sum(column.values.nbytes for column in job.listing.columns.values())
     there = sum(path.stat().st_size for path in folder.rglob("*.*")) if (folder / JOURNAL).is_file() else 0

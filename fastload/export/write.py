@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OutputError, SourceError
 from fastload.export.plan import ExportPlan
-from fastload.format.digests import pixel_digests
+from fastload.format.digests import row_digest
 from fastload.format.ragged import JPEG
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.pack.pack_options import Progress
-from fastload.read.checked import CheckedSample
-from fastload.repack.packed_rows import RaggedRows
-from fastload.sources.listing import Arrays, Listing, first_few
+from fastload.read.checked import CHANGED
+from fastload.repack.packed_rows import RaggedRows, RowByRow
+from fastload.sources.listing import Arrays, Listing
 from fastload.system.threads import in_threads
 
 _BLOCK_BYTES = 4 * 2**20
@@ -48,6 +48,15 @@ class Job:
     where: Path
 
 
+class _Row(NamedTuple):
+    """One sample to be written: the JPEG that its image is stored as, if it is; its pixels; its mask, if it has one."""
+
+    jpeg: bytes
+    image: NDArray[Any]
+    """(H, W, C); without content if there is a JPEG."""
+    mask: NDArray[Any] | None
+
+
 def write_images(job: Job, resumed: bool, threads: int, progress: Progress | None) -> int:
     """Writes all images and masks that are not there yet; returns how many rows were there.
 
@@ -57,80 +66,57 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
     """
     for above in sorted({str(Path(path).parent) for path in (*job.plan.images, *job.plan.masks)}):
         (job.folder / above).mkdir(parents=True, exist_ok=True)
-    write_block = _write_ragged_block if isinstance(job.listing.files, RaggedRows) else _write_block
     step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, int(job.listing.sizes.mean()))))
     total, done, kept = len(job.listing), 0, 0
-    blocks = (np.arange(start, min(total, start + step)) for start in range(0, total, step))
-    for count, there in in_threads(lambda rows: write_block(job, rows, resumed), blocks, threads):
-        done, kept = done + count, kept + there
+    blocks = (range(start, min(total, start + step)) for start in range(0, total, step))
+    for found in in_threads(lambda rows: [_write_row(job, row, resumed) for row in rows], blocks, threads):
+        done, kept = done + len(found), kept + sum(found)
         if progress:
             progress("exporting", done, total)
     return kept
 
 
-def sampled_files(job: Job, rows: NDArray[np.int64]) -> Iterator[bytes]:
-    """Yields the bytes of the image files of these rows."""
-    files = job.listing.files
-    if isinstance(files, RaggedRows):
-        for row in rows.tolist():
-            sample, found = _ragged_sample(job, files, row)
-            yield bytes(sample.image) if sample.encoding == JPEG else job.encode(found["images"])
-        return
-    assert isinstance(files, Arrays), "rows of an HDF5 file"
-    pixels = np.empty((len(rows), *files.shape), files.dtype)
-    files.read_rows(rows, pixels)
-    yield from map(job.encode, pixels)
+def image_file(job: Job, row: int) -> bytes:
+    """Returns the bytes of the image file of a row.
+
+    Raises:
+        SourceError: the row is damaged; the message names it.
+    """
+    found = _read(job, row)
+    return found.jpeg or job.encode(found.image)
 
 
-def _write_block(job: Job, rows: NDArray[np.int64], resumed: bool) -> tuple[int, int]:
-    """Reads, checks and writes rows of one size; returns how many they are, and how many were there."""
-    listing = job.listing
-    parts = [(listing.files, job.plan.images)]
-    if listing.masks is not None and job.plan.masks:
-        parts.append((listing.masks.files, job.plan.masks))
-    arrays = []
-    for files, _ in parts:
-        assert isinstance(files, Arrays), "rows of an HDF5 file"
-        pixels = np.empty((len(rows), *files.shape), files.dtype)
-        files.read_rows(rows, pixels)
-        arrays.append(pixels)
-    _check_digests(job, rows, arrays)
-    there = 0
-    for at, row in enumerate(rows.tolist()):
-        found = [
-            _write_picture(job, job.folder / paths[row], pixels[at], resumed)
-            for pixels, (_, paths) in zip(arrays, parts, strict=True)
-        ]
-        there += all(found)
-    return len(rows), there
+def _write_row(job: Job, row: int, resumed: bool) -> bool:
+    """Writes the files of a row, unless they are there; returns whether they were. A JPEG is written as it is."""
+    found = _read(job, row)
+    there = _write(job, job.plan.images[row], found.image, found.jpeg, resumed=resumed)
+    if found.mask is not None:
+        there &= _write(job, job.plan.masks[row], found.mask, resumed=resumed)
+    return there
 
 
-def _write_ragged_block(job: Job, rows: NDArray[np.int64], resumed: bool) -> tuple[int, int]:
-    """Does the same as `_write_block` for rows of varying length; a JPEG is written as it is stored."""
-    files = job.listing.files
-    assert isinstance(files, RaggedRows), "chosen in write_images"
-    there = 0
-    for row in rows.tolist():
-        sample, pixels = _ragged_sample(job, files, row)
-        path = job.folder / job.plan.images[row]
-        if sample.encoding == JPEG:
-            found = _write_jpeg(path, bytes(sample.image), sample.shape, resumed)
-        else:
-            found = _write_picture(job, path, pixels["images"], resumed)
-        if job.plan.masks:
-            found &= _write_picture(job, job.folder / job.plan.masks[row], pixels["masks"], resumed)
-        there += found
-    return len(rows), there
-
-
-def _ragged_sample(job: Job, files: RaggedRows, row: int) -> CheckedSample:
-    """Returns a sample that matches its digest, with its pixels unless it is a JPEG.
+def _read(job: Job, row: int) -> _Row:
+    """Returns a row that matches its digest.
 
     Raises:
         SourceError: it is damaged; the message names it.
     """
+    files, masks = job.listing.files, job.listing.masks
     try:
-        return files.checked(row, jpeg=False)
+        if isinstance(files, RaggedRows):
+            sample, pixels = files.checked(row, jpeg=False)
+            jpeg = bytes(sample.image) if sample.encoding == JPEG else b""
+            image = np.empty(sample.shape, np.uint8) if jpeg else pixels["images"]
+            return _Row(jpeg, image, pixels["masks"] if job.plan.masks else None)
+        assert isinstance(files, Arrays), "rows of an HDF5 file"
+        parts = [RowByRow(files).read(row)]
+        if masks is not None:
+            assert isinstance(masks.files, Arrays), "rows of the same file"
+            parts.append(RowByRow(masks.files).read(row))
+        digests = job.listing.digests
+        if digests is not None and row_digest(parts) != digests[row]:
+            raise ImageError(CHANGED)
+        return _Row(b"", parts[0], parts[1] if job.plan.masks else None)
     except ImageError as exc:
         raise SourceError(
             f"{job.where}: {job.listing.keys[row]} is damaged: {exc}. List all damage with `fastload verify "
@@ -138,43 +124,22 @@ def _ragged_sample(job: Job, files: RaggedRows, row: int) -> CheckedSample:
         ) from exc
 
 
-def _check_digests(job: Job, rows: NDArray[np.int64], arrays: list[NDArray[Any]]) -> None:
-    listing = job.listing
-    if listing.digests is None or (listing.masks is not None and len(arrays) == 1):
-        return
-    wrong = rows[pixel_digests(arrays) != listing.digests[rows]]
-    if len(wrong):
-        keys = first_few([listing.keys[row] for row in wrong.tolist()])
-        raise SourceError(
-            f"{job.where}: pixels of {len(wrong)} rows are not those that were packed: {keys}. List all damage with "
-            f"`fastload verify {job.where}`; leave it out with `fastload repack --on-error skip`."
-        )
-
-
-def _write_picture(job: Job, path: Path, pixels: NDArray[Any], resumed: bool) -> bool:
+def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resumed: bool) -> bool:
     """Writes one image file, unless it is there; returns whether it was.
 
     Raises:
-        OutputError: a whole image of that name has other pixels, or the disk is full.
+        OutputError: a whole image of that name holds something else, or the disk is full.
     """
+    path = job.folder / name
     if resumed and path.exists():
+        if jpeg and path.read_bytes() == jpeg:
+            return True
         found = _decoded(path, pixels)
         if found is not None:
-            if not np.array_equal(found.reshape(-1), pixels.reshape(-1)):
+            if jpeg or not np.array_equal(found.reshape(-1), pixels.reshape(-1)):
                 raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
             return True
-    write_file(path, job.encode(pixels))
-    return False
-
-
-def _write_jpeg(path: Path, data: bytes, shape: tuple[int, int, int], resumed: bool) -> bool:
-    """Writes one JPEG file, unless it is there; returns whether it was."""
-    if resumed and path.exists():
-        if path.read_bytes() == data:
-            return True
-        if _decoded(path, np.empty(shape, np.uint8)) is not None:
-            raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
-    write_file(path, data)
+    write_file(path, jpeg or job.encode(pixels))
     return False
 
 

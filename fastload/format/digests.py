@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -14,40 +14,43 @@ from numpy.typing import NDArray
 DIGEST_FIELDS = ("digest", "digest_fields")
 """The datasets that hold digests of rows."""
 
+_JOINED_BYTES = 512 * 2**10
+
 
 def row_digests(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
-    """Returns XXH3-64 of each row's bytes in these arrays, one array after another by name.
+    """Returns XXH3-64 of each row's bytes in these arrays (N, ...), one array after another by name; uint64 (N,)."""
+    return pixel_digests([columns[name] for name in sorted(columns)])
+
+
+def pixel_digests(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
+    """Returns XXH3-64 of each row's bytes in several arrays, in their order, hashed as little-endian; uint64 (N,).
 
     Args:
-        columns: arrays (N, ...) of equal N; little-endian, any memory order.
-
-    Returns:
-        uint64 (N,).
+        arrays: (N, ...) of equal N, any byte and memory order.
     """
-    parts = [_row_bytes(columns[name]) for name in sorted(columns)]
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, rows), dtype=np.uint64, count=len(rows))
+    parts = [_row_bytes(array) for array in arrays]
+    count, row_bytes = len(parts[0]), sum(part.shape[1] for part in parts)
+    # Several arrays are joined in blocks that stay in the CPU's cache.
+    step = max(1, count if len(parts) == 1 else _JOINED_BYTES // max(row_bytes, 1))
+    digests = np.empty(count, np.uint64)
+    for first in range(0, count, step):
+        block = [part[first : first + step] for part in parts]
+        rows = block[0] if len(block) == 1 else np.concatenate(block, axis=1)
+        digests[first : first + step] = np.fromiter(map(xxhash.xxh3_64_intdigest, rows), np.uint64, len(rows))
+    return digests
+
+
+def row_digest(parts: Sequence[Any]) -> int:
+    """Returns XXH3-64 of one row: of bytes, or of C-contiguous little-endian arrays, one after another."""
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return int(digest.intdigest())
 
 
 def _row_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
     values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
     return values.reshape(len(values), -1).view(np.uint8)
-
-
-def pixel_digests(arrays: list[NDArray[Any]]) -> NDArray[np.uint64]:
-    """Returns XXH3-64 of each row, over its bytes in all of the arrays (n, ...) one after another; uint64 (n,)."""
-    count = len(arrays[0])
-    parts = [array.reshape(count, -1).view(np.uint8) for array in arrays]
-    if len(parts) == 1:
-        hash_row: Callable[[Any], int] = xxhash.xxh3_64_intdigest
-        return np.fromiter(map(hash_row, parts[0]), np.uint64, count)
-    digests = np.empty(count, np.uint64)
-    for at, pieces in enumerate(zip(*parts, strict=True)):
-        digest = xxhash.xxh3_64()
-        for piece in pieces:
-            digest.update(piece)
-        digests[at] = digest.intdigest()
-    return digests
 
 
 def header_digest(file: h5py.File) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError
 from fastload.format.codecs import NONE, Codec
 from fastload.format.column import Column
-from fastload.format.digests import header_digest, row_digests
+from fastload.format.digests import header_digest, linear_offset, row_digests
 from fastload.format.header import FORMAT_VERSION, IMAGES_OFFSET
 
 DISTRIBUTION = "fastload-hdf5"  # on the package index; `fastload` there is another project
@@ -213,13 +213,10 @@ def _text(values: tuple[str, ...] | list[str]) -> NDArray[np.bytes_]:
 
 
 def _pixel_offset(path: str | Path, dataset: h5py.Dataset) -> int:
-    chunk_bytes = int(np.prod(dataset.chunks, dtype=np.int64)) * dataset.dtype.itemsize
-    offsets: list[int] = []
-    dataset.id.chunk_iter(lambda chunk: offsets.append(chunk.byte_offset))
-    expected = offsets[0] + np.arange(len(offsets)) * chunk_bytes
-    if not np.array_equal(np.sort(offsets), expected) or (dataset.name == "/images" and offsets[0] != IMAGES_OFFSET):
+    offset = linear_offset(dataset)
+    if offset is None or (dataset.name == "/images" and offset != IMAGES_OFFSET):
         raise FormatError(
             f"{path}: HDF5 {h5py.version.hdf5_version} did not lay the chunks of {dataset.name[1:]} back to back from "
             f"byte {IMAGES_OFFSET}. Install h5py 3.16, whose wheels carry an HDF5 that does."
         )
-    return int(offsets[0])
+    return offset

@@ -24,14 +24,12 @@ import numpy as np
 import PIL
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, features
+from PIL import Image, features
 
 from fastload.errors import ImageError
 from fastload.images.fit import (
     TOO_FEW_BITS,
-    Fit,
     Target,
-    moved_coordinates,
     resample_for,
     resample_mask,
     resample_pixels,
@@ -39,34 +37,24 @@ from fastload.images.fit import (
     with_depth,
 )
 from fastload.images.image_header import (
-    ImageHeader,
     check_size,
-    failure_reason,
+    decoding_errors,
     kind_of,
     open_image,
     orientation_of,
     pillow_silenced,
     png_without_tail,
-    probe_image,
     upright_size,
 )
-from fastload.images.jpeg_markers import JpegFrame, scan_jpeg
-from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes
-
-__all__ = [
-    "Fit",
-    "ImageHeader",
-    "Target",
-    "decode_image",
-    "decode_mask",
-    "decode_unturned",
-    "decoder_versions",
-    "moved_coordinates",
-    "probe_image",
-    "resample_mask",
-    "resample_pixels",
-    "upright",
-]
+from fastload.images.jpeg import JpegFrame, scan_jpeg
+from fastload.images.sixteen_bit import (
+    deep_gray,
+    deep_pixels,
+    is_gray_alpha,
+    ppm_pixels,
+    read_low_bytes,
+    tile_of,
+)
 
 _COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -89,14 +77,10 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
     """
     assert out.shape == (target.height, target.width, target.channels), "one row of the target"
     frame = scan_jpeg(data)
-    try:
+    with decoding_errors(data):
         if frame is None or not _decode_jpeg(data, frame, target, out):
             pixels, orientation = _decode_pillow(data, target)
             resample_pixels(upright(pixels, orientation), target, out)
-    except ImageError:
-        raise
-    except Exception as error:  # given damaged bytes, a decoder may raise anything
-        raise ImageError(failure_reason(error, data)) from error
 
 
 def decode_mask(
@@ -123,13 +107,8 @@ def decode_mask(
         ImageError: it cannot be decoded, holds colours or numbers above 255, is of a lossy format, or of another size
             than its image.
     """
-    try:
-        with _loaded(data) as loaded:
-            indices = upright(_indices_of(loaded)[..., None], loaded.orientation)[..., 0]
-    except ImageError:
-        raise
-    except Exception as error:  # given damaged bytes, a decoder may raise anything
-        raise ImageError(failure_reason(error, data)) from error
+    with _loaded(data) as loaded:
+        indices = upright(_indices_of(loaded)[..., None], loaded.orientation)[..., 0]
     height, width = indices.shape
     if image_size is not None and image_size != (height, width):
         raise ImageError(
@@ -144,15 +123,10 @@ def decode_unturned(data: bytes, channels: int) -> NDArray[np.uint8]:
     Raises:
         ImageError: it cannot be decoded, or has more bits.
     """
-    try:
-        with _loaded(data) as loaded:
-            if loaded.bits == 16:
-                raise ImageError("has 16 bits a channel where the dataset has 8")
-            return np.asarray(_pixels_of(_converted(loaded.image, channels)), np.uint8)
-    except ImageError:
-        raise
-    except Exception as error:  # given damaged bytes, a decoder may raise anything
-        raise ImageError(failure_reason(error, data)) from error
+    with _loaded(data) as loaded:
+        if loaded.bits == 16:
+            raise ImageError("has 16 bits a channel where the dataset has 8")
+        return np.asarray(_pixels_of(_converted(loaded.image, channels)), np.uint8)
 
 
 def decoder_versions() -> str:
@@ -174,19 +148,39 @@ def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any
         resample_for(*upright_size(height, width, orientation), target)
     if target.dtype != _UINT8:
         raise ImageError(TOO_FEW_BITS)
-    colorspace = "RGB" if luma else _COLORSPACES[target.channels]
     try:
-        # Strict: a stream that libjpeg only warns of, truncated or corrupt, is left to Pillow.
-        pixels = simplejpeg.decode_jpeg(data, colorspace, buffer=out if direct else None)
+        pixels = run_libjpeg(data, (height, width, 3 if luma else target.channels), out=out if direct else None)
     except (ValueError, RuntimeError):
-        return False
-    if pixels.shape[:2] != (height, width):
         return False
     if not direct:
         if luma:
             pixels = _pixels_of(Image.fromarray(pixels).convert("L"))
         resample_pixels(upright(pixels, orientation), target, out)
     return True
+
+
+def run_libjpeg(
+    data: bytes | bytearray | memoryview, shape: tuple[int, ...], *, factor: int = 1, out: NDArray[Any] | None = None
+) -> NDArray[np.uint8]:
+    """Decodes a gray or colour JPEG with libjpeg-turbo, not turned upright; what it refuses is left to Pillow.
+
+    Args:
+        data: a JPEG file.
+        shape: (H, W, C) of the pixels, shrunk by the factor; C is not 1 if the file has colours.
+        factor: 1, 2, 4 or 8.
+        out: C-contiguous memory of so many bytes.
+
+    Raises:
+        ValueError, RuntimeError: the image has another shape, or libjpeg refuses it or warns of it (strict: of a
+            truncated or corrupt stream it only warns).
+    """
+    height, width = shape[:2] if factor > 1 else (0, 0)
+    pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+        data, _COLORSPACES[shape[2]], min_height=height, min_width=width, min_factor=factor, buffer=out
+    )
+    if pixels.shape != shape:
+        raise ValueError(f"an image of {pixels.shape} where {shape} is expected")
+    return pixels
 
 
 def _decode_pillow(data: bytes, target: Target) -> tuple[NDArray[Any], int]:
@@ -216,10 +210,10 @@ class _Loaded(NamedTuple):
 
 @contextmanager
 def _loaded(data: bytes) -> Iterator[_Loaded]:
-    """Opens a file with Pillow; within, Pillow's warnings are off, and lack of memory is an ImageError."""
+    """Opens a file with Pillow; within, Pillow's warnings are off, and whatever is raised becomes an ImageError."""
     size = ""
-    try:
-        with pillow_silenced():
+    with decoding_errors(data), pillow_silenced():
+        try:
             image: Image.Image = open_image(data)
             size = f" of {image.width}x{image.height} pixels"
             _, _, bits = kind_of(image, data)
@@ -227,8 +221,8 @@ def _loaded(data: bytes) -> Iterator[_Loaded]:
             image = _load(data, image)
             # After load: that turns a TIFF upright, and finds the EXIF block at a PNG's end.
             yield _Loaded(image, bits, orientation_of(image), largest)
-    except MemoryError as error:
-        raise ImageError(f"not enough memory for its {len(data):,} bytes{size}") from error
+        except MemoryError as error:
+            raise ImageError(f"not enough memory for its {len(data):,} bytes{size}") from error
 
 
 def _load(data: bytes, image: Image.Image | None = None, *, low_bytes: bool = False) -> Image.Image:
@@ -301,13 +295,10 @@ def _indices_of(loaded: _Loaded) -> NDArray[np.uint8]:
 
 def _largest_value(image: Image.Image) -> int:
     """Returns the largest number of a gray file whose values Pillow spreads over all bits; 0 for other files."""
-    if not isinstance(image, ImageFile.ImageFile) or not image.tile:
-        return 0
-    tile: Any = image.tile[0]  # a plain tuple before Pillow 11
-    layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
-    if tile[0].startswith("ppm") and len(layout) > 1:
-        return int(layout[1])
-    return {"L;2": 3, "L;4": 15}.get(str(layout[0])[:3], 0)
+    codec, _, args = tile_of(image)
+    if codec.startswith("ppm") and len(args) > 1:
+        return int(args[1])
+    return {"L;2": 3, "L;4": 15}.get(str(args[0])[:3], 0)
 
 
 def _pixels_of(image: Image.Image) -> NDArray[Any]:

@@ -20,8 +20,8 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from fastload.errors import ImageError
-from fastload.images.jpeg_markers import JpegFrame, scan_jpeg
-from fastload.images.sixteen_bit import is_deep_colour
+from fastload.images.jpeg import JpegFrame, scan_jpeg
+from fastload.images.sixteen_bit import is_deep_colour, tile_of
 
 MAX_PIXELS = 178_956_970
 """Pixels of the largest image accepted: Pillow's default limit against decompression bombs."""
@@ -97,13 +97,8 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
     while len(data) >= size:
         size *= 16
         data = read_head(size)
-    try:
-        with pillow_silenced():
-            return _pillow_header(data)._replace(jpeg=plain_jpeg(frame))
-    except ImageError:
-        raise
-    except Exception as error:  # given damaged bytes, a plugin may raise anything
-        raise ImageError(failure_reason(error, data)) from error
+    with decoding_errors(data), pillow_silenced():
+        return _pillow_header(data)._replace(jpeg=plain_jpeg(frame))
 
 
 def plain_jpeg(frame: JpegFrame | None) -> int:
@@ -184,10 +179,10 @@ def _stored_bits(image: Image.Image, data: bytes) -> int:
         configuration = data.find(b"av1C")  # AV1 in ISOBMFF, 2.3.3: the flags high_bitdepth and twelve_bit
         flags = data[configuration + 6] if 0 <= configuration < len(data) - 6 else 0
         return 8 if not flags & 0x40 else 12 if flags & 0x20 else 10
-    layout = image.tile[0][3] if isinstance(image, ImageFile.ImageFile) and image.tile else ""
-    if image.format == "PPM" and isinstance(layout, tuple):
-        return 16 if isinstance(layout[-1], int) and layout[-1] > 255 else 8  # the largest value, as the file says
-    return 16 if image.format == "PNG" and str(layout).endswith(";16B") else 8
+    _, _, args = tile_of(image)
+    if image.format == "PPM":
+        return 16 if isinstance(args[-1], int) and args[-1] > 255 else 8  # the largest value, as the file says
+    return 16 if image.format == "PNG" and str(args[0]).endswith(";16B") else 8
 
 
 def orientation_of(image: Image.Image) -> int:
@@ -217,7 +212,18 @@ def check_size(height: int, width: int) -> None:
         raise ImageError(f"claims {width}x{height} pixels")
 
 
-def failure_reason(error: Exception, data: bytes) -> str:
+@contextmanager
+def decoding_errors(data: bytes) -> Iterator[None]:
+    """Turns whatever is raised within into an ImageError: given damaged bytes, a decoder may raise anything."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except Exception as error:
+        raise ImageError(_failure_reason(error, data)) from error
+
+
+def _failure_reason(error: Exception, data: bytes) -> str:
     """Returns the reason why Pillow could not decode `data`, in a short sentence."""
     if isinstance(error, MemoryError):
         return f"not enough memory to decode it ({len(data):,} bytes of file)"

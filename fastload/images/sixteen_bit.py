@@ -71,13 +71,11 @@ def ppm_pixels(image: Image.Image, data: bytes) -> NDArray[np.uint16] | None:
     """Returns uint16 (H, W, 3) of a binary PPM of more than 8 bits, its maximum scaled to 65535; None for others."""
     if not _is_deep_ppm(image):
         return None
-    assert isinstance(image, ImageFile.ImageFile)
-    tile: Any = image.tile[0]
-    largest = int(tile[3][1])
+    _, begin, (_, largest, *_) = tile_of(image)
     count = image.height * image.width * 3
-    if len(data) < tile[2] + 2 * count:
+    if len(data) < begin + 2 * count:
         raise ImageError("cannot be decoded: image file is truncated")
-    values = np.frombuffer(data, ">u2", count, tile[2]).reshape(image.height, image.width, 3)
+    values = np.frombuffer(data, ">u2", count, begin).reshape(image.height, image.width, 3)
     if largest == 65535:
         return values.astype(np.uint16)
     scaled = (values.astype(np.uint32) * 65535 + largest // 2) // largest  # values * 65535 stays below 2**32
@@ -95,18 +93,21 @@ def deep_gray(image: Image.Image) -> NDArray[np.uint16]:
     return np.dstack([gray, gray, gray, np.where(gray == key, 0, 65535).astype(np.uint16)])
 
 
+def tile_of(image: Image.Image) -> tuple[str, int, tuple[Any, ...]]:
+    """Returns the codec, the first byte and the arguments, rawmode first, of what Pillow will decode; empty if none."""
+    if not isinstance(image, ImageFile.ImageFile) or not image.tile:
+        return "", 0, ("",)
+    codec, _, begin, args = image.tile[0]  # a plain tuple before Pillow 11
+    return codec, begin, args if isinstance(args, tuple) else (args,)
+
+
 def _is_deep_ppm(image: Image.Image) -> bool:
-    if image.format != "PPM" or image.mode != "RGB" or not isinstance(image, ImageFile.ImageFile) or not image.tile:
-        return False
-    tile: Any = image.tile[0]
-    return bool(tile[0] == "ppm" and tile[3][1] > 255)
+    codec, _, args = tile_of(image)
+    return image.format == "PPM" and image.mode == "RGB" and codec == "ppm" and args[1] > 255
 
 
 def _rawmode(image: Image.Image) -> str:
-    if not isinstance(image, ImageFile.ImageFile) or not image.tile:
-        return ""
-    tile: Any = image.tile[0]
-    return str(tile[3][0] if isinstance(tile[3], tuple) else tile[3])
+    return str(tile_of(image)[2][0])
 
 
 def _low_rawmode(image: Image.Image) -> str | None:

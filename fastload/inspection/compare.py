@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, ImageError, OptionError
-from fastload.format.codecs import load_filters
-from fastload.format.header import Field, PackedFile, open_hdf5
+from fastload.format.header import PackedFile, open_hdf5
 from fastload.format.ragged import JPEG, EncodedRow
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row
@@ -25,18 +23,15 @@ from fastload.pack.pack_options import PackOptions
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers, with_moved_coordinates
-from fastload.read.checked import CheckedSamples, has_ragged
-from fastload.read.reader import SAMPLES
+from fastload.read.checked import SAMPLES, CheckedSamples, has_ragged
 from fastload.sources import SourceOptions, list_source
 from fastload.sources.listing import Listing
-from fastload.system.files import read_into
 
 MAX_LEVELS = 3
 """Largest difference, in levels of 8 bits, that two releases of a decoder may show on one image."""
 
 _GONE = "its image can no longer be decoded"
-_OTHER_MASK = 1 << 20
-"""Used in place of a difference in levels: the mask differs."""
+_OTHER_MASK = "its mask differs"
 
 _TASK_ROWS = 64
 
@@ -85,13 +80,22 @@ class SourceReport:
 
 @dataclass(frozen=True)
 class _Task:
-    """Rows to compare, and for each the index of its sample in the listing."""
+    """Rows of a file to compare.
 
-    path: str
-    fields: tuple[Field, ...]
-    target: Target
+    Attributes:
+        file: header of the packed file.
+        plan: how its rows were made, as far as it affects their pixels.
+        rows, samples: int64 (n,), rows and the indices of their samples in the listing.
+        headers: HEADERS (n,) of the samples; only of a file with ragged fields.
+        unread: sample -> why its header cannot be read.
+    """
+
+    file: PackedFile
+    plan: RaggedPlan
     rows: NDArray[np.int64]
     samples: NDArray[np.int64]
+    headers: NDArray[np.void] | None
+    unread: dict[int, str]
 
 
 def compare_source(
@@ -119,56 +123,42 @@ def compare_source(
     options = _pack_options(file)
     layout = str(file.attrs.get("source_layout"))
     listing = list_source(source, layout, "skip", replace(options.source, root=root))
-    samples = {key: sample for sample, key in enumerate(listing.keys)}
-    found = np.array([samples.get(key, -1) for key in keys], dtype=np.int64)
+    numbers = {key: sample for sample, key in enumerate(listing.keys)}
+    found = np.array([numbers.get(key, -1) for key in keys], dtype=np.int64)
     rows = np.flatnonzero(found >= 0)
+    samples = found[rows]
     if not len(rows):
         raise OptionError(
             f"{source}: none of its {len(listing)} samples is in {file.path} (first keys: {listing.keys[0]!r} there, "
             f"{keys[0]!r} here). Name the folder or archive that was given to `fastload pack`."
         )
     now, then = decoder_versions(), str(file.attrs.get("decoder"))
-    changed: list[ChangedRow] = []
+    changed: dict[int, list[str]] = defaultdict(list)
     inexact, max_levels = 0, 0.0
     if listing.files is None or "images" not in file.fields:
         advance(len(rows))
     else:
+        scale = 257 if file.fields["images"].dtype.itemsize == 2 else 1  # levels of 16 bits in one of 8
+        allowed = 0 if now == then else MAX_LEVELS
         with PackPool(workers) as pool:
             pool.use(listing)
-            target = None if file.fields["images"].varied else target_of(file, options)
-            results: Iterator[_Result]
-            if has_ragged(file):
-                headers, _, unread = read_headers(listing, pool, None, found[rows])
-                for row in rows.tolist():
-                    if int(found[row]) in unread:
-                        changed.append(ChangedRow(row, keys[row], f"{_GONE}: {unread[int(found[row])]}"))
-                listing = with_moved_coordinates(listing, headers, target, options.max_size)
-                plan = ragged_plan(file, options, target)
-                results = pool.run(compare_ragged, _ragged_tasks(file, plan, rows, found[rows], headers))
-            else:
-                assert target is not None, "only ragged rows differ in size"
-                if target.fit and any(column.moves for column in listing.columns.values()):
-                    headers, _, _ = read_headers(listing, pool, None)
-                    listing = with_moved_coordinates(listing, headers, target)
-                results = pool.run(_compare, _tasks(file, target, listing.masks is not None, rows, found[rows]))
-            scale = 257 if file.fields["images"].dtype.itemsize == 2 else 1  # levels of 16 bits in one of 8
-            allowed = 0 if now == then else MAX_LEVELS
-            for part, differences, reasons in results:
-                changed += [ChangedRow(row, keys[row], reason) for row, reason in reasons.items()]
-                for row, difference in zip(part.tolist(), (differences / scale).tolist(), strict=True):
-                    if difference * scale >= _OTHER_MASK:
-                        changed.append(ChangedRow(row, keys[row], "its mask differs"))
-                    elif difference > allowed:
-                        changed.append(ChangedRow(row, keys[row], f"pixels differ by up to {difference:.0f} levels"))
-                    elif difference:
-                        inexact, max_levels = inexact + 1, max(max_levels, difference)
+            listing, tasks = _prepare(file, options, listing, pool, rows, samples)
+            for part, differences, reasons in pool.run(_compare, tasks):
+                for row, reason in reasons.items():
+                    changed[row].append(reason)
+                for row, levels in zip(part.tolist(), (differences / scale).tolist(), strict=True):
+                    if levels > allowed:
+                        changed[row].append(f"pixels differ by up to {levels:.0f} levels")
+                    elif levels:
+                        inexact, max_levels = inexact + 1, max(max_levels, levels)
                 advance(len(part))
-    changed += _changed_fields(file, listing, rows, found[rows], keys)
+    for row, reason in _changed_fields(file, listing, rows, samples):
+        changed[row].append(reason)
     advance(len(keys) - len(rows))
     known = set(keys)
     return SourceReport(
         compared=len(rows),
-        changed=tuple(sorted(changed, key=lambda row: row.row)),
+        changed=tuple(ChangedRow(row, keys[row], reason) for row in sorted(changed) for reason in changed[row]),
         missing=tuple(keys[row] for row in np.flatnonzero(found < 0).tolist()),
         extra=tuple(key for key in listing.keys if key not in known),
         decoder_now=now,
@@ -178,24 +168,43 @@ def compare_source(
     )
 
 
-def _tasks(
-    file: PackedFile, target: Target, masked: bool, rows: NDArray[np.int64], samples: NDArray[np.int64]
-) -> Iterator[_Task]:
-    fields = tuple(file.fields[name] for name in (("images", "masks") if masked else ("images",)))
-    for start in range(0, len(rows), _TASK_ROWS):
-        part = slice(start, start + _TASK_ROWS)
-        yield _Task(str(file.path), fields, target, rows[part], samples[part])
+def _prepare(
+    file: PackedFile,
+    options: PackOptions,
+    listing: Listing,
+    pool: PackPool,
+    rows: NDArray[np.int64],
+    samples: NDArray[np.int64],
+) -> tuple[Listing, list[_Task]]:
+    """Returns the listing with coordinates moved as packing moved them, and the tasks of the pool."""
+    field = file.fields["images"]
+    target = None if field.varied else _target_of(file, options)
+    plan = RaggedPlan(
+        channels=field.shape[2],
+        dtype=field.dtype.newbyteorder("="),
+        option=options.store or EncodingOption(),
+        target=target,
+        max_size=options.max_size if target is None else None,
+        images="ragged",
+        masks="rows" if "masks" in file.fields else None,
+    )
+    headers, unread = None, dict[int, str]()
+    if has_ragged(file):
+        headers, _, unread = read_headers(listing, pool, None, samples)
+        listing = with_moved_coordinates(listing, headers, target, options.max_size)
+    elif target is not None and target.fit and any(column.moves for column in listing.columns.values()):
+        listing = with_moved_coordinates(listing, read_headers(listing, pool, None)[0], target)
+    parts = [slice(start, start + _TASK_ROWS) for start in range(0, len(rows), _TASK_ROWS)]
+    tasks = []
+    for part in parts:
+        known = {sample: unread[sample] for sample in samples[part].tolist() if sample in unread}
+        tasks.append(
+            _Task(file, plan, rows[part], samples[part], None if headers is None else headers[samples[part]], known)
+        )
+    return listing, tasks
 
 
-def _ragged_tasks(
-    file: PackedFile, plan: RaggedPlan, rows: NDArray[np.int64], samples: NDArray[np.int64], headers: NDArray[np.void]
-) -> Iterator[RaggedTask]:
-    for start in range(0, len(rows), _TASK_ROWS):
-        part = slice(start, start + _TASK_ROWS)
-        yield RaggedTask(file, plan, rows[part], samples[part], headers[samples[part]])
-
-
-def target_of(file: PackedFile, options: PackOptions) -> Target:
+def _target_of(file: PackedFile, options: PackOptions) -> Target:
     """Returns the size and type that every image was brought to, from the file's shape and its pack options."""
     height, width, channels = file.fields["images"].shape
     fit: Fit | None = options.fit if options.size else "stretch" if options.max_size else None
@@ -222,44 +231,69 @@ def _pack_options(file: PackedFile) -> PackOptions:
         ) from exc
 
 
-def _compare(worker: Worker, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
-    """Returns rows, the largest difference of each in the file's own levels, and row -> why it cannot be compared."""
+def _compare(worker: Worker, task: _Task) -> _Result:
+    """Returns rows, the largest difference of each in the file's own levels, and row -> why it differs otherwise."""
+    stored = SAMPLES.of(task.file)
+    compare = _compare_rows if task.headers is None else _compare_ragged
+    differences, reasons = compare(worker, task, stored)
+    differences[list(reasons)] = 0
+    return task.rows, differences, {int(task.rows[at]): reason for at, reason in reasons.items()}
+
+
+def _compare_rows(worker: Worker, task: _Task, stored: CheckedSamples) -> tuple[NDArray[np.int64], dict[int, str]]:
+    """Compares rows of one size, all at once; returns differences, and position in the task -> another reason."""
+    assert task.plan.target is not None, "only ragged rows differ in size"
+    arrays, failed = worker.decode(task.samples, task.plan.target)
     differences = np.zeros(len(task.rows), np.int64)
-    arrays, failed = worker.decode(task.samples, task.target)
-    for decoded, field in zip(arrays, task.fields, strict=True):
-        packed = _read_rows(task, field)
+    reasons = {at: f"{_GONE}: {reason}" for at, reason in failed.items()}
+    for decoded, name in zip(arrays, stored.names, strict=False):
+        packed = np.empty_like(decoded)
+        try:
+            stored.gather(name, task.rows, packed)
+        except ImageError:
+            for at, row in enumerate(task.rows.tolist()):
+                try:
+                    packed[at] = stored.pixels(name, row)
+                except ImageError as exc:
+                    packed[at] = decoded[at]
+                    reasons.setdefault(at, str(exc))
         for at in np.flatnonzero((decoded != packed).reshape(len(packed), -1).any(axis=1)).tolist():
-            levels = int(np.abs(decoded[at].astype(np.int64) - packed[at]).max())
-            # Masks must be equal: their values are class numbers, which no decoder may round.
-            differences[at] = max(differences[at], levels if field.name == "images" else _OTHER_MASK)
-    reasons = {int(task.rows[at]): f"{_GONE}: {reason}" for at, reason in failed.items()}
-    differences[list(failed)] = 0
-    return task.rows, differences, reasons
+            if name == "masks":  # their values are class numbers, which no decoder may round
+                reasons.setdefault(at, _OTHER_MASK)
+            else:
+                differences[at] = np.abs(decoded[at].astype(np.int64) - packed[at]).max()
+    return differences, reasons
 
 
-def _read_rows(task: _Task, field: Field) -> NDArray[Any]:
-    """Returns (rows, ...) of one field, read without a mapping, so that a failing disk is an error and not a signal."""
-    if field.offset is None:
-        with open_hdf5(Path(task.path)) as hdf5:
-            load_filters(Path(task.path), field.name, hdf5[field.name])
-            return np.asarray(hdf5[field.name][task.rows])
-    out = np.zeros((len(task.rows), *field.shape), field.dtype)
-    flat = out.reshape(len(task.rows), -1).view(np.uint8)
-    with open(task.path, "rb") as file:
-        for at, row in enumerate(task.rows.tolist()):
-            read_into(file.fileno(), flat[at].data, field.offset + row * field.row_bytes)
-    return out
+def _compare_ragged(worker: Worker, task: _Task, stored: CheckedSamples) -> tuple[NDArray[np.int64], dict[int, str]]:
+    """Does the same as `_compare_rows` for rows of varying length, one by one."""
+    assert task.headers is not None, "read before"
+    differences, reasons = np.zeros(len(task.rows), np.int64), dict[int, str]()
+    encoder = _Reencoder(worker, task.plan)
+    for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
+        if sample in task.unread:
+            reasons[at] = f"{_GONE}: {task.unread[sample]}"
+            continue
+        try:
+            found = _compare_row(stored, encoder, row, sample, task.headers[at])
+        except (ImageError, OSError) as exc:
+            found = f"{_GONE}: {exc}"
+        if isinstance(found, str):
+            reasons[at] = found
+        else:
+            differences[at] = found
+    return differences, reasons
 
 
 def _changed_fields(
-    file: PackedFile, listing: Listing, rows: NDArray[np.int64], samples: NDArray[np.int64], keys: list[str]
-) -> Iterator[ChangedRow]:
-    """Yields the rows whose labels or other fields differ in the source now."""
+    file: PackedFile, listing: Listing, rows: NDArray[np.int64], samples: NDArray[np.int64]
+) -> Iterator[tuple[int, str]]:
+    """Yields (row, reason) of rows whose labels or other fields differ in the source now."""
     with open_hdf5(file.path) as hdf5:
         for name, column in listing.columns.items():
             if name not in file.fields:
                 continue
-            now, then = column.values[samples], _rows_of(hdf5, name)[rows]
+            now, then = column.values[samples], np.asarray(hdf5[name][()])[rows]
             if now.shape != then.shape:
                 different = np.ones(len(rows), bool)
             else:
@@ -267,64 +301,7 @@ def _changed_fields(
                 if now.dtype.kind == "f" and then.dtype.kind == "f":
                     other &= ~(np.isnan(now) & np.isnan(then))  # missing in both
                 different = other.reshape(len(rows), -1).any(axis=1)
-            for row in rows[different].tolist():
-                yield ChangedRow(row, keys[row], f"`{name}` differs")
-
-
-def _rows_of(hdf5: h5py.File, name: str) -> NDArray[Any]:
-    return np.asarray(hdf5[name][()])
-
-
-@dataclass(frozen=True)
-class RaggedTask:
-    """Rows of a ragged file to compare.
-
-    Attributes:
-        file: header of the packed file.
-        plan: from `ragged_plan`.
-        rows, samples: int64 (n,), rows and the indices of their samples in the listing.
-        headers: HEADERS (n,) of the samples; zero where a header cannot be read.
-    """
-
-    file: PackedFile
-    plan: RaggedPlan
-    rows: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    headers: NDArray[np.void]
-
-
-def ragged_plan(file: PackedFile, options: PackOptions, target: Target | None) -> RaggedPlan:
-    """Returns the plan that made the rows, as far as it affects their pixels."""
-    field = file.fields["images"]
-    return RaggedPlan(
-        channels=field.shape[2],
-        dtype=field.dtype.newbyteorder("="),
-        option=options.store or EncodingOption(),
-        target=target,
-        max_size=options.max_size if target is None else None,
-        images="ragged",
-        masks="rows" if "masks" in file.fields else None,
-    )
-
-
-def compare_ragged(worker: Worker, task: RaggedTask) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
-    """Returns rows, the largest difference of each in the file's own levels, and row -> why it differs otherwise."""
-    differences, reasons = np.zeros(len(task.rows), np.int64), dict[int, str]()
-    samples = SAMPLES.of(task.file)
-    encoder = _Reencoder(worker, task.plan)
-    for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
-        header = task.headers[at]
-        if not header["height"]:
-            continue  # the caller has reported why it cannot be read
-        try:
-            found: int | str = _compare_row(samples, encoder, row, sample, header)
-        except (ImageError, OSError) as exc:
-            found = f"{_GONE}: {exc}"
-        if isinstance(found, str):
-            reasons[row] = found
-        else:
-            differences[at] = found
-    return task.rows, differences, reasons
+            yield from ((row, f"`{name}` differs") for row in rows[different].tolist())
 
 
 class _Reencoder:

@@ -7,23 +7,19 @@ ends the process.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
-import xxhash
-from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, FormatError, ImageError
+from fastload.errors import FileChangedError, FormatError
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
 from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, open_hdf5, read_header
-from fastload.read.checked import CHANGED, CheckedSamples, has_ragged
-from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.system.files import read_into
+from fastload.read.checked import CHANGED, CheckedSamples
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
 from fastload.system.threads import in_threads
@@ -129,8 +125,7 @@ def verify_file(
             header_ok = header_digest(hdf5) == file.attrs.get("header_digest")
             keys = _keys(hdf5, file)
             damaged = [DamagedRow(row, keys[row], "fields") for row in _damaged_fields(hdf5, file)]
-            check = _damaged_samples if has_ragged(file) else _damaged_pixels
-            damaged += [DamagedRow(row, keys[row], what) for row, what in check(hdf5, file, workers, advance)]
+            damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance)]
             pixel_bytes = _pixel_bytes(hdf5, file)
     except (OSError, RuntimeError, KeyError) as exc:
         raise FormatError(f"{path}: its fields cannot be read ({exc}). Copy it again, or pack it again.") from exc
@@ -196,53 +191,20 @@ def _damaged_fields(hdf5: h5py.File, file: PackedFile) -> Iterator[int]:
         yield from (start + np.flatnonzero(found != expected)).tolist()
 
 
-def _damaged_pixels(
-    hdf5: h5py.File, file: PackedFile, workers: int, advance: Callable[[int], None]
-) -> list[tuple[int, str]]:
-    """Returns (row, what) for rows whose pixels do not match their digest, or cannot be read."""
-    if not _pixel_fields(file):
+def _damaged_pixels(file: PackedFile, workers: int, advance: Callable[[int], None]) -> list[tuple[int, str]]:
+    """Returns (row, what) for rows whose pixels do not match their digest, or cannot be read or decoded."""
+    row_bytes = sum(field.row_bytes for field in _pixel_fields(file))
+    if not row_bytes:
         advance(file.num_rows)
         return []
-    expected = hdf5["digest"][()]
-    row_bytes = sum(field.row_bytes for field in _pixel_fields(file))
     step = max(1, SPAN_BYTES // row_bytes)
     spans = [range(start, min(start + step, file.num_rows)) for start in range(0, file.num_rows, step)]
-    reader = _FieldReader(file)
     found: list[tuple[int, str]] = []
-    try:
+    with closing(CheckedSamples(file)) as samples:
         # Several threads are for reading: hashing is faster than memory anyway.
-        for rows, wrong in in_threads(lambda rows: (rows, _check_span(reader, rows, expected)), spans, workers):
-            found += wrong
+        for rows, wrong in in_threads(lambda rows: (rows, samples.damaged(rows)), spans, workers):
+            found += [(row, "pixels" if why == CHANGED else why) for row, why in wrong]
             advance(len(rows))
-    finally:
-        reader.close()
-    return found
-
-
-def _damaged_samples(
-    _: h5py.File, file: PackedFile, workers: int, advance: Callable[[int], None]
-) -> list[tuple[int, str]]:
-    """Like `_damaged_pixels`, for a ragged file: the bytes of each row also have to decode to an image."""
-    step = max(1, SPAN_BYTES // sum(field.row_bytes for field in _pixel_fields(file)))
-    spans = [range(start, min(start + step, file.num_rows)) for start in range(0, file.num_rows, step)]
-    samples = CheckedSamples(file)
-
-    def check(rows: range) -> tuple[int, list[tuple[int, str]]]:
-        wrong = []
-        for row in rows:
-            try:
-                samples.checked(row)
-            except ImageError as exc:
-                wrong.append((row, "pixels" if str(exc) == CHANGED else str(exc)))
-        return len(rows), wrong
-
-    found: list[tuple[int, str]] = []
-    try:
-        for count, wrong in in_threads(check, spans, workers):
-            found += wrong
-            advance(count)
-    finally:
-        samples.close()
     return found
 
 
@@ -251,64 +213,3 @@ def _pixel_bytes(hdf5: h5py.File, file: PackedFile) -> int:
         file.num_rows * field.row_bytes if field.ragged is None else int(hdf5[f"{field.name}_bytes"][()].sum())
         for field in _pixel_fields(file)
     )
-
-
-def _check_span(reader: _FieldReader, rows: range, expected: NDArray[np.uint64]) -> list[tuple[int, str]]:
-    """Returns (row, what) for the damaged rows of a span."""
-    try:
-        parts = reader.read(rows)
-    except OSError as exc:
-        if len(rows) == 1:
-            return [(rows.start, f"cannot be read: {exc.strerror or exc}")]
-        # A bad sector makes the read of a whole span fail: read row by row to find the rows it affects.
-        return [found for row in rows for found in _check_span(reader, range(row, row + 1), expected)]
-    hash_row = xxhash.xxh3_64_intdigest
-    wrong = []
-    for at, row in enumerate(rows):
-        pieces = [part[at] for part in parts]
-        digest = hash_row(pieces[0].data if len(pieces) == 1 else np.concatenate(pieces).data)
-        if digest != expected[row]:
-            wrong.append((row, "pixels"))
-    return wrong
-
-
-class _FieldReader:
-    """Reads the bytes of rows of the pixel datasets. Owns a file descriptor, and a buffer for each thread."""
-
-    def __init__(self, file: PackedFile) -> None:
-        self._fields = _pixel_fields(file)
-        not_linear = [field.name for field in self._fields if field.offset is None and field.ragged is None]
-        self._chunked = ChunkedRows(file, not_linear)
-        self._fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-        self._local = threading.local()
-
-    def close(self) -> None:
-        os.close(self._fd)
-        self._chunked.close()
-
-    def read(self, rows: range) -> list[NDArray[np.uint8]]:
-        """Returns uint8 (rows, bytes) of each pixel dataset, valid until this thread reads again.
-
-        Raises:
-            OSError: the disk fails, or the file is shorter than it was.
-        """
-        return [self._read_field(field, rows) for field in self._fields]
-
-    def _read_field(self, field: Field, rows: range) -> NDArray[np.uint8]:
-        if field.offset is None:
-            # Another tool compressed it or changed its chunks; the digests are of the values and still apply.
-            values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
-            try:
-                self._chunked.gather(np.arange(rows.start, rows.stop), {field.name: values})
-            except FormatError as exc:  # its cause is the bare reason
-                raise OSError(str(exc.__cause__ or exc)) from exc
-            values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
-            return values.reshape(len(rows), -1).view(np.uint8)
-        buffers: dict[str, NDArray[np.uint8]] = self._local.__dict__
-        if field.name not in buffers or len(buffers[field.name]) < len(rows):
-            buffers[field.name] = np.empty((len(rows), field.row_bytes), np.uint8)
-        out = buffers[field.name][: len(rows)]
-        view = out.data.cast("B")
-        if read_into(self._fd, view, field.offset + rows.start * field.row_bytes) < len(view):
-            raise OSError("the file ends before this row")
-        return out

@@ -25,7 +25,7 @@ from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.decode import decode_image, decode_mask
 from fastload.images.fit import Target, resample_mask, resample_pixels
 from fastload.images.image_header import ImageHeader, plain_jpeg, probe_image, upright_size
-from fastload.images.jpeg_markers import scan_jpeg
+from fastload.images.jpeg import scan_jpeg
 from fastload.pack.encoding import RaggedPlan, jpegs_kept_and_made
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 

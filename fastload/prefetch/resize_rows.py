@@ -9,7 +9,6 @@ pixels in a mapping are resized where they lie. Masks, boxes and points are cut 
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,10 +19,9 @@ from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device.copy import fields_on_cpu
-from fastload.errors import ImageError
 from fastload.format.header import PackedFile
 from fastload.format.ragged import JPEG, RAW, RaggedIndex
-from fastload.images.decode_part import FACTORS, OnSuspect, decode_part, decode_row
+from fastload.images.decode_part import FACTORS, offset_in
 from fastload.plan import PlannedBatch
 from fastload.prefetch.augment import Augmentation, in_slot
 from fastload.read.ragged_rows import RaggedReader
@@ -255,37 +253,19 @@ class _ImageResizer:
             return
         most = _most_bytes(index, placement, factors, self._channels)
         for some in runs(most):
-            part, tops = index.part(some), np.zeros(some.stop - some.start, np.int64)
-            shrunk = factors[some].copy()
-            pixels = []
-            memory, used = self._scratch(int(most[some].sum())), 0
-            window = placement.part(some).table()[:, :4].tolist()
-            taken = reader.take(part)
-            lap("reading")
-            for at, data in enumerate(taken):
-                row = int(rows[some.start + at])
-                try:
-                    doubt = functools.partial(reader.require_packed, row)
-                    found, tops[at], shrunk[at] = _decoded(
-                        data, part, at, window[at], int(shrunk[at]), memory[used:], doubt
-                    )
-                except (ImageError, MemoryError) as exc:
-                    raise reader.row_error(row, int(part.encoding[at]), exc) from exc
-                pixels.append(found)
-                if _lies_in(found, memory):
-                    used = _address(found) - _address(memory) + found.nbytes  # rows above it may have been left out
-            lap("decoding" if part.encoding.any() else "reading")
-            within = placement.part(some).in_decoded(shrunk, tops).table()
-            self._place(memory, pixels, within, output[some])
+            shown, memory = placement.part(some), self._scratch(int(most[some].sum()))
+            parts = reader.parts(rows[some], index.part(some), shown.table()[:, :4], factors[some], memory)
+            shrunk, tops = (np.array([getattr(part, name) for part in parts], np.int64) for name in ("factor", "top"))
+            within = shown.in_decoded(shrunk, tops).table()
+            self._place(memory, [part.pixels for part in parts], within, output[some])
 
     def _place(
         self, memory: NDArray[np.uint8], pixels: list[NDArray[np.uint8]], table: NDArray[np.int64], output: torch.Tensor
     ) -> None:
         """Resizes decoded images, those in scratch memory and those that found no room there."""
-        begin = _address(memory)
-        sources = np.array([(_address(one) - begin, *one.shape[:2]) for one in pixels], np.int64)
-        inside = [_lies_in(one, memory) for one in pixels]
-        if all(inside):
+        sources = np.array([(offset_in(memory, one), *one.shape[:2]) for one in pixels], np.int64)
+        inside = sources[:, 0] >= 0
+        if inside.all():
             self._run(torch.from_numpy(memory), sources, table, output)
             return
         for at, one in enumerate(pixels):
@@ -346,32 +326,6 @@ def _most_bytes(
     rows: NDArray[np.int64] = np.where(index.encoding == JPEG, -(-height // factors), placement.height)
     most: NDArray[np.int64] = rows * -(-width // factors) * channels
     return most
-
-
-def _decoded(
-    data: Any, index: RaggedIndex, at: int, window: list[int], factor: int, memory: NDArray[np.uint8], doubt: OnSuspect
-) -> tuple[NDArray[np.uint8], int, int]:
-    """Decodes what a window shows of an image, into memory if it has room; returns pixels, first row and factor."""
-    top, left, height, width = window
-    shape = int(index.shape[at, 0]), int(index.shape[at, 1]), int(index.shape[at, 2])
-    encoding, orientation = int(index.encoding[at]), int(index.orientation[at])
-    if encoding == JPEG:
-        # The least size makes the decoder choose this factor: windows are multiples of it, but for the image's edge.
-        least = height // factor, width // factor
-        part = decode_part(data, shape, orientation, (top, left, height, width), least, memory, doubt)
-        return part.pixels, part.top, part.factor
-    pixels = decode_row(data, encoding, shape, orientation, np.dtype(np.uint8))[top : top + height]
-    kept = memory[: pixels.size].reshape(pixels.shape)
-    kept[...] = pixels
-    return kept, top, 1
-
-
-def _address(array: NDArray[np.uint8]) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _lies_in(pixels: NDArray[np.uint8], memory: NDArray[np.uint8]) -> bool:
-    return 0 <= _address(pixels) - _address(memory) < memory.nbytes
 
 
 def _as_tensor(flat: NDArray[np.uint8]) -> torch.Tensor:

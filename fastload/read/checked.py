@@ -1,28 +1,29 @@
-"""Samples of a packed file with ragged fields, one at a time, checked: their encoded bytes, and their pixels.
+"""Images and masks of a file, checked: their bytes, their pixels, and which rows are no longer what was packed.
 
-For code that verifies, shows or copies rows; training reads them with `RowReader`. Rows are read with `pread`, so that
-a read error of the disk is an error of that row alone.
+For code that verifies, shows or copies rows of any file. Rows are read without a mapping, so that a read error of the
+disk is an error of that row alone.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, FormatError, ImageError
-from fastload.format.header import PIXEL_FIELDS, Field, PackedFile
-from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
-from fastload.images.decode_part import decode_mask_row, decode_row
-from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.identity import check_open, open_checked
+from fastload.format.digests import pixel_digests, row_digest
+from fastload.format.header import PIXEL_FIELDS, PackedFile
+from fastload.format.ragged import JPEG, RAW, EncodedRow
+from fastload.images.decode_part import decode_row
 from fastload.read.pread import PreadRows
-from fastload.read.ragged_rows import RaggedReader, impossible_rows
+from fastload.read.ragged_rows import cannot_be_decoded, impossible_rows
+from fastload.read.reader import RowReader
 from fastload.system.files import read_bytes
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"
@@ -31,6 +32,7 @@ BEFORE = "was damaged before it was packed: its bytes are those that were packed
 
 _CACHE_CHUNKS = 32
 _CHECKED_ROWS = 1 << 16
+_MAX_OPEN = 64
 
 
 class DamagedBefore(ImageError):
@@ -39,11 +41,11 @@ class DamagedBefore(ImageError):
 
 @dataclass(frozen=True, eq=False)
 class EncodedBytes:
-    """One row as it lies in the file; shape (H, W, C) of its pixels, of a mask too, whose C means nothing."""
+    """One row as it lies in the file; shape (H, W, C) of its pixels, (H, W) of a mask."""
 
     data: bytes
     encoding: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     orientation: int
 
 
@@ -66,12 +68,12 @@ def has_ragged(file: PackedFile) -> bool:
 
 
 class CheckedSamples:
-    """Reads images and masks of a packed file with a ragged field. Threads may share it; it cannot be pickled.
+    """Reads images and masks of a file. Threads may share it; it cannot be pickled, and must not cross a fork.
 
-    If only one of images and masks is ragged, rows of the other one count as encoded raw.
+    Rows of a field that is not ragged count as encoded raw.
 
     Args:
-        file: header, as `read_header` gave it; images or masks are ragged.
+        file: header, as `read_header` gave it; packed, or another HDF5 file with images, which has no digests.
 
     Raises:
         MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
@@ -80,40 +82,23 @@ class CheckedSamples:
     def __init__(self, file: PackedFile) -> None:
         self.file = file
         self.names = tuple(name for name in PIXEL_FIELDS if name in file.fields)
-        self._fd = open_checked(file)
-        self._dense: PreadRows | ChunkedRows | None = None
-        try:
-            ragged = [name for name in self.names if file.fields[name].ragged is not None]
-            self._ragged = {name: RaggedReader(self._fd, file, name, "pread") for name in ragged}
-            self._impossible = {name: self._impossible_rows(name) for name in ragged}
-            self._digest = file.fields.get("digest")
-            for name in self.names:
-                if name not in ragged:
-                    linear = file.fields[name].offset is not None
-                    self._dense = (
-                        PreadRows(self._fd, file, [name])
-                        if linear
-                        else ChunkedRows(file, [name], cache_chunks=_CACHE_CHUNKS)
-                    )
-        except BaseException:
-            self.close()
-            raise
+        self._has_digests = "digest" in file.fields
+        names = [*self.names, *(["digest"] if self._has_digests else [])]
+        self._reader = RowReader(file, names, "pread", cache_chunks=_CACHE_CHUNKS)
+        linear = self._has_digests and file.fields["digest"].offset is not None
+        self._digests = PreadRows(self._reader.fd, file, ["digest"]) if linear else None
+        ragged = [name for name in self.names if file.fields[name].ragged is not None]
+        self._ragged = {name: self._reader.ragged(name) for name in ragged}
+        self._local = threading.local()
+        self._impossible = {name: self._impossible_rows(name) for name in ragged}
 
     def close(self) -> None:
         """Closes the file; nothing may be reading."""
-        if self._dense is not None:
-            self._dense.close()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
+        self._reader.close()
 
     def check_identity(self) -> None:
         """Raises FileChangedError if the file was written to since its header was read."""
-        check_open(self.file, self._fd)
+        self._reader.check_identity()
 
     def is_jpeg(self) -> NDArray[np.bool_]:
         """Returns, bool (N,), whether the image of each row is a JPEG."""
@@ -128,12 +113,28 @@ class CheckedSamples:
         return np.full(len(rows), self.file.fields[name].row_bytes)
 
     def shape(self, row: int) -> tuple[int, int, int]:
-        """Returns (H, W, C) of the decoded image of a row."""
+        """Returns (H, W, C) of the decoded image of a row of a packed file."""
         if "images" in self._ragged:
             height, width, channels = self._ragged["images"].part("shape", np.array([row]))[0].tolist()
             return height, width, channels
-        height, width, *rest = self.file.fields["images"].shape
-        return height, width, (rest or [1])[0]
+        height, width, channels = self.file.fields["images"].shape
+        return height, width, channels
+
+    def gather(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies rows of a field that is not ragged into an array (n, ...) of its dtype in native byte order.
+
+        Raises:
+            ImageError: a row cannot be read; the reason only.
+            FileChangedError: the file was written to or truncated.
+        """
+        try:
+            self._reader.gather(rows, {name: out})
+        except FileChangedError:
+            raise
+        except FormatError as exc:  # of a chunk; its cause is the bare reason
+            raise ImageError(f"cannot be read: {exc.__cause__ or exc}") from exc
+        except (OSError, RuntimeError) as exc:  # of the disk, or of h5py where a filter fails
+            raise ImageError(f"cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
 
     def encoded_bytes(self, name: str, row: int) -> EncodedBytes:
         """Returns a row of a field as it lies in the file.
@@ -143,27 +144,32 @@ class CheckedSamples:
         """
         field = self.file.fields[name]
         if field.ragged is None:
-            return self._dense_row(name, row)
+            pixels = self._read_dense(name, row)
+            return EncodedBytes(_little_endian(pixels).tobytes(), RAW, pixels.shape, 1)
         try:
             index = self._ragged[name].look_up(np.array([row]))
             if row in self._impossible[name]:
                 raise ImageError(impossible_rows(index, field)[0])
             length = int(index.bytes[0])
-            data = read_bytes(self._fd, length, field.ragged.base + int(index.offset[0]))
+            data = read_bytes(self._reader.fd, length, field.ragged.base + int(index.offset[0]))
         except OSError as exc:
             raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
         if len(data) < length:
             raise ImageError("cannot be read: the file ends before this row")
-        height, width, channels = index.shape[0].tolist()
-        return EncodedBytes(data, int(index.encoding[0]), (height, width, channels), int(index.orientation[0]))
+        shape = tuple(index.shape[0, : len(field.shape)].tolist())
+        return EncodedBytes(data, int(index.encoding[0]), shape, int(index.orientation[0]))
 
     def pixels(self, name: str, row: int) -> NDArray[Any]:
         """Returns the pixels of an image (H, W, C) or a mask (H, W); in native byte order, maybe read-only.
 
+        Of a file that fastload did not write, the axes are those of the file.
+
         Raises:
             ImageError: it cannot be read or decoded; the reason only.
         """
-        return self._decoded(name, self.encoded_bytes(name, row))
+        if name in self._ragged:
+            return self._decoded(name, self.encoded_bytes(name, row))
+        return self._read_dense(name, row)
 
     def encoded(self, row: int) -> EncodedRow:
         """Returns the encoded bytes of a sample, after checking that they are what was packed.
@@ -187,25 +193,26 @@ class CheckedSamples:
         image = self.encoded_bytes("images", row)
         is_jpeg = image.encoding == JPEG
         pixels = {} if is_jpeg else {"images": self._decoded("images", image)}
-        parts: list[bytes | NDArray[Any]] = [image.data if is_jpeg else _little_endian(pixels["images"])]
+        parts = [image.data if is_jpeg else _little_endian(pixels["images"])]
         mask = self.encoded_bytes("masks", row) if "masks" in self.names else None
         if mask is not None:
             pixels["masks"] = self._decoded("masks", mask)
             parts.append(pixels["masks"])
-        digest = _digest(parts)
-        if self._digest is not None and digest != self._digest_of(self._digest, row):
+        digest = row_digest(parts)
+        if self._has_digests and digest != self._digest(row):
             raise ImageError(CHANGED)
         if jpeg and is_jpeg:
             try:
                 pixels["images"] = self._decoded("images", image)
             except ImageError as exc:
-                if self._digest is None:
+                if not self._has_digests:
                     raise
                 raise DamagedBefore(f"{exc}; it {BEFORE}") from exc
+        height, width, channels = image.shape
         encoded = EncodedRow(
             image=image.data,
             encoding=image.encoding,
-            shape=image.shape,
+            shape=(height, width, channels),
             orientation=image.orientation,
             digest=digest,
             mask=mask.data if mask is not None else None,
@@ -213,13 +220,48 @@ class CheckedSamples:
         )
         return CheckedSample(encoded, pixels)
 
-    def _digest_of(self, field: Field, row: int) -> int:
-        if field.offset is None:
-            raise ImageError("its digest does not lie where fastload writes it")
-        data = os.pread(self._fd, field.row_bytes, field.offset + row * field.row_bytes)
-        if len(data) < field.row_bytes:
-            raise ImageError("cannot be read: the file ends before its digest")
-        return int.from_bytes(data, "little")
+    def damaged(self, rows: Sequence[int]) -> list[tuple[int, str]]:
+        """Returns (row, why) of rows that are not what was packed, `CHANGED`, or cannot be read or decoded.
+
+        Rows that are not ragged are read and hashed all at once.
+        """
+        if not self._ragged:
+            at = np.array(rows, np.int64)
+            try:
+                found = pixel_digests([self._read_rows(name, at, keep=True) for name in self.names])
+                return [(row, CHANGED) for row in at[found != self._read_rows("digest", at)].tolist()]
+            except ImageError as exc:
+                if len(rows) == 1:
+                    return [(rows[0], str(exc))]
+            # A bad sector makes the read of them all fail: reading them one by one finds those that it affects.
+            return [found for row in rows for found in self.damaged([row])]
+        wrong = []
+        for row in rows:
+            try:
+                self.checked(row)
+            except ImageError as exc:
+                wrong.append((row, str(exc)))
+        return wrong
+
+    def _digest(self, row: int) -> int:
+        data = b"" if self._digests is None else self._digests.row("digest", row)
+        return int.from_bytes(data, "little") if len(data) == 8 else int(self._read_rows("digest", np.array([row]))[0])
+
+    def _read_rows(self, name: str, rows: NDArray[np.int64], *, keep: bool = False) -> NDArray[Any]:
+        """Returns rows of a field that is not ragged; with `keep` in memory that this thread's next call uses again."""
+        field = self.file.fields[name]
+        kept: dict[str, NDArray[Any]] = self._local.__dict__
+        out = kept.get(name) if keep else None
+        if out is None or len(out) < len(rows):
+            out = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
+        if keep:
+            kept[name] = out
+        self.gather(name, rows, out[: len(rows)])
+        return out[: len(rows)]
+
+    def _read_dense(self, name: str, row: int) -> NDArray[Any]:
+        pixels: NDArray[Any] = self._read_rows(name, np.array([row]))[0]
+        return pixels
 
     def _impossible_rows(self, name: str) -> frozenset[int]:
         """Returns the rows with an impossible index entry; at once: one alone takes as long as reading it."""
@@ -232,28 +274,9 @@ class CheckedSamples:
 
     def _decoded(self, name: str, row: EncodedBytes) -> NDArray[Any]:
         try:
-            if name == "masks":
-                return decode_mask_row(row.data, row.encoding, row.shape[:2])
-            dtype = self.file.fields[name].dtype
-            return decode_row(row.data, row.encoding, row.shape, row.orientation, dtype)
+            return decode_row(row.data, row.encoding, row.shape, row.orientation, self.file.fields[name].dtype)
         except ImageError as exc:
-            what = {JPEG: "its stored JPEG cannot be decoded", ZSTD: "its zstd bytes cannot be decompressed"}
-            said = what.get(row.encoding, "its pixels cannot be read")
-            raise ImageError(f"{said} ({exc})") from exc
-
-    def _dense_row(self, name: str, row: int) -> EncodedBytes:
-        """Returns a row of the field that is not ragged."""
-        assert self._dense is not None, "opened with it"
-        self.check_identity()
-        field = self.file.fields[name]
-        out = np.empty((1, *field.shape), field.dtype.newbyteorder("="))
-        try:
-            self._dense.gather(np.array([row]), {name: out})
-        except FileChangedError:
-            raise
-        except (FormatError, OSError, RuntimeError) as exc:  # where a filter fails
-            raise ImageError(f"cannot be read: {exc}") from exc
-        return EncodedBytes(_little_endian(out[0]).tobytes(), RAW, self.shape(row), 1)
+            raise ImageError(cannot_be_decoded(name, row.encoding, exc)) from exc
 
 
 def require_packed(file: PackedFile, row: int) -> None:
@@ -266,11 +289,37 @@ def _little_endian(pixels: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("<"))
 
 
-def _digest(parts: list[bytes | NDArray[Any]]) -> int:
-    digest = xxhash.xxh3_64()
-    for part in parts:
-        if isinstance(part, bytes):
-            digest.update(part)
-        else:
-            digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    return int(digest.intdigest())
+class OpenSamples:
+    """`CheckedSamples` that stay open, shared by the threads of a process: one anew would lose its decoded chunks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._open: dict[tuple[str, int, int], CheckedSamples] = {}
+
+    def of(self, file: PackedFile) -> CheckedSamples:
+        """Returns the reader of a file; opens it if it is not open for this very file."""
+        key = (str(file.path), file.identity.inode, file.identity.mtime_ns)
+        if self._pid != os.getpid():
+            self.__init__()  # type: ignore[misc]  # neither locks nor HDF5 handles cross a fork
+        with self._lock:
+            samples = self._open.pop(key, None)
+            if samples is None:
+                while len(self._open) >= _MAX_OPEN:
+                    self._open.pop(next(iter(self._open)))
+                samples = CheckedSamples(file)
+            self._open[key] = samples  # at the end: the first one is the least recently used
+            return samples
+
+    def close(self) -> None:
+        """Drops all of them; one still in use is closed after that."""
+        with self._lock:
+            self._open.clear()
+
+
+SAMPLES = OpenSamples()
+
+
+def close_readers() -> None:
+    """Drops the readers that this process keeps open."""
+    SAMPLES.close()

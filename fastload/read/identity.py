@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
 
 from fastload.errors import FileChangedError, MissingFileError
 from fastload.format.header import FileIdentity, PackedFile
@@ -30,25 +29,15 @@ def open_checked(file: PackedFile) -> int:
 
 def check_path(file: PackedFile) -> None:
     """Raises MissingFileError or FileChangedError unless the path still leads to the file whose header was read."""
-    try:
-        stat = os.stat(file.path)
-    except FileNotFoundError as exc:
-        raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
-    now = FileIdentity.of(stat)
-    if now != file.identity:
-        _raise_changed(file, now)
+    os.close(open_checked(file))
 
 
 def check_open(file: PackedFile, fd: int) -> None:
     """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since."""
-    now = syscalls.identity_of(fd)
-    then = file.identity
-    if now != (then.device, then.inode, then.size, then.mtime_ns):
-        _raise_changed(file, FileIdentity(*now))
-
-
-def _raise_changed(file: PackedFile, now: FileIdentity) -> NoReturn:
-    then = file.identity
+    found, then = syscalls.identity_of(fd), file.identity
+    if found == (then.device, then.inode, then.size, then.mtime_ns):
+        return
+    now = FileIdentity(*found)
     if (now.device, now.inode) != (then.device, then.inode):
         what = "it was replaced by another file"
     elif now.size < then.size:

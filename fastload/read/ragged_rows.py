@@ -1,31 +1,33 @@
 """Rows of varying length: their index, their encoded bytes, and their pixels.
 
-`RaggedReader` hands out encoded bytes only: its caller decides how much of a row to decode, and in which thread.
-`decode_rows` decodes whole rows in the calling thread.
+`RaggedReader` decodes in the calling thread: whole rows, or the parts of images that windows show.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, ImageError
 from fastload.format.header import Field, PackedFile
-from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, RaggedExtent, RaggedIndex, index_names
-from fastload.images.decode_part import decode_mask_row, decode_row
+from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, RaggedExtent, RaggedIndex, index_names
+from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
 from fastload.images.image_header import MAX_PIXELS
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import open_checked
 from fastload.read.mapped import MappedRows
 from fastload.read.pread import PreadRows
 from fastload.system.text import text_of
-from fastload.timing.stopwatch import current
+from fastload.timing.stopwatch import lap
+
+Decoded = TypeVar("Decoded")
 
 
 class RaggedReader:
@@ -36,8 +38,9 @@ class RaggedReader:
         file: its header.
         name: name of a ragged field.
         read: "map" hands out views of a mapping of the file, "pread" copies.
-        verify: raises ImageError, the reason only, if a row of the file is not what was packed. Only `require_packed`
-            and `row_error` need it.
+        verify: called with the file and a row that libjpeg refuses or that cannot be decoded; raises ImageError, the
+            reason only, if the row is not what was packed. None: such rows count as damaged after packing, if not even
+            Pillow decodes them.
     """
 
     def __init__(
@@ -46,11 +49,10 @@ class RaggedReader:
         file: PackedFile,
         name: str,
         read: Literal["map", "pread"],
-        verify: Callable[[int], None] | None = None,
+        verify: Callable[[PackedFile, int], None] | None = None,
     ) -> None:
         extent = file.fields[name].ragged
         assert extent is not None, f"{name} is not ragged"
-        self._fd = fd
         self._file = file
         self._field = file.fields[name]
         self._extent: RaggedExtent = extent
@@ -63,10 +65,6 @@ class RaggedReader:
         linear = tuple(data for data in datasets if file.fields[data].offset is not None)
         if linear != datasets:
             raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")
-        self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...], int, int]] = {}
-        for part, (dtype, shape) in INDEX_DTYPES.items():
-            field = file.fields.get(self._parts.get(part, ""))
-            self._layout[part] = np.dtype(dtype), shape, (field and field.offset) or 0, field.row_bytes if field else 0
         self._rows: MappedRows | PreadRows = (
             MappedRows(fd, file, linear) if read == "map" else PreadRows(fd, file, linear)
         )
@@ -109,16 +107,14 @@ class RaggedReader:
             part: "offset", "bytes", "shape", "encoding" or "orientation".
             rows: as in `look_up`.
         """
-        dtype, shape, offset, row_bytes = self._layout[part]
+        dtype, shape = INDEX_DTYPES[part]
         dataset = self._parts.get(part)
         if dataset is None:
-            height, width = self._field.shape[:2]
-            value = np.array([height, width, 1] if part == "shape" else 1, dtype)
+            value = np.array([*self._field.shape[:2], 1] if part == "shape" else 1, dtype)
             return np.broadcast_to(value, (len(rows), *shape))
-        if len(rows) == 1 and self._view is None:
-            # One pread: setting up a request of `PreadRows` takes ten times as long.
-            data = os.pread(self._fd, row_bytes, offset + int(rows[0]) * row_bytes)
-            if len(data) == row_bytes:
+        if len(rows) == 1 and isinstance(self._rows, PreadRows):
+            data = self._rows.row(dataset, int(rows[0]))
+            if len(data) == math.prod(shape) * np.dtype(dtype).itemsize:
                 return np.frombuffer(data, dtype).reshape(1, *shape)
         found = np.empty((len(rows), *shape), dtype)
         self._rows.gather(rows, {dataset: found})
@@ -141,21 +137,94 @@ class RaggedReader:
             view = memory.data
         return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
-    def require_packed(self, row: int) -> None:
+    def decoded(self, rows: NDArray[np.int64], outs: NDArray[Any] | None = None) -> list[NDArray[Any]]:
+        """Decodes whole rows, upright, one after another; returns an array for each: (H, W, C), masks (H, W).
+
+        Args:
+            rows: int64 (n,), checked to be in range.
+            outs: (n, ...), filled in place; None allocates an array for each row.
+
+        Raises:
+            FormatError: an entry is impossible, or a row cannot be decoded; names the row or its sample.
+        """
+        index = self.index(rows)
+        dtype, rank = self._field.dtype, len(self._field.shape)
+        shapes, encodings, orientations = index.shape.tolist(), index.encoding.tolist(), index.orientation.tolist()
+
+        def whole(at: int, data: memoryview, on_suspect: OnSuspect) -> NDArray[Any]:
+            shape = tuple(shapes[at][:rank])
+            out = np.empty(shape, dtype.newbyteorder("=")) if outs is None else outs[at]
+            return decode_row(data, encodings[at], shape, orientations[at], dtype, out, on_suspect)
+
+        return self._each(rows, index, whole)
+
+    def parts(
+        self,
+        rows: NDArray[np.int64],
+        index: RaggedIndex,
+        windows: NDArray[np.int64],
+        factors: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+    ) -> list[DecodedPart]:
+        """Decodes of each 8-bit image at least the rows that a window shows.
+
+        Args:
+            rows: int64 (n,), their numbers in the file.
+            index: of these rows, from `index`.
+            windows: int64 (n, 4), top, left, height and width in upright pixels.
+            factors: int64 (n,), by how much a JPEG is decoded smaller.
+            memory: uint8 (bytes,), takes the pixels one after another, as far as they fit.
+
+        Raises:
+            FormatError: a row cannot be decoded; names its sample.
+        """
+        shapes, encodings, orientations = index.shape.tolist(), index.encoding.tolist(), index.orientation.tolist()
+        shown, smaller, used = windows.tolist(), factors.tolist(), 0
+
+        def part(at: int, data: memoryview, on_suspect: OnSuspect) -> DecodedPart:
+            nonlocal used
+            window, room = tuple(shown[at]), memory[used:]
+            found = decode_part(
+                data, encodings[at], tuple(shapes[at]), orientations[at], window, smaller[at], room, on_suspect
+            )
+            begin = offset_in(memory, found.pixels)
+            used = used if begin < 0 else begin + found.pixels.nbytes  # rows above it may have been left out
+            return found
+
+        return self._each(rows, index, part)
+
+    def _each(
+        self, rows: NDArray[np.int64], index: RaggedIndex, decode: Callable[[int, memoryview, OnSuspect], Decoded]
+    ) -> list[Decoded]:
+        """Returns `decode(number, bytes, on_suspect)` of each row of a checked index, in order.
+
+        Raises:
+            FormatError: a row cannot be decoded; names its sample.
+        """
+        taken = self.take(index)
+        lap("reading")
+        found = []
+        for at, data in enumerate(taken):
+            row = int(rows[at])
+            try:
+                found.append(decode(at, data, functools.partial(self._require_packed, row)))
+            except (ImageError, MemoryError) as error:
+                raise self._row_error(row, int(index.encoding[at]), error) from error
+        lap("decoding" if index.encoding.any() else "reading")
+        return found
+
+    def _require_packed(self, row: int) -> None:
         """Raises ImageError, the reason only, if a row is no longer what was packed. For suspects only: it is slow."""
-        assert self._verify is not None, "opened with it"
-        if row not in self._packed:
-            self._verify(row)
+        if self._verify is not None and row not in self._packed:
+            self._verify(self._file, row)
             self._packed.add(row)
 
-    def row_error(self, row: int, encoding: int, error: Exception) -> FormatError:
+    def _row_error(self, row: int, encoding: int, error: Exception) -> FormatError:
         """Returns the error to raise for a row that cannot be decoded."""
-        why = str(error) if isinstance(error, ImageError) else "not enough memory"
-        whose = "its mask's" if self._field.name == "masks" else "its"
-        what = f"{whose} stored {_encoding_name(encoding)} cannot be decoded ({why})"
-        if isinstance(error, ImageError):
+        what = cannot_be_decoded(self._field.name, encoding, error)
+        if isinstance(error, ImageError) and self._verify is not None:
             with suppress(ImageError):
-                self.require_packed(row)
+                self._require_packed(row)
                 return FormatError(
                     f"{sample_name(self._file, row)}: {what}, and was packed like that. Fix its file and pack again, "
                     f"or leave it out: `fastload repack {self._file.path} OUT.h5 --on-error skip`."
@@ -214,46 +283,6 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
     return {at: next(said(at) for rule, said in rules if rule[at]) for at in bad.tolist()}
 
 
-def decode_rows(
-    reader: RaggedReader, file: PackedFile, name: str, rows: NDArray[np.int64], outs: NDArray[Any] | None
-) -> list[NDArray[Any]]:
-    """Decodes rows, upright, one after another in the calling thread; returns an array for each.
-
-    Args:
-        reader: reader of this field.
-        file: its file's header.
-        name: name of the field.
-        rows: int64 (n,), checked to be in range.
-        outs: (n, ...), filled in place; None allocates an array for each row.
-
-    Raises:
-        FormatError: a row cannot be decoded; names its sample.
-    """
-    index = reader.index(rows)
-    data = reader.take(index)
-    stopwatch = current()
-    if stopwatch is not None:
-        stopwatch.lap("reading")
-    dtype = file.fields[name].dtype
-    shapes, encodings, orientations = index.shape.tolist(), index.encoding.tolist(), index.orientation.tolist()
-    decoded = []
-    for i, (height, width, channels) in enumerate(shapes):
-        try:
-            if name == "masks":
-                mask = np.empty((height, width), np.uint8) if outs is None else outs[i]
-                decoded.append(decode_mask_row(data[i], encodings[i], (height, width), mask))
-            else:
-                shape = (height, width, channels)
-                image = np.empty(shape, dtype.newbyteorder("=")) if outs is None else outs[i]
-                on_suspect = functools.partial(reader.require_packed, int(rows[i]))
-                decoded.append(decode_row(data[i], encodings[i], shape, orientations[i], dtype, image, on_suspect))
-        except (ImageError, MemoryError) as error:
-            raise reader.row_error(int(rows[i]), encodings[i], error) from error
-    if stopwatch is not None:
-        stopwatch.lap("decoding" if any(encodings) else "reading")
-    return decoded
-
-
 def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
     """Returns the error to raise for a damaged row: it names the sample, and says what to do.
 
@@ -291,7 +320,9 @@ def sample_name(file: PackedFile, row: int) -> str:
     return f"{file.path}: sample {text_of(found[0])!r} (row {row})"
 
 
-def _encoding_name(number: int) -> str:
-    return {"jpeg": "JPEG", "raw": "raw pixels", "zstd": "zstd frame"}.get(
-        ENCODINGS[number] if number < len(ENCODINGS) else "", f"encoding {number}"
-    )
+def cannot_be_decoded(name: str, encoding: int, error: Exception) -> str:
+    """Returns what is wrong with a row of `images` or `masks` that raised ImageError or MemoryError."""
+    whose = "its mask's" if name == "masks" else "its"
+    stored = {RAW: "raw pixels", JPEG: "JPEG", ZSTD: "zstd frame"}.get(encoding, f"encoding {encoding}")
+    why = error if isinstance(error, ImageError) else "not enough memory"
+    return f"{whose} stored {stored} cannot be decoded ({why})"

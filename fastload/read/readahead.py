@@ -24,8 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError
-from fastload.format.header import Field
-from fastload.read.extents import LinearExtents, RaggedExtents, RowExtents
+from fastload.format.header import Field, PackedFile
+from fastload.format.ragged import index_names
+from fastload.read.identity import open_checked
+from fastload.read.pread import PreadRows
 from fastload.system import syscalls
 
 # The kernel cuts one call to the device's read-ahead window, by default 128 KiB.
@@ -37,6 +39,9 @@ _SYS_PROCESS_MADVISE = 440  # the same number on every architecture
 
 # Fields up to this size are announced whole, once: that costs less than computing the ranges of rows.
 _SMALL_FIELD_BYTES = 16 * 2**20
+
+# Ragged rows with a smaller gap between them are announced as one range.
+_JOINED_BYTES = 4096
 
 # Rows probed in a batch; batches without a miss after which only every so many is probed. Announcing rows that are in
 # memory costs 4 us a row of 116 kB.
@@ -55,53 +60,55 @@ Advise = Callable[[NDArray[np.int64]], None]
 class ReadAhead:
     """Announces the rows of coming batches. Threads may share it; `announce` never waits.
 
-    It probes a few rows of each batch, and announces nothing while all of them are in memory.
+    It probes a few rows of each batch, and announces nothing while all of them are in memory. It opens the file itself,
+    and reads the index of ragged fields from it without a mapping.
 
     Args:
-        fd: descriptor of the file, open for reading as long as this lives.
-        fields: linear fields to announce.
+        file: header.
+        names: fields to announce; those read through HDF5 are left out.
         rows: rows of the file that are read at all; only small fields are announced beyond them.
-        ragged: extents of ragged fields to announce; the datasets of their index are among `fields`.
         chunk_rows: rows of a chunk: whole chunks are announced, since a window soon reads all of them; 0: row by row.
         recent_chunks: chunks remembered as announced.
         advise: announces ranges; by default to the kernel.
         resident: returns whether the byte at an offset is in memory, None if the kernel does not say.
-        owns_fd: whether `close` closes the descriptor, too.
+
+    Raises:
+        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
     """
 
     def __init__(
         self,
-        fd: int,
-        fields: Sequence[Field],
+        file: PackedFile,
+        names: Sequence[str],
         rows: range,
         *,
-        ragged: Sequence[RaggedExtents] = (),
         chunk_rows: int = 0,
         recent_chunks: int = 64,
         advise: Advise | None = None,
         resident: Callable[[int], bool | None] | None = None,
-        owns_fd: bool = False,
     ) -> None:
         self._closed = False
         self._orders: queue.SimpleQueue[NDArray[np.int64] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        num_bytes = os.fstat(fd).st_size
+        self._ragged: list[RaggedExtents] = []
+        self._fd = fd = open_checked(file)
+        ragged = [file.fields[name] for name in names if file.fields[name].ragged is not None]
+        self._ragged = [RaggedExtents(fd, file, field) for field in ragged]
+        plain = dict.fromkeys([*names, *(part for field in ragged for part in index_names(field.name))])
+        fields = [file.fields[name] for name in plain]
         linear = [LinearExtents(field.offset, field.row_bytes) for field in fields if field.offset is not None]
-        self._ragged = ragged
-        extents: list[RowExtents] = [*ragged, *linear]
+        extents: list[RaggedExtents | LinearExtents] = [*self._ragged, *linear]
         self._small = [field for field in extents if field.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES]
         self._large = [field for field in extents if field not in self._small]
         self._rows = rows
         self._chunk_rows = chunk_rows
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._max_recent = recent_chunks
-        self._advise = advise or KernelAdvice(fd, num_bytes)
+        self._advise = advise or KernelAdvice(fd, file.identity.size)
         self._resident = resident or (lambda offset: syscalls.is_resident(fd, offset))
         self._probed = 0
         self._quiet = 0
         self._hold = 0
-        # Last: if something above fails, the caller still closes the descriptor.
-        self._owned_fd = fd if owns_fd else -1
 
     def announce(self, rows: NDArray[np.int64]) -> None:
         """Announces rows of the file, int64 (B,), that will be read soon; calls come in the order of reading."""
@@ -127,18 +134,18 @@ class ReadAhead:
                 thread.join()
         for extents in self._ragged:
             extents.close()
-        fd, self._owned_fd = self._owned_fd, -1
+        fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def __del__(self) -> None:
-        if getattr(self, "_owned_fd", -1) >= 0:
+        if getattr(self, "_fd", -1) >= 0:
             self.close()
 
     def _run(self) -> None:
         try:
             for field in self._small:
-                self._advise(sliced(field.whole(self._rows.stop)))
+                self._advise(sliced(np.array([[field.base, field.num_bytes(self._rows.stop)]])))
             while (rows := self._orders.get()) is not None:
                 first, stop = self._row_ranges(rows)
                 for field in self._large if len(first) else ():
@@ -211,6 +218,76 @@ def sliced(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
     offset = np.repeat(begin, counts) + within * _SLICE_BYTES
     length = np.minimum(np.repeat(end, counts) - offset, _SLICE_BYTES)
     return np.stack([offset, length], axis=1)
+
+
+class LinearExtents:
+    """Byte ranges of the rows of a field that lie back to back, from a byte of the file on."""
+
+    def __init__(self, base: int, row_bytes: int) -> None:
+        self.base = base
+        self._row_bytes = row_bytes
+
+    def num_bytes(self, stop: int) -> int:
+        """Returns the bytes of the rows before `stop`."""
+        return self._row_bytes * stop
+
+    def last_byte(self, row: int) -> int | None:
+        """Returns the last byte of a row."""
+        return self.base + (row + 1) * self._row_bytes - 1
+
+    def ranges(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the ranges, int64 (R, 2), (offset, length), that hold rows first[i] to stop[i] - 1 for each i."""
+        return np.stack([self.base + first * self._row_bytes, (stop - first) * self._row_bytes], axis=1)
+
+
+class RaggedExtents:
+    """Byte ranges of the rows of a ragged field, like `LinearExtents`; reads its index from the file.
+
+    Args:
+        fd: descriptor of the file, open for reading as long as this lives.
+        file: its header.
+        field: a ragged field.
+    """
+
+    def __init__(self, fd: int, file: PackedFile, field: Field) -> None:
+        assert field.ragged is not None, f"{field.name} is not ragged"
+        self._fd = fd
+        self.base = field.ragged.base
+        self._num_bytes = field.ragged.num_bytes
+        self._names = (f"{field.name}_offset", f"{field.name}_bytes")
+        self._index = PreadRows(fd, file, self._names)
+        self._bases = [file.fields[name].offset or 0 for name in self._names]
+
+    def num_bytes(self, stop: int) -> int:
+        """Returns the bytes of all rows: they may lie in any order."""
+        return self._num_bytes
+
+    def last_byte(self, row: int) -> int | None:
+        """Returns the last byte of a row; None if its index entry is not in memory."""
+        found = [syscalls.read_resident(self._fd, base + 8 * row, 8) or b"" for base in self._bases]
+        if min(map(len, found)) < 8:
+            return None
+        begin, length = (int.from_bytes(number, "little") for number in found)
+        return self.base + begin + max(length, 1) - 1
+
+    def ranges(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the ranges of the rows, sorted; neighbours are joined."""
+        counts = stop - first
+        rows = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first, counts)
+        offset, length = (np.empty(len(rows), np.int64) for _ in range(2))
+        self._index.gather(rows, dict(zip(self._names, (offset, length), strict=True)))
+        # The index may be damaged, which reading the row will report; here ranges only must stay within the dataset.
+        offset = offset.clip(0, self._num_bytes)
+        end = (offset + length.clip(0, self._num_bytes)).clip(max=self._num_bytes)
+        order = np.argsort(offset, kind="stable")
+        offset, end = offset[order], np.maximum.accumulate(end[order])
+        begins = np.flatnonzero(np.concatenate(([True], offset[1:] > end[:-1] + _JOINED_BYTES)))
+        ends = end[np.append(begins[1:] - 1, len(end) - 1)]
+        return np.stack([self.base + offset[begins], ends - offset[begins]], axis=1)
+
+    def close(self) -> None:
+        """Releases what reading needed; the descriptor stays open."""
+        self._index.close()
 
 
 class KernelAdvice:

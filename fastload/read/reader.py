@@ -1,47 +1,31 @@
-"""`RowReader`: gathers rows of a file into memory that is there already; and the readers that a process keeps open.
+"""`RowReader`: gathers rows of a file into memory that is there already.
 
 One call a batch, from any number of threads. No torch here.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OptionError
 from fastload.format.header import PackedFile
-from fastload.read.checked import CheckedSamples, require_packed
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import check_open, open_checked
 from fastload.read.mapped import KEEPS_GIL, MappedRows
 from fastload.read.pread import PreadRows
-from fastload.read.ragged_rows import RaggedReader, decode_rows
+from fastload.read.ragged_rows import RaggedReader
 
 Read = Literal["map", "pread"]
 
-_CACHE_CHUNKS = 32
-_MAX_OPEN = 64
 
-ReaderT = TypeVar("ReaderT")
-
-
-class RowSource(Protocol):
-    """One way to read rows of some fields."""
-
-    def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
-        """Copies rows, checked to be in range, into C-contiguous arrays of their fields' dtype, (B, ...) each."""
-        ...
-
-    def close(self) -> None:
-        """Releases what it holds."""
-        ...
+RowSource = MappedRows | PreadRows | ChunkedRows
+"""One way to read rows of some fields."""
 
 
 class RowReader:
@@ -53,6 +37,7 @@ class RowReader:
         read: "map" copies from a mapping of the file; "pread" never maps it, so that truncating the file cannot kill
             the process (SIGBUS).
         cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
+        verify: as in `RaggedReader`; called before Pillow decodes a JPEG that libjpeg refuses.
 
     Raises:
         OptionError: unknown field or `read`.
@@ -67,6 +52,7 @@ class RowReader:
         *,
         cache_chunks: int = 8,
         windows: bool = False,
+        verify: Callable[[PackedFile, int], None] | None = None,
     ) -> None:
         if read not in ("map", "pread"):
             raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
@@ -77,7 +63,6 @@ class RowReader:
         self._fd = open_checked(file)
         self._sources: list[tuple[RowSource, tuple[str, ...]]] = []
         self._ragged: dict[str, RaggedReader] = {}
-        verify = functools.partial(require_packed, file)
         linear = tuple(name for name in fields if file.fields[name].offset is not None)
         other = tuple(name for name in fields if file.fields[name].offset is None and file.fields[name].ragged is None)
         try:
@@ -118,7 +103,7 @@ class RowReader:
         for name, ragged in self._ragged.items():
             if name in outs:
                 assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
-                decode_rows(ragged, self.file, name, rows, outs[name])
+                ragged.decoded(rows, outs[name])
                 copied += outs[name].nbytes
         return copied
 
@@ -136,7 +121,7 @@ class RowReader:
         """
         check_rows(rows, self.file.num_rows, self.file.path)
         self.check_identity()
-        return decode_rows(self._ragged[name], self.file, name, rows, None)
+        return self._ragged[name].decoded(rows)
 
     def ragged(self, name: str) -> RaggedReader:
         """Returns the reader of a ragged field's encoded bytes; valid until `close`.
@@ -214,46 +199,3 @@ def image_axes(file: PackedFile) -> Literal["HWC", "CHW", "HW"]:
         f"{file.path}: one image has the shape {shape}; expected (H, W, C), (C, H, W) or (H, W) with 1, 3 or 4 "
         f"channels. Pack the original files."
     )
-
-
-class OpenReaders(Generic[ReaderT]):
-    """Readers that stay open, shared by the threads of a process: opening one anew would lose its decoded chunks.
-
-    Args:
-        open_one: opens a reader of a file and a dataset; it must close itself when its last user drops it.
-    """
-
-    def __init__(self, open_one: Callable[[PackedFile, str], ReaderT]) -> None:
-        self._open_one = open_one
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._open: dict[tuple[str, str, int, int], ReaderT] = {}
-
-    def of(self, file: PackedFile, name: str = "") -> ReaderT:
-        """Returns the reader of a file and a dataset; opens it if it is not open for this very file."""
-        key = (str(file.path), name, file.identity.inode, file.identity.mtime_ns)
-        if self._pid != os.getpid():
-            self.__init__(self._open_one)  # type: ignore[misc]  # neither locks nor HDF5 handles cross a fork
-        with self._lock:
-            reader = self._open.pop(key, None)
-            if reader is None:
-                while len(self._open) >= _MAX_OPEN:
-                    self._open.pop(next(iter(self._open)))
-                reader = self._open_one(file, name)
-            self._open[key] = reader  # at the end: the first one is the least recently used
-            return reader
-
-    def close(self) -> None:
-        """Drops all of them."""
-        with self._lock:
-            self._open.clear()
-
-
-READERS = OpenReaders(lambda file, name: RowReader(file, [name], read="pread", cache_chunks=_CACHE_CHUNKS))
-SAMPLES = OpenReaders(lambda file, _: CheckedSamples(file))
-
-
-def close_readers() -> None:
-    """Drops the readers that this process keeps open; a reader still in use is closed after that."""
-    READERS.close()
-    SAMPLES.close()

@@ -24,8 +24,7 @@ from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackOptions, PackReport, pack_listing
 from fastload.pack.encoding import EncodingOption
 from fastload.pack.pack_options import Progress
-from fastload.read.checked import has_ragged
-from fastload.read.reader import close_readers
+from fastload.read.checked import close_readers, has_ragged
 from fastload.repack.choice import Choice, choose_rows
 from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import list_packed, pack_options, regroup

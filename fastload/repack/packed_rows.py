@@ -14,14 +14,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, FormatError, ImageError, SourceError
+from fastload.errors import FormatError, ImageError, SourceError
 from fastload.format.header import PackedFile
 from fastload.format.ragged import RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader
 from fastload.pack.encode import array_header
 from fastload.pack.pack_options import Progress
-from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged
-from fastload.read.reader import READERS, SAMPLES, image_axes
+from fastload.read.checked import SAMPLES, CheckedSample, CheckedSamples, DamagedBefore, has_ragged
+from fastload.read.reader import image_axes
 from fastload.sources.arrays.raw_rows import JoinedRows, RawRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.system.machine import worker_count
@@ -167,13 +167,9 @@ class Hdf5Rows:
 
     def _gather(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         try:
-            READERS.of(self.file, self.name).gather(rows, {self.name: out})
-        except FileChangedError:
-            raise
-        except FormatError as exc:  # From the decoder without h5py: its cause is the reason alone.
-            raise ImageError(f"`{self.name}` cannot be read: {exc.__cause__ or exc}") from exc
-        except (OSError, RuntimeError) as exc:  # From h5py, where a filter fails.
-            raise ImageError(f"`{self.name}` cannot be read: {exc}") from exc
+            SAMPLES.of(self.file).gather(self.name, rows, out)
+        except ImageError as exc:
+            raise ImageError(f"`{self.name}` {exc}") from exc
 
     def _unreadable(self, rows: NDArray[np.int64]) -> list[int]:
         """Returns which of these rows cannot be read: as a rule those of one damaged chunk."""

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fastload.errors import ImageError
 from fastload.estimate import rates
-from fastload.estimate.rates import PASSES, _timed, measure_disk, pixel_rate
+from fastload.estimate.rates import PASSES, measure_disk, per_second, pixel_rate
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 
 UINT8 = np.dtype(np.uint8)
@@ -56,7 +56,7 @@ def test_each_step_is_done_once_and_at_least_one_a_thread(seconds: float, steps:
     def make() -> Callable[[int], int]:
         return lambda turn: done.append(turn) or 1  # type: ignore[func-returns-value]  # append: None
 
-    _timed(make, PASSES, 3, seconds)
+    per_second(make, PASSES, 3, seconds)
     assert sorted(done[1:]) == list(range(steps))
 
 

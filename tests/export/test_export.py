@@ -291,7 +291,7 @@ def test_a_damaged_row_is_named(tmp_path):
     with open(source, "r+b") as file:
         file.seek(4096 + 7 * 90)
         file.write(b"\x00\xff\x00")
-    with pytest.raises(SourceError, match=r"pixels of 1 rows .*: 00000007"):
+    with pytest.raises(SourceError, match=r"00000007 is damaged: its pixels are not those that were packed"):
         export_file(source, tmp_path / "out")
     repack_file(make(tmp_path / "b.h5"), tmp_path / "z.h5", codec="gzip", chunk_bytes=90 * 4)
     with h5py.File(tmp_path / "z.h5") as file:
@@ -301,7 +301,7 @@ def test_a_damaged_row_is_named(tmp_path):
         file.write(b"\xff" * 60)
     with pytest.raises(OutputError, match=r"its folder .* does not exist"):  # told before a row is read
         export_file(tmp_path / "z.h5", tmp_path / "no" / "out")
-    with pytest.raises(SourceError, match=r"`images` cannot be read: .*\(rows 0"):
+    with pytest.raises(SourceError, match=r"00000000 is damaged: `images` cannot be read: "):
         export_file(tmp_path / "z.h5", tmp_path / "three")
     assert not (tmp_path / "three").exists()
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_bytes import encode, exif_bytes, png, png_chunk
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
@@ -30,12 +30,6 @@ from fastload.images.image_header import probe_image
 RNG = np.random.default_rng(7)
 COLOUR = Image.fromarray(RNG.integers(0, 256, (6, 5, 3), dtype=np.uint8)).resize((31, 23))
 GRAY16 = RNG.integers(0, 65536, (23, 31), dtype=np.uint16)
-
-
-def encode(image: Image.Image, suffix: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, suffix, **options)
-    return buffer.getvalue()
 
 
 def reference(data: bytes, mode: str = "RGB") -> NDArray[np.uint8]:
@@ -62,14 +56,6 @@ def decode(
     out = np.full((height, width, channels), 99, dtype)
     decode_image(data, Target(height, width, channels, out.dtype, fit), out)
     return out
-
-
-def png(width: int, height: int, depth: int, colour: int, rows: bytes) -> bytes:
-    def chunk(kind: bytes, payload: bytes) -> bytes:
-        return struct.pack(">I", len(payload)) + kind + payload + struct.pack(">I", zlib.crc32(kind + payload))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def alpha_image() -> Image.Image:
@@ -140,10 +126,8 @@ def test_pixels_are_pillows(name: str, channels: int, mode: str) -> None:
     gray=st.booleans(),
 )
 def test_images_come_out_upright(suffix: str, orientation: int, width: int, height: int, gray: bool) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
     image = COLOUR.resize((width, height)).convert("L" if gray else "RGB")
-    data = encode(image, suffix, exif=exif.tobytes())
+    data = encode(image, suffix, exif=exif_bytes(orientation))
     np.testing.assert_array_equal(decode(data), reference(data))
 
 
@@ -259,10 +243,8 @@ def test_extreme_aspects_are_fitted(source: tuple[int, int], size: tuple[int, in
 
 
 def test_oriented_images_are_fitted_upright() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
     for suffix in ("JPEG", "PNG", "TIFF"):
-        data = encode(COLOUR, suffix, exif=exif.tobytes())
+        data = encode(COLOUR, suffix, exif=exif_bytes(6))
         upright = Image.fromarray(reference(data))
         assert upright.size == (23, 31)
         expected = np.asarray(upright.resize((46, 62), Image.Resampling.BILINEAR))
@@ -285,11 +267,7 @@ def test_a_truncated_png_is_an_error_unless_all_its_pixels_are_there(cut: int, c
     (length,) = struct.unpack_from(">I", whole, start)
     payload = whole[start + 8 : start + 8 + length]
     pieces = [payload[at : at + chunk] for at in range(0, length, chunk)]
-    chunks = [
-        struct.pack(">I", len(piece)) + b"IDAT" + piece + struct.pack(">I", zlib.crc32(b"IDAT" + piece))
-        for piece in pieces
-    ]
-    data = whole[:start] + b"".join(chunks)
+    data = whole[:start] + b"".join(png_chunk(b"IDAT", piece) for piece in pieces)
     complete = len(data)
     data = (data + whole[start + 12 + length :])[:-cut]
     try:
@@ -456,9 +434,7 @@ def test_a_mask_of_another_size_than_its_image_names_both() -> None:
 @pytest.mark.parametrize("suffix", ["PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_mask_is_turned_upright_as_an_image_is(suffix: str, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encode(Image.fromarray(MASK), suffix, exif=exif.tobytes())
+    data = encode(Image.fromarray(MASK), suffix, exif=exif_bytes(orientation))
     expected = reference(data, "L")
     np.testing.assert_array_equal(decoded_mask(data, expected.shape), expected)
 

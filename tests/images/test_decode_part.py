@@ -6,33 +6,24 @@ import io
 
 import numpy as np
 import pytest
+from image_bytes import encode, exif_bytes, photo
 from PIL import Image, ImageOps
 
 from fastload.errors import ImageError
 from fastload.format.codecs import Codec
 from fastload.format.ragged import JPEG, RAW, ZSTD
-from fastload.images.decode_part import decode_mask_row, decode_part, decode_row, shrink_factor
+from fastload.images.decode_part import decode_part, decode_row, offset_in
 
 UINT8 = np.dtype(np.uint8)
 
 
-def photo(height: int, width: int, channels: int = 3) -> Image.Image:
-    rng = np.random.default_rng(height * 1000 + width)
-    coarse = rng.integers(0, 256, (height // 6 + 2, width // 6 + 2, channels), np.uint8).squeeze()
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-
-
 def jpeg(image: Image.Image, **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", **({"quality": 90} | options))
-    return file.getvalue()
+    return encode(image, **({"quality": 90} | options))
 
 
 def turned(image: Image.Image, orientation: int) -> tuple[bytes, np.ndarray]:
     """A JPEG file that tells an orientation, and its pixels upright."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = jpeg(image, exif=exif)
+    data = jpeg(image, exif=exif_bytes(orientation))
     return data, np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
 
 
@@ -63,14 +54,14 @@ def test_a_jpeg_is_turned_upright(orientation):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("least", [64, 16])
-def test_a_part_of_a_turned_jpeg_lies_upright_in_the_memory_given(orientation, least):
+@pytest.mark.parametrize("factor", [1, 4])
+def test_a_part_of_a_turned_jpeg_lies_upright_in_the_memory_given(orientation, factor):
     data, upright = turned(photo(80, 64), orientation)
     scratch = np.empty(upright.size, np.uint8)
-    part = decode_part(data, upright.shape, orientation, (0, 0, *upright.shape[:2]), (least, least), scratch)
-    assert np.shares_memory(part.pixels, scratch) and part.pixels.flags.c_contiguous and part.top == 0
-    assert part.factor == (4 if least == 16 else 1)
-    if part.factor == 1:
+    part = decode_part(data, JPEG, upright.shape, orientation, (0, 0, *upright.shape[:2]), factor, scratch)
+    assert np.shares_memory(part.pixels, scratch) and part.pixels.flags.c_contiguous
+    assert (part.factor, part.top) == (factor, 0)
+    if factor == 1:
         assert np.array_equal(part.pixels, upright)
     else:
         shape = part.pixels.shape[1::-1]
@@ -86,7 +77,7 @@ def test_gray_becomes_colour_and_colour_gray():
     )
     luma = np.asarray(Image.open(io.BytesIO(jpeg(colour))).convert("L"))[..., None]
     assert np.array_equal(decode_row(jpeg(colour), JPEG, (20, 30, 1), 1, UINT8), luma)
-    part = decode_part(jpeg(colour), (20, 30, 1), 1, (0, 0, 8, 30), (8, 30))
+    part = decode_part(jpeg(colour), JPEG, (20, 30, 1), 1, (0, 0, 8, 30), 1)
     assert np.array_equal(part.pixels, luma[part.top : part.top + len(part.pixels)])
     assert decode_row(jpeg(colour), JPEG, (20, 30, 4), 1, UINT8)[..., 3].min() == 255
 
@@ -95,7 +86,7 @@ def test_gray_becomes_colour_and_colour_gray():
 def test_other_kinds_of_jpeg_are_read_whole(options):
     data = jpeg(photo(120, 90), **options)
     whole = np.asarray(Image.open(io.BytesIO(data)))
-    part = decode_part(data, (120, 90, 3), 1, (40, 0, 20, 90), (20, 90))
+    part = decode_part(data, JPEG, (120, 90, 3), 1, (40, 0, 20, 90), 1)
     assert np.array_equal(part.pixels, whole[part.top : part.top + len(part.pixels)])
 
 
@@ -103,20 +94,35 @@ def test_a_cmyk_jpeg_is_pillows():
     data = jpeg(photo(24, 16).convert("CMYK"))
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     assert np.array_equal(decode_row(data, JPEG, (24, 16, 3), 1, UINT8), expected)
-    part = decode_part(data, (24, 16, 3), 1, (0, 0, 24, 16), (6, 4))
+    part = decode_part(data, JPEG, (24, 16, 3), 1, (0, 0, 24, 16), 4)
     assert part.factor == 1 and np.array_equal(part.pixels, expected)
 
 
-@pytest.mark.parametrize(
-    ("window", "least", "factor"),
-    [((0, 0, 448, 448), (224, 224), 2), ((0, 0, 447, 900), (224, 224), 1), ((9, 9, 1800, 1792), (224, 224), 8)],
-)
-def test_a_window_keeps_at_least_as_many_pixels_as_it_shall_have(window, least, factor):
-    assert shrink_factor(window, least) == factor
+@pytest.mark.parametrize("encoding", [RAW, ZSTD])
+def test_of_pixels_only_the_rows_shown_lie_in_the_memory_given(encoding):
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 5, 3), dtype=np.uint8)
+    data = Codec("zstd", 3).compress(pixels.tobytes()) if encoding == ZSTD else pixels.tobytes()
+    scratch = np.empty(60, np.uint8)
+    part = decode_part(data, encoding, (9, 5, 3), 1, (2, 1, 4, 3), 1, scratch)
+    assert (part.factor, part.top) == (1, 2) and np.array_equal(part.pixels, pixels[2:6])
+    assert offset_in(scratch, part.pixels) == 0 and offset_in(scratch, pixels) == -1
+
+
+def test_what_libjpeg_refuses_is_doubted_before_pillow_decodes_it():
+    def doubt():
+        raise ImageError("not what was packed")
+
+    data, shape = jpeg(photo(20, 30)), (20, 30, 3)
+    assert decode_row(data, JPEG, shape, 1, UINT8, None, doubt).shape == shape, "no doubt of a whole one"
+    for suspect in (data[: len(data) // 2], data[:100], b"12345"):
+        with pytest.raises(ImageError, match="not what was packed"):
+            decode_row(suspect, JPEG, shape, 1, UINT8, None, doubt)
+        with pytest.raises(ImageError, match="not what was packed"):
+            decode_part(suspect, JPEG, shape, 1, (0, 0, 20, 30), 2, None, doubt)
 
 
 def test_memory_too_small_is_not_used():
-    part = decode_part(jpeg(photo(20, 30)), (20, 30, 3), 1, (0, 0, 20, 30), (20, 30), np.empty(100, np.uint8))
+    part = decode_part(jpeg(photo(20, 30)), JPEG, (20, 30, 3), 1, (0, 0, 20, 30), 1, np.empty(100, np.uint8))
     assert part.pixels.shape == (20, 30, 3)
 
 
@@ -128,7 +134,7 @@ def test_a_jpeg_cut_short_is_an_error_wherever_the_part_lies(options):
             decode_row(data[:kept], JPEG, (200, 150, 3), 1, UINT8)
         for top in (0, 100, 180):
             with pytest.raises(ImageError, match="truncated"):
-                decode_part(data[:kept], (200, 150, 3), 1, (top, 0, 16, 150), (16, 150))
+                decode_part(data[:kept], JPEG, (200, 150, 3), 1, (top, 0, 16, 150), 1)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +154,12 @@ def test_what_cannot_be_decoded_says_why(data, encoding, dtype, reason):
         decode_row(data, encoding, (2, 3, 3), 1, np.dtype(dtype), np.empty((2, 3, 3), dtype))
     if encoding == JPEG and dtype == "u1":
         with pytest.raises(ImageError, match=reason):
-            decode_part(data, (2, 3, 3), 1, (0, 0, 1, 3), (1, 1))
+            decode_part(data, JPEG, (2, 3, 3), 1, (0, 0, 1, 3), 1)
 
 
 def test_masks_come_back_and_are_never_jpeg():
     mask = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    assert np.array_equal(decode_mask_row(mask.tobytes(), RAW, (3, 4)), mask)
-    assert np.array_equal(decode_mask_row(Codec("zstd", 3).compress(mask.tobytes()), ZSTD, (3, 4)), mask)
+    assert np.array_equal(decode_row(mask.tobytes(), RAW, (3, 4), 1, UINT8), mask)
+    assert np.array_equal(decode_row(Codec("zstd", 3).compress(mask.tobytes()), ZSTD, (3, 4), 1, UINT8), mask)
     with pytest.raises(ImageError, match="never a JPEG"):
-        decode_mask_row(b"", JPEG, (3, 4))
+        decode_row(b"", JPEG, (3, 4), 1, UINT8)

@@ -6,7 +6,6 @@ import io
 import struct
 import tarfile
 import warnings
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_bytes import encode, exif_bytes, png, png_chunk
 from PIL import Image, ImageOps, PngImagePlugin
 
 from fastload.errors import ImageError
@@ -23,30 +23,8 @@ from fastload.images.image_header import ImageHeader, pillow_silenced, probe_ima
 Encoded = Callable[..., bytes]
 
 
-def encode(image: Image.Image, suffix: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, suffix, **options)
-    return buffer.getvalue()
-
-
 def probe(data: bytes) -> ImageHeader:
     return probe_image(lambda size: data[:size])
-
-
-def png_chunk(kind: bytes, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload)) + kind + payload + struct.pack(">I", zlib.crc32(kind + payload))
-
-
-def png(width: int, height: int, depth: int, colour: int, rows: bytes, *chunks: bytes, tail: bytes = b"") -> bytes:
-    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    pixels = png_chunk(b"IDAT", zlib.compress(rows))
-    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + pixels + tail + png_chunk(b"IEND", b"")
-
-
-def exif_bytes(orientation: int) -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return exif.tobytes()
 
 
 RGB = Image.new("RGB", (5, 3), (1, 2, 3))
@@ -288,10 +266,7 @@ def test_what_pillow_cuts_to_8_bits_is_told_by_its_kind(suffix: str, options: li
 
 def test_plain_jpegs_are_told_with_their_orientation() -> None:
     def encoded(mode: str, orientation: int = 1, kind: str = "JPEG") -> bytes:
-        file, exif = io.BytesIO(), Image.Exif()
-        exif[0x0112] = orientation
-        Image.new(mode, (9, 5)).save(file, kind, exif=exif)
-        return file.getvalue()
+        return encode(Image.new(mode, (9, 5)), kind, exif=exif_bytes(orientation))
 
     assert [probe(encoded(mode, n)).jpeg for mode, n in (("RGB", 1), ("L", 3), ("RGB", 8))] == [1, 3, 8]
     arithmetic = encoded("RGB").replace(b"\xff\xc0", b"\xff\xc9", 1)

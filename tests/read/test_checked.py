@@ -1,4 +1,4 @@
-"""Samples of ragged fields: their encoded bytes and their pixels, checked."""
+"""Images and masks of a file: their encoded bytes and their pixels, checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ragged_cases import flip, varied_file, varied_rows
 from fastload.errors import FileChangedError, ImageError
 from fastload.format.header import read_header
 from fastload.format.ragged import JPEG, RAW
-from fastload.read.checked import CheckedSamples
+from fastload.read import checked
+from fastload.read.checked import CHANGED, CheckedSamples, OpenSamples
+from sample_files import write_packed
 
 
 def test_rows_are_what_was_stored(tmp_path: Path) -> None:
@@ -52,14 +54,8 @@ def test_a_flipped_bit_is_told(tmp_path: Path, field: str, row: int, at: int) ->
 @pytest.mark.parametrize(
     ("dataset", "value", "said"),
     [
-        ("images_offset", -8, "lies outside"),
-        ("images_offset", 2**40, "lies outside"),
         ("images_bytes", 2**62, "lies outside"),
-        ("images_encoding", 9, "number 9, which means nothing"),
-        ("images_shape", 0, "0x0"),
-        ("images_shape", 3, "its pixels need 27"),
         ("images_shape", 2**31 - 1, "its size is 2147483647x2147483647"),
-        ("images_orientation", 9, "orientation is 9"),
         ("masks_encoding", JPEG, "number 1, which means nothing"),
     ],
 )
@@ -80,3 +76,39 @@ def test_a_file_that_is_written_to_meanwhile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileChangedError):
         samples.check_identity()
     samples.close()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_rows_of_one_size_are_read_and_checked_alike(tmp_path: Path, compressed: bool) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (9, 4, 5, 3), dtype=np.uint8)
+    path = write_packed(tmp_path / "a.h5", images, chunk_rows=2)
+    if compressed:
+        with h5py.File(path, "r+") as file:
+            del file["images"]
+            file.create_dataset("images", data=images, chunks=(2, 4, 5, 3), compression="gzip")
+    samples = CheckedSamples(read_header(path))
+    assert samples.damaged(range(9)) == [] and not samples.is_jpeg().any()
+    for row, image in enumerate(images):
+        found = samples.checked(row)
+        assert np.array_equal(samples.pixels("images", row), image) and np.array_equal(found.pixels["images"], image)
+        assert (found.row.image, found.row.encoding, found.row.shape) == (image.tobytes(), RAW, (4, 5, 3))
+    samples.close()
+    with h5py.File(path, "r+") as file:
+        file["digest"][3] ^= 1
+    samples = CheckedSamples(read_header(path))
+    assert samples.damaged(range(9)) == [(3, CHANGED)]
+    with pytest.raises(ImageError, match="digest differs"):
+        samples.encoded(3)
+    samples.close()
+
+
+def test_the_reader_least_recently_used_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "_MAX_OPEN", 2)
+    readers = OpenSamples()
+    a, b, c = (read_header(varied_file(tmp_path / f"{name}.h5")) for name in "abc")
+    first, second = readers.of(a), readers.of(b)
+    assert readers.of(a) is first
+    readers.of(c)
+    assert readers.of(a) is first, "used since the one that had to go"
+    assert readers.of(b) is not second
+    readers.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -15,9 +16,9 @@ from fastload.errors import FileChangedError, FormatError
 from fastload.format.codecs import Codec
 from fastload.format.column import Column
 from fastload.format.header import read_header
-from fastload.format.ragged import JPEG, RAW, ZSTD
-from fastload.read.extents import RaggedExtents
-from fastload.read.ragged_rows import sample_error
+from fastload.format.ragged import JPEG, RAW, ZSTD, RaggedExtent, RaggedIndex
+from fastload.read.ragged_rows import impossible_rows, sample_error
+from fastload.read.readahead import RaggedExtents
 from fastload.read.reader import RowReader
 from sample_files import write_ragged
 
@@ -114,17 +115,10 @@ def test_compressed_rows_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("dataset", "value"),
     [
-        ("images_offset", -1),
         ("images_offset", 2**40),
-        ("images_bytes", -1),
-        ("images_bytes", 59),
         ("images_bytes", 2**62),
-        ("images_shape", (0, 4, 3)),
-        ("images_shape", (-5, -4, 3)),
         ("images_shape", (2**31 - 1, 2**31 - 1, 3)),
-        ("images_shape", (4, 4, 4)),
         ("images_encoding", 9),
-        ("images_orientation", 0),
     ],
 )
 def test_an_index_that_cannot_be_is_refused_with_its_row(tmp_path, read, dataset, value):
@@ -178,14 +172,6 @@ def test_a_mask_whose_frame_is_damaged_is_named(tmp_path):
         RowReader(read_header(path), ["masks"]).decoded("masks", np.arange(5))
 
 
-def test_a_size_that_no_memory_holds_is_refused(tmp_path):
-    path, _, _ = varied(tmp_path)
-    with h5py.File(path, "r+") as file:
-        file["images_shape"][1] = (2**24, 2**24, 3)
-    with pytest.raises(FormatError, match=r"row 1 of 'images' cannot be"):
-        RowReader(read_header(path), ["images"]).decoded("images", np.arange(5))
-
-
 def test_threads_share_a_reader(tmp_path):
     path, images, _ = varied(tmp_path)
     reader = RowReader(read_header(path), ["images"], "pread")
@@ -219,7 +205,7 @@ def test_ranges_to_announce_are_the_bytes_of_rows(tmp_path):
     first = np.array([0, 3])
     begin, length = announced.ranges(first, np.array([1, 5])).T.tolist()
     assert begin == [base] and length == [index.offset[4] + index.bytes[4]], "near rows are one range"
-    assert announced.whole(5).tolist() == [[base, file.fields["images"].ragged.num_bytes]]
+    assert (announced.base, announced.num_bytes(5)) == (base, file.fields["images"].ragged.num_bytes)
     assert announced.last_byte(3) in (None, base + index.offset[3] + index.bytes[3] - 1)
     announced.close()
 
@@ -233,3 +219,57 @@ def test_rows_far_apart_are_announced_apart(tmp_path):
         announced.close()
     base, row = file.fields["images"].ragged.base, images[0].nbytes
     assert found.tolist() == [[base, 2 * row], [base + 4 * row, row]]
+
+
+def index_of(**changed):
+    """Three raw rows of 2x3 pixels, the second one changed."""
+    parts = {
+        "offset": np.array([0, 18, 36]),
+        "bytes": np.array([18, 18, 18]),
+        "shape": np.array([[2, 3, 3]] * 3, np.int32),
+        "encoding": np.array([RAW] * 3, np.uint8),
+        "orientation": np.ones(3, np.uint8),
+    }
+    for part, value in changed.items():
+        parts[part][1] = value
+    return RaggedIndex(**parts)
+
+
+def field(tmp_path, name="images"):
+    found = read_header(varied(tmp_path)[0]).fields[name]
+    return replace(found, ragged=RaggedExtent(base=4096, num_bytes=54, chunk_bytes=64, num_rows=3))
+
+
+def test_rows_that_can_be_have_no_reason(tmp_path):
+    images = field(tmp_path)
+    for changed in ({}, {"encoding": JPEG, "bytes": 7}, {"encoding": ZSTD, "bytes": 0}, {"orientation": 8}):
+        assert impossible_rows(index_of(**changed), images) == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"offset": 37}, "lies outside of its 54 bytes"),
+        ({"offset": -8}, "lies outside"),
+        ({"offset": 2**63 - 1}, "lies outside"),
+        ({"bytes": -1}, "lies outside"),
+        ({"encoding": 3}, "number 3, which means nothing"),
+        ({"shape": (2, 0, 3)}, "its size is 0x2"),
+        ({"shape": (-5, -4, 3)}, "its size is -4x-5"),
+        ({"shape": (2**24, 2**24, 3), "encoding": JPEG}, "its size is 16777216x16777216"),
+        ({"shape": (2, 3, 4)}, "its shape is (2, 3, 4)"),
+        ({"bytes": 17}, "it has 17 bytes in `images`, its pixels need 18"),
+        ({"orientation": 9, "encoding": JPEG}, "its EXIF orientation is 9"),
+        ({"orientation": 0}, "its EXIF orientation is 0"),
+    ],
+)
+def test_a_row_that_cannot_be_has_one(tmp_path, changed, reason):
+    found = impossible_rows(index_of(**changed), field(tmp_path))
+    assert list(found) == [1] and reason in found[1]
+
+
+def test_a_mask_is_neither_a_jpeg_nor_has_it_channels(tmp_path):
+    rows = index_of(bytes=6, encoding=JPEG)
+    found = impossible_rows(rows, field(tmp_path, "masks"))
+    assert list(found) == [0, 1, 2] and "number 1, which means nothing" in found[1]
+    assert "its pixels need 6" in found[0]

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from fastload.format.header import Field, read_header
-from fastload.read.extents import RaggedExtents
+from fastload.format.header import Field, FileIdentity, PackedFile, read_header
+from fastload.format.ragged import index_names
 from fastload.read.readahead import KernelAdvice, ReadAhead, announced_ahead, sliced
 from fastload.read.reader import RowReader
 from fastload.system.syscalls import is_resident
@@ -25,13 +25,11 @@ FIELD = Field("images", np.dtype(np.uint8), (3, PAGE), offset=PAGE, chunks=(4, 3
 
 
 @pytest.fixture
-def fd(tmp_path):
+def file(tmp_path):
     path = tmp_path / "data"
-    with open(path, "wb") as file:
-        file.truncate(PAGE + N * ROW)
-    fd = os.open(path, os.O_RDONLY)
-    yield fd
-    os.close(fd)
+    with open(path, "wb") as opened:
+        opened.truncate(PAGE + N * ROW)
+    return PackedFile(path, None, N, {"images": FIELD}, {}, "", False, 0, FileIdentity.of(os.stat(path)), {})
 
 
 class Recorder:
@@ -52,8 +50,8 @@ class Recorder:
         return sorted({(page - 1) // 3 for page in self.pages})
 
 
-def announcer(fd, recorder, *, resident=lambda offset: False, rows=range(N), **options):
-    return ReadAhead(fd, [FIELD], rows, advise=recorder, resident=resident, **options)
+def announcer(file, recorder, *, resident=lambda offset: False, rows=range(N), **options):
+    return ReadAhead(file, ["images"], rows, advise=recorder, resident=resident, **options)
 
 
 def finish(ahead):
@@ -62,9 +60,9 @@ def finish(ahead):
     ahead._thread.join()
 
 
-def test_exactly_the_rows_to_come_are_announced(fd):
+def test_exactly_the_rows_to_come_are_announced(file):
     recorder = Recorder()
-    ahead = announcer(fd, recorder)
+    ahead = announcer(file, recorder)
     ahead.announce(np.array([5, 9, 6, 4000, 5]))
     ahead.announce(np.array([100, 0]))
     finish(ahead)
@@ -72,9 +70,9 @@ def test_exactly_the_rows_to_come_are_announced(fd):
     assert len(recorder.pages) == len(set(recorder.pages)) == 6 * 3
 
 
-def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_are_read(fd):
+def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_are_read(file):
     recorder = Recorder()
-    ahead = announcer(fd, recorder, chunk_rows=4, rows=range(3002, 3011))
+    ahead = announcer(file, recorder, chunk_rows=4, rows=range(3002, 3011))
     ahead.announce(np.array([3005, 3002]))
     ahead.announce(np.array([3006, 3010, 3003]))
     finish(ahead)
@@ -82,7 +80,7 @@ def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_ar
     assert len(recorder.pages) == 9 * 3
 
 
-def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(fd):
+def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(file):
     recorder, cold = Recorder(), set()
     asked = []
 
@@ -90,7 +88,7 @@ def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(fd):
         asked.append(offset)
         return (offset - PAGE) // ROW not in cold
 
-    ahead = announcer(fd, recorder, resident=resident)
+    ahead = announcer(file, recorder, resident=resident)
     for first in range(0, 1600, 8):
         ahead.announce(np.arange(first, first + 8))
     assert ahead._thread is None and not recorder.pages
@@ -102,18 +100,18 @@ def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(fd):
     assert 2079 in recorder.rows()
 
 
-def test_a_file_system_that_does_not_say_is_announced_to_always(fd):
+def test_a_file_system_that_does_not_say_is_announced_to_always(file):
     recorder = Recorder()
-    ahead = announcer(fd, recorder, resident=lambda offset: None)
+    ahead = announcer(file, recorder, resident=lambda offset: None)
     for row in range(200):
         ahead.announce(np.array([row]))
     finish(ahead)
     assert recorder.rows() == list(range(200))
 
 
-def test_close_leaves_no_thread_and_announces_no_more(fd):
+def test_close_leaves_no_thread_and_announces_no_more(file):
     recorder = Recorder()
-    ahead = announcer(fd, recorder)
+    ahead = announcer(file, recorder)
     ahead.announce(np.array([1]))
     assert recorder.called.wait(600)
     ahead.close()
@@ -174,27 +172,27 @@ def test_rows_of_a_ragged_field_are_announced_by_their_bytes(tmp_path):
     images = [np.zeros((height, 1000, 3), np.uint8) for height in (1500, 2500, 2000)]
     file = read_header(write_ragged(tmp_path / "a.h5", images))
     field, recorder = file.fields["images"], Recorder()
-    with open(file.path, "rb") as opened:
-        extents = [RaggedExtents(opened.fileno(), file, field)]
-        ahead = ReadAhead(opened.fileno(), [], range(3), ragged=extents, advise=recorder, resident=lambda offset: False)
-        ahead.announce(np.array([2]))
-        finish(ahead)
-        ahead.close()
+    ahead = announcer(file, recorder, rows=range(3))
+    small = [first for field in ahead._small for first in (field.base // PAGE,)]
+    ahead.announce(np.array([2]))
+    finish(ahead)
+    ahead.close()
     reader = RowReader(file, ["images"])
     index = reader.ragged("images").index(np.array([2]))
     begin = field.ragged.base + int(index.offset[0])
-    assert recorder.pages == list(range(begin // PAGE, -(-(begin + images[2].nbytes) // PAGE)))
+    assert len(small) == len(index_names("images")) and set(small) <= set(recorder.pages), "the index, whole"
+    assert recorder.pages[-(end := -(-(begin + images[2].nbytes) // PAGE) - begin // PAGE) :] == list(
+        range(begin // PAGE, begin // PAGE + end)
+    )
     reader.close()
 
 
 def test_a_ragged_field_whose_rows_are_in_memory_is_not_announced(tmp_path):
     file = read_header(write_ragged(tmp_path / "a.h5", [np.zeros((2000, 3000, 3), np.uint8)]))
     recorder = Recorder()
-    with open(file.path, "rb") as opened:
-        extents = [RaggedExtents(opened.fileno(), file, file.fields["images"])]
-        if extents[0].last_byte(0) is None:
-            pytest.skip("this system does not say what is in memory")
-        ahead = ReadAhead(opened.fileno(), [], range(1), ragged=extents, advise=recorder, resident=lambda offset: True)
-        ahead.announce(np.array([0]))
-        assert ahead._thread is None and not recorder.pages
-        ahead.close()
+    ahead = announcer(file, recorder, rows=range(1), resident=lambda offset: True)
+    if ahead._ragged[0].last_byte(0) is None:
+        pytest.skip("this system does not say what is in memory")
+    ahead.announce(np.array([0]))
+    assert ahead._thread is None and not recorder.pages
+    ahead.close()

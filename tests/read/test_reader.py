@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from fastload.errors import FileChangedError, MissingFileError, OptionError
 from fastload.format.column import Column
-from fastload.format.header import PackedFile, read_header
-from fastload.read import reader as reader_module
-from fastload.read.reader import OpenReaders, RowReader, image_axes
+from fastload.format.header import read_header
+from fastload.read.reader import RowReader, image_axes
 from sample_files import write_packed
 
 N = 37
@@ -177,21 +176,3 @@ def test_other_byte_orders_are_converted_and_unwritten_datasets_read_as_their_fi
 )
 def test_axes_of_foreign_images_follow_from_their_shape(tmp_path, shape, axes):
     assert image_axes(read_header(foreign(tmp_path, "x", images(shape=shape)))) == axes
-
-
-def small_file(path: Path) -> PackedFile:
-    return read_header(write_packed(path, np.zeros((2, 3, 4, 3), np.uint8)))
-
-
-def test_the_reader_least_recently_used_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_MAX_OPEN", 2)
-    opened: list[str] = []
-    readers = OpenReaders(lambda file, name: opened.append(f"{file.path.name} {name}") or object())
-    a, b = small_file(tmp_path / "a.h5"), small_file(tmp_path / "b.h5")
-    first = readers.of(a, "images")
-    readers.of(b, "images")
-    assert readers.of(a, "images") is first
-    readers.of(b, "masks")
-    assert readers.of(a, "images") is first, "used since the one that had to go"
-    readers.of(b, "images")
-    assert opened == ["a.h5 images", "b.h5 images", "b.h5 masks", "b.h5 images"]

@@ -20,8 +20,7 @@ from fastload.pack import PackOptions, pack_images
 from fastload.pack.encoding import EncodingOption
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
-from fastload.read.checked import CheckedSamples
-from fastload.read.reader import close_readers
+from fastload.read.checked import CheckedSamples, close_readers
 from fastload.repack import Choice, merge_files, repack_file
 from fastload.repack.packed_listing import list_packed
 from sample_files import write_packed

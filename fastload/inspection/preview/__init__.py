@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, OptionError
+from fastload.errors import ImageError, OptionError
 from fastload.format.codecs import load_filters
-from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
+from fastload.format.header import PackedFile, open_hdf5, read_header
 from fastload.inspection.preview.overlay import labels_of, marks_of
 from fastload.inspection.preview.sheet import Thumbnail, draw_sheet
-from fastload.read.reader import RowReader
+from fastload.read.checked import CheckedSamples
+from fastload.read.ragged_rows import sample_error
 from fastload.system.files import check_new_file, save_bytes
 from fastload.system.whole_numbers import check_whole
 
@@ -70,8 +72,8 @@ def make_preview(
     with open_hdf5(path) as hdf5:
         for name in file.fields:
             load_filters(path, name, hdf5[name])
-        _check_readable(hdf5, file, rows)
-        pixels = {name: _pixels(hdf5, file, name, rows) for name in PIXEL_FIELDS if name in file.fields}
+        with closing(CheckedSamples(file)) as samples:
+            pixels = {name: [_pixels(samples, name, row) for row in rows] for name in samples.names}
         thumbnails = list(_thumbnails(hdf5, file, rows, pixels))
     sheet = draw_sheet(file, thumbnails, split)
     picture = io.BytesIO()
@@ -80,30 +82,12 @@ def make_preview(
     return rows
 
 
-def _check_readable(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> None:
-    """Raises FormatError for rows that HDF5 cannot read, for example because gzip's checksum fails."""
-    for name in ("images", "masks"):
-        if name not in file.fields or not file.fields[name].filters:
-            continue
-        for row in rows:
-            try:
-                hdf5[name][row]
-            except (OSError, RuntimeError) as exc:
-                raise FormatError(
-                    f"{file.path}: row {row} of `{name}` cannot be read ({exc}). List all damage with `fastload verify "
-                    f"{file.path}`; leave it out with `fastload repack --on-error skip`."
-                ) from exc
-
-
-def _pixels(hdf5: h5py.File, file: PackedFile, name: str, rows: Sequence[int]) -> list[NDArray[Any]]:
-    """Returns the images or masks of these rows."""
-    if file.fields[name].ragged is None:
-        return [hdf5[name][row] for row in rows]
-    reader = RowReader(file, [name], read="pread")
+def _pixels(samples: CheckedSamples, name: str, row: int) -> NDArray[Any]:
+    """Returns an image or a mask; raises FormatError, naming the sample, if it cannot be read."""
     try:
-        return reader.decoded(name, np.array(rows, np.int64))
-    finally:
-        reader.close()
+        return samples.pixels(name, row)
+    except ImageError as exc:
+        raise sample_error(samples.file, row, str(exc)) from exc
 
 
 def _check_output(output: Path, overwrite: bool) -> None:
