@@ -33,8 +33,6 @@ CLASSES = tuple(
 
 VOID = 255
 
-_BOX_FORM = "xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
-
 _PARTS = ("JPEGImages", "Annotations", "ImageSets", "SegmentationClass", "SegmentationClassAug", "SegmentationObject")
 
 _LISTS = ("train", "val", "test", "trainval")
@@ -86,17 +84,7 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
         draft.notes.append(f"Splits without masks: {', '.join(without)}; they are packed without, filled with {VOID}.")
     objects = _read_objects(draft, tree, root, stems, pairs)
     stems = stems if objects is None else list(objects)
-    rows = {} if masks else _read_main(tree, root, split_of)
-    names = {name for each in (objects or {}).values() for name in each.names} | set(rows)
-    classes = CLASSES if names <= set(CLASSES) else tuple(sorted(names))
-    if others := sorted(names - set(CLASSES)):
-        draft.notes.append(
-            f"Classes other than VOC's twenty ({len(others)}): {first_few(others)}. Names: those that occur."
-        )
-    columns = {} if masks else _labels(draft, stems, classes, rows, objects)
-    if objects is not None:
-        columns |= box_columns(list(objects.values()), classes)
-        draft.notes.append("Boxes are x, y, width, height from 0: " + _BOX_FORM)
+    classes, columns = _columns(draft, tree, root, stems, objects, {} if masks else split_of)
     if unused := len(images) - len(pairs.images):
         draft.notes.append(f"Images that the lists used do not name were left ({unused}).")
     instance = kind == "SegmentationObject"
@@ -255,6 +243,31 @@ def _read_objects(
         except ValueError as exc:
             draft.leave_out(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
     return objects
+
+
+def _columns(
+    draft: Draft,
+    tree: Tree,
+    root: str,
+    stems: list[str],
+    objects: dict[str, Objects] | None,
+    labelled: dict[str, str],
+) -> tuple[tuple[str, ...], dict[str, Column]]:
+    """Returns the names of the classes, and the columns: boxes, and labels if images are `labelled` (stem -> split)."""
+    rows = _read_main(tree, root, labelled)
+    names = {name for each in (objects or {}).values() for name in each.names} | set(rows)
+    classes = CLASSES if names <= set(CLASSES) else tuple(sorted(names))
+    if others := sorted(names - set(CLASSES)):
+        draft.notes.append(
+            f"Classes other than VOC's twenty ({len(others)}): {first_few(others)}. Names: those that occur."
+        )
+    columns = _labels(draft, stems, classes, rows, objects) if labelled else {}
+    if objects is not None:
+        columns |= box_columns(list(objects.values()), classes)
+        draft.notes.append(
+            "Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
+        )
+    return classes, columns
 
 
 def _labels(
