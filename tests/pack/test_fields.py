@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -185,6 +186,44 @@ def test_skipping_after_a_failure_gives_the_bytes_of_skipping_at_once(tmp_path: 
     assert report.chunks_kept >= 7 and report.num_samples == 59
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.h5", "src", "whole.h5"]
+
+
+class _Stop(BaseException):
+    """As a kill, seen from the files that it leaves."""
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_stopped_anywhere_and_continued_in_either_mode_the_bytes_are_those_of_an_unbroken_pack(
+    tmp_path: Path, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    root = drawn(tmp_path / "src", int(rng.integers(20, 50)), (9, 11))
+    for number in rng.choice(20, int(rng.integers(4)), replace=False).tolist():
+        path = root / str(rng.choice(["images", "masks"])) / f"{number:03d}.png"
+        path.write_bytes(path.read_bytes()[:-20])
+    codec, shuffle = str(rng.choice(["none", "gzip"])), bool(rng.integers(2))
+    options = PackOptions(codec=codec, shuffle=shuffle, chunk_bytes=int(rng.choice([400, 1500, 10**6])))
+
+    def packed(name: str, on_error: str, stop_at: int = 0) -> bytes:
+        seen = iter(range(1, 10**6))
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if next(seen) == stop_at:
+                raise _Stop
+
+        pack_listing(
+            listed(root, split_at=15), tmp_path / name, options=options, source_name="S", workers=0,
+            on_error=on_error, progress=progress,  # type: ignore[arg-type]
+        )  # fmt: skip
+        return (tmp_path / name).read_bytes()
+
+    whole = packed("whole.h5", "skip")
+    for _ in range(3):
+        if not (tmp_path / "a.h5").exists():
+            with contextlib.suppress(_Stop, SourceError):
+                packed("a.h5", str(rng.choice(["fail", "skip"])), int(rng.integers(1, 30)))
+    found = (tmp_path / "a.h5").read_bytes() if (tmp_path / "a.h5").exists() else packed("a.h5", "skip")
+    assert found == whole and sorted(each.name for each in tmp_path.iterdir()) == ["a.h5", "src", "whole.h5"]
 
 
 def test_a_resumed_pack_moves_boxes_as_a_whole_one_does(tmp_path: Path) -> None:
