@@ -19,12 +19,12 @@ from fastload.device.backend import Backend
 from fastload.device.copy import DeviceBatch, copy_fields
 from fastload.format.ragged import RAW
 from fastload.plan import PlannedBatch
-from fastload.prefetch.augment import Augmentation, Augmenter, use_one_torch_thread
+from fastload.prefetch.augment import Augmentation, use_one_torch_thread
 from fastload.prefetch.auto_workers import WorkerStats, WorkerWatch
 from fastload.prefetch.inputs import OtherInput, PackedInput
 from fastload.prefetch.process_stream import PREFETCH, ProcessStream, SampleWorkers
-from fastload.prefetch.resize_rows import RaggedAugmenter
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField, split_small
+from fastload.prefetch.row_transformer import RowTransformer
 from fastload.prefetch.sample_layout import SampleLayout
 from fastload.prefetch.thread_stream import Announce, ThreadStream, gathering, group_size
 from fastload.read.reader import Read, RowReader
@@ -148,14 +148,15 @@ class ThreadFeed:
         self._chunk_rows = chunk_rows
         self._announces = announces
         self._reader = dataset.open_reader(read, cache_chunks=cache_chunks, windows=chunk_rows > 0)
-        self._augmenter: Augmenter | RaggedAugmenter | None = None
+        self._transformer: RowTransformer | None = None
         if head is not None:
-            self._augmenter = RaggedAugmenter(dataset, self._reader, *head, complete=augmentation is not None)
+            complete = augmentation is not None
+            self._transformer = RowTransformer(dataset, self._reader, head[1], head=head[0], complete=complete)
         elif augmentation is not None:
-            self._augmenter = Augmenter(dataset, self._reader, augmentation)
+            self._transformer = RowTransformer(dataset, self._reader, augmentation)
         self._decodes = any(dataset.file.fields[name].ragged is not None for name, _, _ in dataset.layout())
-        fields = self._augmenter.fields if self._augmenter else dataset.layout()
-        self.views = self._augmenter.views if self._augmenter else {}
+        fields = self._transformer.fields if self._transformer else dataset.layout()
+        self.views = self._transformer.views if self._transformer else {}
         batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
         # To a device each batch is copied by itself, and its slot returns by itself; mixed samples are of one batch.
         # Where HDF5 decodes chunks, that takes the time, and a group would only make its first batch wait for the last.
@@ -176,10 +177,10 @@ class ThreadFeed:
         self, planned: Iterator[PlannedBatch], seed: Callable[[PlannedBatch], int], epoch: int, *, timed: bool = False
     ) -> BatchStream:
         """Begins a pass of the threads; they draw no seeds."""
-        if self._augmenter is None:
+        if self._transformer is None:
             fill, present = gathering(self._reader.gather), functools.partial(as_handed_over, self._dataset.file)
         else:
-            fill, present = functools.partial(self._augmenter.fill, epoch), None
+            fill, present = functools.partial(self._transformer.fill, epoch), None
         with ExitStack() as resources:
             stream = ThreadStream(
                 planned,
@@ -191,11 +192,11 @@ class ThreadFeed:
                 present=present,
                 announce=_announcer(self._dataset, self._chunk_rows, resources) if self._announces else None,
                 ahead=_batches_ahead(self._ring.slot_bytes),
-                prepare=use_one_torch_thread if self._augmenter else None,
+                prepare=use_one_torch_thread if self._transformer else None,
                 manual_release=self._backend is not None,
                 timed=timed,
             )
-            if self._decodes:
+            if self._decodes or self._transformer is not None:
                 resources.callback(ShortSwitchInterval().end)
             stream.resources = resources.pop_all()
         return stream

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
-from fastload.transforms import CenterCrop, Draws, ImageSpec, RandomCrop, RandomHorizontalFlip
-from fastload.transforms.engine import place
+from fastload.transforms import CenterCrop, Draws, ImageSpec, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 from fastload.transforms.engine import windows as windows_of
-from fastload.transforms.engine.buffers import OutputPool
+from fastload.transforms.engine.windows import gather
 
 DTYPES = (np.uint8, np.uint16, np.float32)
 MODES = ("constant", "edge", "reflect", "symmetric")
@@ -112,34 +111,18 @@ def test_crop_is_a_window_of_the_padded_image(crop, dtype, memory, small):
     assert in_channels_last_memory(windows)
 
 
-@given(crop=crops(), dtype=dtypes, memory=memories)
-def test_the_gather_for_devices_crops_as_the_cpu_does(crop, dtype, memory):
+@given(crop=crops(), dtype=dtypes, memory=memories, p=st.sampled_from([0, 0.5]))
+def test_the_gather_for_devices_crops_and_flips_as_the_cpu_does(crop, dtype, memory, p):
     shape, transform = crop
     images = batch_of(shape, dtype, memory)
-    by_gather = []
-
-    def gather(*args):
-        by_gather.append(windows_of._crop_by_gather(*args[:-1]))
-        return original(*args)
-
-    original = place.crop
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, "crop", gather)
-        windows = transform.apply(images, draws_for(shape[0]))
-    if not by_gather:
-        return  # the window is the whole image
-    assert torch.equal(by_gather[0], windows)
-    assert by_gather[0].dtype == images.dtype
-    assert in_channels_last_memory(by_gather[0])
-
-
-@given(shape=shapes, dtype=dtypes, memory=memories)
-def test_the_gather_for_devices_flips_as_the_cpu_does(shape, dtype, memory):
-    images = batch_of(shape, dtype, memory)
-    chosen = np.arange(shape[0]) % 2 == 0
-    flipped = windows_of._flip_by_gather(images, chosen)
-    assert torch.equal(flipped, windows_of.flip(images, chosen, OutputPool()))
-    assert in_channels_last_memory(flipped)
+    draws = draws_for(shape[0])
+    fill = torch.tensor(transform.fill, dtype=torch.float64).to(images.dtype).expand(shape[1])
+    for move in (transform, RandomHorizontalFlip(p), RandomVerticalFlip(p)):
+        placement = move.place(ImageSpec.of(images).sizes, draws)
+        gathered = gather(images, placement, fill)
+        assert torch.equal(gathered, move.apply(images, draws))
+        assert gathered.dtype == images.dtype
+        assert in_channels_last_memory(gathered)
 
 
 @given(size=st.tuples(st.integers(1, 14), st.integers(1, 14)), shape=shapes, mode=st.sampled_from(["constant", "edge"]))
