@@ -1,6 +1,6 @@
 """Makes batches out of rows in the threads that read them: decoded, cut, resized, transformed, written into the slot.
 
-    bytes of a row --> decode what its window shows --> scratch --one call for some images--> output (B, C, h, w)
+    bytes of a row --> decode what its window shows --> scratch --resize, some images later--> output (B, C, h, w)
 
 A batch on the CPU is then ready when it is asked for, augmented and, if the list says so, normalized. Raw pixels in a
 mapping are taken from where they lie, so a crop reads no more than its window. Where images differ in size, the windows

@@ -23,7 +23,7 @@ from fastload.transforms.spec import ImageSpec
 _LARGEST = {torch.uint8: 255, torch.uint16: 65535}
 _OUTPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-_ALONE_VALUES = 1 << 18  # a MiB of float32
+_ALONE_VALUES = 1 << 16  # 256 KiB of float32
 
 # A row of constants as long as this keeps vector loops busy and stays in L1.
 _ROW_VALUES = 1 << 12

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -63,13 +62,6 @@ def test_images_whose_proportions_never_fit_are_cut_in_the_middle():
     assert (placement.window == [20, 22]).all() and (placement.first == [0, 39]).all()
 
 
-def test_a_sample_is_cut_alike_alone_and_among_others():
-    crop, rows = RandomResizedCrop(8), np.array([5, 900, 17, 3])
-    together = crop.place(np.array([[50, 60]]), Draws(4, 2, rows)).table()
-    for row, numbers in zip(rows, together, strict=True):
-        assert np.array_equal(crop.place(np.array([[50, 60]]), Draws(4, 2, np.array([row]))).table()[0], numbers)
-
-
 def test_the_part_that_was_drawn_is_resized_as_pillow_does():
     generator = np.random.default_rng(0)
     noise = generator.integers(0, 256, (12, 60, 50, 3), np.uint8)
@@ -110,14 +102,6 @@ def test_flips_turn_half_of_the_images_upside_down():
         assert torch.equal(turned, image.flip(1) if was_turned else image)
     assert torch.equal(RandomVerticalFlip(1).apply(images, draws), images.flip(2))
     assert repr(RandomVerticalFlip(0.25)) == "RandomVerticalFlip(p=0.25)"
-
-
-def test_they_can_be_pickled_and_give_the_same():
-    images = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (4, 3, 30, 20), np.uint8))
-    for transform in (RandomResizedCrop(9), Resize((5, 6)), RandomVerticalFlip()):
-        again, draws = pickle.loads(pickle.dumps(transform)), Draws(2, 0, np.arange(4))
-        assert repr(again) == repr(transform)
-        assert torch.equal(again.apply(images, draws), transform.apply(images, draws))
 
 
 @pytest.mark.parametrize(

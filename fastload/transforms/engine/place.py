@@ -1,12 +1,13 @@
 """Moves the pixels of images and masks, and coordinates with them, as a `Placement` says.
 
-On the CPU, images that are resized go sample by sample through `resample.py`; what is only cut and flipped is copied by
-`windows.py`. On other devices, and for other dtypes, two products with weight matrices resize some samples at a time.
-`PlacedTransform` is the base of the transforms that do nothing else.
+On the CPU, images that are large or resized go sample by sample through `resample.py`; small ones that are only cut and
+turned are moved all at once by `windows.py`. On other devices, and for other dtypes, two products with weight matrices
+resize some samples at a time. `PlacedTransform` is the base of the transforms that do nothing else.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 
 from fastload.transforms.boxes_and_points import Coordinates, as_handed_over, as_moved
 from fastload.transforms.draws import Draws
-from fastload.transforms.engine.buffers import OutputPool, as_bits, empty_images
+from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool, as_bits
 from fastload.transforms.engine.placement import Placement, Whole, windows
 from fastload.transforms.engine.resample import place_samples
-from fastload.transforms.engine.windows import crop, flip, gather, mirror, nearest, sent, shown
+from fastload.transforms.engine.windows import crop, gather, nearest, sent, shown, turn
 from fastload.transforms.spec import ImageSpec
 
 # Samples whose weights and floats are made at a time: images of 256x256x3 are 1.6 MB each as float64.
@@ -108,9 +109,7 @@ def place_images(images: torch.Tensor, placement: Placement, pool: OutputPool) -
         return _cut_and_flipped(images, placement, placement.fill, pool)
     if images.device.type != "cpu" or images.dtype != torch.uint8:
         return _placed_by_weights(images, placement)
-    output = pool.empty((len(images), *placement.size, images.shape[1]), images.dtype).permute(0, 3, 1, 2)
-    place_samples(images.permute(0, 2, 3, 1).numpy(), placement, output)
-    return output
+    return _placed_one_by_one(images, placement, pool)
 
 
 def place_masks(masks: torch.Tensor, placement: Placement, fill: int, pool: OutputPool) -> torch.Tensor:
@@ -167,16 +166,22 @@ def _cut_and_flipped(
     value = torch.tensor(fill, dtype=torch.float64, device="cpu").to(images.dtype).expand(images.shape[1])
     if images.device.type != "cpu":
         return gather(images, placement, value)
+    if placement.padding is None and math.prod(images.shape[1:]) * images.dtype.itemsize > SMALL_SAMPLE_BYTES:
+        return _placed_one_by_one(images, placement, pool)
     result = images
     if placement.padding is not None or placement.size != images.shape[2:]:
         result = crop(images, placement, value, pool)
-    for axis, turn in ((1, mirror), (0, flip)):
-        if placement.turned[:, axis].any():
-            result = turn(result, placement.turned[:, axis], pool)
-    if result is images:
-        result = empty_images(images, images.shape[1], pool)
-        as_bits(result).numpy()[...] = as_bits(images).numpy()
+    for axis in (0, 1):
+        if placement.turned[:, axis].any() or (axis and result is images):
+            result = turn(result, placement.turned[:, axis], axis, pool)
     return result
+
+
+def _placed_one_by_one(images: torch.Tensor, placement: Placement, pool: OutputPool) -> torch.Tensor:
+    """Returns the placed images on the CPU, uint8 where they are resized."""
+    output = pool.empty((len(images), *placement.size, images.shape[1]), images.dtype).permute(0, 3, 1, 2)
+    place_samples(as_bits(images).permute(0, 2, 3, 1).numpy(), placement, as_bits(output))
+    return output
 
 
 def _placed_by_weights(images: torch.Tensor, placement: Placement) -> torch.Tensor:

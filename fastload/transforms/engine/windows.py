@@ -1,10 +1,10 @@
-"""Copies windows of images and mirrors images, each sample by its own numbers, without changing a value.
+"""Moves whole batches by windows and turns, each sample by its own numbers, without changing a value.
 
-On the CPU, calls that copy whole rows of a sample (of small images: of many samples) fill a reused output in the
-calling thread. torch's own threads are avoided on purpose: next to the loader's readers on 2 cores, a team of threads
-waits for its slowest member at each call, and mirroring fell from 78,000 to 2,400 images/s, this way from 52,000 to
-19,000 (256 x 218x178x3; `torch.where` on the whole batch: 4,000 to 6,500). On CUDA one `gather` does it, its indices
-computed on the device from B drawn numbers, so nothing waits for the stream.
+On the CPU, calls that copy rows of many small samples fill a reused output in the calling thread. torch's own threads
+are avoided on purpose: next to the loader's readers on 2 cores, a team of threads waits for its slowest member at each
+call, and mirroring fell from 78,000 to 2,400 images/s, in the calling thread from 52,000 to 19,000 (256 x 218x178x3;
+`torch.where` on the whole batch: 4,000 to 6,500). On CUDA one `gather` does it, its indices computed on the device from
+B drawn numbers, so nothing waits for the stream.
 """
 
 from __future__ import annotations
@@ -22,43 +22,19 @@ from fastload.transforms.engine.placement import Flags, PaddingMode, Placement
 _Index = TypeVar("_Index", NDArray[np.int64], torch.Tensor)
 
 
-def mirror(images: torch.Tensor, chosen: Flags, pool: OutputPool) -> torch.Tensor:
-    """Returns images (B, C, H, W) on the CPU, those chosen, bool (B,), mirrored left to right; channels_last memory."""
+def turn(images: torch.Tensor, chosen: Flags, axis: int, pool: OutputPool) -> torch.Tensor:
+    """Returns images (B, C, H, W) on the CPU, those chosen upside down (axis 0) or mirrored (1); channels_last."""
     output = empty_images(images, images.shape[1], pool)
-    source, target = as_bits(images), as_bits(output).permute(0, 2, 3, 1)
-    sample_values = max(1, math.prod(images.shape[1:]))
-    if sample_values * images.dtype.itemsize <= SMALL_SAMPLE_BYTES:
-        count = SERIAL_VALUES // sample_values
-        for block, copy, mirror in zip(
-            torch.split(source, count),
-            torch.split(target, count),
-            torch.split(torch.from_numpy(chosen), count),
-            strict=True,
-        ):
-            in_memory_order = block.permute(0, 2, 3, 1)  # picking through the (B, C, H, W) view is half as fast
-            copy.copy_(in_memory_order)
-            picked = mirror.nonzero()[:, 0]
-            copy.index_copy_(0, picked, in_memory_order.index_select(0, picked).flip(2))
-        return output
-    height, width, channels = target.shape[1:]
-    strip_rows = max(1, SERIAL_VALUES // (width * channels))
-    samples = zip(source, source.permute(0, 2, 3, 1).numpy(), target.numpy(), chosen.tolist(), strict=True)
-    for image, pixels, copy, mirror in samples:
-        if not mirror:
-            copy[...] = pixels
-            continue
-        # torch has a fast path for mirroring (C, H, W) in channels_last memory; the copy then reads it from cache.
-        for top, strip in zip(range(0, height, strip_rows), torch.split(image, strip_rows, dim=1), strict=True):
-            copy[top : top + strip_rows] = strip.flip(2).permute(1, 2, 0).numpy()
-    return output
-
-
-def flip(images: torch.Tensor, chosen: Flags, pool: OutputPool) -> torch.Tensor:
-    """Returns images (B, C, H, W) on the CPU, those chosen, bool (B,), turned upside down; channels_last memory."""
-    output = empty_images(images, images.shape[1], pool)
-    pixels, target = (as_bits(tensor).permute(0, 2, 3, 1).numpy() for tensor in (images, output))
-    for image, copy, flipped in zip(pixels, target, chosen.tolist(), strict=True):
-        copy[...] = image[::-1] if flipped else image
+    count = max(1, SERIAL_VALUES // max(1, math.prod(images.shape[1:])))
+    blocks = (as_bits(images), as_bits(output), torch.from_numpy(chosen))
+    for block, copy, picks in zip(*(torch.split(whole, count) for whole in blocks), strict=True):
+        lines, target = (
+            block.permute(0, 2, 3, 1),
+            copy.permute(0, 2, 3, 1),
+        )  # picking through (B, C, H, W) is half as fast
+        target.copy_(lines)
+        picked = picks.nonzero()[:, 0]
+        target.index_copy_(0, picked, lines.index_select(0, picked).flip(1 + axis))
     return output
 
 

@@ -40,13 +40,16 @@ def placed(images, placement, channels, constants=None, dtype=torch.uint8) -> to
     channels=st.sampled_from([1, 2, 3, 4, 5]),
     memory=st.sampled_from(["nhwc", "nchw"]),
     block_values=st.sampled_from([1, 200, 1 << 20]),
+    threads=st.sampled_from([1, 2]),
 )
-def test_images_are_within_a_level_of_the_exact_mean(case, channels, memory, block_values):
+def test_images_are_within_a_level_of_the_exact_mean(case, channels, memory, block_values, threads):
     shapes, placement, _ = case
     images = images_of(shapes, channels, memory)
     before = [image.copy() for image in images]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resample, "_BLOCK_VALUES", block_values)  # as if windows were large
+        patch.setattr(resample, "SERIAL_VALUES", block_values)
+        patch.setattr(torch, "get_num_threads", lambda: threads)
         output = placed(images, placement, channels).permute(0, 2, 3, 1).numpy()
     for sample, (image, pixels) in enumerate(zip(images, output, strict=True)):
         assert np.abs(pixels - reference(image, placement, sample)).max() <= LEVELS
