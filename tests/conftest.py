@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from small_files import write_foreign, write_random
 # less long on Pythons that are not its first. No deadline: neighbours on the machine decide how long an example takes.
 settings.register_profile("fastload", max_examples=int(os.environ.get("FASTLOAD_EXAMPLES", "40")), deadline=None)
 settings.load_profile("fastload")
+
+# A shell starts what runs behind `&` with Ctrl-C ignored, and children inherit that: tests that send one would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -19,6 +19,11 @@ from numpy.typing import NDArray
 SMALL_SAMPLE_BYTES = 1 << 14
 """Below this many bytes a sample, one call per sample costs more than copying some pixels twice."""
 
+SERIAL_VALUES = (1 << 15) - 1
+"""Most values of an operation that torch runs in the calling thread (at::internal::GRAIN_SIZE is 32768).
+
+Work is cut so small where a team of threads would lose: see `normalize.py`."""
+
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
