@@ -46,7 +46,7 @@ from fastload.prefetch.row_transformer import RowTransformer
 from fastload.transforms import ColorJitter, Draws, Normalize, RandomHorizontalFlip, RandomResizedCrop
 from fastload.transforms.engine.place import joint_placement
 from fastload.transforms.engine.placement import Placement
-from fastload.transforms.engine.resample import place_samples
+from fastload.transforms.engine.resample import place_batch
 
 BATCH_SIZE, SIDE, THREADS = 256, 224, 2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -198,7 +198,7 @@ class Bench:
             for first in range(0, len(rows), 64):
                 part = rows[first : first + 64]
                 placement = self.placement.part(slice(begin + first, begin + first + len(part)))
-                place_samples((self.source[row] for row in part), placement, output[: len(part)])
+                place_batch(torch.from_numpy(self.source), part, placement, output[: len(part)])
 
         return self.by_threads(work)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device.copy import fields_on_cpu
 from fastload.format.ragged import JPEG, RAW, RaggedIndex
-from fastload.images.decode_part import FACTORS
+from fastload.images.decode_part import FACTORS, offset_in
 from fastload.plan import PlannedBatch
 from fastload.prefetch.augment import Augmentation
 from fastload.read.reader import RowReader, image_axes
@@ -228,10 +228,8 @@ class RowTransformer:
         """
         reader = self._reader.ragged("images")
         if reader.flat is not None and (index.encoding == RAW).all():
-            flat, shapes = writable(reader.flat), index.shape.tolist()
-            spans = zip(index.offset.tolist(), index.bytes.tolist(), shapes, strict=True)
-            rows_of = (flat[first : first + size].reshape(shape) for first, size, shape in spans)
-            place_samples(rows_of, placement, output, self._constants)
+            sources = np.stack([index.offset, index.shape[:, 1]], axis=1).astype(np.int64)
+            place_samples(torch.from_numpy(writable(reader.flat)), sources, placement, output, self._constants)
             lap("transform")
             return
         most = _most_bytes(index, placement, factors)
@@ -240,10 +238,22 @@ class RowTransformer:
             windows = np.concatenate([shown.first, shown.window], axis=1)
             parts = reader.parts(rows[some], index.part(some), windows, factors[some], memory)
             shrunk, tops = (np.array([getattr(part, name) for part in parts], np.int64) for name in ("factor", "top"))
-            place_samples(
-                (part.pixels for part in parts), shown.in_decoded(shrunk, tops), output[some], self._constants
-            )
+            self._place_decoded(memory, [part.pixels for part in parts], shown.in_decoded(shrunk, tops), output[some])
             lap("transform")
+
+    def _place_decoded(
+        self, memory: NDArray[np.uint8], images: list[NDArray[np.uint8]], placement: Placement, output: torch.Tensor
+    ) -> None:
+        """Places decoded images, in one call if all lie in the scratch memory."""
+        begins, widths = [offset_in(memory, image) for image in images], [image.shape[1] for image in images]
+        if min(begins) >= 0:
+            sources = np.array([begins, widths], np.int64).T
+            place_samples(torch.from_numpy(memory), sources, placement, output, self._constants)
+            return
+        # One that only Pillow decodes comes at its full size, and may have found no room.
+        for at, (image, width) in enumerate(zip(images, widths, strict=True)):
+            flat, one = torch.from_numpy(np.ascontiguousarray(image).reshape(-1)), slice(at, at + 1)
+            place_samples(flat, np.array([[0, width]]), placement.part(one), output[one], self._constants)
 
     def _scratch(self, least: int) -> NDArray[np.uint8]:
         """Returns memory for so many bytes, this thread's own where that suffices."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fastload.errors import OptionError
 from fastload.transforms.draws import Draws
@@ -129,15 +130,22 @@ def normalize_in_blocks(
     target = output.permute(0, 2, 3, 1).view(-1, row)
     scale, shift = (values.repeat(row // channels) for values in constants)
     # A thread that computes alone may take more at a time, and so gives up the GIL less often.
-    rows = max(1, (SERIAL_VALUES if torch.get_num_threads() > 1 else _ALONE_VALUES) // row)
-    scratch = None
-    if output.dtype != torch.float32:
-        scratch = torch.empty(min(rows, len(target)), row, dtype=torch.float32, device="cpu")
-    for final, block in zip(torch.split(target, rows), torch.split(source, rows), strict=True):
-        values = final if scratch is None else scratch[: len(final)]
-        values.copy_(block)
+    rows = (SERIAL_VALUES if torch.get_num_threads() > 1 else _ALONE_VALUES) // row
+    normalize_lines(source, target, scale, shift, rows)
+
+
+def normalize_lines(levels: Tensor, output: Tensor, scale: Tensor, shift: Tensor, rows: int) -> None:
+    """Fills the output (n, row) with levels * scale + shift, so many rows at a time; `resample.py` compiles this."""
+    rows = max(1, min(rows, levels.size(0)))
+    exact = output.dtype == torch.float32
+    scratch = torch.empty([0 if exact else rows, levels.size(1)], dtype=torch.float32, device=output.device)
+    for first in range(0, levels.size(0), rows):
+        count = min(rows, levels.size(0) - first)
+        final = output.narrow(0, first, count)
+        values = final if exact else scratch.narrow(0, 0, count)
+        values.copy_(levels.narrow(0, first, count))
         torch.addcmul(shift, values, scale, out=values)
-        if scratch is not None:
+        if not exact:
             final.copy_(values)
 
 

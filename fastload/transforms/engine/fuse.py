@@ -27,7 +27,7 @@ from fastload.transforms.engine import gpu
 from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool
 from fastload.transforms.engine.place import PlacedTransform, joint_placement, place_images
 from fastload.transforms.engine.placement import ImageRows, Placement
-from fastload.transforms.engine.resample import place_samples
+from fastload.transforms.engine.resample import place_batch
 from fastload.transforms.erasing import Cutout, RandomErasing
 from fastload.transforms.geometry import RandomHorizontalFlip, RandomVerticalFlip
 from fastload.transforms.normalize import Normalize
@@ -231,13 +231,13 @@ def _placed(
     images: Images, placement: Placement, normalize: Normalize | None, output: torch.Tensor | None
 ) -> torch.Tensor:
     """Returns the images of a pass on the CPU, read where they lie and made one after the other."""
-    source = images.source.numpy() if isinstance(images, ImageRows) else images.permute(0, 2, 3, 1).numpy()
-    rows = images.samples.tolist() if isinstance(images, ImageRows) else range(len(source))
+    rows = images.samples.numpy() if isinstance(images, ImageRows) else None
+    source = images.source if isinstance(images, ImageRows) else images.permute(0, 2, 3, 1)
     if output is None:
         dtype = normalize.dtype if normalize else torch.uint8
-        output = _pool.empty((len(rows), *placement.size, source.shape[3]), dtype).permute(0, 3, 1, 2)
+        output = _pool.empty((len(placement), *placement.size, source.shape[3]), dtype).permute(0, 3, 1, 2)
     constants = normalize.scale_and_shift(torch.uint8) if normalize else None
-    place_samples((source[row] for row in rows), placement, output, constants)
+    place_batch(source, rows, placement, output, constants)
     return output
 
 

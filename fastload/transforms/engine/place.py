@@ -19,7 +19,7 @@ from fastload.transforms.boxes_and_points import Coordinates, as_handed_over, as
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool, as_bits
 from fastload.transforms.engine.placement import Placement, Whole, windows
-from fastload.transforms.engine.resample import place_samples
+from fastload.transforms.engine.resample import place_batch
 from fastload.transforms.engine.windows import crop, gather, nearest, sent, shown, turn
 from fastload.transforms.spec import ImageSpec
 
@@ -180,7 +180,7 @@ def _cut_and_flipped(
 def _placed_one_by_one(images: torch.Tensor, placement: Placement, pool: OutputPool) -> torch.Tensor:
     """Returns the placed images on the CPU, uint8 where they are resized."""
     output = pool.empty((len(images), *placement.size, images.shape[1]), images.dtype).permute(0, 3, 1, 2)
-    place_samples(as_bits(images).permute(0, 2, 3, 1).numpy(), placement, as_bits(output))
+    place_batch(as_bits(images).permute(0, 2, 3, 1), None, placement, as_bits(output))
     return output
 
 

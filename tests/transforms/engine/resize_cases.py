@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from fastload.transforms.engine.placement import Placement
@@ -32,6 +33,14 @@ def reference(image: np.ndarray, placement: Placement, sample: int) -> np.ndarra
         pixels = pixels.take(range(offset, offset + size), axis)
         pixels = np.flip(pixels, axis) if p.turned[sample, axis] else pixels
     return pixels
+
+
+def in_one_memory(images: list[np.ndarray]) -> tuple[torch.Tensor, np.ndarray]:
+    """Images (H, W, C) one after the other behind a gap, and where each begins with its width."""
+    begins = np.cumsum([7, *(image.size for image in images)])[:-1]
+    flat = np.concatenate([np.zeros(7, np.uint8), *(image.reshape(-1) for image in images)])
+    widths = np.array([image.shape[1] for image in images], np.int64)
+    return torch.from_numpy(flat), np.stack([begins, widths], axis=1)
 
 
 @st.composite

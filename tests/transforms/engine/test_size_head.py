@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from resize_cases import in_one_memory
 
 from fastload.errors import OptionError
 from fastload.transforms import (
@@ -55,7 +56,8 @@ def images_of(shapes) -> list[torch.Tensor]:
 
 def placed(images, placement) -> torch.Tensor:
     output = torch.empty((len(images), *placement.size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    place_samples([image.permute(1, 2, 0).numpy() for image in images], placement, output)
+    flat, sources = in_one_memory([image.permute(1, 2, 0).numpy() for image in images])
+    place_samples(flat, sources, placement, output)
     return output
 
 
