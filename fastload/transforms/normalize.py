@@ -18,13 +18,11 @@ from torch import Tensor
 
 from fastload.errors import OptionError
 from fastload.transforms.draws import Draws
-from fastload.transforms.engine.buffers import SERIAL_VALUES, OutputPool
+from fastload.transforms.engine.buffers import SERIAL_VALUES, OutputPool, without_gil
 from fastload.transforms.spec import ImageSpec
 
 _LARGEST = {torch.uint8: 255, torch.uint16: 65535}
 _OUTPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-_ALONE_VALUES = 1 << 16  # 256 KiB of float32
 
 # A row of constants as long as this keeps vector loops busy and stays in L1.
 _ROW_VALUES = 1 << 12
@@ -129,13 +127,11 @@ def normalize_in_blocks(
     source = images.permute(0, 2, 3, 1).contiguous().view(-1, row)
     target = output.permute(0, 2, 3, 1).view(-1, row)
     scale, shift = (values.repeat(row // channels) for values in constants)
-    # A thread that computes alone may take more at a time, and so gives up the GIL less often.
-    rows = (SERIAL_VALUES if torch.get_num_threads() > 1 else _ALONE_VALUES) // row
-    normalize_lines(source, target, scale, shift, rows)
+    without_gil(normalize_lines)(source, target, scale, shift, SERIAL_VALUES // row)
 
 
 def normalize_lines(levels: Tensor, output: Tensor, scale: Tensor, shift: Tensor, rows: int) -> None:
-    """Fills the output (n, row) with levels * scale + shift, so many rows at a time; `resample.py` compiles this."""
+    """Fills the output (n, row) with levels * scale + shift, so many rows at a time; compiled by `without_gil`."""
     rows = max(1, min(rows, levels.size(0)))
     exact = output.dtype == torch.float32
     scratch = torch.empty([0 if exact else rows, levels.size(1)], dtype=torch.float32, device=output.device)

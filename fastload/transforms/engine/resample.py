@@ -2,9 +2,7 @@
 
 Each sample has a window of its own, so torch's antialiased resize takes them one by one; this is the only loop over
 them. In Python it would ask for the GIL a thousand times a batch, and beside a main thread that runs pure Python it
-comes back only after the interpreter's switch interval. So the functions of `_PROGRAM` are compiled as TorchScript,
-which runs without the GIL. torch's C++ front end does it: `torch.jit.script`, the Python one, is deprecated. One day
-this may go as well: the same functions then run as the Python that they are.
+comes back only after the interpreter's switch interval. So the functions of `_PROGRAM` are compiled (`without_gil`).
 
 Copies and arithmetic go in strips so small that torch keeps them in this thread: teams of threads that compete with the
 loader's own halve the speed (8,700 to 16,400 images/s). Resizing stays in the thread by itself. So does narrow_copy,
@@ -13,24 +11,19 @@ which copies rows in a third of the time that strips take.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import logging
-from typing import Any
+from typing import List  # noqa: UP035
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastload.transforms.engine.buffers import SERIAL_VALUES
+from fastload.transforms.engine.buffers import SERIAL_VALUES, without_gil
 from fastload.transforms.engine.placement import Placement
 from fastload.transforms.normalize import normalize_lines, row_values
 
 Constants = tuple[Tensor, Tensor]
 """Scale and shift of a Normalize, float32 (C,) each: level * scale + shift."""
-
-_log = logging.getLogger("fastload")
 
 # Values of a window that lose height at a time; larger windows go in blocks of columns, so that an image of 100
 # megapixels asks for a few megabytes. Of 0.5, 1, 2, 4 Mi and no limit, this was the fastest for 3000x4000 (1 MiB of L2
@@ -64,7 +57,7 @@ def place_samples(
     nothing = torch.empty(0, device="cpu")
     repeats = row_values(channels, height, width) // channels
     scale, shift = (nothing, nothing) if constants is None else (values.repeat(repeats) for values in constants)
-    _program()(flat, table, output, scale, shift, SERIAL_VALUES, _BLOCK_VALUES)
+    without_gil(*_PROGRAM)(flat, table, output, scale, shift, SERIAL_VALUES, _BLOCK_VALUES)
 
 
 def place_batch(
@@ -83,18 +76,7 @@ def place_batch(
     place_samples(images.view(-1), sources, placement, output, constants)
 
 
-@functools.cache
-def _program() -> Any:
-    """Returns `_place`, compiled so that it runs without the GIL where torch does that."""
-    try:
-        source = "\n".join(inspect.getsource(function) for function in _PROGRAM)
-        return torch.jit.CompilationUnit(source)._place
-    except (AttributeError, OSError, RuntimeError) as exc:
-        _log.info("torch %s compiles no TorchScript (%s): samples are placed from Python", torch.__version__, exc)
-        return _place
-
-
-# What follows is compiled: no names of the module but those in _PROGRAM, and types that TorchScript knows.
+# What follows is compiled: by no other names of the module, with types that TorchScript knows, and no type comments.
 def _memory(like: Tensor, height: int, width: int, channels: int) -> Tensor:
     """Returns uninitialised memory for an image (1, C, H, W), channels_last."""
     return torch.empty([1, height, width, channels], dtype=like.dtype, device=like.device).permute([0, 3, 1, 2])
@@ -179,7 +161,7 @@ def _place(
     """Does what `place_samples` does, by a table of the sources and the placement; without a scale, levels stay."""
     channels, height, width = output.size(1), output.size(2), output.size(3)
     row = scale.size(0)
-    numbers: list[list[int]] = table.tolist()
+    numbers: List[List[int]] = table.tolist()  # noqa: UP006  # as every TorchScript knows it
     for i in range(len(numbers)):
         begin, image_width, top, left, rows, columns, down, across, y, x, flipped, mirrored = numbers[i]
         line = image_width * channels

@@ -15,6 +15,7 @@ from resize_cases import in_one_memory, reference, varied
 
 from fastload.transforms import Normalize
 from fastload.transforms.engine import resample
+from fastload.transforms.engine.buffers import without_gil
 from fastload.transforms.engine.placement import resized
 from fastload.transforms.engine.resample import place_batch, place_samples
 
@@ -55,13 +56,13 @@ def test_without_torchscript_the_same_program_runs_in_python(case, dtype):
     compiled = placed(images, placement, 1, constants, dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(torch.jit, "CompilationUnit")
-        patch.setattr(resample, "_program", resample._program.__wrapped__)
-        assert resample._program() is resample._place
+        patch.setattr(resample, "without_gil", without_gil.__wrapped__)
+        assert resample.without_gil(*resample._PROGRAM) is resample._place
         assert torch.equal(placed(images, placement, 1, constants, dtype), compiled)
 
 
 def test_torch_compiles_the_program():
-    assert resample._program() is not resample._place
+    assert without_gil(*resample._PROGRAM) is not resample._place
 
 
 @pytest.mark.parametrize("rows", [None, np.array([3, 0, 3])])
