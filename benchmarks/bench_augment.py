@@ -9,7 +9,7 @@
 `resize`, `resize-train`, `resize-python`: FastLoader, uint8 out, antialiased, over cv2.resize alone (bilinear, which
 does not antialias) of the same windows in two threads; while the main thread is idle, trains a small net, or runs pure
 Python.
-`resize-kernel`: the one call that resizes a batch, by itself, over the same; what the loader adds is left out.
+`resize-kernel`: the loop that resizes a batch, by itself, over the same; what the loader adds is left out.
 `resize-antialiased`: FastLoader over cv2.resize with INTER_AREA, which averages when it shrinks.
 `normalized`: the same with Normalize to float32, over Pillow transforms in a plain `DataLoader(num_workers=2)`.
 `normalized-opencv`: the same over OpenCV in a plain `DataLoader(num_workers=2)`, not antialiased.
@@ -42,9 +42,11 @@ from torch.utils.data import DataLoader, Dataset
 import fastload
 import harness
 from fastload import FastLoader, PackedDataset
-from fastload.prefetch.augment import Augmenter
-from fastload.transforms import ColorJitter, Draws, ImageSpec, Normalize, RandomHorizontalFlip, RandomResizedCrop
-from fastload.transforms.engine.cpu_program import place_in_one_call
+from fastload.prefetch.row_transformer import RowTransformer
+from fastload.transforms import ColorJitter, Draws, Normalize, RandomHorizontalFlip, RandomResizedCrop
+from fastload.transforms.engine.place import joint_placement
+from fastload.transforms.engine.placement import Placement
+from fastload.transforms.engine.resample import place_batch
 
 BATCH_SIZE, SIDE, THREADS = 256, 224, 2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -133,8 +135,8 @@ class Bench:
         """
         loader = self.loaders.get((str(transform), windows))
         if loader is None:
-            mapped = Augmenter._mapped_images
-            with patch.object(Augmenter, "_mapped_images", mapped if windows else lambda _: None):
+            mapped = RowTransformer._mapped_images
+            with patch.object(RowTransformer, "_mapped_images", mapped if windows else lambda _: None):
                 loader = FastLoader(
                     self.images, min(BATCH_SIZE, self.options.rows // 4), workers=THREADS, transform=transform
                 )
@@ -169,12 +171,10 @@ class Bench:
         return np.stack([sample[0].permute(1, 2, 0).numpy() for sample in self.images.__getitems__(rows.tolist())])
 
     @functools.cached_property
-    def windows(self) -> np.ndarray[Any, Any]:
-        """A table of windows as the transforms draw them, int64 (count, 8)."""
+    def placement(self) -> Placement:
+        """Windows and flips as the transforms draw them, of some of the images."""
         draws = Draws(0, 0, np.arange(min(self.options.rows, 4 * BATCH_SIZE)))
-        spec = ImageSpec(3, 256, 256, torch.uint8)
-        mirrored = GEOMETRY[1].place(spec._replace(height=SIDE, width=SIDE), draws.stream(1))
-        return GEOMETRY[0].place(spec, draws.stream(0)).then(mirrored).table()
+        return joint_placement(enumerate(GEOMETRY), np.array([[256, 256]]), draws)
 
     def opencv(self, interpolation: int = cv2.INTER_LINEAR) -> float:
         """Images/s of cv2.resize, nothing else, in two threads, each into memory that is used again."""
@@ -182,23 +182,23 @@ class Bench:
 
         def work(rows: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> None:
             output = np.zeros((64, SIDE, SIDE, 3), np.uint8)
-            windows = self.windows[places, :4].tolist()
+            windows = self.placement.table()[places, :4].tolist()
             for number, (row, (top, left, height, width)) in enumerate(zip(rows.tolist(), windows, strict=True)):
                 window = self.source[row, top : top + height, left : left + width]
                 cv2.resize(window, (SIDE, SIDE), dst=output[number % 64], interpolation=interpolation)
 
         return self.by_threads(work)
 
-    def one_call(self) -> float:
-        """Images/s of the call that places a batch, in two threads."""
-        source = torch.from_numpy(self.source).permute(0, 3, 1, 2)
+    def one_loop(self) -> float:
+        """Images/s of the loop that places a batch, in two threads."""
 
         def work(rows: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> None:
             output = torch.zeros((64, SIDE, SIDE, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-            table, samples = torch.from_numpy(self.windows[places]), torch.from_numpy(rows)
+            begin = int(places[0])
             for first in range(0, len(rows), 64):
-                part = slice(first, first + 64)
-                place_in_one_call(source, samples[part], table[part], (SIDE, SIDE), output[: len(samples[part])])
+                part = rows[first : first + 64]
+                placement = self.placement.part(slice(begin + first, begin + first + len(part)))
+                place_batch(torch.from_numpy(self.source), part, placement, output[: len(part)])
 
         return self.by_threads(work)
 
@@ -230,7 +230,7 @@ class Bench:
                 target=">= 0.8" if kind == "idle" else "",
                 base_name="cv2.resize alone, bilinear, 2 threads",
             )
-        self.note("resize-kernel", self.one_call, self.opencv, base_name="cv2.resize alone, bilinear, 2 threads")
+        self.note("resize-kernel", self.one_loop, self.opencv, base_name="cv2.resize alone, bilinear, 2 threads")
         self.note(
             "resize-antialiased",
             functools.partial(self.epoch, GEOMETRY),

@@ -216,9 +216,9 @@ def _configurations(bench: Bench) -> dict[str, Any]:
     for batch in bench.sizes.batches:
         inputs = itertools.cycle([_photos(device, batch, bench.sizes.photo, seed) for seed in range(INPUTS)])
         pipeline, epochs = pipelines.augmentation(bench.sizes.crop), itertools.count()
-        for options in pipelines.kernel_configurations():
-            name = " x ".join(map(str, options.values()))
-            with pipelines.launches.using(**options):
+        for blocks in pipelines.kernel_configurations():
+            name = " x ".join(map(str, blocks))
+            with pipelines.launches.using(blocks=blocks):
                 run = lambda: pipelines.apply(pipeline, next(inputs), next(epochs))  # noqa: B023, E731
                 try:
                     times[f"{name}, batch {batch}"] = device_ms(device, run, bench.sizes.repeats)["ms"]["median"]

@@ -71,9 +71,9 @@ def void_unless_fused(kind: str) -> dict[str, Any]:
     return {"path": path, **({"void": "the fused kernel did not run"} if kind == "cuda" and path != "fused" else {})}
 
 
-def kernel_configurations() -> list[dict[str, int]]:
-    """The ways that the kernel can be launched, as options of `kernel.fused`."""
-    return [dict(zip(("block_y", "block_x", "num_warps"), sizes, strict=True)) for sizes in gpu.configurations()]
+def kernel_configurations() -> list[gpu.Blocks]:
+    """The ways that the kernel can be launched, each for the option `blocks` of `gpu.fused`."""
+    return gpu.configurations()
 
 
 def augmentation(size: int, *, jitter: bool = False, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
@@ -124,8 +124,8 @@ def torchvision_pipeline(size: int, *, jitter: bool = False, resize_only: bool =
 
 def windows_of(pipeline: Sequence[Any], images: torch.Tensor, epoch: int = 0) -> np.ndarray[Any, Any]:
     """What the first transform shows of each image: int64 (B, 4), top, left, height, width."""
-    placement = pipeline[0].place(ImageSpec.of(images), Draws(0, epoch, np.arange(len(images))).stream(0))
-    return np.stack([placement.top, placement.left, placement.height, placement.width], axis=1)
+    placement = pipeline[0].place(ImageSpec.of(images).sizes, Draws(0, epoch, np.arange(len(images))).stream(0))
+    return placement.table()[:, :4]
 
 
 def bytes_to_move(pipeline: Sequence[Any], images: torch.Tensor, size: int) -> int:

@@ -4,7 +4,7 @@ Goes in: planned batches, as rows of a packed file or indices of a dataset. Come
 planned, as arrays over the slots of a ring.
 
 Read first: `ring` (the slots), then `feeds` (a `Feed` is kept by a loader and begins a stream for each pass), then the
-streams: `thread_stream` (threads read packed files; `augment` and `resize_rows` let them run transforms as well),
+streams: `thread_stream` (threads read packed files; `row_transformer` lets them run transforms as well),
 `process_stream` (worker processes run Python; `sample_worker` and `sample_layout` write samples to slots),
 `cached_feed` (rows kept in memory; `cache_choice` decides where, `cache_load` reads them). `resolved` has a loader's
 options, which all of these obey, `inputs` its data; `auto_workers` chooses the number of processes, and `sampler_feed`

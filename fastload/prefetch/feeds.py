@@ -20,13 +20,13 @@ from fastload.device.copy import SLOTS_IN_COPY, BatchStream, copy_fields
 from fastload.errors import OptionError
 from fastload.format.ragged import RAW
 from fastload.plan import PlannedBatch, batch_seed
-from fastload.prefetch.augment import Augmenter, use_one_torch_thread
+from fastload.prefetch.augment import use_one_torch_thread
 from fastload.prefetch.auto_workers import WorkerStats, WorkerWatch
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.process_stream import PREFETCH, ProcessStream, SampleWorkers
-from fastload.prefetch.resize_rows import RaggedAugmenter
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
+from fastload.prefetch.row_transformer import RowTransformer
 from fastload.prefetch.sample_layout import SampleLayout
 from fastload.prefetch.thread_stream import Ahead, Present, ThreadStream, gathering, group_size
 from fastload.read.reader import RowReader
@@ -70,16 +70,14 @@ class ThreadFeed:
         # A window's chunks, and those of the next one that it is read into already. Neighbouring batches share a chunk.
         cache_chunks = 2 * window.chunks if window is not None else workers + 1
         self._reader = dataset.open_reader(options.read, cache_chunks=cache_chunks, windows=window is not None)
-        self._augmenter: Augmenter | RaggedAugmenter | None = None
-        if options.size_head is not None:
-            self._augmenter = RaggedAugmenter(
-                dataset, self._reader, options.size_head, augmentation, complete=options.in_threads
+        self._transformer: RowTransformer | None = None
+        if options.size_head is not None or options.in_threads:
+            self._transformer = RowTransformer(
+                dataset, self._reader, augmentation, head=options.size_head, complete=options.in_threads
             )
-        elif options.in_threads:
-            self._augmenter = Augmenter(dataset, self._reader, augmentation)
-        fields = self._augmenter.fields if self._augmenter else dataset.layout()
-        self.views = self._augmenter.views if self._augmenter else {}
-        self._present = None if self._augmenter else _presented(dataset)
+        fields = self._transformer.fields if self._transformer else dataset.layout()
+        self.views = self._transformer.views if self._transformer else {}
+        self._present = None if self._transformer else _presented(dataset)
         batch_size = options.plan.batch_size
         batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
         # To a device each batch is copied by itself, and its slot returns by itself; mixed samples are of one batch.
@@ -104,10 +102,10 @@ class ThreadFeed:
             epoch: its number.
             timed: whether batches say what they cost the threads or processes that make them.
         """
-        if self._augmenter is None:
+        if self._transformer is None:
             fill = gathering(self._reader.gather)
         else:
-            fill = functools.partial(_augmented, self._augmenter, epoch)
+            fill = functools.partial(_transformed, self._transformer, epoch)
         with ExitStack() as resources:
             stream = ThreadStream(
                 planned,
@@ -119,7 +117,7 @@ class ThreadFeed:
                 ahead=_ahead(self._options, self._ring.slot_bytes, resources),
                 timed=timed,
             )
-            if self._options.decodes:
+            if self._options.decodes or self._transformer is not None:
                 resources.callback(ShortSwitchInterval().end)
             stream.resources = resources.pop_all()
         return stream
@@ -138,12 +136,12 @@ class ThreadFeed:
         self._reader.close()
 
 
-def _augmented(
-    augmenter: Augmenter | RaggedAugmenter, epoch: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]
+def _transformed(
+    transformer: RowTransformer, epoch: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]
 ) -> int:
-    """Fills a slot with an augmented batch; returns the bytes of its rows."""
+    """Fills a slot with a transformed batch; returns the bytes of its rows."""
     use_one_torch_thread()
-    return augmenter.fill(epoch, planned, arrays)
+    return transformer.fill(epoch, planned, arrays)
 
 
 def _presented(dataset: PackedDataset) -> Present | None:

@@ -60,11 +60,11 @@ class Draws:
         derived._keys = _mix(self._keys ^ np.uint64(index))
         return derived
 
-    def of_sample(self, place: int) -> Draws:
-        """Returns the draws of the sample at one place of the batch, 0 to B - 1: as `Draws` of its row alone."""
-        one = object.__new__(Draws)
-        one._keys = self._keys[place : place + 1]
-        return one
+    def of_samples(self, some: slice) -> Draws:
+        """Returns the draws of some samples of the batch: as `Draws` of their rows alone."""
+        part = object.__new__(Draws)
+        part._keys = self._keys[some]
+        return part
 
     def integers(self, low: int | NDArray[np.int64], high: int | NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns integers with low <= x < high, int64 (B,); both bounds may differ by sample.

@@ -55,8 +55,8 @@ class RandomHorizontalFlip(PlacedTransform):
     def output(self, spec: ImageSpec) -> ImageSpec:
         return spec
 
-    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        return flips((spec.height, spec.width), mirrored=draws.uniform() < self.p)
+    def place(self, sizes: Whole, draws: Draws) -> Placement:
+        return flips(sizes, draws.uniform() < self.p, axis=1)
 
 
 class RandomVerticalFlip(PlacedTransform):
@@ -81,8 +81,8 @@ class RandomVerticalFlip(PlacedTransform):
     def output(self, spec: ImageSpec) -> ImageSpec:
         return spec
 
-    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        return flips((spec.height, spec.width), flipped=draws.uniform() < self.p)
+    def place(self, sizes: Whole, draws: Draws) -> Placement:
+        return flips(sizes, draws.uniform() < self.p, axis=0)
 
 
 class RandomCrop(PlacedTransform):
@@ -104,6 +104,8 @@ class RandomCrop(PlacedTransform):
         OptionError: a size, padding or mode that has no meaning. Images that are too small, or cannot hold the fill,
             are refused when the loader is made, or at `apply`.
     """
+
+    size: tuple[int, int]
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class RandomCrop(PlacedTransform):
         )
 
     def output(self, spec: ImageSpec) -> ImageSpec:
-        left, top, right, bottom = self._padding(spec.height, spec.width)
+        (top, left), (bottom, right) = (sides[0].tolist() for sides in self._padding(spec.sizes))
         if spec.height + top + bottom < self.size[0] or spec.width + left + right < self.size[1]:
             padded = "with their padding " if any(self.padding) else ""
             raise OptionError(
@@ -151,30 +153,23 @@ class RandomCrop(PlacedTransform):
             check_values("RandomCrop(fill", self.fill, spec)
         return spec._replace(height=self.size[0], width=self.size[1])
 
-    def pads(self, spec: ImageSpec) -> bool:
-        return any(self._padding(spec.height, spec.width))
+    def pads(self, sizes: Whole) -> bool:
+        return any(sides.any() for sides in self._padding(sizes))
 
-    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        left, top, right, bottom = self._padding(spec.height, spec.width)
-        tops, lefts = self.corners(spec.height + top + bottom, spec.width + left + right, draws)
-        tops, lefts = tops - top, lefts - left
-        padding = self.padding_mode if self.pads(spec) else None
-        return windows(tops, lefts, self.size, padding=padding, fill=self.fill)
+    def place(self, sizes: Whole, draws: Draws) -> Placement:
+        before, after = self._padding(sizes)
+        room = (sizes + before + after - self.size + 1).T
+        first = np.stack([draws.stream(axis).integers(0, room[axis]) for axis in (0, 1)], axis=1) - before
+        padding = self.padding_mode if self.pads(sizes) else None
+        return windows(first, self.target(sizes), padding=padding, fill=self.fill)
 
-    def corners(self, heights: int | Whole, widths: int | Whole, draws: Draws) -> tuple[Whole, Whole]:
-        """Returns first row and column of each sample's window, int64 (B,), in images with their padding."""
-        tops = draws.stream(0).integers(0, heights - self.size[0] + 1)
-        lefts = draws.stream(1).integers(0, widths - self.size[1] + 1)
-        return tops, lefts
-
-    def _padding(self, height: int, width: int) -> tuple[int, int, int, int]:
+    def _padding(self, sizes: Whole) -> tuple[Whole, Whole]:
+        """Returns the rows and columns added before and behind images of these sizes, int64 (B or 1, 2) each."""
         left, top, right, bottom = self.padding
-        if self.pad_if_needed:
-            # As torchvision does it: both sides by all that is missing, so every position in between can be drawn.
-            missing_high = max(0, self.size[0] - (height + top + bottom))
-            missing_wide = max(0, self.size[1] - (width + left + right))
-            return left + missing_wide, top + missing_high, right + missing_wide, bottom + missing_high
-        return left, top, right, bottom
+        before, after = np.array([top, left]), np.array([bottom, right])
+        # As torchvision does it: both sides by all that is missing, so every position in between can be drawn.
+        missing = np.maximum(0, self.size - (sizes + before + after)) if self.pad_if_needed else np.zeros_like(sizes)
+        return before + missing, after + missing
 
 
 class CenterCrop(PlacedTransform):
@@ -191,6 +186,8 @@ class CenterCrop(PlacedTransform):
             `apply`.
     """
 
+    size: tuple[int, int]
+
     def __init__(self, size: int | Sequence[int]) -> None:
         super().__init__()
         self.size = window_size("CenterCrop", size)
@@ -206,16 +203,10 @@ class CenterCrop(PlacedTransform):
             )
         return spec._replace(height=self.size[0], width=self.size[1])
 
-    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        zeros = np.zeros(len(draws), np.int64)
-        tops, lefts = self.corners(zeros + spec.height, zeros + spec.width)
-        return windows(tops, lefts, self.size)
-
-    def corners(self, heights: Whole, widths: Whole) -> tuple[Whole, Whole]:
-        """Returns first row and column of each sample's window, int64 (B,), in images of these sizes."""
+    def place(self, sizes: Whole, draws: Draws) -> Placement:
         # Rounded and not //: torchvision's choice for an odd remainder (half to even).
-        tops, lefts = np.rint((heights - self.size[0]) / 2), np.rint((widths - self.size[1]) / 2)
-        return tops.astype(np.int64), lefts.astype(np.int64)
+        first = np.rint((sizes - self.size) / 2).astype(np.int64)
+        return windows(np.zeros((len(draws), 2), np.int64) + first, self.target(sizes))
 
 
 class Resize(PlacedTransform):
@@ -252,30 +243,25 @@ class Resize(PlacedTransform):
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         _check_dtype("Resize", spec)
-        height, width = self._target(spec)
+        height, width = self.target(spec.sizes)[0].tolist()
         return spec._replace(height=height, width=width)
 
-    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        zeros = np.zeros(len(draws), np.int64)
-        return resized(zeros, zeros, zeros + spec.height, zeros + spec.width, self._target(spec))
-
-    def targets(self, heights: Whole, widths: Whole) -> tuple[Whole, Whole]:
-        """Returns heights and widths, int64 (B,), to which images of these sizes are resized."""
+    def target(self, sizes: Whole) -> Whole:
         if len(self.size) == 2:
-            return np.full(len(heights), self.size[0]), np.full(len(heights), self.size[1])
-        short, long = np.minimum(heights, widths), np.maximum(heights, widths)
-        new_short, new_long = np.full(len(heights), self.size[0]), (self.size[0] * long / short).astype(np.int64)
+            return super().target(sizes)
+        short, long = sizes.min(axis=1), sizes.max(axis=1)
+        new_short, new_long = np.full(len(sizes), self.size[0]), (self.size[0] * long / short).astype(np.int64)
         if self.max_size is not None:
             over = new_long > self.max_size
             new_short = np.where(over, (self.max_size * new_short / new_long).astype(np.int64), new_short)
             new_long = np.where(over, self.max_size, new_long)
         new_short = np.maximum(1, new_short)
-        upright = heights <= widths
-        return np.where(upright, new_short, new_long), np.where(upright, new_long, new_short)
+        upright = sizes[:, :1] <= sizes[:, 1:]
+        return np.where(upright, np.stack([new_short, new_long], axis=1), np.stack([new_long, new_short], axis=1))
 
-    def _target(self, spec: ImageSpec) -> tuple[int, int]:
-        heights, widths = self.targets(np.array([spec.height]), np.array([spec.width]))
-        return int(heights[0]), int(widths[0])
+    def place(self, sizes: Whole, draws: Draws) -> Placement:
+        first = np.zeros((len(draws), 2), np.int64)
+        return resized(first, first + sizes, self.target(sizes))
 
 
 class RandomResizedCrop(PlacedTransform):
@@ -299,6 +285,7 @@ class RandomResizedCrop(PlacedTransform):
     """
 
     resizes = True
+    size: tuple[int, int]
 
     def __init__(
         self,
@@ -318,12 +305,8 @@ class RandomResizedCrop(PlacedTransform):
         _check_dtype("RandomResizedCrop", spec)
         return spec._replace(height=self.size[0], width=self.size[1])
 
-    def place(self, spec: ImageSpec, draws: Draws) -> Placement:
-        zeros = np.zeros(len(draws), np.int64)
-        return resized(*self.windows(zeros + spec.height, zeros + spec.width, draws), self.size)
-
-    def windows(self, image_heights: Whole, image_widths: Whole, draws: Draws) -> tuple[Whole, Whole, Whole, Whole]:
-        """Returns first row and column, height and width of each sample's part, int64 (B,), by its image's size."""
+    def place(self, sizes: Whole, draws: Draws) -> Placement:
+        image_heights, image_widths = (np.zeros((len(draws), 2), np.int64) + sizes).T
         heights, widths = self._fallback(image_heights, image_widths)
         found = np.zeros(len(draws), np.bool_)
         log_ratios = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -344,7 +327,8 @@ class RandomResizedCrop(PlacedTransform):
         lefts = draws.stream(2 * _ATTEMPTS + 1).integers(0, image_widths - widths + 1)
         tops = np.where(found, tops, (image_heights - heights) // 2)
         lefts = np.where(found, lefts, (image_widths - widths) // 2)
-        return tops, lefts, heights, widths
+        first, window = np.stack([tops, lefts], axis=1), np.stack([heights, widths], axis=1)
+        return resized(first, window, self.target(sizes))
 
     def _fallback(self, image_heights: Whole, image_widths: Whole) -> tuple[Whole, Whole]:
         """Returns heights and widths of the central part, int64 (B,)."""

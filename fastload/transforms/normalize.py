@@ -14,15 +14,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fastload.errors import OptionError
 from fastload.transforms.draws import Draws
-from fastload.transforms.engine.buffers import OutputPool
-from fastload.transforms.engine.cpu_program import SERIAL_VALUES, row_values
+from fastload.transforms.engine.buffers import SERIAL_VALUES, OutputPool, without_gil
 from fastload.transforms.spec import ImageSpec
 
 _LARGEST = {torch.uint8: 255, torch.uint16: 65535}
 _OUTPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# A row of constants as long as this keeps vector loops busy and stays in L1.
+_ROW_VALUES = 1 << 12
 
 
 class Normalize:
@@ -83,15 +86,21 @@ class Normalize:
             )
         return spec._replace(dtype=self.dtype)
 
-    def apply(self, images: torch.Tensor, draws: Draws | None = None) -> torch.Tensor:
-        """Returns floats (B, C, H, W) in new channels_last memory; needs no draws."""
+    def apply(
+        self, images: torch.Tensor, draws: Draws | None = None, *, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns floats (B, C, H, W) in new channels_last memory, on the CPU in the output's if given; no draws."""
         self.output(ImageSpec.of(images))
         scale, shift = (
             constants.to(images.device, non_blocking=True) for constants in self.scale_and_shift(images.dtype)
         )
         if images.device.type != "cpu":
             return normalize_at_once(images, scale, shift, self.dtype)
-        return self._normalize_in_blocks(images, scale, shift)
+        if output is None:
+            shape = (len(images), *images.shape[2:], images.shape[1])
+            output = self._pool.empty(shape, self.dtype).permute(0, 3, 1, 2)
+        normalize_in_blocks(images, output, (scale, shift))
+        return output
 
     def scale_and_shift(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns constants for value * scale + shift, float32 (C,) each, for images of a dtype."""
@@ -100,28 +109,40 @@ class Normalize:
         scale = (1 / (std * _LARGEST[dtype])).to(torch.float32)
         return scale, (-torch.tensor(self.mean, dtype=torch.float64, device="cpu") / std).to(torch.float32)
 
-    def _normalize_in_blocks(self, images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        batch, channels, height, width = images.shape
-        output = self._pool.empty((batch, height, width, channels), self.dtype)
-        if output.numel() == 0:
-            return output.permute(0, 3, 1, 2)
-        row = row_values(channels, height, width)
-        source = images.permute(0, 2, 3, 1).contiguous().view(-1, row)
-        target = output.view(-1, row)
-        scale, shift = scale.repeat(row // channels), shift.repeat(row // channels)
-        rows = max(1, SERIAL_VALUES // row)
-        scratch = (
-            torch.empty(min(rows, len(target)), row, dtype=torch.float32, device="cpu")
-            if self.dtype != torch.float32
-            else None
-        )
-        for final, block in zip(torch.split(target, rows), torch.split(source, rows), strict=True):
-            values = final if scratch is None else scratch[: len(final)]
-            values.copy_(block)
-            torch.addcmul(shift, values, scale, out=values)
-            if scratch is not None:
-                final.copy_(values)
-        return output.permute(0, 3, 1, 2)
+
+def normalize_in_blocks(
+    images: torch.Tensor, output: torch.Tensor, constants: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Fills an output of a float dtype with value * scale + shift on the CPU, in the calling thread.
+
+    Args:
+        images: integers (B, C, H, W).
+        output: of that shape, a view of dense (B, H, W, C) memory.
+        constants: scale and shift, float32 (C,) each.
+    """
+    if output.numel() == 0:
+        return
+    channels, height, width = images.shape[1:]
+    row = row_values(channels, height, width)
+    source = images.permute(0, 2, 3, 1).contiguous().view(-1, row)
+    target = output.permute(0, 2, 3, 1).view(-1, row)
+    scale, shift = (values.repeat(row // channels) for values in constants)
+    without_gil(normalize_lines)(source, target, scale, shift, SERIAL_VALUES // row)
+
+
+def normalize_lines(levels: Tensor, output: Tensor, scale: Tensor, shift: Tensor, rows: int) -> None:
+    """Fills the output (n, row) with levels * scale + shift, so many rows at a time; compiled by `without_gil`."""
+    rows = max(1, min(rows, levels.size(0)))
+    exact = output.dtype == torch.float32
+    scratch = torch.empty([0 if exact else rows, levels.size(1)], dtype=torch.float32, device=output.device)
+    for first in range(0, levels.size(0), rows):
+        count = min(rows, levels.size(0) - first)
+        final = output.narrow(0, first, count)
+        values = final if exact else scratch.narrow(0, 0, count)
+        values.copy_(levels.narrow(0, first, count))
+        torch.addcmul(shift, values, scale, out=values)
+        if not exact:
+            final.copy_(values)
 
 
 def normalize_at_once(
@@ -130,6 +151,15 @@ def normalize_at_once(
     """Returns images scaled and shifted by whole-batch operations, for devices with fast memory; channels_last."""
     values = images.to(torch.float32, memory_format=torch.channels_last)
     return values.mul_(scale[:, None, None]).add_(shift[:, None, None]).to(dtype)
+
+
+def row_values(channels: int, height: int, width: int) -> int:
+    """Returns the length of a row when an image is seen as a matrix for arithmetic.
+
+    A row is as many whole image rows as fit into some thousand values and divide H.
+    """
+    fitting = (n for n in range(min(height, _ROW_VALUES // (width * channels)), 1, -1) if height % n == 0)
+    return width * channels * next(fitting, 1)
 
 
 def _channel_values(name: str, values: Sequence[float]) -> tuple[float, ...]:

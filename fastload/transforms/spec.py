@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.system.whole_numbers import is_whole
@@ -46,6 +47,11 @@ class ImageSpec(NamedTuple):
                 f"Add the missing dimension, for one image with images[None]."
             )
         return cls(images.shape[1], images.shape[2], images.shape[3], images.dtype)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Height and width, int64 (1, 2), as transforms that place pixels take the sizes of images."""
+        return np.array([[self.height, self.width]], np.int64)
 
 
 @runtime_checkable

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import h5py
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, OptionError
 from fastload.format.column import Column
 from fastload.loader.loader import FastLoader
-from fastload.prefetch.augment import Augmenter
+from fastload.prefetch.row_transformer import RowTransformer
+from fastload.system.threads import SWITCH_INTERVAL_S
 from fastload.transforms import (
     CenterCrop,
     ColorJitter,
@@ -135,6 +138,16 @@ def test_masks_boxes_and_points_follow_the_pixels(packed):
     assert step == 5
 
 
+def test_the_switch_interval_is_short_while_threads_transform(packed):
+    before_s = sys.getswitchinterval()
+    for transforms, short in ((PIPELINES["resized crop"], True), ([], False)):
+        batches = iter(FastLoader(packed, 8, transform=transforms))
+        next(batches)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S if short else before_s)
+        del batches
+        assert sys.getswitchinterval() == pytest.approx(before_s)
+
+
 def test_small_batches_are_read_in_groups_and_augmented_alike(packed):
     transforms = PIPELINES["padded"]
     loader = FastLoader(packed, 2, seed=3, transform=transforms)
@@ -175,14 +188,14 @@ def test_gray_images_stored_without_channels_are_augmented_in_place(tmp_path):
 def test_a_crop_is_taken_from_the_mapping_without_copying_the_images_first(packed, monkeypatch):
     copied = []
     loader = FastLoader(packed, 8, seed=3, transform=PIPELINES["resized crop"])
-    original = Augmenter.fill
+    original = RowTransformer.fill
 
     def fill(self, epoch, planned, arrays):
         gather = self._reader.gather
         monkeypatch.setattr(self._reader, "gather", lambda rows, outs: copied.append(set(outs)) or gather(rows, outs))
         return original(self, epoch, planned, arrays)
 
-    monkeypatch.setattr(Augmenter, "fill", fill)
+    monkeypatch.setattr(RowTransformer, "fill", fill)
     list(loader)
     assert copied and all("images" not in names for names in copied)
     assert loader.stats.bytes_read == 48 * (np.prod(SHAPE) + 8)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import colorsys
-import pickle
 
 import numpy as np
 import pytest
@@ -295,14 +294,6 @@ def test_other_images_are_refused_before_they_come(transform):
     with pytest.raises(OptionError, match=r"float32.*before Normalize"):
         transform.apply(torch.zeros(1, 3, 4, 4), draws_for(1))
     assert transform.output(UINT8._replace(dtype=torch.uint16)).dtype == torch.uint16
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
-def test_transforms_can_be_sent_to_workers(transform):
-    images = batch_of(6, 3, 5, 5)
-    copy = pickle.loads(pickle.dumps(transform))
-    assert repr(copy) == repr(transform)
-    assert torch.equal(copy.apply(images, draws_for(6)), transform.apply(images, draws_for(6)))
 
 
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation", "hue"])

@@ -128,5 +128,7 @@ def test_every_value_of_a_range_is_equally_likely():
 def test_one_sample_draws_what_it_draws_among_others():
     draws = Draws(3, 1, np.array([8, 2, 40]), 2)
     for place in range(3):
-        assert draws.of_sample(place).stream(5).integers(0, 99).tolist() == [draws.stream(5).integers(0, 99)[place]]
+        assert draws.of_samples(slice(place, place + 1)).stream(5).integers(0, 99).tolist() == [
+            draws.stream(5).integers(0, 99)[place]
+        ]
     assert len(draws) == 3

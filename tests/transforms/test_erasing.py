@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -214,14 +213,6 @@ def test_a_device_gives_the_same_pixels_and_waits_for_nothing(transform, dtype):
         torch.cuda.set_sync_debug_mode("default")
     assert in_channels_last_memory(result)
     assert np.array_equal(result.cpu().numpy(), transform.apply(images, draws).numpy())
-
-
-@pytest.mark.parametrize("transform", [RandomErasing(0.5, value="random"), RandomErasing(value=3), Cutout(2)], ids=repr)
-def test_transforms_can_be_sent_to_workers(transform):
-    images = batch_of(6, 3, 8, 5)
-    copy = pickle.loads(pickle.dumps(transform))
-    assert repr(copy) == repr(transform)
-    assert torch.equal(copy.apply(images, draws_for(6)), transform.apply(images, draws_for(6)))
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.1, float("nan"), "0.5", None])

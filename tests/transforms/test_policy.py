@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -337,13 +336,6 @@ def test_empty_batches_and_images_pass():
         masks = torch.zeros((shape[0], *shape[2:]), dtype=torch.uint8)
         assert transform.apply_masks(masks, draws, 255).shape == masks.shape
         assert transform.move_points(torch.zeros(shape[0], 2, 2), spec, draws).shape == (shape[0], 2, 2)
-
-
-def test_transforms_can_be_sent_to_workers():
-    transform, images = RandAugment(3, 11, 21, (1, 2, 3)), batch_of(6, 3, 8, 5)
-    copy = pickle.loads(pickle.dumps(transform))
-    assert repr(copy) == repr(transform)
-    assert torch.equal(copy.apply(images, draws_for(6)), transform.apply(images, draws_for(6)))
 
 
 @pytest.mark.parametrize(

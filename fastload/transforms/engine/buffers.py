@@ -6,18 +6,29 @@ time, and filling fresh pages took 4.5 times as long as filling pages in use (8,
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
 import math
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+_log = logging.getLogger("fastload")
+
 SMALL_SAMPLE_BYTES = 1 << 14
 """Below this many bytes a sample, one call per sample costs more than copying some pixels twice."""
+
+SERIAL_VALUES = (1 << 15) - 1
+"""Most values of an operation that torch runs in the calling thread (at::internal::GRAIN_SIZE is 32768).
+
+Work is cut so small where a team of threads would lose: see `normalize.py`."""
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
@@ -94,3 +105,22 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     torch lacks uint16 in flip and index_copy (2.13), and NumPy lacks bfloat16: both move as int16.
     """
     return tensor.view(_SAME_SIZE[tensor.dtype.itemsize])
+
+
+@functools.cache
+def without_gil(*functions: Callable[..., None]) -> Callable[..., None]:
+    """Returns the last function, compiled with the others as a TorchScript program, which runs without the GIL.
+
+    torch's C++ front end compiles it: `torch.jit.script`, the Python one, is deprecated. One day this may go as well:
+    where torch compiles nothing, the function is returned as the Python that it is.
+
+    Args:
+        functions: with the names and annotations that TorchScript knows; they use one another and `torch` alone.
+    """
+    name = functions[-1].__name__
+    try:
+        program = torch.jit.CompilationUnit("\n".join(inspect.getsource(function) for function in functions))
+        return getattr(program, name)  # type: ignore[no-any-return]
+    except (AttributeError, OSError, RuntimeError) as exc:
+        _log.info("torch %s compiles no TorchScript (%s): %s runs as Python", torch.__version__, exc, name)
+        return functions[-1]

@@ -5,7 +5,7 @@
 A list is cut into passes of that form; a transform that fits into none runs by itself. Each step of a pass rounds as it
 does alone, so a pass changes a result only by the one level that a resize may round differently, and by the effect of
 colour steps on that. On CUDA a pass is one kernel (`gpu.py`; two with contrast, which needs the mean of an image
-first). On the CPU crops, resizes, flips and Normalize are one call (`cpu_program.py`), and colour and erasing run in
+first). On the CPU crops, resizes, flips and Normalize are one loop (`resample.py`), and colour and erasing run in
 between.
 """
 
@@ -25,9 +25,9 @@ from fastload.transforms.colour import ColorJitter, Grayscale, RandomGrayscale
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine import gpu
 from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool
-from fastload.transforms.engine.cpu_program import available, normalize_in_one_call, place_in_one_call
-from fastload.transforms.engine.place import PlacedTransform, place_images
-from fastload.transforms.engine.placement import ImageRows, Placement, joined, windows
+from fastload.transforms.engine.place import PlacedTransform, joint_placement, place_images
+from fastload.transforms.engine.placement import ImageRows, Placement
+from fastload.transforms.engine.resample import place_batch
 from fastload.transforms.erasing import Cutout, RandomErasing
 from fastload.transforms.geometry import RandomHorizontalFlip, RandomVerticalFlip
 from fastload.transforms.normalize import Normalize
@@ -54,12 +54,7 @@ class FusedPass:
 
     def placement(self, spec: ImageSpec, draws: Draws) -> Placement:
         """Returns the crops, resizes and flips together, for images of a spec."""
-        size, steps = (spec.height, spec.width), []
-        for index, transform in self.moves:
-            steps.append(transform.place(spec, draws.stream(index)))
-            spec = transform.output(spec)
-        zeros = np.zeros(len(draws), np.int64)
-        return joined(steps) if steps else windows(zeros, zeros, size)
+        return joint_placement(self.moves, spec.sizes, draws)
 
 
 def passes_of(
@@ -100,7 +95,7 @@ def _grown(current: FusedPass, index: int, transform: Any, spec: ImageSpec | Non
         resized = any(other.resizes for _, other in current.moves)
         # A flip after colour is as good as before it: colour looks at single pixels, and at the mean of all.
         only_flips = isinstance(transform, (RandomHorizontalFlip, RandomVerticalFlip))
-        if transform.pads(spec) or (transform.resizes and resized) or (current.colours and not only_flips):
+        if transform.pads(spec.sizes) or (transform.resizes and resized) or (current.colours and not only_flips):
             return None
         return FusedPass((*current.moves, one), current.colours)
     if isinstance(transform, (ColorJitter, Grayscale, RandomGrayscale)) and transform.output(spec) == spec:
@@ -125,34 +120,23 @@ def run_pass(
         output: on the CPU, memory for the result, in its shape, dtype and memory order.
     """
     device = images.samples.device if isinstance(images, ImageRows) else images.device
-    if device.type != "cpu":
-        if spec.channels in gpu.CHANNELS and kernel_runs(device):
-            images = images if _readable(images) else gathered(images)
-            return _by_kernel(part, images, part.placement(spec, draws), spec, draws, device)
-        images = gathered(images)
-    if device.type == "cpu" and available() and _in_one_call(part, spec):
-        return _placed_and_normalized(part, images, part.placement(spec, draws), output)
+    placement = part.placement(spec, draws)
+    if device.type != "cpu" and spec.channels in gpu.CHANNELS and kernel_runs(device):
+        images = images if _readable(images) else gathered(images)
+        return _by_kernel(part, images, placement, spec, draws, device)
+    between = (*part.colours, *([part.eraser] if part.eraser else []))
+    # Small samples that keep their size are rather moved all at once.
+    apart = placement.resized or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
+    if device.type == "cpu" and part.moves and apart and not between:
+        return _placed(images, placement, part.normalize, output)
     pixels = gathered(images)
     if part.moves:
-        pixels = place_images(pixels, part.placement(spec, draws), _pool)
-    for index, transform in (*part.colours, *([part.eraser] if part.eraser else [])):
+        pixels = place_images(pixels, placement, _pool)
+    for index, transform in between:
         pixels = transform.apply(pixels, draws.stream(index))
     if not part.normalize:
         return pixels
-    if device.type != "cpu" or not available():
-        return part.normalize.apply(pixels)
-    if output is None:
-        output = _pool.empty(tuple(pixels.permute(0, 2, 3, 1).shape), part.normalize.dtype).permute(0, 3, 1, 2)
-    normalize_in_one_call(pixels, output, *part.normalize.scale_and_shift(torch.uint8))
-    return output
-
-
-def _in_one_call(part: FusedPass, spec: ImageSpec) -> bool:
-    """Whether samples are best taken one by one: where they are resized, or so large that a call for each is cheap."""
-    if part.colours or part.eraser or not part.moves:
-        return False
-    resizes = any(transform.resizes for _, transform in part.moves)
-    return resizes or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
+    return part.normalize.apply(pixels, output=output if device.type == "cpu" else None)
 
 
 def gathered(images: Images) -> torch.Tensor:
@@ -161,9 +145,9 @@ def gathered(images: Images) -> torch.Tensor:
         return images
     device = images.samples.device
     if device.type != "cpu" and images.source.device.type == "cpu" and _readable(images) and kernel_runs(device):
-        zeros = np.zeros(len(images.samples), np.int64)
-        whole = windows(zeros, zeros, (images.spec.height, images.spec.width))
-        return _by_kernel(FusedPass(), images, whole, images.spec, Draws(0, 0, zeros), device)
+        undrawn = Draws(0, 0, np.zeros(len(images.samples), np.int64))
+        whole = FusedPass().placement(images.spec, undrawn)
+        return _by_kernel(FusedPass(), images, whole, images.spec, undrawn, device)
     return images.gather()
 
 
@@ -209,29 +193,20 @@ def _by_kernel(
         value = np.resize(np.asarray(_erased_value(eraser), np.float32), spec.channels)
     if part.normalize:
         scale, shift = (constants.numpy() for constants in part.normalize.scale_and_shift(torch.uint8))
-    sent = _sent(device, placement.table(), ops, rectangles, factors, value, scale, shift)
-    table, ops_there, rectangles_there, factors_there, value_there, scale_there, shift_there = sent
-    assert table is not None, "every sample has a window"
+    tables = _sent(device, placement.table(), ops, factors, rectangles, value, scale, shift)
     rows = images.samples if isinstance(images, ImageRows) else None
     return gpu.fused(
         images.source if isinstance(images, ImageRows) else images.permute(0, 2, 3, 1),
         rows,
-        table,
-        placement.scaled,
+        tables,
         placement.size,
-        ops=ops_there,
-        factors=factors_there,
         has_contrast=any(_has_contrast(transform) for _, transform in part.colours),
-        rectangles=rectangles_there,
-        value=value_there,
-        scale=scale_there,
-        shift=shift_there,
         dtype=part.normalize.dtype if part.normalize else torch.uint8,
         resampled=placement.resized,
     )
 
 
-def _sent(device: torch.device, *tables: NDArray[Any] | None) -> list[torch.Tensor | None]:
+def _sent(device: torch.device, *tables: NDArray[Any] | None) -> gpu.PassTables:
     """Returns tables of integers (int32) and floats (float32) on the device, by one copy that nothing waits for."""
     flat = [
         None if table is None else np.ascontiguousarray(table, np.int32 if table.dtype.kind in "iub" else np.float32)
@@ -249,23 +224,20 @@ def _sent(device: torch.device, *tables: NDArray[Any] | None) -> list[torch.Tens
         part = there[first : first + table.size].view(table.shape)
         parts.append(part if table.dtype == np.int32 else part.view(torch.float32))
         first += table.size
-    return parts
+    return gpu.PassTables(*parts)  # type: ignore[arg-type]  # every sample has a window
 
 
-def _placed_and_normalized(
-    part: FusedPass, images: Images, placement: Placement, output: torch.Tensor | None
+def _placed(
+    images: Images, placement: Placement, normalize: Normalize | None, output: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns the images of a pass on the CPU, made one after the other without the GIL in between."""
-    if isinstance(images, ImageRows):
-        source, samples = images.source.permute(0, 3, 1, 2), images.samples
-    else:
-        source, samples = images, torch.arange(len(images), device="cpu")
+    """Returns the images of a pass on the CPU, read where they lie and made one after the other."""
+    rows = images.samples.numpy() if isinstance(images, ImageRows) else None
+    source = images.source if isinstance(images, ImageRows) else images.permute(0, 2, 3, 1)
     if output is None:
-        dtype = part.normalize.dtype if part.normalize else source.dtype
-        shape = (len(samples), *placement.size, source.shape[1])
-        output = _pool.empty(shape, dtype).permute(0, 3, 1, 2)
-    constants = part.normalize.scale_and_shift(torch.uint8) if part.normalize else ()
-    place_in_one_call(source, samples, torch.from_numpy(placement.table()), placement.scaled, output, *constants)
+        dtype = normalize.dtype if normalize else torch.uint8
+        output = _pool.empty((len(placement), *placement.size, source.shape[3]), dtype).permute(0, 3, 1, 2)
+    constants = normalize.scale_and_shift(torch.uint8) if normalize else None
+    place_batch(source, rows, placement, output, constants)
     return output
 
 

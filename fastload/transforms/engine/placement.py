@@ -1,11 +1,11 @@
-"""Where the pixels of each output image come from: the tables that crops, resizes and flips draw, and how they join.
+"""Where the pixels of each output image come from: the numbers that crops, resizes and flips draw, and how they join.
 
-    image (H, W) --window--> (height, width) --resize--> scaled --part from offset on--> size --mirror, flip-->
+    image (H, W) --window--> (height, width) --resize--> scaled --part from offset on--> size --flip, mirror-->
 
-`Placement` is for source images of one size, `VariedPlacement` for source images that differ in size; both move points
-and boxes as they move pixels. Several in a row are one, as long as no more than one of them resizes and none pads, so
-that a list such as [Resize(256), RandomCrop(224), RandomHorizontalFlip()] reads each pixel once and rounds it once.
-`place.py` moves the pixels; `ImageRows` says which images of a mapping or a cache they are read from.
+Source images may differ in size. A placement moves points and boxes as it moves pixels. Several in a row are one, as
+long as no more than one of them resizes and none pads, so that a list such as [Resize(256), RandomCrop(224),
+RandomHorizontalFlip()] reads each pixel once and rounds it once. `place.py` moves the pixels; `ImageRows` says which
+images of a mapping or a cache they are read from.
 """
 
 from __future__ import annotations
@@ -25,99 +25,62 @@ Whole = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-class _MovesCoordinates:
-    """Moves points and boxes as a placement moves the pixels of its images; `Placement` describes the attributes."""
-
-    top: Whole
-    left: Whole
-    height: Whole
-    width: Whole
-    offset_y: Whole
-    offset_x: Whole
-    size: tuple[int, int]
-    mirrored: Flags
-    flipped: Flags
-
-    def _scaled(self) -> tuple[int | Whole, int | Whole]:
-        """Returns the height and width that windows are resized to."""
-        raise NotImplementedError
-
-    def move_points(self, points: torch.Tensor) -> torch.Tensor:
-        """Returns where points of the source images, float32 (B, P, 2) as (x, y) in pixels, lie in the output.
-
-        Points that are cut off lie outside it. As torchvision's keypoints: resizing multiplies, and mirroring takes x
-        to width - 1 - x.
-        """
-        moved = self._scaled_and_shifted(points)
-        last = _pair(self.size[1] - 1, self.size[0] - 1, points)
-        return torch.where(self._reversed(points)[:, None, :], last - moved, moved)
-
-    def move_boxes(self, boxes: torch.Tensor) -> torch.Tensor:
-        """Returns boxes of the source images, float32 (B, 4) or (B, M, 4) as x1, y1, x2, y2, as they lie in the output.
-
-        They are not clamped to it. As torchvision's: x2 and y2 are edges and not pixels, so mirroring takes x to
-        width - x.
-        """
-        corners = self._scaled_and_shifted(boxes.reshape(len(boxes), boxes.shape[1:].numel() // 2, 2))
-        swapped = corners.view(*boxes.shape[:-1], 2, 2).flip(-2).view_as(corners)
-        other_end = _pair(self.size[1], self.size[0], boxes) - swapped
-        return torch.where(self._reversed(boxes)[:, None, :], other_end, corners).view(boxes.shape)
-
-    def _scaled_and_shifted(self, points: torch.Tensor) -> torch.Tensor:
-        first = np.stack([self.left, self.top], axis=1)
-        scaled_height, scaled_width = self._scaled()
-        factor = np.stack([scaled_width / self.width, scaled_height / self.height], axis=1)
-        offset = np.stack([self.offset_x, self.offset_y], axis=1)
-        # (p - first) * factor - offset, with one product and one sum: both constants are rounded once.
-        scale = torch.from_numpy(factor.astype(np.float32)).to(points.device, non_blocking=True)
-        shift = torch.from_numpy((first * factor + offset).astype(np.float32)).to(points.device, non_blocking=True)
-        return points * scale[:, None, :] - shift[:, None, :]
-
-    def _reversed(self, like: torch.Tensor) -> torch.Tensor:
-        chosen = torch.from_numpy(np.stack([self.mirrored, self.flipped], axis=1))
-        return chosen.to(like.device, non_blocking=True)
-
-
 @dataclass(frozen=True, eq=False)
-class Placement(_MovesCoordinates):
+class Placement:
     """B output images as axis-aligned parts of B source images, each by its own numbers.
 
+    The first column of each array counts rows, the second columns of pixels.
+
     Attributes:
-        top, left, height, width: int64 (B,), the window in the source image, in pixels; it lies within the image unless
+        first: int64 (B, 2), top and left of the window in the source image; the window lies within the image unless
             `padding` is given.
-        scaled: (height, width) that the window is resized to, by antialiased bilinear interpolation.
-        offset_y, offset_x: int64 (B,), first row and column shown of the resized window.
-        size: (height, width) of the output.
-        mirrored, flipped: bool (B,), whether the result is mirrored left to right, or flipped upside down.
+        window: int64 (B, 2), its height and width.
+        scaled: int64 (B, 2), height and width that the window is resized to, by antialiased bilinear interpolation.
+        offset: int64 (B, 2), first row and column shown of the resized window.
+        sizes: int64 (B, 2), height and width of the outputs; (1, 2) where all have one size.
+        turned: bool (B, 2), whether the result is flipped upside down, and mirrored left to right.
         padding: how pixels outside the image are made, for placements that do not resize; None: there are none.
         fill: their value with padding "constant": one number, or one per channel.
     """
 
-    top: Whole
-    left: Whole
-    height: Whole
-    width: Whole
-    scaled: tuple[int, int]
-    offset_y: Whole
-    offset_x: Whole
-    size: tuple[int, int]
-    mirrored: Flags
-    flipped: Flags
+    first: Whole
+    window: Whole
+    scaled: Whole
+    offset: Whole
+    sizes: Whole
+    turned: Flags
     padding: PaddingMode | None = None
     fill: tuple[float, ...] = (0.0,)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The (height, width) of all outputs, where they have one size."""
+        ((height, width),) = self.sizes.tolist()
+        return height, width
 
     @property
     def resized(self) -> bool:
         """Whether any window changes its size, so that pixel values are interpolated."""
-        return bool((self.height != self.scaled[0]).any() or (self.width != self.scaled[1]).any())
-
-    def _scaled(self) -> tuple[int, int]:
-        return self.scaled
+        return bool((self.window != self.scaled).any())
 
     def table(self) -> Whole:
-        """Returns the numbers of each sample, int64 (B, 8): window, offset, mirrored, flipped."""
-        columns = (self.top, self.left, self.height, self.width, self.offset_y, self.offset_x)
-        return np.stack([*columns, self.mirrored, self.flipped], axis=1)
+        """Returns all numbers of each sample, int64 (B, 10): first, window, scaled, offset, turned."""
+        return np.concatenate([self.first, self.window, self.scaled, self.offset, self.turned], axis=1)
+
+    def part(self, samples: slice) -> Placement:
+        """Returns the placement of some of the samples."""
+        return replace(
+            self,
+            first=self.first[samples],
+            window=self.window[samples],
+            scaled=self.scaled[samples],
+            offset=self.offset[samples],
+            sizes=self.sizes if len(self.sizes) == 1 else self.sizes[samples],
+            turned=self.turned[samples],
+        )
 
     def then(self, after: Placement) -> Placement:
         """Returns one placement that does what this one and then another one, of its output, do.
@@ -125,148 +88,25 @@ class Placement(_MovesCoordinates):
         At most one of them resizes, and neither pads: the caller ensures it.
         """
         assert self.padding is None and after.padding is None, "padded windows are placed one by one"
-        # Where `self` flips, windows of `after` begin at the other end of the image before the flip.
-        window_top = np.where(self.flipped, self.size[0] - after.top - after.height, after.top)
-        window_left = np.where(self.mirrored, self.size[1] - after.left - after.width, after.left)
-        offset_y = np.where(self.flipped, after.scaled[0] - after.offset_y - after.size[0], after.offset_y)
-        offset_x = np.where(self.mirrored, after.scaled[1] - after.offset_x - after.size[1], after.offset_x)
-        mirrored, flipped = self.mirrored ^ after.mirrored, self.flipped ^ after.flipped
+        # Where `self` turns an image, windows of `after` begin at the other end of the image before the turn.
+        first = np.where(self.turned, self.sizes - after.first - after.window, after.first)
+        offset = np.where(self.turned, after.scaled - after.offset - after.sizes, after.offset)
+        turned = self.turned ^ after.turned
         if after.resized:
             assert not self.resized, "pixel values are interpolated once"
-            return replace(
-                after,
-                top=self.top + self.offset_y + window_top,
-                left=self.left + self.offset_x + window_left,
-                offset_y=offset_y,
-                offset_x=offset_x,
-                mirrored=mirrored,
-                flipped=flipped,
-            )
+            return replace(after, first=self.first + self.offset + first, offset=offset, turned=turned)
+        whole = replace(self, offset=self.offset + first + offset, sizes=after.sizes, turned=turned)
+        # Windows that are not resized are cut to the part that is shown: less is read.
+        same = whole.window == whole.scaled
         return replace(
-            self,
-            offset_y=self.offset_y + window_top + offset_y,
-            offset_x=self.offset_x + window_left + offset_x,
-            size=after.size,
-            mirrored=mirrored,
-            flipped=flipped,
-        )._trimmed()
-
-    def _trimmed(self) -> Placement:
-        """Returns the same placement with windows cut to the part that is shown, where nothing is resized."""
-        if self.resized or self.scaled == self.size:
-            return self
-        batch = len(self.top)
-        return replace(
-            self,
-            top=self.top + self.offset_y,
-            left=self.left + self.offset_x,
-            height=np.full(batch, self.size[0]),
-            width=np.full(batch, self.size[1]),
-            scaled=self.size,
-            offset_y=np.zeros(batch, np.int64),
-            offset_x=np.zeros(batch, np.int64),
+            whole,
+            first=np.where(same, whole.first + whole.offset, whole.first),
+            window=np.where(same, whole.sizes, whole.window),
+            scaled=np.where(same, whole.sizes, whole.scaled),
+            offset=np.where(same, 0, whole.offset),
         )
 
-
-def windows(
-    top: Whole,
-    left: Whole,
-    size: tuple[int, int],
-    *,
-    padding: PaddingMode | None = None,
-    fill: tuple[float, ...] = (0.0,),
-) -> Placement:
-    """Returns a placement that cuts windows of one size, each at its own row and column, int64 (B,)."""
-    height, width = (np.full(len(top), side) for side in size)
-    return _unflipped(top, left, height, width, size, padding=padding, fill=fill)
-
-
-def resized(top: Whole, left: Whole, height: Whole, width: Whole, size: tuple[int, int]) -> Placement:
-    """Returns a placement that resizes each sample's own window, int64 (B,) each, to one size (height, width)."""
-    return _unflipped(top, left, height, width, size)
-
-
-def flips(image: tuple[int, int], *, mirrored: Flags | None = None, flipped: Flags | None = None) -> Placement:
-    """Returns a placement of whole images (height, width) that mirrors or flips those marked True, bool (B,)."""
-    given = mirrored if mirrored is not None else flipped
-    assert given is not None, "one of the two says how many samples there are"
-    zeros, none = np.zeros(len(given), np.int64), np.zeros(len(given), np.bool_)
-    return replace(
-        windows(zeros, zeros, image),
-        mirrored=none if mirrored is None else mirrored,
-        flipped=none if flipped is None else flipped,
-    )
-
-
-def joined(placements: Sequence[Placement]) -> Placement:
-    """Returns one placement that does what one or more, one after the other, do; see `Placement.then`."""
-    first, *others = placements
-    for other in others:
-        first = first.then(other)
-    return first
-
-
-def _unflipped(
-    top: Whole,
-    left: Whole,
-    height: Whole,
-    width: Whole,
-    size: tuple[int, int],
-    *,
-    padding: PaddingMode | None = None,
-    fill: tuple[float, ...] = (0.0,),
-) -> Placement:
-    zeros, none = np.zeros(len(top), np.int64), np.zeros(len(top), np.bool_)
-    return Placement(top, left, height, width, size, zeros, zeros, size, none, none, padding, fill)
-
-
-@dataclass(frozen=True, eq=False)
-class VariedPlacement(_MovesCoordinates):
-    """B output images of one size as parts of B source images, each of its own size; `size_head.py` makes them.
-
-    Attributes:
-        top, left, height, width: int64 (B,), the window in the source image, in pixels; it lies within the image.
-        scaled_height, scaled_width: int64 (B,), what the window is resized to, by antialiased bilinear interpolation.
-        offset_y, offset_x: int64 (B,), first row and column shown of the resized window.
-        mirrored, flipped: bool (B,), whether the result is mirrored left to right, or flipped upside down.
-        size: (height, width) of the output.
-    """
-
-    top: Whole
-    left: Whole
-    height: Whole
-    width: Whole
-    scaled_height: Whole
-    scaled_width: Whole
-    offset_y: Whole
-    offset_x: Whole
-    mirrored: Flags
-    flipped: Flags
-    size: tuple[int, int]
-
-    def _scaled(self) -> tuple[Whole, Whole]:
-        return self.scaled_height, self.scaled_width
-
-    def table(self) -> Whole:
-        """Returns the numbers of each sample, int64 (B, 10): window, offset, mirrored, flipped, scaled size."""
-        window = (self.top, self.left, self.height, self.width)
-        shown = (self.offset_y, self.offset_x, self.mirrored, self.flipped)
-        return np.stack([*window, *shown, self.scaled_height, self.scaled_width], axis=1)
-
-    def part(self, samples: slice) -> VariedPlacement:
-        """Returns the placement of some of the samples."""
-        values = {name: value[samples] for name, value in vars(self).items() if name != "size"}
-        return VariedPlacement(**values, size=self.size)
-
-    def flips(self, *, mirrored: Flags | None = None, flipped: Flags | None = None) -> VariedPlacement:
-        """Returns this placement with the samples marked True, bool (B,), mirrored or flipped afterwards."""
-        return replace(
-            self,
-            mirrored=self.mirrored if mirrored is None else self.mirrored ^ mirrored,
-            flipped=self.flipped if flipped is None else self.flipped ^ flipped,
-        )
-
-    def snapped(self, factors: Whole, shapes: NDArray[np.integer[Any]]) -> VariedPlacement:
+    def snapped(self, factors: Whole, shapes: NDArray[np.integer[Any]]) -> Placement:
         """Returns the placement with windows whose edges are multiples of each sample's factor, within its image.
 
         So an image that was decoded at 1/factor of its size, its mask and its boxes share one window. A window keeps at
@@ -277,40 +117,98 @@ class VariedPlacement(_MovesCoordinates):
             factors: int64 (B,), none larger than a side of its window.
             shapes: (B, 2 or more), height and width of each source image.
         """
-        top, height = _snapped(self.top, self.height, factors, shapes[:, 0])
-        left, width = _snapped(self.left, self.width, factors, shapes[:, 1])
-        return replace(self, top=top, left=left, height=height, width=width)
+        factors = factors[:, None]
+        assert (factors <= self.window).all(), "an image is not decoded so small that its window has no pixel"
+        stop = self.first + self.window
+        end = stop // factors
+        begin = np.minimum((self.first + (factors - 1) // 2) // factors, end - self.window // factors)
+        to_edge = (stop == shapes[:, :2]) & (2 * (stop % factors) >= factors)
+        first = begin * factors
+        return replace(self, first=first, window=np.where(to_edge, stop, end * factors) - first)
 
-    def in_decoded(self, factors: Whole, tops: Whole) -> VariedPlacement:
+    def in_decoded(self, factors: Whole, tops: Whole) -> Placement:
         """Returns the placement for images decoded at 1/factor of their size, from row `tops` of the full image on.
 
         Args:
             factors: int64 (B,), those that windows were snapped to.
             tops: int64 (B,), multiples of them.
         """
-        return replace(
-            self,
-            top=(self.top - tops) // factors,
-            left=self.left // factors,
-            height=-(-self.height // factors),  # what is left of a multiple at the edge is one pixel more
-            width=-(-self.width // factors),
-        )
+        factors = factors[:, None]
+        first = self.first - np.stack([tops, np.zeros_like(tops)], axis=1)
+        # What is left of a multiple at the edge is one pixel more.
+        return replace(self, first=first // factors, window=-(-self.window // factors))
+
+    def move_points(self, points: torch.Tensor) -> torch.Tensor:
+        """Returns where points of the source images, float32 (B, P, 2) as (x, y) in pixels, lie in the output.
+
+        Points that are cut off lie outside it. As torchvision's keypoints: resizing multiplies, and mirroring takes x
+        to width - 1 - x.
+        """
+        moved = self._scaled_and_shifted(points)
+        return torch.where(_xy(self.turned, points), _xy(self.sizes - 1.0, points) - moved, moved)
+
+    def move_boxes(self, boxes: torch.Tensor) -> torch.Tensor:
+        """Returns boxes of the source images, float32 (B, 4) or (B, M, 4) as x1, y1, x2, y2, as they lie in the output.
+
+        They are not clamped to it. As torchvision's: x2 and y2 are edges and not pixels, so mirroring takes x to
+        width - x.
+        """
+        corners = self._scaled_and_shifted(boxes.reshape(len(boxes), boxes.shape[1:].numel() // 2, 2))
+        swapped = corners.view(*boxes.shape[:-1], 2, 2).flip(-2).view_as(corners)
+        return torch.where(_xy(self.turned, boxes), _xy(1.0 * self.sizes, boxes) - swapped, corners).view(boxes.shape)
+
+    def _scaled_and_shifted(self, points: torch.Tensor) -> torch.Tensor:
+        # (p - first) * factor - offset, with one product and one sum: both constants are rounded once.
+        factor = self.scaled / self.window
+        return points * _xy(factor, points) - _xy(self.first * factor + self.offset, points)
 
 
-def _snapped(first: Whole, length: Whole, factors: Whole, sides: NDArray[np.integer[Any]]) -> tuple[Whole, Whole]:
-    """Returns first and length of windows that begin at a multiple of the factors, and end at one or at the edge."""
-    assert (factors <= length).all(), "an image is not decoded so small that its window has no pixel"
-    stop = first + length
-    end = stop // factors
-    begin = np.minimum((first + (factors - 1) // 2) // factors, end - length // factors)
-    to_edge = (stop == sides) & (2 * (stop % factors) >= factors)
-    return begin * factors, np.where(to_edge, stop, end * factors) - begin * factors
+def windows(
+    first: Whole, size: Whole, *, padding: PaddingMode | None = None, fill: tuple[float, ...] = (0.0,)
+) -> Placement:
+    """Returns a placement that cuts a window out of each image.
+
+    Args:
+        first: int64 (B, 2), its first row and column.
+        size: int64 (B or 1, 2), its height and width.
+        padding, fill: as in `Placement`.
+    """
+    return replace(resized(first, np.zeros_like(first) + size, size), padding=padding, fill=fill)
 
 
-def _pair(x: int, y: int, like: torch.Tensor) -> torch.Tensor:
-    """Returns (x, y), float32 (2,), on the device of a tensor."""
-    # Made on the host and sent: eight bytes, which no stream waits for.
-    return torch.tensor([x, y], dtype=torch.float32).to(like.device, non_blocking=True)
+def resized(first: Whole, window: Whole, size: Whole) -> Placement:
+    """Returns a placement that resizes each sample's own window, int64 (B, 2), to a size, int64 (B or 1, 2)."""
+    zeros, turned = np.zeros_like(first), np.zeros(first.shape, np.bool_)
+    return Placement(first, window, zeros + size, zeros, size, turned)
+
+
+def flips(sizes: Whole, chosen: Flags, *, axis: Literal[0, 1]) -> Placement:
+    """Returns a placement of whole images that turns some of them.
+
+    Args:
+        sizes: int64 (B or 1, 2), height and width of the images.
+        chosen: bool (B,), which of them.
+        axis: 0: upside down; 1: left to right.
+    """
+    placement = windows(np.zeros((len(chosen), 2), np.int64), sizes)
+    placement.turned[:, axis] = chosen
+    return placement
+
+
+def joined(placements: Sequence[Placement]) -> Placement:
+    """Returns one placement that does what one or more, one after the other, do; see `Placement.then`."""
+    first, *others = placements
+    for other in others:
+        first = first.then(other)
+    return first
+
+
+def _xy(numbers: NDArray[Any], like: torch.Tensor) -> torch.Tensor:
+    """Returns numbers of rows and columns, (B or 1, 2), as float32 or bool (B or 1, 1, 2), x first, where `like` is."""
+    columns = numbers[:, None, ::-1]
+    sent = torch.from_numpy(columns.copy() if columns.dtype == np.bool_ else columns.astype(np.float32))
+    # Some bytes made on the host and sent, which no stream waits for.
+    return sent.to(like.device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)

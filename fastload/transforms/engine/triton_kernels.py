@@ -28,13 +28,13 @@ ROUNDER = tl.constexpr(12582912.0)
 
 # Compiled once, whatever the numbers and addresses of a batch are: what Triton would make of them is of no use here.
 @triton.jit(
-    do_not_specialize=("stride_n stride_y scaled_height scaled_width height width steps tiles_y tiles_x".split()),
+    do_not_specialize=("stride_n stride_y height width steps tiles_y tiles_x".split()),
     do_not_specialize_on_alignment=("source rows windows ops factors sums rectangles value scale shift output".split()),
 )
 def augment(
     source: tl.tensor,  # uint8: the images
     rows: tl.tensor,  # int64 (B,) or None: which image each sample is
-    windows: tl.tensor,  # int32 (B, 8)
+    windows: tl.tensor,  # int32 (B, 10)
     ops: tl.tensor,  # int32 (B, steps) or None
     factors: tl.tensor,  # float32 (B, steps) or None
     sums: tl.tensor,  # int64 (B,) or None: sum of the gray levels before the contrast step
@@ -45,8 +45,6 @@ def augment(
     output: tl.tensor,  # (B, height, width, C), or None: only `sums` are made
     stride_n: tl.tensor,
     stride_y: tl.tensor,
-    scaled_height: tl.tensor,
-    scaled_width: tl.tensor,
     height: tl.tensor,
     width: tl.tensor,
     steps: tl.tensor,
@@ -71,13 +69,13 @@ def augment(
     # Lanes outside work on a neighbour's value and do not store it: so their loads need no mask.
     x, channel = tl.minimum(x, width - 1), tl.minimum(channel, CHANNELS - 1)
 
-    window = windows + sample * 8
+    window = windows + sample * 10
     window_height, window_width = tl.load(window + 2), tl.load(window + 3)
     image = sample.to(tl.int64)
     if rows is not None:
         image = tl.load(rows + sample)
     corner = source + image * stride_n + tl.load(window).to(tl.int64) * stride_y + tl.load(window + 1) * STRIDE_X
-    column = tl.load(window + 5) + tl.where(tl.load(window + 6) != 0, width - 1 - x, x)
+    column = tl.load(window + 7) + tl.where(tl.load(window + 9) != 0, width - 1 - x, x)
 
     count = tl.minimum(height - tile_y * BLOCK_Y, BLOCK_Y)
     if output is None:
@@ -96,31 +94,32 @@ def augment(
             target += lanes // LANES * CHANNELS + lanes % LANES
 
     if RESAMPLED:
+        scaled_height, scaled_width = tl.load(window + 4), tl.load(window + 5)
         least = tl.minimum(window_height, window_width)
         kept = (window_height <= scaled_height) & (window_width <= scaled_width) & (least >= 2)
         near = (2 * window_height <= 3 * scaled_height) & (2 * window_width <= 3 * scaled_width) & (least >= 3)
         if kept:
             _paint(
                 corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
-                rectangles, value, scale, shift, output, stride_y, scaled_height, scaled_width, height, width, steps,
+                rectangles, value, scale, shift, output, stride_y, height, width, steps,
                 STRIDE_X, STRIDE_C, CHANNELS, 2, BLOCK_X,
             )  # fmt: skip
         elif near:
             _paint(
                 corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
-                rectangles, value, scale, shift, output, stride_y, scaled_height, scaled_width, height, width, steps,
+                rectangles, value, scale, shift, output, stride_y, height, width, steps,
                 STRIDE_X, STRIDE_C, CHANNELS, 3, BLOCK_X,
             )  # fmt: skip
         else:
             _paint(
                 corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
-                rectangles, value, scale, shift, output, stride_y, scaled_height, scaled_width, height, width, steps,
+                rectangles, value, scale, shift, output, stride_y, height, width, steps,
                 STRIDE_X, STRIDE_C, CHANNELS, 0, BLOCK_X,
             )  # fmt: skip
     else:
         _paint(
             corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
-            rectangles, value, scale, shift, output, stride_y, scaled_height, scaled_width, height, width, steps,
+            rectangles, value, scale, shift, output, stride_y, height, width, steps,
             STRIDE_X, STRIDE_C, CHANNELS, 1, BLOCK_X,
         )  # fmt: skip
 
@@ -146,8 +145,6 @@ def _paint(
     shift: tl.tensor,
     output: tl.tensor,
     stride_y: tl.tensor,
-    scaled_height: tl.tensor,
-    scaled_width: tl.tensor,
     height: tl.tensor,
     width: tl.tensor,
     steps: tl.tensor,
@@ -158,8 +155,9 @@ def _paint(
     BLOCK_X: tl.constexpr,
 ) -> None:
     """Makes the rows of one program, each through all its steps."""
-    offset_y, flipped = tl.load(window + 4), tl.load(window + 7) != 0
+    offset_y, flipped = tl.load(window + 6), tl.load(window + 8) != 0
     window_height, window_width = tl.load(window + 2), tl.load(window + 3)
+    scaled_height, scaled_width = tl.load(window + 4), tl.load(window + 5)
     zoom_y = window_height / scaled_height
     zoom_x = window_width / scaled_width
     if TAPS == 1:

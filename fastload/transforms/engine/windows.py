@@ -1,10 +1,10 @@
-"""Copies windows of images and mirrors images, each sample by its own numbers, without changing a value.
+"""Moves whole batches by windows and turns, each sample by its own numbers, without changing a value.
 
-On the CPU, calls that copy whole rows of a sample (of small images: of many samples) fill a reused output in the
-calling thread. torch's own threads are avoided on purpose: next to the loader's readers on 2 cores, a team of threads
-waits for its slowest member at each call, and mirroring fell from 78,000 to 2,400 images/s, this way from 52,000 to
-19,000 (256 x 218x178x3; `torch.where` on the whole batch: 4,000 to 6,500). On CUDA one gather does it, its indices
-computed on the device from B drawn numbers, so nothing waits for the stream.
+On the CPU, calls that copy rows of many small samples fill a reused output in the calling thread. torch's own threads
+are avoided on purpose: next to the loader's readers on 2 cores, a team of threads waits for its slowest member at each
+call, and mirroring fell from 78,000 to 2,400 images/s, in the calling thread from 52,000 to 19,000 (256 x 218x178x3;
+`torch.where` on the whole batch: 4,000 to 6,500). On CUDA one `gather` does it, its indices computed on the device from
+B drawn numbers, so nothing waits for the stream.
 """
 
 from __future__ import annotations
@@ -16,75 +16,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool, as_bits, empty_images
-from fastload.transforms.engine.cpu_program import SERIAL_VALUES
-from fastload.transforms.engine.placement import PaddingMode
+from fastload.transforms.engine.buffers import SERIAL_VALUES, SMALL_SAMPLE_BYTES, OutputPool, as_bits, empty_images
+from fastload.transforms.engine.placement import Flags, PaddingMode, Placement
 
 _Index = TypeVar("_Index", NDArray[np.int64], torch.Tensor)
 
 
-def flip(images: torch.Tensor, chosen: NDArray[np.bool_], pool: OutputPool) -> torch.Tensor:
-    """Returns images (B, C, H, W), those chosen, bool (B,), mirrored left to right; channels_last memory."""
-    if images.device.type != "cpu":
-        return _flip_by_gather(images, chosen)
+def turn(images: torch.Tensor, chosen: Flags, axis: int, pool: OutputPool) -> torch.Tensor:
+    """Returns images (B, C, H, W) on the CPU, those chosen upside down (axis 0) or mirrored (1); channels_last."""
     output = empty_images(images, images.shape[1], pool)
-    source, target = as_bits(images), as_bits(output).permute(0, 2, 3, 1)
-    sample_values = max(1, math.prod(images.shape[1:]))
-    if sample_values * images.dtype.itemsize <= SMALL_SAMPLE_BYTES:
-        count = SERIAL_VALUES // sample_values
-        for block, copy, mirror in zip(
-            torch.split(source, count),
-            torch.split(target, count),
-            torch.split(torch.from_numpy(chosen), count),
-            strict=True,
-        ):
-            in_memory_order = block.permute(0, 2, 3, 1)  # picking through the (B, C, H, W) view is half as fast
-            copy.copy_(in_memory_order)
-            picked = mirror.nonzero()[:, 0]
-            copy.index_copy_(0, picked, in_memory_order.index_select(0, picked).flip(2))
-        return output
-    height, width, channels = target.shape[1:]
-    strip_rows = max(1, SERIAL_VALUES // (width * channels))
-    samples = zip(source, source.permute(0, 2, 3, 1).numpy(), target.numpy(), chosen.tolist(), strict=True)
-    for image, pixels, copy, mirror in samples:
-        if not mirror:
-            copy[...] = pixels
-            continue
-        # torch has a fast path for mirroring (C, H, W) in channels_last memory; the copy then reads it from cache.
-        for top, strip in zip(range(0, height, strip_rows), torch.split(image, strip_rows, dim=1), strict=True):
-            copy[top : top + strip_rows] = strip.flip(2).permute(1, 2, 0).numpy()
+    count = max(1, SERIAL_VALUES // max(1, math.prod(images.shape[1:])))
+    blocks = (as_bits(images), as_bits(output), torch.from_numpy(chosen))
+    for block, copy, picks in zip(*(torch.split(whole, count) for whole in blocks), strict=True):
+        lines, target = (
+            block.permute(0, 2, 3, 1),
+            copy.permute(0, 2, 3, 1),
+        )  # picking through (B, C, H, W) is half as fast
+        target.copy_(lines)
+        picked = picks.nonzero()[:, 0]
+        target.index_copy_(0, picked, lines.index_select(0, picked).flip(1 + axis))
     return output
 
 
-def _flip_by_gather(images: torch.Tensor, chosen: NDArray[np.bool_]) -> torch.Tensor:
-    batch, _, height, width = images.shape
-    columns = torch.arange(width, device=images.device)
-    columns = torch.where(_send(chosen, images.device)[:, None], columns.flip(0), columns)
-    rows = torch.arange(height, device=images.device).expand(batch, height)
-    return gather(images, rows, columns)
-
-
-def crop(
-    images: torch.Tensor,
-    tops: NDArray[np.int64],
-    lefts: NDArray[np.int64],
-    size: tuple[int, int],
-    padding_mode: PaddingMode | None,
-    fill: torch.Tensor,
-    pool: OutputPool,
-) -> torch.Tensor:
-    """Returns windows of images (B, C, H, W), each at its own row and column, (B, C, *size) in channels_last memory.
+def crop(images: torch.Tensor, placement: Placement, fill: torch.Tensor, pool: OutputPool) -> torch.Tensor:
+    """Returns the windows of images (B, C, H, W) on the CPU, (B, C, *size) in channels_last memory, not turned.
 
     Args:
         images: of any dtype.
-        tops, lefts: int64 (B,), row and column of the window's first pixel in the image; negative: in the padding.
-        size: (height, width) of the windows.
-        padding_mode: how pixels outside the image are made; None: no window reaches out of its image.
-        fill: (C,), of the images' dtype, for "constant".
-        pool: whose memory the result uses on the CPU.
+        placement: which resizes nothing; its padding may be needed.
+        fill: (C,), of the images' dtype, for padding "constant".
+        pool: whose memory the result uses.
     """
-    if images.device.type != "cpu":
-        return _crop_by_gather(images, tops, lefts, size, padding_mode, fill)
+    size, padding_mode = placement.size, placement.padding
+    tops, lefts = (placement.first + placement.offset).T
     batch, channels, height, width = images.shape
     output = pool.empty((batch, *size, channels), images.dtype)
     # NumPy, since a call costs a fifth of torch's, which decides for small images.
@@ -160,28 +124,6 @@ def _cut_padded(
     window[rows] = image[source_rows[rows, None], source_columns]
 
 
-def _crop_by_gather(
-    images: torch.Tensor,
-    tops: NDArray[np.int64],
-    lefts: NDArray[np.int64],
-    size: tuple[int, int],
-    padding_mode: PaddingMode | None,
-    fill: torch.Tensor,
-) -> torch.Tensor:
-    height, width = images.shape[2:]
-    device = images.device
-    rows = _send(tops, device)[:, None] + torch.arange(size[0], device=device)
-    columns = _send(lefts, device)[:, None] + torch.arange(size[1], device=device)
-    if padding_mode is None:
-        return gather(images, rows, columns)
-    windows = gather(images, _source_index(rows, height, padding_mode), _source_index(columns, width, padding_mode))
-    if padding_mode != "constant":
-        return windows
-    inside = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[:, None, None, :]
-    value = as_bits(fill.contiguous()).to(device, non_blocking=True)[:, None, None]
-    return torch.where(inside, as_bits(windows), value).view(images.dtype)
-
-
 def _source_index(positions: _Index, size: int, padding_mode: PaddingMode) -> _Index:
     """Returns the row (or column) of an image of `size` rows that each position shows, inside it or outside."""
     last = size - 1
@@ -194,13 +136,43 @@ def _source_index(positions: _Index, size: int, padding_mode: PaddingMode) -> _I
     return positions.clip(0, last)  # "edge"; with "constant" the caller replaces what is outside
 
 
-def gather(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Returns pixels of images (B, C, H, W) at rows (B, h) and columns (B, w): (B, C, h, w), channels_last memory."""
-    batch = torch.arange(len(images), device=images.device)[:, None, None]
+def gather(images: torch.Tensor, placement: Placement, fill: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns placed images (B, C, h, w) in channels_last memory, each value the nearest of its window; any device.
+
+    Args:
+        images: (B, C, H, W) of any dtype.
+        placement: of them.
+        fill: (C,), of the images' dtype, for padding "constant".
+    """
+    device, padding = images.device, placement.padding
+    rows, columns = (nearest(placement, axis, device) for axis in (0, 1))
+    (height, width), batch = images.shape[2:], torch.arange(len(images), device=device)[:, None, None]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    if padding is not None:
+        rows, columns = _source_index(rows, height, padding), _source_index(columns, width, padding)
     pixels = as_bits(images).permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]]
+    if padding == "constant" and fill is not None:
+        pixels = torch.where(inside[..., None], pixels, as_bits(fill.contiguous()).to(device, non_blocking=True))
     return pixels.view(images.dtype).permute(0, 3, 1, 2)
 
 
-def _send(drawn: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+def nearest(placement: Placement, axis: int, device: torch.device) -> torch.Tensor:
+    """Returns the rows (axis 0) or columns (1) of the image that each sample's output shows, int64 (B, size)."""
+    first, window, scaled = (
+        sent(numbers[:, axis], device) for numbers in (placement.first, placement.window, placement.scaled)
+    )
+    return first + shown(placement, axis, device) * window // scaled
+
+
+def shown(placement: Placement, axis: int, device: torch.device) -> torch.Tensor:
+    """Returns the rows (axis 0) or columns (1) of the resized window that each output shows, int64 (B, size)."""
+    size = placement.size[axis]
+    places = torch.arange(size, device=device)
+    places = torch.where(sent(placement.turned[:, axis], device), size - 1 - places, places)
+    return places + sent(placement.offset[:, axis], device)
+
+
+def sent(numbers: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Returns numbers of the samples, (B,), as a tensor (B, 1) on the device."""
     # B numbers: the driver stages so small a copy at once and returns, so pageable memory does no harm here.
-    return torch.from_numpy(drawn).to(device, non_blocking=True)
+    return torch.from_numpy(numbers.copy()).to(device, non_blocking=True)[:, None]

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from resize_cases import reference
 
-from fastload.transforms.engine.gpu import fused
+from fastload.transforms.engine.gpu import Blocks, PassTables, fused
+from fastload.transforms.engine.placement import Placement
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(1, 5)
 MEAN, STD = np.array([0.485, 0.456, 0.406, 0.5]), np.array([0.229, 0.224, 0.225, 0.25])
@@ -90,7 +92,7 @@ def check(case: Case, device: str, *, interpreted: bool = False) -> None:
     images = rng.integers(0, 256, (count, *case.image), dtype=np.uint8)
     images[:, : height // 2] = rng.choice(np.array([0, 255], np.uint8), (count, height // 2, width, channels))
     rows = rng.integers(0, count, case.batch) if case.rows else np.arange(case.batch)
-    windows = drawn_windows(case, rng)
+    placement = drawn_placement(case, rng)
     # Every second sample goes through its steps in the other order.
     steps = np.array([case.steps[:: -1 if b % 2 else 1] for b in range(case.batch)]).reshape(case.batch, -1, 2)
     rectangles = np.stack([rng.integers(0, side, case.batch) for side in (*case.size, *case.size)], axis=1)
@@ -101,23 +103,24 @@ def check(case: Case, device: str, *, interpreted: bool = False) -> None:
     def sent(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
 
-    output = fused(
-        stored(images, case.layout, device),
-        sent(rows, torch.int64) if case.rows else None,
-        sent(windows, torch.int32),
-        case.scaled,
-        case.size,
+    tables = PassTables(
+        windows=sent(placement.table(), torch.int32),
         ops=sent(steps[..., 0], torch.int32) if case.steps else None,
         factors=sent(steps[..., 1], torch.float32) if case.steps else None,
-        has_contrast=any(op == CONTRAST for op, _ in case.steps),
         rectangles=sent(rectangles, torch.int32) if case.erased else None,
         value=sent(value, torch.float32) if case.erased else None,
         scale=sent(scale, torch.float32) if floats else None,
         shift=sent(shift, torch.float32) if floats else None,
+    )
+    output = fused(
+        stored(images, case.layout, device),
+        sent(rows, torch.int64) if case.rows else None,
+        tables,
+        case.size,
+        has_contrast=any(op == CONTRAST for op, _ in case.steps),
         dtype=case.dtype,
         resampled=case.resampled,
-        block_y=case.block[0],
-        block_x=case.block[1],
+        blocks=Blocks(*case.block, 2),
     )
     assert output.dtype == case.dtype
     assert output.shape == (case.batch, channels, *case.size)
@@ -128,7 +131,7 @@ def check(case: Case, device: str, *, interpreted: bool = False) -> None:
     coarse = ulp * torch.finfo(case.dtype).eps / 2 * np.abs(found) / scale + 1e-3 if floats else 0.0
     levels = (found - shift) / scale
     for b in range(case.batch):
-        exact = placed(images[rows[b]].astype(np.float64), windows[b], case)
+        exact = reference(images[rows[b]], placement, b)
         expected = exact
         for op, factor in steps[b]:
             expected = coloured(np.floor(expected + 0.5), int(op), float(np.float32(factor)))
@@ -147,15 +150,17 @@ def check(case: Case, device: str, *, interpreted: bool = False) -> None:
             assert error.max() <= (1 if len(case.steps) == 1 else 4), f"sample {b} is off by {error.max()} levels"
 
 
-def drawn_windows(case: Case, rng: np.random.Generator) -> np.ndarray:
+def drawn_placement(case: Case, rng: np.random.Generator) -> Placement:
     height, width, _ = case.image
-    tables = []
-    for b in range(case.batch):
+    first, window, offset = [], [], []
+    for _ in range(case.batch):
         tall, wide = case.windows or (rng.integers(height // 2, height + 1), rng.integers(width // 2, width + 1))
-        place = rng.integers(0, height - tall + 1), rng.integers(0, width - wide + 1)
-        offset = [rng.integers(0, whole - part + 1) for whole, part in zip(case.scaled, case.size, strict=True)]
-        tables.append([*place, tall, wide, *offset, b % 2, (b + 1) // 2 % 2])
-    return np.array(tables)
+        window.append((tall, wide))
+        first.append((rng.integers(0, height - tall + 1), rng.integers(0, width - wide + 1)))
+        offset.append([rng.integers(0, whole - part + 1) for whole, part in zip(case.scaled, case.size, strict=True)])
+    number, scaled = np.arange(case.batch), np.array([case.scaled] * case.batch)
+    turned = np.stack([(number + 1) // 2 % 2, number % 2], axis=1).astype(bool)
+    return Placement(*(np.array(columns) for columns in (first, window, scaled, offset, [case.size])), turned)
 
 
 def stored(images: np.ndarray, layout: str, device: str) -> torch.Tensor:
@@ -169,27 +174,6 @@ def stored(images: np.ndarray, layout: str, device: str) -> torch.Tensor:
         part.copy_(there)
         return part
     return there
-
-
-def placed(image: np.ndarray, window: np.ndarray, case: Case) -> np.ndarray:
-    """Crop, antialiased resize and flips of one image (H, W, C), in float64 and not rounded."""
-    top, left, tall, wide, offset_y, offset_x, mirrored, flipped = window
-    pixels = image[top : top + tall, left : left + wide]
-    pixels = np.einsum("ih,hwc->iwc", filter_weights(tall, case.scaled[0]), pixels)
-    pixels = np.einsum("jw,iwc->ijc", filter_weights(wide, case.scaled[1]), pixels)
-    pixels = pixels[offset_y : offset_y + case.size[0], offset_x : offset_x + case.size[1]]
-    return pixels[:: -1 if flipped else 1, :: -1 if mirrored else 1]
-
-
-def filter_weights(window: int, scaled: int) -> np.ndarray:
-    weights = np.zeros((scaled, window))
-    scale = window / scaled
-    support = max(1.0, scale)
-    for i in range(scaled):
-        centre = (i + 0.5) * scale
-        for k in range(max(0, int(centre - support + 0.5)), min(window, int(centre + support + 0.5))):
-            weights[i, k] = max(0.0, 1 - abs(k - centre + 0.5) / support)
-    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def coloured(pixels: np.ndarray, op: int, factor: float) -> np.ndarray:

@@ -61,22 +61,22 @@ def test_compiled_kernel_agrees_with_float64(name):
 def test_block_sizes_and_pinned_memory_change_nothing_and_nothing_waits(blocks, resampled):
     images = torch.randint(0, 256, (5, 200, 180, 3), dtype=torch.uint8).pin_memory()
     side = 150 if resampled else 160
-    table = [[b, 2 * b, side, side, 0, 0, b % 2, b // 2] for b in range(5)]
-    windows = torch.tensor(table, dtype=torch.int32, device="cuda")
+    table = [[b, 2 * b, side, side, 160, 160, 0, 0, b // 2, b % 2] for b in range(5)]
     scale, shift = torch.full((3,), 0.01, device="cuda"), torch.zeros(3, device="cuda")
+    windows = torch.tensor(table, dtype=torch.int32, device="cuda")
+    tables = gpu.PassTables(windows, scale=scale, shift=shift)
 
-    def made(source: torch.Tensor, block_y: int, block_x: int, num_warps: int) -> torch.Tensor:
+    def made(source: torch.Tensor, blocks: gpu.Blocks) -> torch.Tensor:
         return gpu.fused(
-            source, None, windows, (160, 160), (160, 160), scale=scale, shift=shift, dtype=torch.bfloat16,
-            resampled=resampled, block_y=block_y, block_x=block_x, num_warps=num_warps,
+            source, None, tables, (160, 160), dtype=torch.bfloat16, resampled=resampled, blocks=blocks
         )  # fmt: skip
 
-    expected = made(images.cuda(), 8, 64, 1)
-    made(images, *blocks)
+    expected = made(images.cuda(), gpu.Blocks(8, 64, 1))
+    made(images, blocks)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = made(images, *blocks)
+        found = made(images, blocks)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(found, expected)
@@ -141,7 +141,7 @@ def compiled_for_hopper(
     }  # fmt: skip
     constants = {
         "STRIDE_X": channels, "STRIDE_C": 1, "CHANNELS": channels, "RESAMPLED": resampled,
-        "LANES": 4 if colour else channels, "BLOCK_Y": gpu.BLOCK_Y, "BLOCK_X": gpu.BLOCK_X,
+        "LANES": 4 if colour else channels, "BLOCK_Y": gpu.BLOCKS.block_y, "BLOCK_X": gpu.BLOCKS.block_x,
     } | {name: None for name, kind in types.items() if kind is None}  # fmt: skip
     names = augment.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name) or "i32" for name in names}
@@ -149,7 +149,7 @@ def compiled_for_hopper(
         (names.index(name),): [["tt.divisibility", 16]] for name in ("source", "output") if name not in constants
     }
     source = ASTSource(augment, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-    options = {"num_warps": gpu.NUM_WARPS, "enable_fp_fusion": True}
+    options = {"num_warps": gpu.BLOCKS.num_warps, "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
@@ -159,30 +159,30 @@ def test_importing_it_leaves_triton_out():
 
 
 SOURCE = torch.zeros(2, 4, 4, 3, dtype=torch.uint8)
-WINDOWS = torch.tensor([[0, 0, 4, 4, 0, 0, 0, 0]] * 2, dtype=torch.int32)
+WINDOWS = torch.tensor([[0, 0, 4, 4, 4, 4, 0, 0, 0, 0]] * 2, dtype=torch.int32)
 STEPS = {"ops": torch.ones(2, 1, dtype=torch.int32), "factors": torch.ones(2, 1)}
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "message"),
+    ("source", "tables", "dtype", "message"),
     [
-        (SOURCE.float(), {}, "float32 of 3 channels"),
-        (SOURCE[..., :2], {}, "of 2 channels"),
-        (torch.zeros(2, 4, 4, 4, dtype=torch.uint8), STEPS, "1 or 3 channels, and these images have 4"),
-        (SOURCE, {"ops": STEPS["ops"]}, "ops and factors go together"),
-        (SOURCE, {"rectangles": WINDOWS[:, :4]}, "rectangles and value go together"),
-        (SOURCE, {"scale": torch.ones(3), "dtype": torch.float32}, "scale and shift go together"),
-        (SOURCE, {"dtype": torch.float32}, "without scale and shift"),
-        (SOURCE, {"scale": torch.ones(3), "shift": torch.ones(3)}, "with scale and shift"),
+        (SOURCE.float(), {}, torch.uint8, "float32 of 3 channels"),
+        (SOURCE[..., :2], {}, torch.uint8, "of 2 channels"),
+        (torch.zeros(2, 4, 4, 4, dtype=torch.uint8), STEPS, torch.uint8, "1 or 3 channels, and these images have 4"),
+        (SOURCE, {"ops": STEPS["ops"]}, torch.uint8, "ops and factors go together"),
+        (SOURCE, {"rectangles": WINDOWS[:, :4]}, torch.uint8, "rectangles and value go together"),
+        (SOURCE, {"scale": torch.ones(3)}, torch.float32, "scale and shift go together"),
+        (SOURCE, {}, torch.float32, "without scale and shift"),
+        (SOURCE, {"scale": torch.ones(3), "shift": torch.ones(3)}, torch.uint8, "with scale and shift"),
     ],
 )
-def test_wrong_arguments_are_told(source, options, message):
+def test_wrong_arguments_are_told(source, tables, dtype, message):
     with pytest.raises(OptionError, match=message):
-        gpu.fused(source, None, WINDOWS, (4, 4), (4, 4), **options)
+        gpu.fused(source, None, gpu.PassTables(WINDOWS, **tables), (4, 4), dtype=dtype)
 
 
 def test_no_samples_give_no_images():
-    output = gpu.fused(SOURCE, None, WINDOWS[:0], (4, 4), (3, 2))
+    output = gpu.fused(SOURCE, None, gpu.PassTables(WINDOWS[:0]), (3, 2))
     assert output.shape == (0, 3, 3, 2)
     assert output.dtype == torch.uint8
     assert np.array_equal(output.numpy(), np.zeros((0, 3, 3, 2)))

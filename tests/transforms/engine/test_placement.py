@@ -1,35 +1,34 @@
-"""Joined placements are the placements one after the other; points and boxes go where the pixels go."""
+"""Joined placements are the placements one after the other; masks, points and boxes go where the pixels go."""
 
 from __future__ import annotations
+
+from functools import reduce
 
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from resize_cases import varied
 
+from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.buffers import OutputPool
-from fastload.transforms.engine.place import place_images
-from fastload.transforms.engine.placement import Placement, flips, joined, resized, windows
+from fastload.transforms.engine.place import place_images, place_varied_coordinates, place_varied_masks
+from fastload.transforms.engine.placement import Placement, flips, resized, windows
 
 
 @st.composite
 def steps(draw, size, *, resizes):
     """A placement of three images of a size, a window, a turn or (if allowed) a resized window."""
     kind = draw(st.sampled_from(["window", "mirror", "flip", *(["resize"] if resizes else [])]))
-    flags = np.array(draw(st.lists(st.booleans(), min_size=3, max_size=3)))
-    if kind == "mirror":
-        return flips(size, mirrored=flags)
-    if kind == "flip":
-        return flips(size, flipped=flags)
-    numbers = []
-    for _ in range(3):
-        height, width = draw(st.integers(1, size[0])), draw(st.integers(1, size[1]))
-        numbers.append((draw(st.integers(0, size[0] - height)), draw(st.integers(0, size[1] - width)), height, width))
-    top, left, height, width = np.array(numbers).T
+    if kind in ("mirror", "flip"):
+        flags = np.array(draw(st.lists(st.booleans(), min_size=3, max_size=3)))
+        return flips(np.array([size]), flags, axis=int(kind == "mirror"))
+    windows_of = [[draw(st.integers(1, side)) for side in size] for _ in range(3)]
+    firsts = [[draw(st.integers(0, side - part)) for side, part in zip(size, one, strict=True)] for one in windows_of]
+    first, window = np.array(firsts), np.array(windows_of)
     if kind == "resize":
-        return resized(top, left, height, width, (draw(st.integers(1, 14)), draw(st.integers(1, 14))))
-    shared = (int(height.min()), int(width.min()))
-    return windows(top, left, shared)
+        return resized(first, window, np.array([[draw(st.integers(1, 14)), draw(st.integers(1, 14))]]))
+    return windows(first, window.min(axis=0, keepdims=True))
 
 
 @st.composite
@@ -58,7 +57,7 @@ def one_after_the_other(images: torch.Tensor, placements: list[Placement]) -> to
 def test_joined_placements_give_what_they_give_one_after_the_other(chain):
     size, placements = chain
     images = images_of(size)
-    together = place_images(images, joined(placements), OutputPool())
+    together = place_images(images, reduce(Placement.then, placements), OutputPool())
     # A turn before a resize and after it round their sums in another order.
     difference = together.to(torch.int16) - one_after_the_other(images, placements).to(torch.int16)
     assert difference.abs().max() <= 1
@@ -79,10 +78,8 @@ def test_a_point_goes_where_its_pixel_goes(chain, where):
     x, y = round(where[0] * (size[1] - 1)), round(where[1] * (size[0] - 1))
     images, points = one_pixel_drawn(size, x, y), torch.tensor([[[x, y]]] * 3, dtype=torch.float32)
     for placement in placements:
-        if placement.top.max() + placement.size[0] > images.shape[2]:
+        if (placement.first.max(axis=0) + placement.size > images.shape[2:]).any():
             return  # it was made for what a left out resize gives
-        if placement.left.max() + placement.size[1] > images.shape[3]:
-            return
         images = place_images(images, placement, OutputPool())
         points = placement.move_points(points)
     for image, point in zip(images[:, 0].numpy(), points[:, 0].tolist(), strict=True):
@@ -99,18 +96,84 @@ def test_boxes_and_points_of_joined_placements_are_those_of_one_after_the_other(
     apart = boxes
     for placement in placements:
         apart = placement.move_boxes(apart)
-    assert torch.allclose(joined(placements).move_boxes(boxes), apart, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(reduce(Placement.then, placements).move_boxes(boxes), apart, rtol=1e-4, atol=1e-3)
     assert (apart[:, 2] >= apart[:, 0] - 1e-3).all() and (apart[:, 3] >= apart[:, 1] - 1e-3).all()
 
 
 def test_a_box_around_the_image_is_around_the_resized_and_mirrored_one():
-    placement = joined(
-        [
-            resized(np.zeros(1, int), np.zeros(1, int), np.array([10]), np.array([20]), (30, 40)),
-            flips((30, 40), mirrored=np.array([True])),
-        ]
-    )
+    none = np.zeros((1, 2), np.int64)
+    larger = resized(none, np.array([[10, 20]]), np.array([[30, 40]]))
+    placement = larger.then(flips(larger.sizes, np.array([True]), axis=1))
     assert placement.move_boxes(torch.tensor([[0.0, 0, 20, 10]])).tolist() == [[0, 0, 40, 30]]
     assert placement.move_boxes(torch.tensor([[0.0, 0, 5, 5]])).tolist() == [[30, 0, 40, 15]]
     # torchvision's keypoints: resizing multiplies, mirroring counts from the last pixel.
     assert placement.move_points(torch.tensor([[[0.0, 0.0], [5.0, 2.0]]])).tolist() == [[[39, 0], [29, 6]]]
+
+
+@given(case=varied(factors=(1, 2, 4, 8)))
+def test_snapped_windows_are_whole_blocks_or_end_with_their_images(case):
+    shapes, placement, factors = case
+    snapped = placement.snapped(factors, shapes)
+    begin, size, blocks = snapped.first, snapped.window, factors[:, None]
+    rest = size % blocks
+    assert not (begin % blocks).any()
+    assert ((rest == 0) | ((begin + size == shapes) & (2 * rest >= blocks))).all()
+    assert (begin >= 0).all() and (begin + size <= shapes).all()
+    assert (size // blocks >= placement.window // blocks).all() and (size > 0).all()
+    assert (abs(begin - placement.first) < blocks).all()
+    assert (abs(begin + size - placement.first - placement.window) < blocks).all()
+    single = factors == 1
+    assert np.array_equal(snapped.table()[single], placement.table()[single])
+
+
+def cut(image: np.ndarray, placement: Placement, sample: int) -> np.ndarray:
+    (top, left), (height, width) = placement.first[sample], placement.window[sample]
+    return image[top : top + height, left : left + width]
+
+
+@given(case=varied(factors=(1, 2, 4)))
+def test_a_part_shows_the_window_that_the_full_image_shows(case):
+    shapes, placement, factors = case
+    snapped = placement.snapped(factors, shapes)
+    tops = snapped.first[:, 0] // (2 * factors) * factors
+    parts = snapped.in_decoded(factors, tops)
+    for i, (height, width) in enumerate(shapes.tolist()):
+        image = np.arange(height * width).reshape(height, width)
+        shrunk = image[tops[i] :: factors[i], :: factors[i]]
+        assert np.array_equal(cut(shrunk, parts, i), cut(image, snapped, i)[:: factors[i], :: factors[i]])
+    assert np.array_equal(parts.table()[:, 4:], snapped.table()[:, 4:])  # nothing but the windows changes
+
+
+@given(case=varied(), dtype=st.sampled_from([np.uint8, np.uint16, np.int32]))
+def test_mask_values_are_those_of_the_nearest_pixel(case, dtype):
+    shapes, p, _ = case
+    generator = np.random.default_rng(3)
+    masks = [generator.integers(0, 250, shape).astype(dtype) for shape in shapes]
+    output = torch.from_numpy(np.zeros((len(masks), *p.size), dtype))
+    place_varied_masks(masks, p, output)
+    for i, (mask, placed) in enumerate(zip(masks, output.numpy(), strict=True)):
+        rows, columns = (
+            [p.first[i, axis] + (p.offset[i, axis] + y) * p.window[i, axis] // p.scaled[i, axis] for y in range(size)]
+            for axis, size in enumerate(p.size)
+        )
+        expected = mask[rows][:, columns]
+        expected = expected[:, ::-1] if p.turned[i, 1] else expected
+        assert np.array_equal(placed, expected[::-1] if p.turned[i, 0] else expected)
+
+
+def test_boxes_and_points_are_scaled_by_each_samples_own_factor():
+    scaled, offset = np.array([[30, 40], [30, 80]]), np.array([[0, 0], [5, 10]])
+    turned = np.array([[False, False], [False, True]])
+    first, window = np.array([[0, 0], [2, 4]]), np.array([[10, 20], [10, 10]])
+    placement = Placement(first, window, scaled, offset, np.array([[20, 40]]), turned)
+    fields = {
+        "boxes": torch.tensor([[[0.0, 0, 5, 5], [0, 0, 0, 0]], [[5, 4, 2, 3], [5, 4, 90, 90]]]),
+        "landmarks": torch.tensor([[5.0, 2.0], [6, 4]]),
+        "labels": torch.tensor([1, 2]),
+    }
+    how = {"boxes": Coordinates("xywh"), "landmarks": Coordinates("points")}
+    moved = place_varied_coordinates(fields, placement, how)
+    assert sorted(moved) == ["boxes", "landmarks"]
+    # The second sample: x' = 40 - ((x - 4) * 8 - 10), y' = (y - 2) * 3 - 5; boxes are cut off at 40 x 20.
+    assert moved["boxes"].tolist() == [[[0, 0, 10, 15], [0, 0, 0, 0]], [[26, 1, 14, 9], [0, 1, 40, 19]]]
+    assert moved["landmarks"].tolist() == [[10, 6], [39 - 6, 1]]

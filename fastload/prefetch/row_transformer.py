@@ -1,0 +1,323 @@
+"""Makes batches out of rows in the threads that read them: decoded, cut, resized, transformed, written into the slot.
+
+    bytes of a row --> decode what its window shows --> scratch --resize, some images later--> output (B, C, h, w)
+
+A batch on the CPU is then ready when it is asked for, augmented and, if the list says so, normalized. Raw pixels in a
+mapping are taken from where they lie, so a crop reads no more than its window. Where images differ in size, the windows
+of the first transforms are drawn before anything is decoded, so that no more of a JPEG is decoded than they show, and
+no larger than needed; masks, boxes and points are cut and resized with their images.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.dataset import PackedDataset, as_handed_over
+from fastload.device.copy import fields_on_cpu
+from fastload.format.ragged import JPEG, RAW, RaggedIndex
+from fastload.images.decode_part import FACTORS, offset_in
+from fastload.plan import PlannedBatch
+from fastload.prefetch.augment import Augmentation
+from fastload.read.reader import RowReader, image_axes
+from fastload.timing.ranges import span
+from fastload.timing.stopwatch import lap
+from fastload.transforms import Draws, Normalize
+from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
+from fastload.transforms.engine.placement import ImageRows, Placement
+from fastload.transforms.engine.resample import Constants, place_samples
+from fastload.transforms.engine.size_head import SizeHead
+
+# Decoded images that wait for their resize: so few that they are still in the core's cache when it comes.
+SCRATCH_BYTES = 3 * 2**19
+
+
+class RowTransformer:
+    """Fills slots with batches of one size. Any thread may call it, and decodes into memory of its own.
+
+    Args:
+        dataset: packed, without a Python transform, with images among its fields.
+        reader: of its fields.
+        augmentation: of the loader; those of its transforms that run here are all thread-safe.
+        head: for ragged images, the transforms that give them one size, which count as done in the augmentation; None:
+            all rows have one shape.
+        complete: whether the transforms behind the head are done here too; else they are left to later stages.
+
+    Attributes:
+        fields: name, shape and dtype of each field of a sample, as it lies in a slot.
+        views: the torch dtype of fields whose dtype NumPy lacks; their slots hold uint16.
+    """
+
+    def __init__(
+        self,
+        dataset: PackedDataset,
+        reader: RowReader,
+        augmentation: Augmentation,
+        *,
+        head: SizeHead | None = None,
+        complete: bool = True,
+    ) -> None:
+        self._file, self._reader, self._augmentation, self._head = dataset.file, reader, augmentation, head
+        rest = augmentation.transforms[augmentation.done :] if complete else ()
+        self._goes_on = bool(rest)
+        self._has_masks = "masks" in dataset.fields
+        self._local = threading.local()
+        self._source = self._mapped_images() if head is None else None
+        self._constants: Constants | None = None
+        apart: set[str] = {"images"} if self._source is not None else set()
+        arrays: dict[str, NDArray[Any]] = {}
+        if head is not None:
+            apart = {name for name in ("images", "masks") if name in self._file.fields}
+            apart = {name for name in apart if self._file.fields[name].ragged is not None}
+            dtype = self._file.fields["images"].dtype.newbyteorder("=")
+            arrays["images"] = np.zeros((1, *head.size, head.spec.channels), dtype)
+            if self._has_masks:
+                arrays["masks"] = np.zeros((1, *head.size), np.uint8)
+            if len(rest) == 1 and isinstance(rest[0], Normalize) and head.spec.dtype == torch.uint8:
+                self._constants = rest[0].scale_and_shift(torch.uint8)
+        layout = dataset.layout()
+        self._gathered = [item for item in layout if item[0] not in apart]
+        # What comes out is learnt from a batch of one black image.
+        arrays |= {name: np.zeros((1, *shape), dtype) for name, shape, dtype in layout if name not in arrays}
+        fields = self._as_tensors(arrays)
+        if head is not None:
+            fields |= {name: fields[name].to(torch.float32) for name in augmentation.coordinates if name in fields}
+        planned = PlannedBatch(np.zeros(1, np.int64), np.ones(1, np.bool_), 1, 0)
+        made = augmentation.apply(fields, planned, epoch=0) if self._goes_on else fields
+        self.views = {name: tensor.dtype for name, tensor in made.items() if tensor.dtype == torch.bfloat16}
+        self.fields = [(name, *_in_slot(name, tensor)) for name, tensor in made.items()]
+
+    def fill(self, epoch: int, planned: PlannedBatch, slot: Mapping[str, NDArray[Any]]) -> int:
+        """Reads a batch of an epoch into a slot's arrays, (B, ...); returns the bytes of its rows.
+
+        Raises:
+            FormatError: a sample is damaged; names it.
+            OptionError: an image is too small for its crop.
+        """
+        rows, count = planned.rows, len(planned.rows)
+        targets = fields_on_cpu({name: slot[name] for name, _, _ in self.fields}, self.views)
+        images = targets["images"]
+        read = {name: np.empty((count, *shape), dtype) for name, shape, dtype in self._gathered}
+        num_bytes = self._reader.gather(rows, read)  # which checks the rows, and that the file is the same
+        lap("reading")
+        made = self._as_tensors(read)
+        if self._head is not None:
+            with span("decode"):
+                num_bytes += self._give_one_size(rows, epoch, made, images)
+        with span("transform"):
+            if self._goes_on and made.get("images") is not images:
+                given: dict[str, torch.Tensor | ImageRows] = dict(made)
+                if self._source is not None:
+                    given["images"] = ImageRows(self._source, torch.from_numpy(rows))
+                    num_bytes += count * self._file.fields["images"].row_bytes
+                made = self._augmentation.apply(given, planned, epoch=epoch, output=images)
+        for name, target in targets.items():
+            if made[name].data_ptr() != target.data_ptr():
+                target.copy_(made[name])
+        lap("transform")
+        return num_bytes
+
+    def _give_one_size(
+        self, rows: NDArray[np.int64], epoch: int, fields: dict[str, torch.Tensor], target: torch.Tensor
+    ) -> int:
+        """Adds images and masks after the head of the list to the fields, moves coordinates; returns bytes of rows.
+
+        Images lie in the target if no transform is left to do; the Normalize that alone follows is done with the head.
+        """
+        assert self._head is not None, "only ragged images come here"
+        index = self._reader.ragged("images").index(rows)
+        draws = Draws(self._augmentation.seed, epoch, rows)
+        placement = self._head.placement(index.shape[:, :2], draws)
+        lap("transform")
+        output = target
+        if self._goes_on and (placement is None or self._constants is None):
+            shape = (len(rows), *self._head.size, self._head.spec.channels)
+            output = torch.empty(shape, dtype=self._head.spec.dtype).permute(0, 3, 1, 2)
+        if placement is None:
+            self._one_by_one(rows, index, draws, fields, output)
+        else:
+            self._at_once(rows, index, placement, fields, output)
+        fields["images"] = output
+        return int(index.bytes.sum())
+
+    def _at_once(
+        self,
+        rows: NDArray[np.int64],
+        index: RaggedIndex,
+        placement: Placement,
+        fields: dict[str, torch.Tensor],
+        output: torch.Tensor,
+    ) -> None:
+        """Fills the output, and places masks and coordinates among the fields."""
+        factors = shrink_factors(index, placement)
+        placement = placement.snapped(factors, index.shape)
+        self._place_images(rows, index, placement, factors, output)
+        if self._has_masks:
+            placed = torch.empty((len(rows), *placement.size), dtype=torch.uint8)
+            sizes = index.shape[:, :2].prod(axis=1, dtype=np.int64)
+            for some in runs(sizes):
+                masks = self._masks(rows, some, fields)
+                place_varied_masks(masks, placement.part(some), placed[some])
+                lap("transform")
+            fields["masks"] = placed
+        if self._augmentation.coordinates:
+            fields |= place_varied_coordinates(fields, placement, self._augmentation.coordinates)
+
+    def _one_by_one(
+        self,
+        rows: NDArray[np.int64],
+        index: RaggedIndex,
+        draws: Draws,
+        fields: dict[str, torch.Tensor],
+        output: torch.Tensor,
+    ) -> None:
+        """Does what `_at_once` does where one placement cannot describe the head: padding, two resizes, 16 bits."""
+        assert self._head is not None, "only ragged images come here"
+        names = [*self._augmentation.coordinates, *(["masks"] if self._has_masks else [])]
+        made: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+        sizes = index.shape.prod(axis=1, dtype=np.int64) * output.dtype.itemsize
+        for some in runs(sizes):
+            moved: dict[str, Any] = {name: fields[name][some] for name in self._augmentation.coordinates}
+            if self._has_masks:
+                moved["masks"] = [torch.from_numpy(mask) for mask in self._masks(rows, some, fields)]
+            images = [torch.from_numpy(one).permute(2, 0, 1) for one in self._reader.decoded("images", rows[some])]
+            done = self._head.apply_each(
+                images,
+                moved,
+                draws.of_samples(some),
+                ignore_index=self._augmentation.ignore_index,
+                coordinates=self._augmentation.coordinates,
+            )
+            output[some].copy_(done.pop("images"))
+            for name, values in done.items():
+                made[name].append(values)
+            lap("transform")
+        fields |= {name: torch.cat(values) for name, values in made.items()}
+
+    def _masks(self, rows: NDArray[np.int64], some: slice, fields: Mapping[str, torch.Tensor]) -> list[NDArray[Any]]:
+        """Returns the whole masks of some rows: of one size and read with the other fields, or decoded."""
+        if "masks" in fields:
+            return list(fields["masks"][some].numpy())
+        return self._reader.decoded("masks", rows[some])
+
+    def _place_images(
+        self,
+        rows: NDArray[np.int64],
+        index: RaggedIndex,
+        placement: Placement,
+        factors: NDArray[np.int64],
+        output: torch.Tensor,
+    ) -> None:
+        """Decodes and places uint8 images.
+
+        Args:
+            rows: int64 (B,), their numbers in the file, for messages.
+            index: of the rows.
+            placement: with windows snapped to the factors.
+            factors: int64 (B,), by how much each image may be shrunk while it is decoded.
+            output: (B, C, h, w), a view of dense (B, h, w, C) memory.
+
+        Raises:
+            FormatError: a row cannot be decoded; names its sample.
+        """
+        reader = self._reader.ragged("images")
+        if reader.flat is not None and (index.encoding == RAW).all():
+            sources = np.stack([index.offset, index.shape[:, 1]], axis=1).astype(np.int64)
+            place_samples(torch.from_numpy(writable(reader.flat)), sources, placement, output, self._constants)
+            lap("transform")
+            return
+        most = _most_bytes(index, placement, factors)
+        for some in runs(most):
+            shown, memory = placement.part(some), self._scratch(int(most[some].sum()))
+            windows = np.concatenate([shown.first, shown.window], axis=1)
+            parts = reader.parts(rows[some], index.part(some), windows, factors[some], memory)
+            shrunk, tops = (np.array([getattr(part, name) for part in parts], np.int64) for name in ("factor", "top"))
+            self._place_decoded(memory, [part.pixels for part in parts], shown.in_decoded(shrunk, tops), output[some])
+            lap("transform")
+
+    def _place_decoded(
+        self, memory: NDArray[np.uint8], images: list[NDArray[np.uint8]], placement: Placement, output: torch.Tensor
+    ) -> None:
+        """Places decoded images, in one call if all lie in the scratch memory."""
+        begins, widths = [offset_in(memory, image) for image in images], [image.shape[1] for image in images]
+        if min(begins) >= 0:
+            sources = np.array([begins, widths], np.int64).T
+            place_samples(torch.from_numpy(memory), sources, placement, output, self._constants)
+            return
+        # One that only Pillow decodes comes at its full size, and may have found no room.
+        for at, (image, width) in enumerate(zip(images, widths, strict=True)):
+            flat, one = torch.from_numpy(np.ascontiguousarray(image).reshape(-1)), slice(at, at + 1)
+            place_samples(flat, np.array([[0, width]]), placement.part(one), output[one], self._constants)
+
+    def _scratch(self, least: int) -> NDArray[np.uint8]:
+        """Returns memory for so many bytes, this thread's own where that suffices."""
+        if least > SCRATCH_BYTES:
+            return np.empty(least, np.uint8)
+        memory: NDArray[np.uint8] | None = getattr(self._local, "memory", None)
+        if memory is None:
+            memory = self._local.memory = np.empty(SCRATCH_BYTES, np.uint8)
+        return memory
+
+    def _as_tensors(self, arrays: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
+        return fields_on_cpu(as_handed_over(self._file, arrays))
+
+    def _mapped_images(self) -> torch.Tensor | None:
+        """Returns the file's images, uint8 (N, H, W, C), or None where they are not mapped as such."""
+        field = self._file.fields["images"]
+        mapped = self._reader.mapped("images")
+        if mapped is None or field.dtype != np.uint8 or image_axes(self._file) == "CHW":
+            return None
+        shape = field.shape if len(field.shape) == 3 else (*field.shape, 1)
+        return torch.from_numpy(writable(mapped)).view(len(mapped), *shape)
+
+
+def writable(mapped: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the bytes of a read-only mapping, uint8 (T,), as an array that claims to be writable; it is not."""
+    # torch warns of arrays that cannot be written to, as if somebody would.
+    return np.ctypeslib.as_array((ctypes.c_uint8 * mapped.nbytes).from_address(mapped.ctypes.data))
+
+
+def shrink_factors(index: RaggedIndex, placement: Placement) -> NDArray[np.int64]:
+    """Returns by how much each image may be shrunk while it is decoded and still cover the output, int64 (B,)."""
+    factors = np.ones(len(index), np.int64)
+    for factor in sorted(FACTORS):
+        large = (placement.window >= factor * placement.scaled).all(axis=1)
+        factors[large & (index.encoding == JPEG)] = factor
+    return factors
+
+
+def runs(sizes: NDArray[np.int64]) -> Iterator[slice]:
+    """Yields runs of rows that together have at most SCRATCH_BYTES, or one row that has more.
+
+    Args:
+        sizes: int64 (B,), bytes of each row.
+    """
+    first = total = 0
+    for at, size in enumerate(sizes.tolist()):
+        if at > first and total + size > SCRATCH_BYTES:
+            yield slice(first, at)
+            first, total = at, 0
+        total += size
+    if first < len(sizes):
+        yield slice(first, len(sizes))
+
+
+def _most_bytes(index: RaggedIndex, placement: Placement, factors: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the most bytes that each image's decoded pixels take, int64 (B,)."""
+    height, width, channels = index.shape.astype(np.int64).T
+    rows = np.where(index.encoding == JPEG, -(-height // factors), placement.window[:, 0])
+    most: NDArray[np.int64] = rows * -(-width // factors) * channels
+    return most
+
+
+def _in_slot(name: str, tensor: torch.Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Returns shape and dtype of a sample of a field as it lies in a slot: (H, W, C), bfloat16 as uint16."""
+    inside = tensor.permute(0, 2, 3, 1) if name == "images" else tensor
+    inside = inside.view(torch.uint16) if inside.dtype == torch.bfloat16 else inside
+    return tuple(inside.shape[1:]), inside.numpy().dtype
