@@ -12,15 +12,13 @@ Masks are packed as they are, never shifted. `annotations_detectron2` (0..149, 2
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, children, split_path, stem_of, values_in_masks
-from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
-from fastload.sources.open_tree import open_tree
+from fastload.sources.assemble import Draft, Samples, children, split_path, stem_of, values_in_masks
+from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, key_of
 
@@ -41,10 +39,8 @@ def ade20k_evidence(tree: Tree) -> list[str]:
     return [key_of(name) for name in ([image] if image else []) + texts]
 
 
-def list_ade20k(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of SceneParsing's images, split by split, in the order of their names.
+def list_ade20k(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns SceneParsing's images, split by split, in the order of their names.
 
     Masks: 0 = other, which is `ignore_index`, and 1..150, named by objectInfo150.txt (a name is the whole cell with all
     synonyms); or 0..149 with `ignore_index` 255 if the masks are detectron2's. Column `labels`: int64 (N,), index into
@@ -54,9 +50,6 @@ def list_ade20k(
         SourceError: there are no images; in a split with masks, an image without its mask; a mask or a scene without
             its image (unless skipped); masks hold values of neither numbering.
     """
-    options = options or SourceOptions()
-    tree = open_tree(source)
-    draft = Draft("ade20k", tree, on_error, evidence=ade20k_evidence(tree))
     draft.leave_out_broken(tree)
     root, images, splits = _find_images(tree)
     masks, shifted = ({}, False) if options.masks == "none" else _find_masks(draft, tree, root)
@@ -73,8 +66,7 @@ def list_ade20k(
         )
     columns = _scenes(draft, tree, root, images, stems)
     classes = _class_names(draft, tree, root)
-    return pairs.listing(
-        draft,
+    return pairs.samples(
         stems,
         columns,
         masked=bool(masks),

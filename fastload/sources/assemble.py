@@ -35,41 +35,28 @@ class Draft:
         layout: a key of LAYOUTS.
         where: what was given, for messages.
         on_error: whether samples that do not fit, such as an image without its mask, are an error or left out.
-        notes: sentences for the user, the first about what was recognised.
+        title: the first note; "": it says by which names the layout was recognised.
+        notes: further sentences for the user.
         skipped: (key, reason) of each sample left out.
         trees: the trees that are read, whose notes end those of the listing.
         unreadable: stems of the files that cannot be read at all. A list or mask that names one of these is not
             reported a second time.
     """
 
-    def __init__(
-        self,
-        layout: str,
-        tree: Tree | None,
-        on_error: OnError = "fail",
-        *,
-        evidence: list[str] | None = None,
-        where: str = "",
-    ) -> None:
-        """Starts the listing of a tree, or of an object called `where`.
-
-        Args:
-            layout: a key of LAYOUTS.
-            tree: what was given; None for an object in memory.
-            on_error: whether samples that do not fit are an error.
-            evidence: the names that show the layout, for the first note; None: the layout itself writes that.
-            where: what was given, for messages, if it is no tree.
-        """
-        self.layout, self.on_error = layout, on_error
-        self.where = str(tree.given) if tree is not None else where
-        self.trees = [tree] if tree is not None else []
+    def __init__(self, layout: str, tree: Tree | None, on_error: OnError = "fail", *, where: str = "") -> None:
+        """Starts the listing of a tree, or of an object called `where`."""
+        self.layout, self.on_error, self.title = layout, on_error, ""
+        self.where = str(tree.given) if tree else where
+        self.trees = [tree] if tree else []
         self.notes: list[str] = []
-        if evidence is not None:
-            how = f"recognised by {first_few(evidence, 3)}" if evidence else "as asked for"
-            self.notes.append(f"Layout {layout}, {how}.")
         self.skipped: list[tuple[str, str]] = []
         self.unreadable: frozenset[str] = frozenset()
         self._known: set[str] = set()
+
+    def note(self, what: str, names: Collection[str], shown: int = 5) -> None:
+        """Notes names of the dataset as "what (N): the first few."; nothing if there are none."""
+        if names:
+            self.notes.append(f"{what} ({len(names)}): {first_few(list(names), shown)}.")
 
     def leave_out(self, key: str, reason: str) -> None:
         """Notes a sample and why it is left out; the first reason counts."""
@@ -83,16 +70,14 @@ class Draft:
         Raises:
             SourceError: there are some and on_error is "fail".
         """
-        broken = [(key_of(name), reason) for name, reason in tree.broken]
-        if broken and self.on_error == "fail":
-            shown = first_few([f"{key} {reason}" for key, reason in broken])
+        if tree.broken and self.on_error == "fail":
             raise SourceError(
-                f"{tree.path}: images that cannot be read ({len(broken)}): {shown}. "
+                f"{tree.path}: images that cannot be read ({len(tree.broken)}): {_reasons(tree.broken)}. "
                 "Fix or remove them, or leave them out with `--on-error skip`."
             )
-        self.unreadable |= {stem_of(key) for key, _ in broken}
-        for key, reason in broken:
-            self.leave_out(prefix + key, reason)
+        self.unreadable |= {stem_of(key_of(name)) for name, _ in tree.broken}
+        for name, reason in tree.broken:
+            self.leave_out(prefix + key_of(name), reason)
 
     def leave_out_all(
         self, found: Sequence[tuple[str, str]], which: str, fix: str, shown: list[str] | None = None
@@ -109,7 +94,7 @@ class Draft:
             SourceError: there are some and on_error is "fail".
         """
         if found and self.on_error == "fail":
-            said = first_few([f"{key} {reason}" for key, reason in found] if shown is None else shown)
+            said = _reasons(found) if shown is None else first_few(shown)
             raise SourceError(f"{self.where}: {which} ({len(found)}): {said}. {fix} with `--on-error skip`.")
         self.skipped += found
 
@@ -120,11 +105,14 @@ class Draft:
             SourceError: there are some and on_error is "fail".
         """
         if self.skipped and self.on_error == "fail":
-            shown = first_few([f"{key} {reason}" for key, reason in self.skipped])
             raise SourceError(
-                f"{self.where}: samples that the dataset contradicts ({len(self.skipped)}): {shown}. "
+                f"{self.where}: samples that the dataset contradicts ({len(self.skipped)}): {_reasons(self.skipped)}. "
                 "Fix the lists or the files, or leave those samples out with `--on-error skip`."
             )
+
+
+def _reasons(found: Sequence[tuple[str, str]]) -> str:
+    return first_few([f"{key_of(key)} {reason}" for key, reason in found])
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,30 +205,20 @@ class Samples:
             by_name: whether they are listed split by split, sorted by name; else they stay in their order.
         """
         at = np.asarray(positions, np.int64)
+        names = [tree.names[i] for i in at.tolist()]
         rows = None
         if by_name:
-            keys = [(split, tree.names[i]) for split, i in zip(splits.index.tolist(), at.tolist(), strict=True)]
-            rows = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
-        samples = cls(
-            keys=[key_of(tree.names[i]) for i in at.tolist()],
-            files=tree.files.take(at),
-            sizes=tree.sizes[at],
-            mtimes_ns=tree.mtimes_ns[at],
-            splits=splits,
-            columns=columns or {},
-            masks=None if isinstance(masks, MaskFiles) else masks,
-            rows=rows,
-        )
+            order = list(zip(splits.index.tolist(), names, strict=True))
+            rows = np.array(sorted(range(len(order)), key=order.__getitem__), np.int64)
+        keys, files = list(map(key_of, names)), tree.files.take(at)
+        samples = cls(keys, files, tree.sizes[at], tree.mtimes_ns[at], splits, columns or {}, rows=rows)
         if not isinstance(masks, MaskFiles):
-            return samples
-        found = np.asarray(masks.positions, np.int64)
+            return replace(samples, masks=masks)
         # A sample without a mask stands for any file: it is never read.
-        present, any_file = found >= 0, np.maximum(found, 0)
-        files = tree.files.take(any_file)
-        packed = Masks(files, present, masks.names, masks.ignore_index, masks.attrs)
-        return replace(samples, masks=packed).made_also_of(
-            np.where(present, tree.sizes[any_file], 0), np.where(present, tree.mtimes_ns[any_file], 0)
-        )
+        mask_at, present = np.maximum(masks.positions, 0), np.asarray(masks.positions, np.int64) >= 0
+        packed = Masks(tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs)
+        further = (np.where(present, of[mask_at], 0) for of in (tree.sizes, tree.mtimes_ns))
+        return replace(samples, masks=packed).made_also_of(*further)
 
     def without(self, left_out: Collection[int]) -> Samples:
         """Returns the samples other than some rows, in their order."""
@@ -266,7 +244,7 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
     """
     draft.refuse_left_out()
     if not len(samples.keys if samples.rows is None else samples.rows):
-        reasons = f" Left out: {first_few([f'{key} {reason}' for key, reason in draft.skipped])}." * bool(draft.skipped)
+        reasons = f" Left out: {_reasons(draft.skipped)}." if draft.skipped else ""
         raise SourceError(
             f"{draft.where}: no sample is left to pack as layout {draft.layout}.{reasons} Is it the whole dataset?"
         )
@@ -276,7 +254,7 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
         split=samples.splits.index,
         split_names=samples.splits.names,
         columns=samples.columns,
-        notes=(*draft.notes, *dict.fromkeys(note for tree in draft.trees for note in tree.notes)),
+        notes=(draft.title, *draft.notes, *dict.fromkeys(note for tree in draft.trees for note in tree.notes)),
         sizes=samples.sizes,
         mtimes_ns=samples.mtimes_ns,
         files=samples.files,

@@ -10,12 +10,10 @@ folders; only the last folder and the name in its paths count.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, children, split_path, stem_of
-from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions
-from fastload.sources.open_tree import open_tree
+from fastload.sources.assemble import Draft, Samples, children, split_path, stem_of
+from fastload.sources.listing import SPLITS, SourceOptions
 from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, is_image, key_of
 
@@ -31,10 +29,8 @@ def camvid_evidence(tree: Tree) -> list[str]:
     return [key_of(folder) for folder in found]
 
 
-def list_camvid(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of CamVid's frames, split by split, in the order of their names.
+def list_camvid(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns CamVid's frames, split by split, in the order of their names.
 
     Masks: 0..10 are classes, 11 is void and `ignore_index`. There are no columns.
 
@@ -42,8 +38,6 @@ def list_camvid(
         SourceError: there are no pairs of folders; a frame without mask, a mask without frame, a line of a list
             without its files, a frame without a line (unless skipped).
     """
-    tree = open_tree(source)
-    draft = Draft("camvid", tree, on_error, evidence=camvid_evidence(tree))
     draft.leave_out_broken(tree)
     images: dict[tuple[str, str], int] = {}
     masks: dict[tuple[str, str], int] = {}
@@ -66,10 +60,10 @@ def list_camvid(
             if (split, stem) not in images and stem not in draft.unreadable:
                 draft.leave_out(frame, f"is listed in {name}, but has no file")
     pairs.note_others(draft)
-    masked = options is None or options.masks != "none"
+    masked = options.masks != "none"
     if masked:
         draft.notes.append(f"Masks: {len(CLASSES) - 1} classes, 11 = void and ignored.")
-    return pairs.listing(draft, kept, masked=masked, names=CLASSES, ignore_index=VOID)
+    return pairs.samples(kept, masked=masked, names=CLASSES, ignore_index=VOID)
 
 
 def _folder_pairs(tree: Tree) -> dict[str, str]:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column, Moves
-from fastload.sources.assemble import Draft, Samples, Splits, assemble
+from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.folder import find_images
-from fastload.sources.listing import SPLIT_ORDER, Listing, OnError, SourceOptions, first_few, require_unique
+from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few, require_unique
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tables.celeba_text import TextTable, parse_table
 from fastload.sources.tree import Tree, is_image, key_of
@@ -77,10 +77,8 @@ def celeba_evidence(tree: Tree) -> list[str]:
     return [key_of(name) for name in found + archives + folders + itself]
 
 
-def list_celeba(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of CelebA's images in the order of their names.
+def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns CelebA's images in the order of their names.
 
     Columns, each if its file is there: `labels` uint8 (N, 40), 0 and 1 for -1 and 1 in the file; `identity` int64
     (N,), from 1; `bbox` int32 (N, 4), in pixels of the original images; `landmarks` int32 (N, 10), in pixels of the
@@ -89,8 +87,6 @@ def list_celeba(
     Raises:
         SourceError: an image has no row or a row no image (unless skipped); a value is not allowed.
     """
-    tree = open_tree(source)
-    draft = Draft("celeba", tree, on_error, evidence=celeba_evidence(tree))
     faces = _find_faces(tree, draft.notes)
     draft.trees.append(faces.tree)
     draft.leave_out_broken(faces.tree)
@@ -144,7 +140,7 @@ def list_celeba(
         "Fetch the text files again, remove the incomplete one, or leave those images out",
         [f"{key} ({files})" for key, files in unlisted.items()],
     )
-    return assemble(draft, Samples.in_tree(faces.tree, faces.rows, splits, columns).without(no_row))
+    return Samples.in_tree(faces.tree, faces.rows, splits, columns).without(no_row)
 
 
 def _column(stem: str, table: TextTable) -> tuple[str, NDArray[Any], dict[str, Any]]:

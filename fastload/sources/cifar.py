@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,10 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.sources.arrays.raw_rows import MemoryRows, rows_in_tree
-from fastload.sources.assemble import Draft, split_path
+from fastload.sources.assemble import Draft, Samples, split_path
 from fastload.sources.cifar_pickle import PickledArray, read_pickle
-from fastload.sources.listing import Arrays, Listing, OnError, SourceOptions, first_few
-from fastload.sources.open_tree import open_tree
-from fastload.sources.row_files import RowFile, list_row_files
+from fastload.sources.listing import Arrays, SourceOptions, first_few
+from fastload.sources.row_files import RowFile, joined_samples
 from fastload.sources.tree import Tree, key_of
 
 _SHAPE = (3, 32, 32)
@@ -73,10 +71,8 @@ def cifar_evidence(tree: Tree) -> list[str]:
     return [key_of(tree.names[i]) for _, _, files in _find(tree) for i in files.values()]
 
 
-def list_cifar(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of CIFAR-10 or CIFAR-100, batch after batch, splits `train` and `test`.
+def list_cifar(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns CIFAR-10 or CIFAR-100, batch after batch, splits `train` and `test`.
 
     Columns: `labels` int64 (N,); for CIFAR-100 the fine ones, and also `coarse_labels` int64 (N,); `names` from the
     files of names. Keys: file of the batch, then the image's own name, or its number in the binary version.
@@ -85,7 +81,6 @@ def list_cifar(
         SourceError: a batch is absent (unless skipped), has a wrong length or wrong labels, or is a pickle that asks
             for more than arrays and plain values.
     """
-    tree = open_tree(source)
     found = _find(tree)
     if not found:
         raise SourceError(
@@ -98,9 +93,8 @@ def list_cifar(
             f"{tree.given} holds more than one dataset: {' and '.join(named)}. Give the folder of one of them."
         )
     version, folder, files = found[0]
-    draft = Draft("cifar", tree, on_error)
     shown = first_few([key_of(tree.names[i]) for i in files.values()])
-    draft.notes.append(f"Layout cifar: {version.title}, recognised by {shown}.")
+    draft.title = f"Layout cifar: {version.title}, recognised by {shown}."
     _leave_out_absent(draft, version, key_of(folder), files)
     read = _read_binary if version.binary else _read_pickled
     batches = [read(tree, i, version, "test" if name == version.test else "train") for name, i in files.items()]
@@ -114,7 +108,7 @@ def list_cifar(
             attrs[column] = {"names": _class_names(tree, i, key, classes)}
         else:
             draft.notes.append(f"There is no {file}: the classes of {column} have no names.")
-    return list_row_files(draft, tree, batches, attrs, used)
+    return joined_samples(draft, tree, batches, attrs, used)
 
 
 def _find(tree: Tree) -> list[tuple[_Version, str, dict[str, int]]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
 import numpy as np
@@ -21,9 +20,8 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.column import Column, Moves
 from fastload.sources.arrays.npy import read_npz
-from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, assemble
-from fastload.sources.listing import Listing, OnError, SourceOptions, first_few, require_unique
-from fastload.sources.open_tree import open_tree
+from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits
+from fastload.sources.listing import SourceOptions, first_few, require_unique
 from fastload.sources.tree import Tree, key_of
 
 SIDECAR, FIELDS, TABLE = "fastload.json", "fields.npz", "manifest.csv"
@@ -81,22 +79,18 @@ def why_ignored(tree: Tree) -> str:
     return ""
 
 
-def list_exported(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of an export: keys, splits, columns with dtype, shape and attributes, masks with classes.
+def list_exported(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns an export: keys, splits, columns with dtype, shape and attributes, masks with classes.
 
     Raises:
         SourceError: fastload.json or fields.npz is absent or damaged, or does not fit the other files.
     """
-    tree = open_tree(source)
     sidecar = _read(tree)
-    draft = Draft("exported", tree, on_error)
-    draft.notes.append(f"Layout exported, recognised by {key_of(sidecar.folder + SIDECAR)}.")
+    draft.title = f"Layout exported, recognised by {key_of(sidecar.folder + SIDECAR)}."
     columns, splits = _fields(tree, sidecar)
-    masks = None if options is not None and options.masks == "none" else _masks(sidecar)
+    masks = None if options.masks == "none" else _masks(sidecar)
     samples = Samples.in_tree(tree, sidecar.positions_of(sidecar.column(1)), splits, columns, masks)
-    return assemble(draft, replace(samples, keys=sidecar.column(0)))
+    return replace(samples, keys=sidecar.column(0))
 
 
 def _find(tree: Tree) -> str:

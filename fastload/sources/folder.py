@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, Samples, Splits, assemble
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, OnError, SourceOptions, first_few
-from fastload.sources.open_tree import open_tree
+from fastload.sources.assemble import Draft, Samples, Splits
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of
 
 IMAGE_FOLDERS = frozenset("image images img imgs input inputs jpegimages".split())
@@ -38,10 +37,8 @@ def folder_evidence(tree: Tree) -> list[str]:
     return [key_of(tree.names[i]) for i in tree.images()[:3].tolist()]
 
 
-def list_folder(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of images in class folders, split by split, class by class, in sorted order.
+def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns images in class folders, split by split, class by class, in sorted order.
 
     Column `labels`: int64 (N,), index into the sorted names of the classes of all splits; -1 in a split without class
     folders; no such column if no split has class folders.
@@ -50,8 +47,6 @@ def list_folder(
         SourceError: there is no image; a class is empty; images lie next to class folders, or other folders with
             images next to splits.
     """
-    tree = open_tree(source)
-    draft = Draft("folder", tree, on_error)
     draft.leave_out_broken(tree)
     rows, draft.notes = find_images(tree)
     names = [tree.names[i] for i in rows.tolist()]
@@ -85,9 +80,9 @@ def list_folder(
     index = {name: i for i, name in enumerate(classes)}
     labels = np.array([index.get(top, -1) for top in number], np.int64)[numbers]
     order = np.lexsort((labels, split.index))  # stable: within a class, the order of the tree remains
-    draft.notes.insert(0, _summary(folders, classes))
+    draft.title = _summary(folders, classes)
     columns = {"labels": Column(labels[order], {"names": tuple(map(key_of, classes))})} if classes else {}
-    return assemble(draft, Samples.in_tree(tree, rows[order], Splits(split.index[order], split.names), columns))
+    return Samples.in_tree(tree, rows[order], Splits(split.index[order], split.names), columns)
 
 
 def find_images(tree: Tree) -> tuple[NDArray[np.int64], list[str]]:

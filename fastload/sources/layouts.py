@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from fastload.errors import ImageError, OptionError, SourceError
 from fastload.sources.ade20k import ade20k_evidence, list_ade20k
 from fastload.sources.arrays.hdf5 import hdf5_evidence, list_hdf5
 from fastload.sources.arrays.npy import arrays_evidence, list_arrays
 from fastload.sources.arrow.parquet import list_parquet, parquet_evidence
+from fastload.sources.assemble import Draft, Samples, assemble
 from fastload.sources.box_forms import with_box_forms
 from fastload.sources.camvid import camvid_evidence, list_camvid
 from fastload.sources.celeba import celeba_evidence, list_celeba
@@ -35,17 +36,11 @@ from fastload.sources.tree import Tree, key_of
 from fastload.sources.voc import list_voc, voc_evidence
 from fastload.sources.webdataset.webdataset import list_webdataset, webdataset_evidence
 
+Source = Callable[[Draft, Tree, SourceOptions], Samples]
+"""Returns the samples of a tree of one layout, and notes in the draft what is to be said and what is left out.
 
-class Source(Protocol):
-    """Lists one layout of dataset: a function in this package, one entry in LAYOUTS."""
-
-    def __call__(self, source: str | Path | Tree, *, on_error: OnError, options: SourceOptions) -> Listing:
-        """Returns the listing of the dataset at a path, or of its tree if that is open already.
-
-        Raises:
-            SourceError: the dataset cannot be packed as it is.
-        """
-        ...
+Raises SourceError if the dataset cannot be packed as it is.
+"""
 
 
 @dataclass(frozen=True)
@@ -211,11 +206,17 @@ def list_source(
     name = layout or detect_layout(tree)[0]
     if options is not None:
         _refuse_unused(options, name, str(tree.given))
-    listing = LAYOUTS[name].source(tree, on_error=on_error, options=options or SourceOptions())
+    draft = Draft(name, tree, on_error)
+    samples = LAYOUTS[name].source(draft, tree, options or SourceOptions())
+    if not draft.title:
+        evidence = LAYOUTS[name].evidence(tree)
+        how = f"recognised by {first_few(evidence, 3)}" if evidence else "as asked for"
+        draft.title = f"Layout {name}, {how}."
     if name != "exported" and (why := why_ignored(tree)):
-        listing = replace(listing, notes=(*listing.notes, f"What `fastload export` left was passed over: {why}"))
+        draft.notes.append(f"What `fastload export` left was passed over: {why}")
     if name in ("folder", "mask-folders"):
-        listing = replace(listing, notes=(*listing.notes, *unread_annotations(tree)))
+        draft.notes += unread_annotations(tree)
+    listing = assemble(draft, samples)
     # Layouts of known datasets give the form of their boxes; formats may only name a column so.
     return with_box_forms(listing) if LAYOUTS[name].kind == "format" else listing
 

@@ -9,15 +9,13 @@ train/a.jpg, train_masks/a_mask.gif              siblings named after the images
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, fill_value, split_path, stem_of, values_in_masks
+from fastload.sources.assemble import Draft, Samples, fill_value, split_path, stem_of, values_in_masks
 from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS
-from fastload.sources.listing import Listing, OnError, SourceOptions, first_few, split_of_parts
-from fastload.sources.open_tree import open_tree
+from fastload.sources.listing import SourceOptions, first_few, split_of_parts
 from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, key_of
 
@@ -43,10 +41,8 @@ def _in_a_table(tree: Tree, mask: str) -> bool:
     return any(mask.encode("utf-8", "surrogateescape") in tree.files.read(i) for i in tables)
 
 
-def list_mask_folders(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of images with their masks, split by split, in the order of their names.
+def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns images with their masks, split by split, in the order of their names.
 
     The meaning of the masks' values is unknown: classes have no names. There is an `ignore_index` only if a whole
     split has no masks: a value that no mask holds, mostly 255, fills its rows.
@@ -55,9 +51,7 @@ def list_mask_folders(
         SourceError: no image has a mask; in a split with masks, an image without its mask; a mask without its image
             (the latter two unless skipped).
     """
-    tree = open_tree(source)
     evidence = mask_folders_evidence(tree)
-    draft = Draft("mask-folders", tree, on_error, evidence=evidence)
     draft.leave_out_broken(tree)
     if not evidence:
         raise SourceError(
@@ -73,7 +67,7 @@ def list_mask_folders(
         )
     kept = pairs.complete(draft)
     pairs.note_others(draft)
-    masked, fill = options is None or options.masks != "none", None
+    masked, fill = options.masks != "none", None
     if masked:
         at = np.array(pairs.positions(kept), np.int64)
         fill, filled = fill_value(tree.files.take(np.maximum(at, 0)), at >= 0, str(tree.given))
@@ -81,7 +75,7 @@ def list_mask_folders(
             draft.notes += [f"Splits without masks: {', '.join(without)}.", *filled]
         if seen := [str(value) for value in values_in_masks(tree.files, at[at >= 0].tolist())]:
             draft.notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}. Their meaning is unknown.")
-    return pairs.listing(draft, kept, masked=masked, ignore_index=fill)
+    return pairs.samples(kept, masked=masked, ignore_index=fill)
 
 
 def _find_pairs(tree: Tree) -> tuple[Pairs[tuple[str, ...]], list[str]]:

@@ -18,7 +18,6 @@ import math
 import re
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,9 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.sources.arrays.raw_rows import Axes, MemoryRows, rows_in_tree
-from fastload.sources.assemble import Draft, split_path
-from fastload.sources.listing import SPLITS, Arrays, Listing, OnError, SourceOptions, first_few, in_split_order
-from fastload.sources.open_tree import open_tree
-from fastload.sources.row_files import RowFile, list_row_files
+from fastload.sources.assemble import Draft, Samples, split_path
+from fastload.sources.listing import SPLITS, Arrays, SourceOptions, first_few, in_split_order
+from fastload.sources.row_files import RowFile, joined_samples
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
 
@@ -84,10 +82,8 @@ def mnist_evidence(tree: Tree) -> list[str]:
     return [key_of(name) for name in names if _NAME.fullmatch(name.rpartition("/")[2])]
 
 
-def list_mnist(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of the images of idx files, (H, W, 1), in the order of the files; splits by file names.
+def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns the images of idx files, (H, W, 1), in the order of the files; splits by file names.
 
     Columns: `labels` int64 (N,), -1 for the images of a file without labels; for QMNIST also `qmnist` int32 (N, 7).
 
@@ -95,13 +91,11 @@ def list_mnist(
         SourceError: there are no images, or several datasets; a file is damaged, too long or too short; labels and
             images differ in number.
     """
-    tree = open_tree(source)
-    draft = Draft("mnist", tree, on_error)
     family, sets = _find(draft, tree)
     used = {i for found in sets for i in (found.images, found.labels) if i >= 0}
     title = _title(draft, tree, family, sets)
     shown = first_few([key_of(tree.names[i]) for i in sorted(used)])
-    draft.notes.insert(0, f"Layout mnist: {title}, recognised by {shown}.")
+    draft.title = f"Layout mnist: {title}, recognised by {shown}."
     sets = [found for found in sets if found.images >= 0]
     axes: Axes = "WHC" if title.startswith("EMNIST") else "HWC"
     files, numbers = [], []
@@ -121,7 +115,7 @@ def list_mnist(
         attrs["labels"] = {"names": classes} if classes else {}
         if all(values.shape[1] == 1 + len(_QMNIST) for values in numbers):
             attrs["qmnist"] = {"names": _QMNIST}
-    return list_row_files(draft, tree, files, attrs, used)
+    return joined_samples(draft, tree, files, attrs, used)
 
 
 def _find(draft: Draft, tree: Tree) -> tuple[str, list[_Set]]:

@@ -146,7 +146,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
             "iterator `list(it)`, if it fits into memory; for files their folder."
         )
     draft = Draft("objects", None, on_error, where=kind)
-    draft.notes.append(f"Layout objects: {len(source)} samples of a {kind}.")
+    draft.title = f"Layout objects: {len(source)} samples of a {kind}."
     key = f"%0{max(6, len(str(max(len(source) - 1, 0))))}d"
     in_masks = np.zeros(256, np.bool_)
     seen = _examine_all(draft, source, key, in_masks)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, assemble
-from fastload.sources.listing import Listing, first_few
+from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits
+from fastload.sources.listing import first_few
 from fastload.sources.tree import Tree, key_of
 
 K = TypeVar("K", bound=Hashable)
@@ -73,9 +73,8 @@ class Pairs(Generic[K]):
         """Returns the position of the mask of each key, -1 for none."""
         return [self.masks.get(key, -1) for key in keys]
 
-    def listing(
+    def samples(
         self,
-        draft: Draft,
         keys: Collection[K],
         columns: dict[str, Column] | None = None,
         *,
@@ -83,11 +82,10 @@ class Pairs(Generic[K]):
         names: tuple[str, ...] = (),
         ignore_index: int | None = None,
         attrs: dict[str, Any] | None = None,
-    ) -> Listing:
-        """Returns the listing of the images with these keys, split by split, sorted by name.
+    ) -> Samples:
+        """Returns the images with these keys, split by split, sorted by name.
 
         Args:
-            draft: what was noted and left out.
             keys: the images to list.
             columns: in the order of keys.
             masked: whether their masks are packed.
@@ -95,4 +93,4 @@ class Pairs(Generic[K]):
         """
         masks = MaskFiles(self.positions(keys), names, ignore_index, attrs or {}) if masked else None
         images, splits = [self.images[key] for key in keys], Splits.of([self.splits[key] for key in keys])
-        return assemble(draft, Samples.in_tree(self.tree, images, splits, columns, masks, by_name=True))
+        return Samples.in_tree(self.tree, images, splits, columns, masks, by_name=True)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fastload.format.column import Column
 from fastload.sources.arrays.raw_rows import JoinedRows
-from fastload.sources.assemble import Draft, Samples, Splits, assemble
-from fastload.sources.listing import Arrays, Listing, first_few
+from fastload.sources.assemble import Draft, Samples, Splits
+from fastload.sources.listing import Arrays, first_few
 from fastload.sources.tree import Tree, key_of
 
 
@@ -34,10 +34,10 @@ class RowFile(NamedTuple):
     columns: dict[str, NDArray[Any]]
 
 
-def list_row_files(
+def joined_samples(
     draft: Draft, tree: Tree, files: list[RowFile], attrs: dict[str, dict[str, Any]], used: Iterable[int]
-) -> Listing:
-    """Returns the listing of the images, file by file; a key is that of the file and the name in it.
+) -> Samples:
+    """Returns the images, file by file; a key is that of the file and the name in it.
 
     Args:
         draft: what was noted and left out.
@@ -51,7 +51,7 @@ def list_row_files(
     counts = [len(file.names) for file in files]
     shape, dtype = files[0].rows.shape, files[0].rows.dtype
     rows = [(file.rows, count) for file, count in zip(files, counts, strict=True)]
-    samples = Samples(
+    return Samples(
         keys=[f"{key}/{name}" for file in files for key in [key_of(tree.names[file.position])] for name in file.names],
         files=rows[0][0] if len(rows) == 1 else JoinedRows.of(rows),
         sizes=np.full(sum(counts), math.prod(shape) * dtype.itemsize, np.int64),
@@ -61,4 +61,3 @@ def list_row_files(
             name: Column(np.concatenate([file.columns[name] for file in files]), about) for name, about in attrs.items()
         },
     )
-    return assemble(draft, samples)

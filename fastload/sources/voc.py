@@ -12,17 +12,15 @@ By default the images with masks are listed, if there are any; with masks="none"
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, children, split_path
+from fastload.sources.assemble import Draft, Samples, children, split_path
 from fastload.sources.box_forms import SIZED, BoxSlots
-from fastload.sources.listing import SPLIT_ORDER, Listing, OnError, SourceOptions, first_few
-from fastload.sources.open_tree import open_tree
+from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few
 from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, key_of
 
@@ -43,8 +41,8 @@ def voc_evidence(tree: Tree) -> list[str]:
     return [key_of(folder) for parts in _years(tree).values() for folder in parts]
 
 
-def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None) -> Listing:
-    """Returns the listing of VOC's images, split by split, in the order of their names.
+def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns VOC's images, split by split, in the order of their names.
 
     With masks, the images that ImageSets/Segmentation lists:
       "auto", "semantic": 0 = background, 1..20 = classes.
@@ -62,8 +60,6 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
         SourceError: there are several years, no images or no lists; a listed image has no file, mask or annotation, or
             a damaged one (unless skipped); a list contradicts itself.
     """
-    tree = open_tree(source)
-    draft = Draft("voc", tree, on_error, evidence=voc_evidence(tree))
     draft.leave_out_broken(tree)
     root = _one_year(tree)
     images = children(tree, f"{root}JPEGImages/")
@@ -72,7 +68,7 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
             f"{tree.given}: there are no images in {key_of(root)}JPEGImages. Unpack them there, or give the folder "
             "that holds them."
         )
-    masks, kind = _find_masks(draft, tree, root, options or SourceOptions())
+    masks, kind = _find_masks(draft, tree, root, options)
     split_of = _read_lists(draft, tree, root, images, masks, kind)
     for stem, split in split_of.items():
         if stem not in images:
@@ -88,8 +84,7 @@ def list_voc(source: str | Path | Tree, *, on_error: OnError = "fail", options: 
     if unused := len(images) - len(pairs.images):
         draft.notes.append(f"Images that the lists used do not name were left ({unused}).")
     instance = kind == "SegmentationObject"
-    return pairs.listing(
-        draft,
+    return pairs.samples(
         stems,
         columns,
         masked=bool(masks),

@@ -27,9 +27,8 @@ from fastload.format.header import open_hdf5
 from fastload.sources.arrays.named import samples_of_arrays
 from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, upright
 from fastload.sources.arrays.roles import IMAGES, NamedArray
-from fastload.sources.assemble import Draft, Samples, Splits, assemble
-from fastload.sources.listing import SPLITS, Arrays, Listing, OnError, SourceOptions, first_few, in_split_order
-from fastload.sources.open_tree import open_tree
+from fastload.sources.assemble import Draft, Samples, Splits
+from fastload.sources.listing import SPLITS, Arrays, SourceOptions, first_few, in_split_order
 from fastload.sources.spans import ListedFile
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
@@ -45,18 +44,14 @@ def hdf5_evidence(tree: Tree) -> list[str]:
     return [key_of(name) for name in tree.names if name.lower().endswith(_SUFFIXES)]
 
 
-def list_hdf5(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of the rows of HDF5 datasets; `samples_of_arrays` decides by name what each dataset is.
+def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns the rows of HDF5 datasets; `samples_of_arrays` decides by name what each dataset is.
 
     Raises:
         SourceError: there is no HDF5 file, or one that is unsafe, damaged or packed by fastload; or for the reasons of
             `samples_of_arrays`.
     """
-    masks_wanted = options is None or options.masks != "none"
-    tree = open_tree(source)
-    draft = Draft("hdf5", tree, on_error)
+    masks_wanted = options.masks != "none"
     names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
     if not names:
         raise SourceError(f"{tree.given}: no HDF5 file (.h5, .hdf5). Give the file, or the folder that holds it.")
@@ -89,7 +84,7 @@ def list_hdf5(
     if twice:
         raise SourceError(f"{tree.given}: several files hold {first_few(sorted(set(twice)))}. Give one of them.")
     samples = samples_of_arrays(draft, arrays, masks_wanted=masks_wanted)
-    return assemble(draft, _with_splits(draft, samples, splits, hidden) if splits else samples)
+    return _with_splits(draft, samples, splits, hidden) if splits else samples
 
 
 @dataclass(frozen=True, eq=False)

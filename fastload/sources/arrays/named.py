@@ -46,7 +46,7 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], *, masks_wanted: b
     columns = _columns(parts, where, notes)
     shown = first_few([f"{array.name} {array.dtype} {array.shape}" for group in groups.values() for array in group], 8)
     counts = [part.num_rows for part in parts]
-    notes.insert(0, f"Layout {draft.layout}: arrays of {' + '.join(map(str, counts))} rows: {shown}.")
+    draft.title = f"Layout {draft.layout}: arrays of {' + '.join(map(str, counts))} rows: {shown}."
     keys = [key for part in parts for key in part.keys(len(parts) > 1)]
     splits = Splits(np.repeat(np.arange(len(parts), dtype=np.uint8), counts), tuple(groups))
     if len(parts) == 1 and (texts := parts[0].texts.get("split")):

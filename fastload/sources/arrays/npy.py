@@ -29,9 +29,8 @@ from fastload.sources.archives.members import LOCAL_HEADER, content_offset
 from fastload.sources.arrays.named import samples_of_arrays
 from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, npy_header
 from fastload.sources.arrays.roles import NamedArray
-from fastload.sources.assemble import Draft, assemble
-from fastload.sources.listing import SPLITS, Arrays, Listing, OnError, SourceOptions, first_few
-from fastload.sources.open_tree import open_tree
+from fastload.sources.assemble import Draft, Samples
+from fastload.sources.listing import SPLITS, Arrays, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset.webdataset import webdataset_evidence
 from fastload.system.machine import available_memory
@@ -49,17 +48,13 @@ def arrays_evidence(tree: Tree) -> list[str]:
     return [key_of(name) for name in tree.names if name.lower().endswith(_SUFFIXES)]
 
 
-def list_arrays(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of the rows of NumPy arrays; `samples_of_arrays` decides by name what each array is.
+def list_arrays(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns the rows of NumPy arrays; `samples_of_arrays` decides by name what each array is.
 
     Raises:
         SourceError: a file is damaged or holds Python objects; or for the reasons of `samples_of_arrays`.
     """
-    masks_wanted = options is None or options.masks != "none"
-    tree = open_tree(source)
-    draft = Draft("arrays", tree, on_error)
+    masks_wanted = options.masks != "none"
     names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
     if not names:
         raise SourceError(f"{tree.given}: no .npy or .npz file. Give the file, or the folder that holds them.")
@@ -80,7 +75,7 @@ def list_arrays(
         draft.notes.append(f"Ignored, since they are single values: {first_few(flat)}.")
     if others := tree.others(i for i, name in enumerate(tree.names) if name.lower().endswith(_SUFFIXES)):
         draft.notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
-    return assemble(draft, samples_of_arrays(draft, arrays, masks_wanted=masks_wanted))
+    return samples_of_arrays(draft, arrays, masks_wanted=masks_wanted)
 
 
 @dataclass(frozen=True, eq=False)

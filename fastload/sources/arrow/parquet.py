@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +17,8 @@ from fastload.errors import FastloadError, SourceError
 from fastload.sources.arrow.encoded_images import FoundImages, encoded_column, image_index, keys_of, resolve_images
 from fastload.sources.arrow.features import ArrowTable, features_of, values_in
 from fastload.sources.arrow.shards import Shard
-from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
-from fastload.sources.listing import Listing, Masks, OnError, SourceOptions, first_few, split_of_parts
-from fastload.sources.open_tree import open_tree
+from fastload.sources.assemble import Draft, Samples, Splits, fill_value
+from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_parts
 from fastload.sources.tables.boxes import OBJECTS, nested_boxes
 from fastload.sources.tables.frame import MASK_COLUMNS, Frame, columns_of, plain_name, splits_by_column
 from fastload.sources.tables.image_tables import IMAGE_COLUMNS, split_of_name
@@ -47,10 +45,8 @@ def parquet_evidence(tree: Tree) -> list[str]:
     return [key_of(name) for name in names[:3]]
 
 
-def list_parquet(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of a dataset of Parquet or Arrow files, row by row.
+def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns a dataset of Parquet or Arrow files, row by row.
 
     Columns are those of a manifest; lists of numbers, all of one length, keep their dtype: `input_ids` int64 (N, L).
 
@@ -58,9 +54,6 @@ def list_parquet(
         MissingExtraError: pyarrow is not installed.
         SourceError: a file is damaged, or a column has different types; a row has no image or label (unless skipped).
     """
-    options = options or SourceOptions()
-    tree = open_tree(source)
-    draft = Draft("parquet", tree, on_error)
     notes = draft.notes
     table, written = _open_table(draft, tree)
     total = len(table.shard_of)
@@ -107,7 +100,7 @@ def list_parquet(
     samples = Samples(keys_of(encoded, table), images.files, sizes, mtimes, splits, columns)
     if masks is not None:
         samples = _with_masks(draft, samples, masks, mask)
-    return assemble(draft, samples.without(images.bad.keys() | lost.keys()))
+    return samples.without(images.bad.keys() | lost.keys())
 
 
 def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]]:
@@ -130,7 +123,7 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
         )
     # If files number their classes differently, the numbers of the training files are kept.
     table = ArrowTable(shards, names, lambda name: split_of_name(name) == "train")
-    draft.notes.append(f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows.")
+    draft.title = f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows."
     if table.renumbered:
         differ = first_few(table.renumbered)
         draft.notes.append(f"Files name different classes in column {differ}: renumbered by name, all of them.")

@@ -10,17 +10,15 @@ Boxes are packed as they are; masks are drawn from the polygons only if they are
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, Samples, Splits, assemble, split_path
+from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.coco.annotations import Boxes, Classes, InstancesFile
 from fastload.sources.coco.instances import read_instances
-from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few
-from fastload.sources.open_tree import open_tree
+from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 
 _INSTANCES = re.compile(r"(?:^|/)instances_([^/]+)\.json$")
@@ -33,10 +31,8 @@ def coco_evidence(tree: Tree) -> list[str]:
     return [key_of(name) for name in tree.names if name.endswith(".json") and _INSTANCES.search(name)]
 
 
-def list_coco(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of COCO's images, with or without annotations, split by split, in the order of their names.
+def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns COCO's images, with or without annotations, split by split, in the order of their names.
 
     Columns: `image_id` int64 (N,), -1 if no file lists the image; `boxes` float32 (N, M, 4) as x, y, width, height from
     0, in the order of the file, also those without area; `box_labels` int64 (N, M), category ids mapped to 0, 1, ... in
@@ -53,16 +49,13 @@ def list_coco(
             is not listed, a listed image has no file, an annotation has a bad box, region or category (these leave out
             the image if skipped); more classes or instances than a mask can hold.
     """
-    options = options or SourceOptions()
     drawn = options.masks if options.masks in ("semantic", "instance") else ""
-    tree = open_tree(source)
-    found = Draft("coco", tree, on_error, evidence=coco_evidence(tree))
-    found.leave_out_broken(tree)
-    notes = found.notes
+    draft.leave_out_broken(tree)
+    notes = draft.notes
     ignored = [key_of(name) for name in tree.names if name.endswith(".json") and _OTHERS.search(name)]
     if ignored:
         notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
-    parts = _read_parts(tree, bool(drawn), found, notes)
+    parts = _read_parts(tree, bool(drawn), draft, notes)
     classes = _same_categories(tree, parts)
     images, splits, ids = [], [], []
     for part in parts:
@@ -70,7 +63,7 @@ def list_coco(
         images += part.rows[kept].tolist()
         splits += [part.split] * len(kept)
         ids.append(part.instances.image_ids[kept])
-    tests = _unlisted(tree, parts, found, notes)
+    tests = _unlisted(tree, parts, draft, notes)
     images += tests
     splits += ["test"] * len(tests)
     ids.append(np.full(len(tests), -1, np.int64))
@@ -82,7 +75,7 @@ def list_coco(
     thin = int((boxes.boxes[:, 2:] == 0).any(axis=1).sum())
     if thin:
         notes.append(f"Boxes without area were kept as they are ({thin}).")
-    found.refuse_left_out()
+    draft.refuse_left_out()
     masks = boxes.masks(tree, drawn, parts, images, classes) if drawn and images else None
     if masks is not None:
         regions = [part.instances.regions for part in parts if part.instances.regions is not None]
@@ -95,7 +88,7 @@ def list_coco(
     if masks is not None:  # they are drawn from the instances files
         jsons = [part.position for part in parts]
         samples = samples.made_also_of(tree.sizes[jsons].sum(), tree.mtimes_ns[jsons].max())
-    return assemble(found, samples)
+    return samples
 
 
 def _read_parts(tree: Tree, drawn: bool, found: Draft, notes: list[str]) -> list[InstancesFile]:

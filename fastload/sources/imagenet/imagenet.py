@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, Samples, Splits, assemble, split_path
+from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.imagenet.devkit import (
     DEVKIT,
     GROUND_TRUTH,
@@ -35,8 +34,7 @@ from fastload.sources.imagenet.devkit import (
     WNID,
     GroundTruth,
 )
-from fastload.sources.listing import SPLITS, Listing, OnError, SourceOptions, first_few, split_of_parts
-from fastload.sources.open_tree import open_tree
+from fastload.sources.listing import SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.spans import JoinedFiles
 from fastload.sources.tree import Tree, is_image, key_of
 
@@ -113,10 +111,8 @@ def _class_folders(tree: Tree) -> list[str]:
     return classes[:3]
 
 
-def list_imagenet(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of ImageNet's images, split by split, each in the order of folders and names.
+def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns ImageNet's images, split by split, each in the order of folders and names.
 
     Column `labels`: int64 (N,), rank of the image's wnid among the sorted wnids, -1 in the test split; attributes
     `names` (the wnids) and, if a file has them, `words`. The classes are those of the table of classes if there is one
@@ -126,8 +122,6 @@ def list_imagenet(
         SourceError: the classes of validation images are unknown, an image lies in no class, an archive is damaged.
         MissingExtraError: SciPy is needed to read the devkit, and is not installed.
     """
-    tree = open_tree(source)
-    draft = Draft("imagenet", tree, on_error, evidence=imagenet_evidence(tree))
     parts = _find_parts(draft, tree)
     draft.trees += [part.tree for part in parts if part.tree is not tree]
     keys = [key_of(part.prefix + part.tree.names[i]) for part in parts for i in part.rows.tolist()]
@@ -160,7 +154,7 @@ def list_imagenet(
         columns={"labels": Column(labels, attrs)},
         rows=np.argsort(splits.index, kind="stable"),
     )
-    return assemble(draft, samples)
+    return samples
 
 
 def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:

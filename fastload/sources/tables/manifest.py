@@ -11,14 +11,13 @@ names of folders are not labels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, assemble, fill_value
-from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
+from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, fill_value
+from fastload.sources.listing import SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tables.boxes import OBJECTS, box_columns, columns_with_boxes, nested_boxes, spread_boxes
 from fastload.sources.tables.frame import MASK_COLUMNS, SPLIT_COLUMNS, Frame, plain_name, splits_by_column
@@ -30,10 +29,8 @@ from fastload.sources.tree import Tree, key_of
 __all__ = ["list_manifest", "manifest_evidence"]
 
 
-def list_manifest(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of the images that a table names, in its order.
+def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns the images that a table names, in its order.
 
     Columns: `labels` (classes, or vectors of 0 and 1), `targets` of floats, boxes, and other columns of numbers or
     recurring text by their own names.
@@ -42,9 +39,6 @@ def list_manifest(
         SourceError: a table is broken; a row has no image or no label, or an image has two rows without boxes (unless
             skipped); a path leads out of the folder.
     """
-    options = options or SourceOptions()
-    tree = open_tree(source)
-    draft = Draft("manifest", tree, on_error)
     rows, index = _read_tables(draft, tree, options)
     named = _find_images(draft, rows, index, options)
     named = _join_boxes(draft, named)
@@ -57,7 +51,7 @@ def list_manifest(
         if nested:
             del table[objects]
     frame = Frame(table, draft.where, splits, options.labels, named.rows.location, named.sample)
-    columns, lost, notes = columns_with_boxes(frame, on_error)
+    columns, lost, notes = columns_with_boxes(frame, draft.on_error)
     draft.notes += notes
     named.leave_out(
         draft,
@@ -69,7 +63,7 @@ def list_manifest(
     used = np.union1d(named.all_positions, masks.positions if masks else [])
     if unused := [key_of(index.tree.names[i]) for i in np.setdiff1d(index.tree.images(), used).tolist()]:
         draft.notes.append(f"Images that no row names were left alone ({len(unused)}): {first_few(unused)}.")
-    return assemble(draft, Samples.in_tree(index.tree, at, splits, nested | columns, masks).without(lost))
+    return Samples.in_tree(index.tree, at, splits, nested | columns, masks).without(lost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +116,9 @@ def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[Tabl
     index = ImageIndex(images)
     tables = find_tables(draft, tree, options, lambda base: index.at("" if outside else base))
     by = " and ".join(dict.fromkeys(repr(table.image) for table in tables))
-    draft.notes[:0] = [
-        f"Layout manifest, recognised by {first_few([key_of(table.name) for table in tables])}; images by column {by}.",
-        *[note for table in tables for note in table.rows.notes],
-    ]
+    named = first_few([key_of(table.name) for table in tables])
+    draft.title = f"Layout manifest, recognised by {named}; images by column {by}."
+    draft.notes[:0] = [note for table in tables for note in table.rows.notes]
     return join_rows(tables), index
 
 

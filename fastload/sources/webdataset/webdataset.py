@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
-from fastload.sources.listing import SPLITS, Listing, Masks, OnError, SourceOptions, first_few
-from fastload.sources.open_tree import open_tree
+from fastload.sources.assemble import Draft, Samples, Splits, fill_value
+from fastload.sources.listing import SPLITS, Masks, SourceOptions, first_few
 from fastload.sources.tree import Tree, is_image, key_of
 from fastload.sources.webdataset.fields import ARRAY, INTEGERS, JSON, PICKLES, collect_columns, kind_of
 from fastload.sources.webdataset.samples import (
@@ -81,10 +80,8 @@ def _first_names(tree: Tree, count: int = 64) -> tuple[list[str], str]:
     return first_names(tree.path / Path(shards[0]), count), f"{shards[0]}/"
 
 
-def list_webdataset(
-    source: str | Path | Tree, *, on_error: OnError = "fail", options: SourceOptions | None = None
-) -> Listing:
-    """Returns the listing of the samples of a shard, or of all shards in a folder, in their order.
+def list_webdataset(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns the samples of a shard, or of all shards in a folder, in their order.
 
     Columns: `labels` int64 (N,) from `cls` (or `class`, or `label` in the json); other integer fields by their names;
     every number of the json; arrays of the npy. Keys are the members that hold the images, below their shard.
@@ -94,9 +91,6 @@ def list_webdataset(
             is a pickle or has a wrong value (these unless skipped); a sample has several images and no option says
             which to pack.
     """
-    tree = open_tree(source)
-    options = options or SourceOptions()
-    draft = Draft("webdataset", tree, on_error, evidence=webdataset_evidence(tree))
     members = open_shards(draft, tree)
     if lacking := _missing_shards(members.shards):
         draft.notes.append(f"Shards are missing by the numbers of the others ({len(lacking)}): {first_few(lacking)}.")
@@ -133,7 +127,7 @@ def list_webdataset(
         masks=masks,
         rows=keep[np.argsort(splits.index[keep], kind="stable")],
     )
-    return assemble(draft, found)
+    return found
 
 
 def _missing_shards(shards: list[str]) -> list[str]:
