@@ -5,7 +5,9 @@ samples, and notes about annotations that are not read.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,7 +17,7 @@ from fastload.sources.ade20k import ade20k_evidence, list_ade20k
 from fastload.sources.arrays.hdf5 import hdf5_evidence, list_hdf5
 from fastload.sources.arrays.npy import arrays_evidence, list_arrays
 from fastload.sources.arrow.parquet import list_parquet, parquet_evidence
-from fastload.sources.assemble import Draft, Samples, assemble
+from fastload.sources.assemble import Draft, Samples, assemble, split_path
 from fastload.sources.box_forms import with_box_forms
 from fastload.sources.camvid import camvid_evidence, list_camvid
 from fastload.sources.celeba import celeba_evidence, list_celeba
@@ -70,87 +72,45 @@ _MASKS = ("masks",)
 _OF_TABLES = ("masks", "labels", "image_column", "split_column")
 
 LAYOUTS: dict[str, Layout] = {
-    "exported": Layout(list_exported, exported_evidence, "dataset", "What `fastload export` wrote", takes=_MASKS),
-    "celeba": Layout(list_celeba, celeba_evidence, "dataset", "CelebA: aligned faces and its text files, or Kaggle's"),
-    "imagenet": Layout(
-        list_imagenet, imagenet_evidence, "dataset", "ImageNet: class folders, Kaggle's, or the original tars in place"
-    ),
-    "ade20k": Layout(
-        list_ade20k, ade20k_evidence, "dataset", "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS
-    ),
-    "voc": Layout(
-        list_voc, voc_evidence, "dataset", "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS
-    ),
-    "camvid": Layout(
-        list_camvid, camvid_evidence, "dataset", "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS
-    ),
-    "coco": Layout(
-        list_coco, coco_evidence, "dataset", "COCO: boxes; masks drawn with --masks semantic or instance", takes=_MASKS
-    ),
-    "cifar": Layout(
-        list_cifar, cifar_evidence, "dataset", "CIFAR-10 and CIFAR-100: pickles for Python, or binary", decodes=False
-    ),
-    "mnist": Layout(
-        list_mnist,
-        mnist_evidence,
-        "dataset",
-        "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not",
-        decodes=False,
-    ),
-    "manifest": Layout(
-        list_manifest,
-        manifest_evidence,
-        "format",
-        "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)",
-        takes=(*_OF_TABLES, "root"),
-    ),
-    "parquet": Layout(
-        list_parquet,
-        parquet_evidence,
-        "format",
-        "Parquet with an image column, as on the Hugging Face Hub",
-        takes=_OF_TABLES,
-    ),
-    "webdataset": Layout(
-        list_webdataset,
-        webdataset_evidence,
-        "format",
-        "WebDataset: tar shards, a sample's files by their common name",
-        takes=("masks", "labels", "image_column"),
-    ),
-    "arrays": Layout(
-        list_arrays,
-        arrays_evidence,
-        "format",
-        "NumPy's .npy and .npz: images, labels, any named arrays",
-        decodes=False,
-        takes=_MASKS,
-    ),
-    "hdf5": Layout(
-        list_hdf5,
-        hdf5_evidence,
-        "format",
-        "HDF5 of other writers: images and labels, fuel's, PCam's",
-        decodes=False,
-        takes=_MASKS,
-    ),
-    "mask-folders": Layout(
-        list_mask_folders,
-        mask_folders_evidence,
-        "format",
-        "Images and masks of the same names in sibling folders",
-        takes=_MASKS,
-    ),
-    "folder": Layout(list_folder, folder_evidence, "folder", "A folder a class, with or without train, val and test"),
-}
+    "exported": Layout(list_exported, exported_evidence, "dataset",
+        "What `fastload export` wrote", takes=_MASKS),
+    "celeba": Layout(list_celeba, celeba_evidence, "dataset",
+        "CelebA: aligned faces and its text files, or Kaggle's"),
+    "imagenet": Layout(list_imagenet, imagenet_evidence, "dataset",
+        "ImageNet: class folders, Kaggle's, or the original tars in place"),
+    "ade20k": Layout(list_ade20k, ade20k_evidence, "dataset",
+        "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS),
+    "voc": Layout(list_voc, voc_evidence, "dataset",
+        "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS),
+    "camvid": Layout(list_camvid, camvid_evidence, "dataset",
+        "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
+    "coco": Layout(list_coco, coco_evidence, "dataset",
+        "COCO: boxes; masks drawn with --masks semantic or instance", takes=_MASKS),
+    "cifar": Layout(list_cifar, cifar_evidence, "dataset",
+        "CIFAR-10 and CIFAR-100: pickles for Python, or binary", decodes=False),
+    "mnist": Layout(list_mnist, mnist_evidence, "dataset",
+        "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not", decodes=False),
+    "manifest": Layout(list_manifest, manifest_evidence, "format",
+        "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)", takes=(*_OF_TABLES, "root")),
+    "parquet": Layout(list_parquet, parquet_evidence, "format",
+        "Parquet with an image column, as on the Hugging Face Hub", takes=_OF_TABLES),
+    "webdataset": Layout(list_webdataset, webdataset_evidence, "format",
+        "WebDataset: tar shards, a sample's files by their common name", takes=("masks", "labels", "image_column")),
+    "arrays": Layout(list_arrays, arrays_evidence, "format",
+        "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=_MASKS),
+    "hdf5": Layout(list_hdf5, hdf5_evidence, "format",
+        "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=_MASKS),
+    "mask-folders": Layout(list_mask_folders, mask_folders_evidence, "format",
+        "Images and masks of the same names in sibling folders", takes=_MASKS),
+    "folder": Layout(list_folder, folder_evidence, "folder",
+        "A folder a class, with or without train, val and test"),
+}  # fmt: skip
 
 _NO_INSTANCES = {
     "ade20k": "ADE20K SceneParsing has no instance masks. Accepted here: masks auto, semantic or none.",
     "camvid": "CamVid has no instance masks. Accepted here: masks auto, semantic or none.",
     "mask-folders": "Masks in a folder do not say of which kind they are. Accepted here: masks auto or none.",
 }
-
-_KINDS = ("dataset", "format", "folder")
 
 
 def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
@@ -166,7 +126,7 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
     # First of all: the classes of an export may be named like the folders of other layouts.
     if evidence := exported_evidence(tree):
         return "exported", evidence
-    for kind in _KINDS:
+    for kind in ("dataset", "format", "folder"):
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:
@@ -204,10 +164,18 @@ def list_source(
         raise OptionError(f"There is no layout {layout!r}. Choose one of {', '.join(LAYOUTS)}, or leave it out.")
     tree = open_tree(path)
     name = layout or detect_layout(tree)[0]
-    if options is not None:
-        _refuse_unused(options, name, str(tree.given))
+    options = options or SourceOptions()
+    for option in options.given():
+        if option not in LAYOUTS[name].takes and (option != "masks" or options.masks != "none"):
+            theirs = ", ".join(name for name, other in LAYOUTS.items() if option in other.takes)
+            raise OptionError(
+                f"{tree.given}: `--{option.replace('_', '-')}` means nothing to the layout {name}; it is for {theirs}. "
+                "Leave it out, or name another layout with `--layout`."
+            )
+    if options.masks == "instance" and name in _NO_INSTANCES:
+        raise OptionError(_NO_INSTANCES[name])
     draft = Draft(name, tree, on_error)
-    samples = LAYOUTS[name].source(draft, tree, options or SourceOptions())
+    samples = LAYOUTS[name].source(draft, tree, options)
     if not draft.title:
         evidence = LAYOUTS[name].evidence(tree)
         how = f"recognised by {first_few(evidence, 3)}" if evidence else "as asked for"
@@ -221,26 +189,7 @@ def list_source(
     return with_box_forms(listing) if LAYOUTS[name].kind == "format" else listing
 
 
-def _refuse_unused(options: SourceOptions, layout: str, where: str) -> None:
-    for option in options.given():
-        if option in LAYOUTS[layout].takes or (option == "masks" and options.masks == "none"):
-            continue
-        flag = "--" + option.replace("_", "-")
-        theirs = ", ".join(name for name, other in LAYOUTS.items() if option in other.takes)
-        raise OptionError(
-            f"{where}: `{flag}` means nothing to the layout {layout}; it is for {theirs}. Leave it out, or name "
-            "another layout with `--layout`."
-        )
-    if options.masks == "instance" and layout in _NO_INSTANCES:
-        raise OptionError(_NO_INSTANCES[layout])
-
-
 # Notes about annotations that a folder of images holds but its layout does not read, as users expect them packed.
-
-
-_YOLO = re.compile(rb"\s*\d+(\s+-?[\d.eE+-]+){4,}\s*(\n|$)")
-_HEAD = 2**14
-_MOST_TABLES = 4
 _BY_NAME = (
     (re.compile(r"_annotations\.coco\.json"), "Roboflow's COCO export"),
     (re.compile(r"captions_\w+\.json"), "COCO's captions"),
@@ -248,23 +197,32 @@ _BY_NAME = (
     (re.compile(r"(image_class_labels|train_test_split|bounding_boxes)\.txt"), "CUB-200's tables"),
     (re.compile(r".+_gt(Fine|Coarse)_\w+\.(json|png)"), "Cityscapes' annotations"),
 )
-_BY_HEAD = ((b'"shapes"', "LabelMe's annotations"), (b'"annotations"', "annotations as COCO's"))
+_BY_HEAD = (
+    (".txt", re.compile(rb"\A\s*\d+(\s+-?[\d.eE+-]+){4,}\s*(\n|$)"), "YOLO's boxes"),
+    (".xml", re.compile(rb"<annotation"), "VOC's annotations"),
+    (".json", re.compile(rb'"shapes"'), "LabelMe's annotations"),
+    (".json", re.compile(rb'"annotations"'), "annotations as COCO's"),
+)
+_HEAD = 2**14
+_MOST_TABLES = 4
 
 
 def unread_annotations(tree: Tree) -> list[str]:
     """Returns a note for each kind of annotations in a tree of images that its layout does not read."""
     found: dict[str, list[str]] = {}
-    texts: dict[str, list[int]] = {}
+    read: Counter[tuple[str, str]] = Counter()
     for i, name in enumerate(tree.names):
-        folder, _, base = name.rpartition("/")
+        folder, base = split_path(name)
         # The last letter rules most names out quickly: there may be a million images.
         if base[-1:] not in "tnlg":
             continue
         form = next((form for pattern, form in _BY_NAME if pattern.fullmatch(base)), "")
-        if not form and base.endswith((".txt", ".json", ".xml")):
-            seen = texts.setdefault(f"{folder}/{base[-5:]}", [])
-            seen.append(i)
-            form = _by_content(tree, i) if len(seen) <= 2 else ""
+        suffix = next((suffix for suffix, _, _ in _BY_HEAD if base.endswith(suffix)), "")
+        if not form and suffix and read[folder, suffix] < 2:
+            read[folder, suffix] += 1
+            with suppress(ImageError):
+                head = tree.files.read_head(i, _HEAD)
+                form = next((form for of, sign, form in _BY_HEAD if of == suffix and sign.search(head)), "")
         if form:
             found.setdefault(form, []).append(key_of(name))
     notes = [
@@ -273,19 +231,6 @@ def unread_annotations(tree: Tree) -> list[str]:
         for form, names in found.items()
     ]
     return notes + _unmatched_tables(tree)
-
-
-def _by_content(tree: Tree, i: int) -> str:
-    name = tree.names[i]
-    try:
-        head = tree.files.read_head(i, _HEAD)
-    except ImageError:
-        return ""
-    if name.endswith(".txt"):
-        return "YOLO's boxes" if _YOLO.match(head) else ""
-    if name.endswith(".xml"):
-        return "VOC's annotations" if b"<annotation" in head else ""
-    return next((form for sign, form in _BY_HEAD if sign in head), "")
 
 
 def _unmatched_tables(tree: Tree) -> list[str]:
@@ -299,16 +244,14 @@ def _unmatched_tables(tree: Tree) -> list[str]:
             rows = read_rows(head, name, head=len(head) < int(tree.sizes[i]))
         except (SourceError, ImageError):
             continue
-        columns = rows.columns
-        names = rows.names or tuple(str(column[0]) for column in columns if column)
-        named = [(at, one) for at, one in enumerate(names) if plain_name(one) in IMAGE_COLUMNS]
-        if not named or len(names) < 2 or not rows.lines:
+        names = rows.names or tuple(str(column[0]) for column in rows.columns if column)
+        at = next((at for at, one in enumerate(names) if plain_name(one) in IMAGE_COLUMNS), None)
+        if at is None or len(names) < 2 or not rows.lines:
             continue
-        at, column = named[0]
-        cell = next((str(cell) for cell in columns[at][0 if rows.names else 1 :] if cell), "")
+        cell = next((str(cell) for cell in rows.columns[at][0 if rows.names else 1 :] if cell), "")
         images = [key_of(tree.names[k]) for k in tree.images()[:1].tolist()]
         notes.append(
-            f"NOT READ: the table {name}. Its column {column!r} (e.g. {cell!r}) names none, or few, of the images, "
+            f"NOT READ: the table {name}. Its column {names[at]!r} (e.g. {cell!r}) names none, or few, of the images, "
             f"which are called like {first_few(images)}. If it holds their labels, write their names as the files have "
             "them, and give the table itself."
         )

@@ -33,8 +33,6 @@ VOID = 255
 
 _PARTS = ("JPEGImages", "Annotations", "ImageSets", "SegmentationClass", "SegmentationClassAug", "SegmentationObject")
 
-_LISTS = ("train", "val", "test", "trainval")
-
 
 def voc_evidence(tree: Tree) -> list[str]:
     """Returns the folders of a tree that are VOC's, if at least two of them lie side by side."""
@@ -69,7 +67,7 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             "that holds them."
         )
     masks, kind = _find_masks(draft, tree, root, options)
-    split_of = _read_lists(draft, tree, root, images, masks, kind)
+    split_of = _read_lists(draft, tree, root, [stem for stem in images if not masks or stem in masks], kind)
     for stem, split in split_of.items():
         if stem not in images:
             key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
@@ -80,7 +78,18 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         draft.notes.append(f"Splits without masks: {', '.join(without)}; they are packed without, filled with {VOID}.")
     objects = _read_objects(draft, tree, root, stems, pairs)
     stems = stems if objects is None else list(objects)
-    classes, columns = _columns(draft, tree, root, stems, objects, {} if masks else split_of)
+    marks = {} if masks else _read_main(tree, root, split_of)
+    names = {item.name for items in (objects or {}).values() for item in items} | set(marks)
+    others = sorted(names - set(CLASSES))
+    classes = tuple(sorted(names)) if others else CLASSES
+    if others:
+        draft.note("Classes other than VOC's twenty are there, so that the names are those that occur", others)
+    columns = {} if masks else _labels(draft, stems, classes, marks, objects)
+    if objects is not None:
+        columns |= box_columns(list(objects.values()), classes)
+        draft.notes.append(
+            "Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
+        )
     if unused := len(images) - len(pairs.images):
         draft.notes.append(f"Images that the lists used do not name were left ({unused}).")
     instance = kind == "SegmentationObject"
@@ -88,7 +97,7 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         stems,
         columns,
         masked=bool(masks),
-        names=("background", *CLASSES) if not instance and classes == CLASSES else (),
+        names=("background", *CLASSES) if not instance and not others else (),
         ignore_index=VOID,
         attrs={"kind": "instance" if instance else "semantic"},
     )
@@ -101,13 +110,10 @@ def _years(tree: Tree) -> dict[str, list[str]]:
         above, base = split_path(folder)
         if base in _PARTS:
             found.setdefault(above, []).append(f"{folder}/")
-    # ImageNet has folders Annotations and ImageSets too, but none of the following.
-    own = {f"{part}/" for part in _PARTS if part not in ("Annotations", "ImageSets")} | {"ImageSets/Main/"}
-    folders = {f"{folder}/" for folder in tree.folders}
+    # ImageNet has folders Annotations and ImageSets too, but none of the others.
+    own, there = {"ImageSets/Main", *_PARTS} - {"Annotations", "ImageSets"}, set(tree.folders)
     return {
-        above: parts
-        for above, parts in found.items()
-        if len(parts) > 1 and any(above + part in folders for part in own)
+        above: parts for above, parts in found.items() if len(parts) > 1 and any(above + part in there for part in own)
     }
 
 
@@ -153,28 +159,24 @@ def _find_masks(draft: Draft, tree: Tree, root: str, options: SourceOptions) -> 
     return there[used], used
 
 
-def _read_lists(
-    draft: Draft, tree: Tree, root: str, images: dict[str, int], masks: dict[str, int], kind: str
-) -> dict[str, str]:
-    """Returns stem -> split of the images to list, by the lists in ImageSets."""
-    folder = f"{root}ImageSets/{'Segmentation' if masks else 'Main'}/"
+def _read_lists(draft: Draft, tree: Tree, root: str, stems: list[str], kind: str) -> dict[str, str]:
+    """Returns stem -> split of the images to list: by the lists in ImageSets; without any they are one split."""
+    folder = f"{root}ImageSets/{'Segmentation' if kind else 'Main'}/"
     texts = children(tree, folder, ".txt")
     used = {split: texts[split] for split in SPLIT_ORDER if split in texts}
-    if kind == "SegmentationClassAug":
-        augmented = [texts[name] for name in ("train_aug", "trainaug") if name in texts]
-        if augmented:
-            used["train"] = augmented[0]
+    augmented = [name for name in ("train_aug", "trainaug") if name in texts]
+    if kind == "SegmentationClassAug" and augmented:
+        used["train"] = texts[augmented[0]]
     if "trainval" in texts and "train" not in used and "val" not in used:
         used["trainval"] = texts["trainval"]
+    if not used and any(name.startswith(f"{root}ImageSets/") for name in tree.names):
+        raise SourceError(
+            f"{tree.given}: there is none of {', '.join(f'{name}.txt' for name in (*SPLIT_ORDER, 'trainval'))} in "
+            f"{key_of(folder)}. Put the lists back, or remove ImageSets to pack all images as one split."
+        )
     if not used:
-        if any(name.startswith(f"{root}ImageSets/") for name in tree.names):
-            raise SourceError(
-                f"{tree.given}: there is none of {', '.join(f'{name}.txt' for name in _LISTS)} in {key_of(folder)}. "
-                "Put the lists back, or remove ImageSets to pack all images as one split."
-            )
-        which = "all images with masks" if masks else "all images"
-        draft.notes.append(f"There is no ImageSets: {which} are one split, `all`.")
-        return {stem: "all" for stem in images if not masks or stem in masks}
+        draft.notes.append(f"There is no ImageSets: all images{' with masks' * bool(kind)} are one split, `all`.")
+        return dict.fromkeys(stems, "all")
     split_of: dict[str, str] = {}
     for split, position in used.items():
         lines = tree.lines(position)
@@ -198,112 +200,77 @@ def _read_lists(
 
 def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[str, dict[str, int]]:
     """Returns class -> stem -> -1 (absent), 0 (difficult) or 1 (present), by ImageSets/Main/<class>_<split>.txt."""
-    rows: dict[str, dict[str, int]] = {}
+    marks: dict[str, dict[str, int]] = {}
     splits = set(split_of.values())
     for text, position in children(tree, f"{root}ImageSets/Main/", ".txt").items():
         name, _, split = text.rpartition("_")
-        if not name or split not in splits:
-            continue
-        marked = rows.setdefault(key_of(name), {})
-        for line in tree.lines(position):
+        for line in tree.lines(position) if name and split in splits else ():
             stem, *value = line.text.split()
             if len(value) != 1 or value[0] not in ("-1", "0", "1"):
                 raise line.error(f"{line.text!r}, expected an image and -1, 0 or 1. Fix the line.")
             if split_of.get(stem) != split:
                 raise line.error(f"{key_of(stem)} is not in {split}.txt. Remove the line.")
-            marked[stem] = int(value[0])
-    return rows
+            marks.setdefault(key_of(name), {})[stem] = int(value[0])
+    return marks
 
 
 def _read_objects(
     draft: Draft, tree: Tree, root: str, stems: list[str], pairs: Pairs[str]
-) -> dict[str, Objects] | None:
+) -> dict[str, list[Item]] | None:
     """Returns the objects of each image that is listed; None if there are no annotations at all."""
     annotations = children(tree, f"{root}Annotations/", ".xml")
-    splits = {stem: pairs.splits[stem] for stem in stems}
-    annotated = {split for stem, split in splits.items() if stem in annotations}
+    annotated = {pairs.splits[stem] for stem in stems if stem in annotations}
     if not annotated:
         draft.notes.append("There are no annotations (.xml) of these images: no boxes.")
         return None
-    for split in sorted(set(splits.values()) - annotated):
+    for split in sorted({pairs.splits[stem] for stem in stems} - annotated):
         draft.notes.append(f"The split {split!r} has no annotations: its num_boxes is 0.")
-    objects: dict[str, Objects] = {}
-    for stem, split in splits.items():
-        key = key_of(tree.names[pairs.images[stem]])
-        if stem not in annotations and split in annotated:
+    objects: dict[str, list[Item]] = {}
+    for stem in stems:
+        key, position = key_of(tree.names[pairs.images[stem]]), annotations.get(stem)
+        if position is None and pairs.splits[stem] in annotated:
             draft.leave_out(key, f"has no annotation in {key_of(root)}Annotations")
             continue
         try:
-            objects[stem] = parse_annotation(tree.read_text(annotations[stem])) if stem in annotations else Objects()
+            objects[stem] = [] if position is None else parse_annotation(tree.read_text(position))
         except ValueError as exc:
             draft.leave_out(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
     return objects
 
 
-def _columns(
-    draft: Draft,
-    tree: Tree,
-    root: str,
-    stems: list[str],
-    objects: dict[str, Objects] | None,
-    labelled: dict[str, str],
-) -> tuple[tuple[str, ...], dict[str, Column]]:
-    """Returns the names of the classes, and the columns: boxes, and labels if images are `labelled` (stem -> split)."""
-    rows = _read_main(tree, root, labelled)
-    names = {name for each in (objects or {}).values() for name in each.names} | set(rows)
-    classes = CLASSES if names <= set(CLASSES) else tuple(sorted(names))
-    if others := sorted(names - set(CLASSES)):
-        draft.notes.append(
-            f"Classes other than VOC's twenty ({len(others)}): {first_few(others)}. Names: those that occur."
-        )
-    columns = _labels(draft, stems, classes, rows, objects) if labelled else {}
-    if objects is not None:
-        columns |= box_columns(list(objects.values()), classes)
-        draft.notes.append(
-            "Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
-        )
-    return classes, columns
-
-
 def _labels(
-    draft: Draft,
-    stems: list[str],
-    classes: tuple[str, ...],
-    rows: dict[str, dict[str, int]],
-    objects: dict[str, Objects] | None,
-) -> dict[str, Column]:
+    draft: Draft, stems: list[str], classes: tuple[str, ...], marks: dict[str, dict[str, int]],
+    objects: dict[str, list[Item]] | None,
+) -> dict[str, Column]:  # fmt: skip
     """Returns the columns of what classes are in each image: by ImageSets/Main, else by the annotations."""
-    marks = np.full((len(stems), len(classes)), -1, np.int8)
-    if rows:
-        for name, marked in rows.items():
-            marks[:, classes.index(name)] = [marked.get(stem, -1) for stem in stems]
+    if marks:
         draft.notes.append("Labels by ImageSets/Main: 0 there means difficult, which is label 0 and difficult 1.")
     elif objects is not None:
-        for row, each in enumerate(objects.values()):
-            for name, difficult in zip(each.names, each.difficult, strict=True):
-                at = row, classes.index(name)
-                marks[at] = max(marks[at], 0 if difficult else 1)
+        for stem, items in objects.items():
+            for item in items:
+                of = marks.setdefault(item.name, {})
+                of[stem] = max(of.get(stem, 0), int(not item.difficult))
         draft.notes.append("Labels by the annotations, as ImageSets/Main has no lists of classes.")
     else:
         draft.notes.append("There are neither lists of classes in ImageSets/Main nor annotations: no labels.")
         return {}
+    found = np.array([[marks.get(name, {}).get(stem, -1) for name in classes] for stem in stems], np.int8)
     return {
-        "labels": Column((marks == 1).astype(np.uint8), {"names": classes}),
-        "difficult": Column((marks == 0).astype(np.uint8), {"names": classes}),
+        "labels": Column((found == 1).astype(np.uint8), {"names": classes}),
+        "difficult": Column((found == 0).astype(np.uint8), {"names": classes}),
     }
 
 
-class Objects(NamedTuple):
-    """The objects of one annotation, in its order."""
+class Item(NamedTuple):
+    """One object in an annotation; its box is x, y, width, height from 0: the whole image is 0, 0, W, H."""
 
-    names: tuple[str, ...] = ()
-    difficult: tuple[bool, ...] = ()
-    boxes: tuple[tuple[float, float, float, float], ...] = ()
-    """x, y, width, height from 0: the whole image is 0, 0, W, H."""
+    name: str
+    difficult: bool
+    box: tuple[float, float, float, float]
 
 
-def parse_annotation(data: bytes) -> Objects:
-    """Returns the objects of one .xml file, without their parts (heads, hands, ...).
+def parse_annotation(data: bytes) -> list[Item]:
+    """Returns the objects of one .xml file, in its order, without their parts (heads, hands, ...).
 
     Raises:
         ValueError: it is not well formed, declares entities, or has an object without a name or with a wrong box. The
@@ -320,13 +287,12 @@ def parse_annotation(data: bytes) -> Objects:
         root = ElementTree.fromstring(data)
     except (ElementTree.ParseError, LookupError, ValueError) as exc:
         raise ValueError(f"is not well formed: {exc}") from exc
-    names, difficult, boxes = [], [], []
+    items = []
     for item in root.iter("object"):
         name = (item.findtext("name") or "").strip()
         if not name:
             raise ValueError("has an object without a name")
-        names.append(name)
-        difficult.append((item.findtext("difficult") or "0").strip() not in ("0", "false", "False"))
+        difficult = (item.findtext("difficult") or "0").strip() not in ("0", "false", "False")
         try:
             corners = [float(item.findtext(f"bndbox/{part}") or "") for part in ("xmin", "ymin", "xmax", "ymax")]
         except ValueError:
@@ -334,17 +300,18 @@ def parse_annotation(data: bytes) -> Objects:
         left, top, right, bottom = corners
         if not all(map(math.isfinite, corners)) or right < left or bottom < top:
             raise ValueError(f"has an object ({name}) with the box {left:g}, {top:g}, {right:g}, {bottom:g}")
-        boxes.append((left - 1, top - 1, right - left + 1, bottom - top + 1))
-    return Objects(tuple(names), tuple(difficult), tuple(boxes))
+        items.append(Item(name, difficult, (left - 1, top - 1, right - left + 1, bottom - top + 1)))
+    return items
 
 
-def box_columns(objects: list[Objects], classes: tuple[str, ...]) -> dict[str, Column]:
+def box_columns(objects: list[list[Item]], classes: tuple[str, ...]) -> dict[str, Column]:
     """Returns boxes, box_labels, box_difficult and num_boxes, padded to the most boxes of any image (at least 1)."""
+    slots = BoxSlots.of(np.repeat(np.arange(len(objects)), list(map(len, objects))), len(objects))
+    items = [item for each in objects for item in each]
     index = {name: i for i, name in enumerate(classes)}
-    slots = BoxSlots.of(np.repeat(np.arange(len(objects)), [len(each.names) for each in objects]), len(objects))
-    boxes = np.array([box for each in objects for box in each.boxes], np.float32).reshape(-1, 4)
-    labels = np.array([index[name] for each in objects for name in each.names], np.int64)
-    difficult = np.array([value for each in objects for value in each.difficult], np.uint8)
+    boxes = np.array([item.box for item in items], np.float32).reshape(-1, 4)
+    labels = np.array([index[item.name] for item in items], np.int64)
+    difficult = np.array([item.difficult for item in items], np.uint8)
     return {
         "boxes": Column(slots.padded(boxes), {"names": SIZED}, "xywh"),
         "box_labels": Column(slots.padded(labels, -1), {"names": classes}),

@@ -7,7 +7,7 @@ from small_trees import archived, listed, notes_of, picture, write
 
 from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
-from fastload.sources.voc import CLASSES, Objects, box_columns, parse_annotation
+from fastload.sources.voc import CLASSES, Item, box_columns, parse_annotation
 
 XML = """<annotation><filename>x.jpg</filename><size><width>8</width><height>6</height></size>{}</annotation>"""
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>
@@ -227,9 +227,9 @@ CAT = "<object><name> cat </name>{}<bndbox><xmin>{}</xmin><ymin>1</ymin><xmax>8<
 
 def test_the_whole_image_is_0_0_width_height() -> None:
     found = parse_annotation(f"<annotation>{CAT.format('', 1)}</annotation>".encode())
-    assert found == Objects(("cat",), (False,), ((0, 0, 8, 6),))
-    assert parse_annotation(f"<a>{CAT.format('<difficult>1</difficult>', 1)}</a>".encode()).difficult == (True,)
-    assert parse_annotation(b"<annotation/>") == Objects((), (), ())
+    assert found == [Item("cat", False, (0, 0, 8, 6))]
+    assert parse_annotation(f"<a>{CAT.format('<difficult>1</difficult>', 1)}</a>".encode())[0].difficult
+    assert parse_annotation(b"<annotation/>") == []
 
 
 @pytest.mark.parametrize(
@@ -257,10 +257,10 @@ def test_a_damaged_annotation_is_a_named_error(data: bytes, message: str) -> Non
 
 
 def test_columns_are_padded_and_hold_one_box_at_least() -> None:
-    columns = box_columns([Objects((), (), ())], ())
+    columns = box_columns([[]], ())
     assert columns["boxes"].values.shape == (1, 1, 4) and columns["box_labels"].values.tolist() == [[-1]]
-    both = Objects(("b", "a"), (True, False), ((0, 0, 1, 1), (2, 2, 3, 3)))
-    columns = box_columns([Objects((), (), ()), both], ("a", "b"))
+    both = [Item("b", True, (0, 0, 1, 1)), Item("a", False, (2, 2, 3, 3))]
+    columns = box_columns([[], both], ("a", "b"))
     assert columns["box_labels"].values.tolist() == [[-1, -1], [1, 0]]
     assert columns["box_difficult"].values.tolist() == [[0, 0], [1, 0]]
     assert columns["boxes"].values[1].tolist() == [[0, 0, 1, 1], [2, 2, 3, 3]]
