@@ -10,7 +10,7 @@ They are used only while they fit the folder: all listed files are there, no ima
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, get_args
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.column import Column, Moves
 from fastload.sources.arrays.npy import read_npz
-from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits
+from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, split_path
 from fastload.sources.listing import SourceOptions, first_few, require_unique
 from fastload.sources.tree import Tree, key_of
 
@@ -32,34 +32,28 @@ _NO_COLUMNS = ("images", "masks", "split", "key", "digest", "digest_fields", "",
 
 @dataclass(frozen=True)
 class _Sidecar:
-    """The content of fastload.json.
+    """The content of fastload.json, checked against the other files of its tree.
 
     Attributes:
         where: its path, for messages.
         folder: its folder in the tree, "" or ending in `/`.
-        values: the JSON object.
         positions: name -> position of the files of the tree.
+        values: the JSON object.
+        rows: key, image and mask ("" for none) of each row; paths are relative to folder.
     """
 
     where: str
     folder: str
-    values: dict[str, Any]
     positions: dict[str, int]
+    values: dict[str, Any] = field(default_factory=dict)
+    rows: tuple[tuple[str, str, str], ...] = ()
 
     def damaged(self, why: str) -> SourceError:
         return SourceError(f"{self.where}: {why}. Export again, or remove {SIDECAR} to pack what the other files say.")
 
-    def column(self, at: int) -> list[str]:
-        """Returns the keys, images or masks of all rows: their text 0, 1 or 2."""
-        return [row[at] for row in self.values["rows"]]
-
-    def files(self) -> list[str]:
-        """Returns the paths of images and masks relative to folder."""
-        return [*self.column(1), *filter(None, self.column(2))]
-
-    def positions_of(self, paths: list[str]) -> list[int]:
-        """Returns the positions in the tree of paths relative to folder, -1 for ""."""
-        return [self.positions[self.folder + path] if path else -1 for path in paths]
+    def at(self, part: int) -> list[int]:
+        """Returns the position in the tree of each row's image (1) or mask (2), -1 for none."""
+        return [self.positions[self.folder + row[part]] if row[part] else -1 for row in self.rows]
 
 
 def exported_evidence(tree: Tree) -> list[str]:
@@ -70,10 +64,9 @@ def exported_evidence(tree: Tree) -> list[str]:
 
 def why_ignored(tree: Tree) -> str:
     """Returns why the `fastload.json` of a tree is ignored; "" if it is used, or if there is none."""
-    if not _find(tree):
-        return ""
     try:
-        _read(tree)
+        if _find(tree):
+            _read(tree)
     except SourceError as exc:
         return str(exc)
     return ""
@@ -89,13 +82,13 @@ def list_exported(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.title = f"Layout exported, recognised by {key_of(sidecar.folder + SIDECAR)}."
     columns, splits = _fields(tree, sidecar)
     masks = None if options.masks == "none" else _masks(sidecar)
-    samples = Samples.in_tree(tree, sidecar.positions_of(sidecar.column(1)), splits, columns, masks)
-    return replace(samples, keys=sidecar.column(0))
+    samples = Samples.in_tree(tree, sidecar.at(1), splits, columns, masks)
+    return replace(samples, keys=[key for key, _, _ in sidecar.rows])
 
 
 def _find(tree: Tree) -> str:
     """Returns the name of the only fastload.json, at the top or one folder below (archives of a folder); else ""."""
-    found = [name for name in tree.names if name.rpartition("/")[2] == SIDECAR and name.count("/") <= 1]
+    found = [name for name in tree.names if split_path(name)[1] == SIDECAR and name.count("/") <= 1]
     return found[0] if len(found) == 1 else ""
 
 
@@ -105,7 +98,7 @@ def _read(tree: Tree) -> _Sidecar:
     if not name:
         raise SourceError(f"{tree.given}: no {SIDECAR}, which `fastload export` writes. Give the folder it wrote.")
     positions = {name: i for i, name in enumerate(tree.names)}
-    sidecar = _Sidecar(tree.where(positions[name]), name.removesuffix(SIDECAR), {}, positions)
+    sidecar = _Sidecar(tree.where(positions[name]), name.removesuffix(SIDECAR), positions)
     try:
         values = json.loads(tree.read_text(positions[name]))
     except (ValueError, RecursionError) as exc:
@@ -117,14 +110,7 @@ def _read(tree: Tree) -> _Sidecar:
             f"{sidecar.where}: version {values.get('version')!r}; this release reads {VERSION}. Install the release "
             f"that wrote it ({values.get('writer')}), or remove {SIDECAR} to pack the images alone."
         )
-    sidecar = replace(sidecar, values=values)
-    _check_rows(sidecar)
-    _check_files(tree, sidecar)
-    return sidecar
-
-
-def _check_rows(sidecar: _Sidecar) -> None:
-    rows = sidecar.values.get("rows")
+    rows = values.get("rows")
     if not isinstance(rows, list) or not rows:
         raise sidecar.damaged("it lists no rows")
     for row in rows:
@@ -133,23 +119,24 @@ def _check_rows(sidecar: _Sidecar) -> None:
         for path in filter(None, row[1:]):
             if path.startswith("/") or "\\" in path or {"", ".", ".."} & set(path.split("/")):
                 raise sidecar.damaged(f"{path[:80]!r} would lead out of the folder; refused")
-    if len(set(sidecar.files())) < len(sidecar.files()):
-        raise sidecar.damaged("it lists a file twice")
-    require_unique(sidecar.column(0), sidecar.where)
+    sidecar = replace(sidecar, values=values, rows=tuple(map(tuple, rows)))
+    require_unique([row[0] for row in rows], sidecar.where)
+    _check_files(tree, sidecar)
+    return sidecar
 
 
 def _check_files(tree: Tree, sidecar: _Sidecar) -> None:
-    listed = {sidecar.folder + path for path in sidecar.files()}
-    absent = sorted(name for name in listed | {sidecar.folder + FIELDS} if name not in sidecar.positions)
-    if absent:
-        shown = first_few(list(map(key_of, absent)), 3)
-        raise sidecar.damaged(f"files it lists are gone ({len(absent)}): {shown}")
-    there = [tree.names[i] for i in tree.images().tolist()] + [name for name, _ in tree.broken]
-    if others := sorted(set(there) - listed):
+    paths = [path for _, image, mask in sidecar.rows for path in ((image, mask) if mask else (image,))]
+    listed = {sidecar.folder + path for path in paths}
+    if len(listed) < len(paths):
+        raise sidecar.damaged("it lists a file twice")
+    if absent := sorted((listed | {sidecar.folder + FIELDS}) - sidecar.positions.keys()):
+        raise sidecar.damaged(f"files it lists are gone ({len(absent)}): {first_few(list(map(key_of, absent)), 3)}")
+    there = {tree.names[i] for i in tree.images().tolist()} | {name for name, _ in tree.broken}
+    if others := sorted(there - listed):
         shown = first_few(list(map(key_of, others)), 3)
         raise sidecar.damaged(f"images were added that it does not list ({len(others)}): {shown}")
-    table = sidecar.values.get("manifest")
-    if table is not None:
+    if (table := sidecar.values.get("manifest")) is not None:
         at = sidecar.positions.get(sidecar.folder + TABLE)
         if at is None or xxhash.xxh3_128_hexdigest(tree.read_text(at)) != table:
             raise sidecar.damaged(f"{TABLE} was changed since it was written")
@@ -157,7 +144,7 @@ def _check_files(tree: Tree, sidecar: _Sidecar) -> None:
 
 def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
     """Returns the columns, and the split of each row."""
-    names, described, count = sidecar.values.get("split_names"), sidecar.values.get("columns"), len(sidecar.column(0))
+    names, described = sidecar.values.get("split_names"), sidecar.values.get("columns")
     if not _are_texts(names) or not 0 < len(names) == len(set(names)) <= 256:
         raise sidecar.damaged("its split_names are no list of different names")
     if not isinstance(described, list) or not all(isinstance(column, dict) for column in described):
@@ -172,39 +159,34 @@ def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
             f"{where}: damaged, or not the one that {SIDECAR} describes ({why}). Export again, or remove {SIDECAR}."
         ) from exc
 
-    def values_of(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def values_of(name: str, dtype: np.dtype[Any], *shape: int) -> NDArray[Any]:
+        wanted = f"{dtype} {(len(sidecar.rows), *shape)}"
         found = f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "absent"
-        if found != f"{dtype} {shape}":
+        if found != wanted:
             raise SourceError(
-                f"{where}: `{name}` is {found}, {SIDECAR} says {dtype} {shape}. Export again, or remove {SIDECAR}."
+                f"{where}: `{name}` is {found}, {SIDECAR} says {wanted}. Export again, or remove {SIDECAR}."
             )
         return arrays[name].values()
 
     columns: dict[str, Column] = {}
     for column in described:
-        name = column.get("name")
+        name, shape = column.get("name"), column.get("shape")
         if not isinstance(name, str) or name in columns or name in _NO_COLUMNS or "/" in name:
             raise sidecar.damaged(f"{str(name)[:80]!r} is no name of a column, or occurs twice")
-        values = values_of(name, *_kind(sidecar, column, count))
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise sidecar.damaged(f"the shape of `{name}` is {str(shape)[:80]}")
+        try:
+            dtype = np.dtype(str(column.get("dtype")))
+        except TypeError as exc:
+            raise sidecar.damaged(f"the dtype of `{name}` is {str(column.get('dtype'))[:80]}") from exc
+        if dtype.kind not in "biufS":
+            raise sidecar.damaged(f"`{name}` is {dtype}, which a packed file never holds")
+        values = values_of(name, dtype, *shape)
         columns[name] = Column(values, _attrs(sidecar, column.get("attrs")), _moves(sidecar, column, values))
-    split = values_of("split", np.dtype(np.uint8), (count,))
+    split = values_of("split", np.dtype(np.uint8))
     if int(split.max()) >= len(names):
         raise sidecar.damaged(f"a row is of split {int(split.max())}, of {len(names)} that have names")
     return columns, Splits(split, tuple(names))
-
-
-def _kind(sidecar: _Sidecar, column: dict[str, Any], count: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Returns the dtype and the shape (N, ...) that fastload.json states for a column."""
-    shape, name = column.get("shape"), column["name"]
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise sidecar.damaged(f"the shape of `{name}` is {str(shape)[:80]}")
-    try:
-        dtype = np.dtype(str(column.get("dtype")))
-    except TypeError as exc:
-        raise sidecar.damaged(f"the dtype of `{name}` is {str(column.get('dtype'))[:80]}") from exc
-    if dtype.kind not in "biufS":
-        raise sidecar.damaged(f"`{name}` is {dtype}, which a packed file never holds")
-    return dtype, (count, *shape)
 
 
 def _moves(sidecar: _Sidecar, column: dict[str, Any], values: NDArray[Any]) -> Moves:
@@ -218,7 +200,7 @@ def _moves(sidecar: _Sidecar, column: dict[str, Any], values: NDArray[Any]) -> M
 
 
 def _masks(sidecar: _Sidecar) -> MaskFiles | None:
-    about, paths = sidecar.values.get("masks"), sidecar.column(2)
+    about = sidecar.values.get("masks")
     if about is None:
         return None
     if not isinstance(about, dict) or not _are_texts(about.get("names")):
@@ -226,9 +208,9 @@ def _masks(sidecar: _Sidecar) -> MaskFiles | None:
     ignored = about.get("ignore_index")
     if ignored is not None and (type(ignored) is not int or not 0 <= ignored <= 255):
         raise sidecar.damaged(f"ignore_index is {str(ignored)[:80]}, not 0 to 255")
-    if not any(paths):
+    if not any(mask for _, _, mask in sidecar.rows):
         raise sidecar.damaged("it describes masks and lists none")
-    return MaskFiles(sidecar.positions_of(paths), tuple(about["names"]), ignored, _attrs(sidecar, about.get("attrs")))
+    return MaskFiles(sidecar.at(2), tuple(about["names"]), ignored, _attrs(sidecar, about.get("attrs")))
 
 
 def _are_texts(values: Any) -> TypeGuard[list[str]]:
@@ -241,11 +223,7 @@ def _attrs(sidecar: _Sidecar, values: Any) -> dict[str, Any]:
         raise sidecar.damaged("it holds attributes that cannot be read")
     for name, value in values.items():
         numbers = value if isinstance(value, list) else [value]
-        if not name or not (isinstance(value, str) or _are_texts(value) or all(map(_is_number, numbers))):
+        fits = all(isinstance(n, float) or (isinstance(n, int) and -(2**63) <= n < 2**63) for n in numbers)
+        if not name or not (isinstance(value, str) or _are_texts(value) or fits):
             raise sidecar.damaged(f"the attribute {name[:80]!r} is neither texts nor numbers")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number that an HDF5 attribute can hold."""
-    return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
