@@ -99,15 +99,15 @@ def list_cifar(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     read = _read_binary if version.binary else _read_pickled
     batches = [read(tree, i, version, "test" if name == version.test else "train") for name, i in files.items()]
     attrs: dict[str, dict[str, Any]] = {}
+    there = {name: i for i, name in enumerate(tree.names)}
     used = set(files.values())
     for column, classes in version.labels[::-1]:
         file, key = version.names[column]
-        attrs[column] = {}
-        if folder + file in tree.names:
-            used.add(i := tree.names.index(folder + file))
-            attrs[column] = {"names": _class_names(tree, i, key, classes)}
-        else:
+        i = there.get(folder + file, -1)
+        attrs[column] = {"names": _class_names(tree, i, key, classes)} if i >= 0 else {}
+        if i < 0:
             draft.notes.append(f"There is no {file}: the classes of {column} have no names.")
+        used.add(i)
     return joined_samples(draft, tree, batches, attrs, used)
 
 
@@ -121,19 +121,17 @@ def _find(tree: Tree) -> list[tuple[_Version, str, dict[str, int]]]:
     for folder, names in folders.items():
         for version in _VERSIONS:
             files = {name: names[name] for name in (*version.train, version.test) if name in names}
-            if files and _fits(tree, version, files, names):
+            # `train` and `test` of CIFAR-100 may be anything: the files beside them and their content tell.
+            known = any(name in names for name, _ in version.names.values())
+            if len(version.labels) == 1:
+                fits = True
+            elif version.binary:
+                fits = known or all(tree.sizes[i] % (_PIXELS + 2) == 0 and tree.sizes[i] > 0 for i in files.values())
+            else:
+                fits = known and all(tree.files.read_head(i, 1) in (b"\x80", b"(") for i in files.values())
+            if files and fits:
                 found.append((version, folder, files))
     return found
-
-
-def _fits(tree: Tree, version: _Version, files: dict[str, int], names: dict[str, int]) -> bool:
-    """Whether these files are what their names say, checked for CIFAR-100: `train` and `test` may be anything."""
-    if len(version.labels) == 1:
-        return True
-    known = any(name in names for name, _ in version.names.values())
-    if version.binary:
-        return known or all(tree.sizes[i] % (_PIXELS + 2) == 0 and tree.sizes[i] > 0 for i in files.values())
-    return known and all(tree.files.read_head(i, 1) in (b"\x80", b"(") for i in files.values())
 
 
 def _leave_out_absent(draft: Draft, version: _Version, folder: str, files: dict[str, int]) -> None:
@@ -170,16 +168,15 @@ def _read_pickled(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
         for (column, classes), key in zip(version.labels, version.keys, strict=True)
     }
     names = batch.get("filenames")
-    if not isinstance(names, list) or len(names) != count or set(map(type, names)) - {str, bytes}:
-        names = [""] * count
+    whole = isinstance(names, list) and len(names) == count and not set(map(type, names)) - {str, bytes}
     # A pickle can hold a long name once and name it for each image: keys would take more memory than the file.
-    names = _texts(names) if sum(map(len, names)) <= len(content) else [""] * count
+    names = _texts(names) if whole and sum(map(len, names)) <= len(content) else []
     rows: Arrays
     if data.offset >= 0 and not data.fortran:
         rows = rows_in_tree(tree, i, content, offset=data.offset, num_rows=count, shape=_SHAPE, axes="CHW")
     else:  # Python 3 writes arrays as text with protocols 0 to 2
         rows = MemoryRows.of(data.values().reshape(count, *_SHAPE), "CHW")
-    return RowFile(i, split, rows, _unique(names), labels)
+    return RowFile(i, split, rows, count, labels, names)
 
 
 def _read_binary(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
@@ -198,7 +195,7 @@ def _read_binary(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
         for at, (column, classes) in enumerate(version.labels)
     }
     rows = rows_in_tree(tree, i, content, offset=head, num_rows=count, shape=_SHAPE, stride=record, axes="CHW")
-    return RowFile(i, split, rows, _unique([""] * count), labels)
+    return RowFile(i, split, rows, count, labels)
 
 
 def _checked(values: object, count: int, classes: int, what: str) -> NDArray[np.int64]:
@@ -239,19 +236,6 @@ def _unpickled(content: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SourceError(f"{where}: the pickle holds no dict. Fetch the download again.")
     return {key.decode("latin1") if isinstance(key, bytes) else str(key): item for key, item in value.items()}
-
-
-def _unique(names: list[str]) -> list[str]:
-    """Returns names of which those that are absent or repeated have the number of their image."""
-    if len(set(names)) == len(names) and "" not in names:
-        return names
-    seen: set[str] = set()
-    for row, name in enumerate(names):
-        if not name or name in seen:
-            name = f"{name}#{row:05d}" if name else f"{row:05d}"
-        seen.add(name)
-        names[row] = name
-    return names
 
 
 def _texts(names: Sequence[str | bytes]) -> list[str]:
