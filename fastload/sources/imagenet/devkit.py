@@ -14,10 +14,11 @@ from __future__ import annotations
 import io
 import re
 import zlib
+from collections.abc import Iterable
 
 from fastload.errors import MissingExtraError, SourceError
-from fastload.sources.assemble import Draft
-from fastload.sources.tree import Tree, is_image, key_of
+from fastload.sources.assemble import Draft, stem_of
+from fastload.sources.tree import Line, Tree, is_image, key_of
 
 WNID = re.compile(r"n\d{8}")
 DEVKIT = re.compile(r"ILSVRC2012_devkit_t12\.(tar\.gz|tgz|tar)", re.IGNORECASE)
@@ -57,24 +58,25 @@ class GroundTruth:
         self.devkit |= {base: tree.read_text(self.at[base]) for base in (META, GROUND_TRUTH) if base in self.at}
         self.words: dict[str, str] = {}
         self._meta: dict[int, tuple[str, str]] = {}
-        table = next((base for base in SYNSETS if base in self.at), "")
-        if table:
-            self.words = parse_synsets(tree.read_text(self.at[table]), self.where(table))
+        if table := next((base for base in SYNSETS if base in self.at), ""):
+            self.words = parse_synsets(tree.lines(self.at[table]))
         elif META in self.devkit:
             try:
                 self.words = dict(self.meta().values())
             except MissingExtraError as exc:
                 draft.notes.append(f"The words of the classes stay unknown. {exc}")
         # Tiny ImageNet's table lists all synsets of WordNet: it has the words, but not which classes there are.
-        self.more_words = parse_words(tree.read_text(self.at[WORDS])) if WORDS in self.at and not self.words else {}
+        lines = tree.lines(self.at[WORDS]) if WORDS in self.at and not self.words else []
+        parts = (line.text.partition("\t") for line in lines)
+        self.more_words = {wnid: key_of(words.strip()) for wnid, _, words in parts if WNID.fullmatch(wnid)}
         if not self.words and not self.more_words:
             draft.notes.append(
                 f"There is no {SYNSETS[0]} and no readable devkit: classes have only their wnids as names."
             )
 
     def where(self, base: str) -> str:
-        """Returns the path of a file, for messages."""
-        return f"{self.tree.path}: {key_of(self.tree.names[self.at[base]]) if base in self.at else base}"
+        """Returns the path of a file, which may lie in the packed devkit, for messages."""
+        return self.tree.where(self.at[base]) if base in self.at else f"{self.tree.path}: {base}"
 
     def meta(self) -> dict[int, tuple[str, str]]:
         """Returns ILSVRC2012_ID -> (wnid, words)."""
@@ -84,9 +86,11 @@ class GroundTruth:
 
     def by_stem(self) -> dict[str, str]:
         """Returns stem of each validation image -> wnid; empty without a table or devkit."""
-        for base in (SOLUTION, TINY):
-            if base in self.at:
-                return parse_solution(self.tree.read_text(self.at[base]), self.where(base))
+        if SOLUTION in self.at:
+            return parse_solution([(line, line.text.split(",")) for line in self.tree.lines(self.at[SOLUTION])])
+        if TINY in self.at:
+            rows = [(line, line.text.split("\t")) for line in self.tree.lines(self.at[TINY])]
+            return parse_solution([(line, [stem_of(row[0]), row[1]]) for line, row in rows if len(row) > 1])
         if GROUND_TRUTH in self.devkit and META in self.devkit:
             return parse_ground_truth(self.devkit[GROUND_TRUTH], self.meta(), self.where(GROUND_TRUTH))
         return {}
@@ -115,8 +119,7 @@ def read_devkit(tree: Tree, position: int) -> dict[str, bytes]:
                 if info.size < 0:
                     raise tarfile.ReadError(f"{info.name} has the size {info.size}")
                 base = info.name.rpartition("/")[2]
-                file = archive.extractfile(info) if base in (META, GROUND_TRUTH) and info.isreg() else None
-                if file is not None:
+                if base in (META, GROUND_TRUTH) and info.isreg() and (file := archive.extractfile(info)):
                     found[base] = file.read()
             return found
     except (tarfile.TarError, OSError, EOFError, zlib.error) as exc:
@@ -177,61 +180,37 @@ def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str
     return wnids
 
 
-def parse_words(data: bytes) -> dict[str, str]:
-    """Returns wnid -> words from Tiny ImageNet's words.txt; other lines are passed over."""
-    lines = (line.partition("\t") for line in data.decode("utf-8", "replace").splitlines())
-    return {wnid: words.strip() for wnid, _, words in lines if WNID.fullmatch(wnid)}
-
-
-def parse_synsets(data: bytes, where: str) -> dict[str, str]:
+def parse_synsets(lines: list[Line]) -> dict[str, str]:
     """Returns wnid -> words from LOC_synset_mapping.txt.
 
     Raises:
         SourceError: a line has no wnid, or a wnid occurs twice.
     """
     words: dict[str, str] = {}
-    for number, line in enumerate(_text(data, where).splitlines(), 1):
-        wnid, _, rest = line.strip().partition(" ")
-        if not wnid:
-            continue
+    for line in lines:
+        wnid, _, rest = line.text.partition(" ")
         if not WNID.fullmatch(wnid) or wnid in words:
             why = "occurs twice" if wnid in words else "is no wnid such as n01440764"
-            raise SourceError(f"{where}, line {number}: {wnid[:40]!r} {why}. Fix the line or remove the file.")
-        words[wnid] = rest.strip()
+            raise line.error(f"{key_of(wnid)[:40]!r} {why}. Fix the line or remove the file.")
+        words[wnid] = key_of(rest.strip())
     return words
 
 
-def parse_solution(data: bytes, where: str) -> dict[str, str]:
-    """Returns stem of each image -> wnid, from LOC_val_solution.csv or, with tabs, val_annotations.txt.
+def parse_solution(rows: Iterable[tuple[Line, list[str]]]) -> dict[str, str]:
+    """Returns stem of each image -> wnid, from the lines of a table and the cells in them: the image, then its boxes.
 
     Raises:
         SourceError: a row has no wnid or different ones, or an image occurs twice.
     """
-    import csv
-
-    text = _text(data, where)
-    if where.endswith(TINY):
-        rows = [
-            [row[0].rpartition(".")[0], row[1]] for row in csv.reader(io.StringIO(text), delimiter="\t") if len(row) > 1
-        ]
-    else:
-        rows = list(csv.reader(io.StringIO(text)))
     wnids: dict[str, str] = {}
-    for number, row in enumerate(rows, 1):
-        if not row or row[0] == "ImageId":
+    for line, (image, *boxes) in rows:
+        if image == "ImageId":
             continue
         # Each wnid is followed by the four numbers of a box.
-        found = set(row[1].split()[::5]) if len(row) == 2 else set()
+        found = set(boxes[0].split()[::5]) if len(boxes) == 1 else set()
         (wnid,) = found if len(found) == 1 else ("",)
-        if not WNID.fullmatch(wnid) or row[0] in wnids:
-            why = "occurs twice" if row[0] in wnids else "has not one wnid such as n01440764 before its boxes"
-            raise SourceError(f"{where}, line {number}: {row[0][:60]!r} {why}. Fix the line or fetch the file again.")
-        wnids[row[0]] = wnid
+        if not WNID.fullmatch(wnid) or image in wnids:
+            why = "occurs twice" if image in wnids else "has not one wnid such as n01440764 before its boxes"
+            raise line.error(f"{key_of(image)[:60]!r} {why}. Fix the line or fetch the file again.")
+        wnids[image] = wnid
     return wnids
-
-
-def _text(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise SourceError(f"{where} is not UTF-8 (byte {exc.start}). Fetch it again.") from exc

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, Samples, Splits, split_path
+from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
 from fastload.sources.imagenet.devkit import (
     DEVKIT,
     GROUND_TRUTH,
@@ -48,21 +48,16 @@ _PREFIXED = re.compile(r"(n\d{8})_[^/]*")
 
 
 class _Part(NamedTuple):
-    """Images of the tree given, or of one archive in it.
+    """Images of the tree given, or of one archive in it; `prefix` is that of their keys, `rows` are positions.
 
-    Attributes:
-        prefix: prefix of their keys.
-        tree: the tree they are read from.
-        rows: int64, positions of the images in the tree.
-        split: split of all of them; "" if their folders say it.
-        wnid: class of all of them; "" if their folders or names say it.
+    The split of all of them and the class of all of them are "" if their folders or names say it.
     """
 
     prefix: str
     tree: Tree
     rows: NDArray[np.int64]
-    split: str
-    wnid: str
+    split: str = ""
+    wnid: str = ""
 
 
 class _NamedImage(NamedTuple):
@@ -76,7 +71,7 @@ class _NamedImage(NamedTuple):
 
     split: str
     wnid: str
-    stem: str
+    stem: str = ""
 
 
 def imagenet_evidence(tree: Tree) -> list[str]:
@@ -134,7 +129,10 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     _refuse_strays(tree, keys, images)
     truth = GroundTruth(draft, tree)
     wnids = _wnids(draft, tree, keys, images, truth)
-    classes = _classes(draft, set(wnids) - {""}, truth)
+    classes = sorted({*wnids, *truth.words} - {""})  # those of the table of classes, if there is one, and of the images
+    if truth.words and (unknown := [wnid for wnid in classes if wnid not in truth.words]):
+        draft.note("Classes that the table of classes does not list", unknown)
+    draft.notes.append(f"Classes by wnid ({len(classes)}): {first_few(classes, 3)}; label = rank of the sorted wnid.")
     rank = {wnid: i for i, wnid in enumerate(classes)} | {"": -1}
     labels = np.fromiter(map(rank.__getitem__, wnids), np.int64, len(wnids))
     splits = Splits.of([image.split for image in images])
@@ -160,7 +158,7 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:
     """Returns the images of the tree itself, of archives of whole splits, and of archives of one class each."""
     draft.leave_out_broken(tree)
-    own = _Part("", tree, tree.images(), "", "")
+    own = _Part("", tree, tree.images())
     parts = [own] if len(own.rows) else []
     files = [(i, name, split_path(name)[1]) for i, name in enumerate(tree.names) if not is_image(name)]
     unpacked, classes, others = set(tree.folders), list[int](), list[str]()
@@ -174,14 +172,15 @@ def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:
             others.append(name)
         elif match:
             classes.append(i)
-        elif split:
-            parts += _whole_split(draft, tree, i, split)
+        elif split:  # an original archive of a split, which holds archives of classes (train) or images
+            whole = _opened(draft, tree, i, "", split, "")
+            inside = [i for i, name in enumerate(whole.tree.names) if _CLASS_ARCHIVE.fullmatch(split_path(name)[1])]
+            parts += [whole] * bool(len(whole.rows)) + _class_archives(draft, whole.tree, inside, whole.prefix, split)
             draft.notes.append(f"Read the images of {split!r} in {key_of(name)}.")
         elif base not in TABLES and not DEVKIT.fullmatch(base):
             others.append(name)
     parts += _class_archives(draft, tree, classes, "", _of_split(tree.path.name) if tree.archive else "")
-    if others:
-        draft.notes.append(f"Ignored, since they are no images by their suffix ({len(others)}): {first_few(others)}.")
+    draft.note("Ignored, since they are no images by their suffix", others)
     return parts
 
 
@@ -191,20 +190,12 @@ def _of_split(base: str) -> str:
     return match[1].lower() if match else ""
 
 
-def _whole_split(draft: Draft, tree: Tree, position: int, split: str) -> list[_Part]:
-    """Returns the images of an original archive of a split, which holds archives of classes (train) or images."""
-    own = _opened(draft, tree, position, "", split, "")
-    inside = [i for i, name in enumerate(own.tree.names) if _CLASS_ARCHIVE.fullmatch(split_path(name)[1])]
-    return [own] * bool(len(own.rows)) + _class_archives(draft, own.tree, inside, own.prefix, split)
-
-
 def _class_archives(draft: Draft, tree: Tree, positions: list[int], prefix: str, split: str) -> list[_Part]:
     """Returns the images of archives of one class each."""
     parts = []
     for position in positions:
-        wnid = split_path(tree.names[position])[1].removesuffix(".tar")
         try:
-            parts.append(_opened(draft, tree, position, prefix, split, wnid))
+            parts.append(_opened(draft, tree, position, prefix, split, stem_of(tree.names[position])))
         except SourceError as exc:
             if draft.on_error == "fail":
                 raise
@@ -219,8 +210,7 @@ def _opened(draft: Draft, tree: Tree, position: int, prefix: str, split: str, wn
 
     inner, name = list_inner_tar(tree, position), prefix + tree.names[position]
     draft.leave_out_broken(inner, f"{key_of(name)}/")
-    split = split or split_of_parts(name.split("/")[:-1])
-    return _Part(f"{name}/", inner, inner.images(), split, wnid)
+    return _Part(f"{name}/", inner, inner.images(), split or split_of_parts(name.split("/")[:-1]), wnid)
 
 
 def _named_images(part: _Part) -> Iterator[_NamedImage]:
@@ -231,13 +221,13 @@ def _named_images(part: _Part) -> Iterator[_NamedImage]:
         if (image := by_folder.get(folder)) is None:
             steps = folder.split("/")
             wnid = part.wnid or next((step for step in reversed(steps) if WNID.fullmatch(step)), "")
-            image = by_folder[folder] = _NamedImage(part.split or split_of_parts(steps) or "all", wnid, "")
+            image = by_folder[folder] = _NamedImage(part.split or split_of_parts(steps) or "all", wnid)
         if image.wnid:
             yield image
         elif match := _NUMBERED.fullmatch(base):
             yield _NamedImage(match[2], "", match[1])
         elif match := _PREFIXED.fullmatch(base):
-            yield _NamedImage(image.split, match[1], "")
+            yield _NamedImage(image.split, match[1])
         else:
             yield image
 
@@ -280,20 +270,8 @@ def _wnids(draft: Draft, tree: Tree, keys: list[str], images: list[_NamedImage],
                 "without labels: `--on-error skip` (label -1)."
             )
         draft.notes.append(f"Images without a class have the label -1: {why}.")
-    if absent := sorted(set(known) - flat):
-        draft.notes.append(
-            f"Validation images that are listed with a class, but have no file ({len(absent)}): {first_few(absent)}."
-        )
+    draft.note("Validation images that are listed with a class, but have no file", sorted(set(known) - flat))
     return [image.wnid or (known.get(image.stem, "") if image.split == "val" else "") for image in images]
-
-
-def _classes(draft: Draft, seen: set[str], truth: GroundTruth) -> list[str]:
-    """Returns the sorted wnids of the classes: those of the table of classes, if there is one, and of the images."""
-    classes, unknown = sorted(seen.union(truth.words)), sorted(seen - set(truth.words))
-    if truth.words and unknown:
-        draft.notes.append(f"Classes that the table of classes does not list ({len(unknown)}): {first_few(unknown)}.")
-    draft.notes.append(f"Classes by wnid ({len(classes)}): {first_few(classes, 3)}; label = rank of the sorted wnid.")
-    return classes
 
 
 def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[_Part]) -> None:
