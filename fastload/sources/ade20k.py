@@ -20,7 +20,7 @@ from fastload.format.column import Column
 from fastload.sources.assemble import Draft, Samples, children, split_path, stem_of, values_in_masks
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.pairs import Pairs
-from fastload.sources.tree import Tree, key_of
+from fastload.sources.tree import Line, Tree, key_of
 
 OBJECTS, SCENES = "objectInfo150.txt", "sceneCategories.txt"
 NUM_CLASSES = 150
@@ -29,7 +29,6 @@ CALLED_CORRUPTED = tuple(f"ADE_train_{n:08}" for n in (3020, 1701, 13508, 8455))
 """Training images that the converter of MosaicML Streaming leaves out as corrupted."""
 
 _IMAGE = re.compile(r"(?:^|/)ADE_(train|val|test)_\d{8}\.jpe?g$", re.IGNORECASE)
-_ANNOTATIONS = ("annotations/", "annotations_detectron2/")
 
 
 def ade20k_evidence(tree: Tree) -> list[str]:
@@ -59,20 +58,14 @@ def list_ade20k(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     for split in pairs.splits_without_masks() if masks else ():
         draft.notes.append(f"The split {split!r} has no masks: it is packed without.")
     stems = pairs.complete(draft)
-    listed = [stem for stem in CALLED_CORRUPTED if stem in images]
-    if listed:
+    if listed := [stem for stem in CALLED_CORRUPTED if stem in images]:
         draft.notes.append(
             f"Kept, though the converter of MosaicML Streaming calls them corrupted: {', '.join(listed)}."
         )
     columns = _scenes(draft, tree, root, images, stems)
     classes = _class_names(draft, tree, root)
-    return pairs.samples(
-        stems,
-        columns,
-        masked=bool(masks),
-        names=classes if shifted or not classes else ("other", *classes),
-        ignore_index=255 if shifted else 0,
-    )
+    names = classes if shifted or not classes else ("other", *classes)
+    return pairs.samples(stems, columns, masked=bool(masks), names=names, ignore_index=255 if shifted else 0)
 
 
 def _find_images(tree: Tree) -> tuple[str, dict[str, int], dict[str, str]]:
@@ -109,21 +102,20 @@ def _find_images(tree: Tree) -> tuple[str, dict[str, int], dict[str, str]]:
 
 def _find_masks(draft: Draft, tree: Tree, root: str) -> tuple[dict[str, int], bool]:
     """Returns stem -> position of the masks, and whether they are numbered as for detectron2."""
-    there: dict[str, dict[str, int]] = {folder: {} for folder in _ANNOTATIONS}
-    for folder, masks in there.items():
-        for name in SPLITS:
-            masks |= children(tree, f"{root}{folder}{name}/")
-    used = next((folder for folder in _ANNOTATIONS if there[folder]), "")
-    if not used:
+    original, detectron2 = (
+        {stem: i for name in SPLITS for stem, i in children(tree, f"{root}{folder}/{name}/").items()}
+        for folder in ("annotations", "annotations_detectron2")
+    )
+    if not original and not detectron2:
         draft.notes.append("There are no masks: no folder annotations.")
         return {}, False
-    original, detectron2 = _ANNOTATIONS
-    if used == original and there[detectron2]:
+    if original and detectron2:
         draft.notes.append("Read the masks in annotations, not those in annotations_detectron2.")
-    seen = values_in_masks(tree.files, list(there[used].values())).tolist()
+    masks, used = (original, "annotations") if original else (detectron2, "annotations_detectron2")
+    seen = values_in_masks(tree.files, list(masks.values())).tolist()
     if not seen:
-        return there[used], used == detectron2
-    where, labelled = f"{tree.given}: {key_of(root)}{used}", [value for value in seen if value < 255]
+        return masks, not original
+    where, labelled = f"{tree.given}: {key_of(root)}{used}/", [value for value in seen if value < 255]
     if beyond := [str(value) for value in labelled if value > NUM_CLASSES]:
         raise SourceError(
             f"{where}: masks hold {first_few(beyond)}, expected 0..{NUM_CLASSES}, or 255 where they are shifted. "
@@ -136,30 +128,27 @@ def _find_masks(draft: Draft, tree: Tree, root: str) -> tuple[dict[str, int], bo
             "has. Make them again from one source."
         )
     # The original masks never hold 255; shifted ones hold it where nothing is labelled.
-    shifted = seen[-1] == 255 or (used == detectron2 and seen[-1] < NUM_CLASSES)
+    shifted = seen[-1] == 255 or (not original and seen[-1] < NUM_CLASSES)
     span = f"{seen[0]}..{(labelled or seen)[-1]}{', 255' if seen[-1] == 255 else ''}"
     shown = "0..149 with 255 = ignore, shifted as for detectron2" if shifted else "0 = other and ignored, 1..150"
-    draft.notes.append(
-        f"Masks in {used[:-1]}: {shown}, by their values ({span} in a sample of them); kept as they are."
-    )
-    return there[used], shifted
+    draft.notes.append(f"Masks in {used}: {shown}, by their values ({span} in a sample of them); kept as they are.")
+    return masks, shifted
 
 
-def _find_text(draft: Draft, tree: Tree, root: str, base: str, without: str) -> int | None:
-    """Returns the position of a text file: the one in the top folder, else the first found elsewhere; None for none."""
-    positions = [i for i, name in enumerate(tree.names) if split_path(name)[1] == base]
-    if not positions:
-        draft.notes.append(f"There is no {base}: {without}.")
-    return next((i for i in positions if tree.names[i] == root + base), next(iter(positions), None))
+def _read_text(draft: Draft, tree: Tree, root: str, base: str, without: str) -> list[Line]:
+    """Returns the lines of a text file in the top folder, else of the first found elsewhere; [] for none."""
+    found = [i for i, name in enumerate(tree.names) if split_path(name)[1] == base]
+    lines = tree.lines(max(found, key=lambda i: tree.names[i] == root + base)) if found else []
+    if not lines:
+        draft.notes.append(f"There is no {base}{', or it is empty' * bool(found)}: {without}.")
+    return lines
 
 
 def _class_names(draft: Draft, tree: Tree, root: str) -> tuple[str, ...]:
     """Returns the names of classes 1..150; () without their file."""
-    position = _find_text(draft, tree, root, OBJECTS, "the classes have no names")
-    if position is None:
-        return ()
     names: dict[int, str] = {}
-    for line in tree.lines(position):
+    lines = _read_text(draft, tree, root, OBJECTS, "the classes have no names")
+    for line in lines:
         number, *cells = map(str.strip, line.text.split("\t"))
         if number == "Idx":
             continue
@@ -169,9 +158,9 @@ def _class_names(draft: Draft, tree: Tree, root: str) -> tuple[str, ...]:
                 "Fetch the file again, or remove it to pack without names."
             )
         names[int(number)] = key_of(cells[-1])
-    if sorted(names) != list(range(1, NUM_CLASSES + 1)):
+    if lines and sorted(names) != list(range(1, NUM_CLASSES + 1)):
         raise SourceError(
-            f"{tree.where(position)}: it names {len(names)} classes, expected 1..{NUM_CLASSES}. "
+            f"{lines[0].where}: it names {len(names)} classes, expected 1..{NUM_CLASSES}. "
             "Fetch the file again, or remove it to pack without names."
         )
     return tuple(names[i] for i in sorted(names))
@@ -179,24 +168,21 @@ def _class_names(draft: Draft, tree: Tree, root: str) -> tuple[str, ...]:
 
 def _scenes(draft: Draft, tree: Tree, root: str, images: dict[str, int], stems: list[str]) -> dict[str, Column]:
     """Returns the column of the images' scenes; {} without their file."""
-    position = _find_text(draft, tree, root, SCENES, "no labels")
-    if position is None:
-        return {}
     scene_of: dict[str, str] = {}
-    for line in tree.lines(position):
+    for line in _read_text(draft, tree, root, SCENES, "no labels"):
         stem, _, scene = line.text.partition(" ")
         stem, scene = stem.removesuffix(".jpg"), key_of(scene.strip())
         if not scene:
             raise line.error(f"{line.text!r}, expected an image and its scene. Fix the line.")
         if scene_of.setdefault(stem, scene) != scene:
             raise line.error(f"{key_of(stem)} has a second scene. Remove the wrong line.")
+    if not scene_of:
+        return {}
     kinds = {stem.rpartition("_")[0] for stem in images}  # ADE_train, ADE_val
     for stem in scene_of:
         # The file lists train and val; a dataset may have only one of them.
         if stem.rpartition("_")[0] in kinds and stem not in images and stem not in draft.unreadable:
             draft.leave_out(key_of(stem), f"is listed in {SCENES}, but has no image")
-    if not scene_of:
-        return {}
     names = tuple(sorted(set(scene_of.values())))
     index = {name: i for i, name in enumerate(names)}
     labels = np.array([index.get(scene_of.get(stem, ""), -1) for stem in stems], np.int64)

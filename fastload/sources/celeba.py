@@ -177,7 +177,7 @@ def _find_faces(tree: Tree, draft: Draft) -> tuple[Tree, NDArray[np.int64], str]
             )
         draft.notes.append(f"Read the images in {key_of(archive)}.")
         inner = open_tree(tree.path / archive)
-        return inner, find_images(inner)[0], key_of(archive)
+        return inner, find_images(inner), key_of(archive)
     folders = folders or list(by_folder)
     if len(folders) > 1:
         raise SourceError(

@@ -20,7 +20,7 @@ from fastload.errors import SourceError
 from fastload.format.column import Column
 from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few
-from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of
+from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
 IMAGE_FOLDERS = frozenset("image images img imgs input inputs jpegimages".split())
 """Names, in lower case, of a folder that holds all images while its siblings hold annotations."""
@@ -48,7 +48,9 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             images next to splits.
     """
     draft.leave_out_broken(tree)
-    rows, draft.notes = find_images(tree)
+    rows = find_images(tree)
+    if len(rows) < len(tree.names):
+        draft.note("Ignored, since they are no images by their suffix", tree.others(rows.tolist()))
     names = [tree.names[i] for i in rows.tolist()]
     around = folder_around(names, tree.archive)
     if around:
@@ -80,28 +82,26 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     index = {name: i for i, name in enumerate(classes)}
     labels = np.array([index.get(top, -1) for top in number], np.int64)[numbers]
     order = np.lexsort((labels, split.index))  # stable: within a class, the order of the tree remains
-    draft.title = _summary(folders, classes)
-    columns = {"labels": Column(labels[order], {"names": tuple(map(key_of, classes))})} if classes else {}
+    shown = list(map(key_of, classes))
+    said = f"classes by folder ({len(shown)}): {first_few(shown)}."
+    if not shown:
+        said = "images without class folders, so without labels."
+    if folders:
+        said += f" Splits: {', '.join(f'{split} (folder {key_of(folder)})' for split, folder in folders.items())}."
+    draft.title = f"Layout folder: {said}"
+    columns = {"labels": Column(labels[order], {"names": tuple(shown)})} if classes else {}
     return Samples.in_tree(tree, rows[order], Splits(split.index[order], split.names), columns)
 
 
-def find_images(tree: Tree) -> tuple[NDArray[np.int64], list[str]]:
-    """Returns the positions of the images in a tree, and a note about the other files, if there are any.
+def find_images(tree: Tree) -> NDArray[np.int64]:
+    """Returns the positions of the images in a tree.
 
     Raises:
         SourceError: there is no image.
     """
     rows = tree.images()
-    others = len(tree.names) - len(rows)
-    if len(rows) == 0:
-        raise SourceError(_no_image(tree))
-    if others == 0:
-        return rows, []
-    names = [key_of(name) for name in tree.names if not is_image(name)]
-    return rows, [f"Ignored, since they are no images by their suffix ({others}): {first_few(names)}."]
-
-
-def _no_image(tree: Tree) -> str:
+    if len(rows):
+        return rows
     looked = " ".join(IMAGE_SUFFIXES)
     if not tree.names:
         why = "it is empty"
@@ -109,14 +109,15 @@ def _no_image(tree: Tree) -> str:
             why = f"{key_of(tree.broken[0][0])} {tree.broken[0][1]}, and there is nothing else"
         elif tree.folders:
             why = f"it is empty but for folders ({len(tree.folders)})"
-        return f"{tree.path} holds no image: {why}. Give the folder or archive that holds the images ({looked})."
+        raise SourceError(
+            f"{tree.path} holds no image: {why}. Give the folder or archive that holds the images ({looked})."
+        )
     found = Counter(Path(name).suffix.lower() or "no suffix" for name in tree.names)
     listed = first_few([f"{count} {suffix}" for suffix, count in found.most_common()])
-    hint = " Is it the right folder?"
-    packed = [key_of(name) for name in tree.names if name.lower().endswith((".zip", ".tar"))]
-    if packed:
-        hint = f" To pack an archive that lies in it, give the archive itself: {tree.path / packed[0]}."
-    return f"{tree.path} holds no image: looked for {looked} (in any case), found only {listed}.{hint}"
+    hint = "Is it the right folder?"
+    if packed := [key_of(name) for name in tree.names if name.lower().endswith((".zip", ".tar"))]:
+        hint = f"To pack an archive that lies in it, give the archive itself: {tree.path / packed[0]}."
+    raise SourceError(f"{tree.path} holds no image: looked for {looked} (in any case), found only {listed}. {hint}")
 
 
 def folder_around(names: list[str], archive: bool) -> str:
@@ -145,13 +146,10 @@ def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> 
     found: dict[str, str] = {}
     where = tree.path / key_of(around) if not tree.archive else f"{tree.path}: {key_of(around)}"
     for top in tops:
-        name = SPLITS.get(top.lower())
-        if name in found:
+        if (name := SPLITS.get(top.lower())) and found.setdefault(name, top) != top:
             raise SourceError(
                 f"{where}: the folders {found[name]} and {top} are both the split {name!r}. Merge them, or rename one."
             )
-        if name is not None:
-            found[name] = top
     if not found:
         return {}
     shown = first_few(sorted(found.values()))
@@ -161,14 +159,14 @@ def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> 
             f"those away; or, if all of them are classes, rename {min(found.values())} so that it is not taken for a "
             "split."
         )
-    below = [folder.removeprefix(around) for folder in tree.folders if folder.startswith(around)]
-    if empty := [key_of(name) for name in below if name.lower() in SPLITS and name not in tops]:
-        draft.notes.append(f"Folders of splits without an image were ignored: {first_few(empty)}.")
     if direct := [key_of(name) for name in inside if "/" not in name]:
         raise SourceError(
             f"{where}: images lie next to the splits {shown} ({len(direct)}): {first_few(direct)}. Move each into a "
             "split, or away."
         )
+    below = [folder.removeprefix(around) for folder in tree.folders if folder.startswith(around)]
+    empty = [key_of(name) for name in below if name.lower() in SPLITS and name not in tops]
+    draft.note("Folders of splits without an image were ignored", empty)
     return {split: found[split] for split in SPLIT_ORDER if split in found}
 
 
@@ -206,18 +204,10 @@ def _classes(draft: Draft, tree: Tree, folders: dict[str, str], present: dict[st
         lacking = [key_of(name) for name in classes if name not in here]
         if not here:
             draft.notes.append(f"The split {split!r} has no class folders: its labels are -1.")
-        elif lacking:
-            draft.notes.append(f"Classes without an image in {split!r} ({len(lacking)}): {first_few(lacking)}.")
+        else:
+            draft.note(f"Classes without an image in {split!r}", lacking)
     return classes
 
 
 def _place(tree: Tree, folder: str) -> str:
     return f"{tree.path}: {key_of(folder)}" if folder else str(tree.path)
-
-
-def _summary(split_folders: dict[str, str], classes: list[str]) -> str:
-    named = [f"{split} (folder {key_of(folder)})" for split, folder in split_folders.items()]
-    splits = f" Splits: {', '.join(named)}." if named else ""
-    if not classes:
-        return f"Layout folder: images without class folders, so without labels.{splits}"
-    return f"Layout folder: classes by folder ({len(classes)}): {first_few(list(map(key_of, classes)))}.{splits}"

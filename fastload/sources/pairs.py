@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 from fastload.format.column import Column
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits
-from fastload.sources.listing import first_few
 from fastload.sources.tree import Tree, key_of
 
 K = TypeVar("K", bound=Hashable)
@@ -66,8 +65,7 @@ class Pairs(Generic[K]):
         """Notes the images of the tree that belong to no pair."""
         used = {*self.images.values(), *self.masks.values()}
         others = [key_of(self.tree.names[i]) for i in self.tree.images().tolist() if i not in used]
-        if others:
-            draft.notes.append(f"Ignored images outside the pairs of folders ({len(others)}): {first_few(others)}.")
+        draft.note("Ignored images outside the pairs of folders", others)
 
     def positions(self, keys: Iterable[K]) -> list[int]:
         """Returns the position of the mask of each key, -1 for none."""

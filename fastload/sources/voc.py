@@ -82,8 +82,7 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     names = {item.name for items in (objects or {}).values() for item in items} | set(marks)
     others = sorted(names - set(CLASSES))
     classes = tuple(sorted(names)) if others else CLASSES
-    if others:
-        draft.note("Classes other than VOC's twenty are there, so that the names are those that occur", others)
+    draft.note("Classes other than VOC's twenty are there, so that the names are those that occur", others)
     columns = {} if masks else _labels(draft, stems, classes, marks, objects)
     if objects is not None:
         columns |= box_columns(list(objects.values()), classes)

@@ -83,7 +83,7 @@ def test_a_flat_split_beside_labelled_ones_has_labels_of_minus_one(tmp_path: Pat
     assert values(listing) == [0, 1, -1]
     assert listing.split_names == ("train", "test")
     assert "'test' has no class folders" in notes_of(listing)
-    assert "without an image were ignored: val" in notes_of(listing)
+    assert "without an image were ignored (1): val" in notes_of(listing)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import tarfile
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -50,7 +53,48 @@ def list_tar(
     found = FoundMembers()
     links: list[tuple[str, str]] = []
     where = f"{path}: {key_of(inner)}" if inner else str(path)
-    end = archive_size if size is None else start + size
+    end, stopped = archive_size if size is None else start + size, start
+    for info, offset in _headers(path, where, start):
+        stopped = offset
+        if info.offset + 512 > end:
+            raise SourceError(_no_end_mark(where, info.offset))
+        if info.isfile() and info.offset_data + info.size > end:
+            raise SourceError(cut_short(where, info.name))
+        _take(found, info, links)
+    # tarfile ends quietly at a damaged header, at a missing end mark and at the first of several archives in a row.
+    with open(path, "rb") as file:
+        file.seek(stopped)
+        rest = file.read(min(2**20, max(0, end - stopped)))
+    if len(rest) < 512:
+        raise SourceError(_no_end_mark(where, stopped))
+    if any(rest[:512]):
+        raise SourceError(
+            f"{where}: this tar is damaged at byte {stopped}, where a member should begin. Copy or download it again."
+        )
+    if any(rest):
+        raise SourceError(
+            f"{where}: there is more data behind the end of this tar (byte {stopped}), perhaps a second one written "
+            "behind the first. Unpack both with `tar --ignore-zeros -xf` and pack the folder."
+        )
+    _follow_links(found, links)
+    return found
+
+
+def first_names(path: Path, count: int) -> list[str]:
+    """Returns the names of the first `count` files in a tar, in its order; none if it is no tar."""
+    names: list[str] = []
+    with suppress(SourceError, OSError):  # list_tar reports what is wrong
+        files = (info for info, _ in _headers(path, str(path)) if info.isfile())
+        names += (normal(info.name) for info in islice(files, count))
+    return names
+
+
+def _headers(path: Path, where: str, start: int = 0) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Yields the header of each member of a tar that begins at `start`, and where the next header should begin.
+
+    Raises:
+        SourceError: a header is damaged.
+    """
     reached = start
     try:
         with open(path, "rb") as file:
@@ -60,37 +104,16 @@ def list_tar(
             ) as archive:
                 while (info := archive.next()) is not None:
                     archive.members.clear()  # type: ignore[attr-defined]  # or all headers stay in memory
-                    if info.offset + 512 > end:
-                        raise SourceError(_no_end_mark(where, info.offset))
                     # A size below 0 leads back to headers that were read already, for ever (CVE-2025-8194).
                     if info.size < 0 or archive.offset <= reached:
-                        raise SourceError(_damaged(where, f"{key_of(info.name)} has the size {info.size}"))
+                        raise tarfile.ReadError(f"{key_of(info.name)} has the size {info.size}")
                     reached = archive.offset
-                    if info.isfile() and info.offset_data + info.size > end:
-                        raise SourceError(cut_short(where, info.name))
-                    _take(found, info, links)
-                stopped = archive.offset
-    except tarfile.TarError as exc:
-        raise SourceError(_damaged(where, str(exc))) from exc
-    except SourceError:
-        raise
-    except (ValueError, IndexError, OverflowError) as exc:  # tarfile's own, at headers that make no sense
-        raise SourceError(_damaged(where, str(exc))) from exc
-    _check_end(path, where, stopped, end)
-    _follow_links(found, links)
-    return found
-
-
-def first_names(path: Path, count: int) -> list[str]:
-    """Returns the names of the first `count` files in a tar, in its order; none if it is no tar."""
-    names: list[str] = []
-    try:
-        with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as archive:
-            while len(names) < count and (info := archive.next()) is not None and info.size >= 0:
-                names += [normal(info.name)] if info.isfile() else []
-    except (tarfile.TarError, OSError, ValueError, IndexError):
-        pass  # list_tar reports what is wrong
-    return names
+                    yield info, reached
+    except (tarfile.TarError, ValueError, IndexError, OverflowError) as exc:  # the latter at headers without sense
+        raise SourceError(
+            f"{where}: this tar is damaged or cut short ({exc}). Copy or download it again; "
+            "`tar -tf` shows how far it can be read."
+        ) from exc
 
 
 def _take(found: FoundMembers, info: tarfile.TarInfo, links: list[tuple[str, str]]) -> None:
@@ -107,21 +130,12 @@ def _take(found: FoundMembers, info: tarfile.TarInfo, links: list[tuple[str, str
             found.refuse(name, f"is a link to {key_of(info.linkname)}, which points out of the archive")
         else:
             links.append((name, normal(target)))
-    elif info.ischr() or info.isblk():
-        found.refuse(name, "is a device, which is never read")
-    elif info.isfifo():
-        found.refuse(name, "is a pipe, which is never read")
+    elif info.ischr() or info.isblk() or info.isfifo():
+        found.refuse(name, f"is a {'pipe' if info.isfifo() else 'device'}, which is never read")
     elif not info.isfile() or info.issparse():
         found.refuse(name, "is not a plain file; unpack the archive")
     else:
         found.members.append(Member(name, info.offset_data, info.size, info.size))
-
-
-def _damaged(where: str, why: str) -> str:
-    return (
-        f"{where}: this tar is damaged or cut short ({why}). Copy or download it again; "
-        "`tar -tf` shows how far it can be read."
-    )
 
 
 def _no_end_mark(where: str, end: int) -> str:
@@ -129,24 +143,6 @@ def _no_end_mark(where: str, end: int) -> str:
         f"{where}: this tar has no end mark behind its last member (byte {end}); the copy or download was probably "
         "cut short. Fetch it again; if it is whole after all, unpack it with `tar -xf` and pack the folder."
     )
-
-
-def _check_end(path: Path, where: str, stopped: int, end: int) -> None:
-    # tarfile ends quietly at a damaged header, at a missing end mark and at the first of several archives in a row.
-    with open(path, "rb") as file:
-        file.seek(stopped)
-        rest = file.read(min(2**20, max(0, end - stopped)))
-    if len(rest) < 512:
-        raise SourceError(_no_end_mark(where, stopped))
-    if any(rest[:512]):
-        raise SourceError(
-            f"{where}: this tar is damaged at byte {stopped}, where a member should begin. Copy or download it again."
-        )
-    if any(rest):
-        raise SourceError(
-            f"{where}: there is more data behind the end of this tar (byte {stopped}), perhaps a second one written "
-            "behind the first. Unpack both with `tar --ignore-zeros -xf` and pack the folder."
-        )
 
 
 def _follow_links(found: FoundMembers, links: list[tuple[str, str]]) -> None:

@@ -52,15 +52,8 @@ def list_zip(path: Path) -> FoundMembers:
             found.refuse(given or "a member", reason)
         elif info.is_dir():
             found.folders.append(name)
-        elif reason := _why_not_a_file(info) or overlapping.get(info.header_offset, "") or _why_a_bomb(info):
+        elif reason := _why_refused(info) or overlapping.get(info.header_offset, ""):
             found.refuse(name, reason)
-        elif info.flag_bits & 0x1:
-            found.refuse(name, "is encrypted; unpack the archive with its password")
-        elif info.compress_type not in (STORED, DEFLATED):
-            kind = _METHODS.get(info.compress_type, "unknown")
-            found.refuse(
-                name, f"is compressed with method {info.compress_type} ({kind}); only stored and deflate are read"
-            )
         elif info.header_offset < 0 or info.header_offset + LOCAL_HEADER.size + info.compress_size > end:
             raise SourceError(cut_short(path, name))
         else:
@@ -69,15 +62,19 @@ def list_zip(path: Path) -> FoundMembers:
     return found
 
 
-def _why_not_a_file(info: zipfile.ZipInfo) -> str:
+def _why_refused(info: zipfile.ZipInfo) -> str:
+    """Returns why a member is not read; "" if it is."""
     kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system in _UNIX else 0
     if kind == stat.S_IFLNK:
         return "is a symbolic link, which is not followed in a zip; unpack the archive"
-    return "" if kind in (0, stat.S_IFREG, stat.S_IFDIR) else "is a device or a pipe, not a plain file"
-
-
-def _why_a_bomb(info: zipfile.ZipInfo) -> str:
-    if info.compress_type != DEFLATED:
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "is a device or a pipe, not a plain file"
+    if info.flag_bits & 0x1:
+        return "is encrypted; unpack the archive with its password"
+    if info.compress_type not in (STORED, DEFLATED):
+        method = _METHODS.get(info.compress_type, "unknown")
+        return f"is compressed with method {info.compress_type} ({method}); only stored and deflate are read"
+    if info.compress_type == STORED:
         return ""
     if info.file_size > _DEFLATE_RATIO * info.compress_size + 1024:
         return f"claims {info.file_size} bytes, more than {info.compress_size} compressed ones can hold"
