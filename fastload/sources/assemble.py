@@ -324,13 +324,15 @@ def values_in_masks(files: Files, rows: Sequence[int], most: int = _PROBED) -> N
     return np.flatnonzero(seen)
 
 
-def fill_value(files: Files, present: NDArray[np.bool_], where: str) -> tuple[int | None, list[str]]:
+def fill_value(
+    files: Files | NDArray[np.int64], present: NDArray[np.bool_], where: str
+) -> tuple[int | None, list[str]]:
     """Returns the value that stands for absent masks (`ignore_index`) and a note about it; None if none is absent.
 
     It is 255, or, if masks hold 255 (as foreground in masks of 0 and 255), the largest value that none holds.
 
     Args:
-        files: the masks, by row.
+        files: the masks, by row; or the values in them, if they are known.
         present: bool (N,), which rows have a mask.
         where: the source, for messages.
 
@@ -340,7 +342,8 @@ def fill_value(files: Files, present: NDArray[np.bool_], where: str) -> tuple[in
     if present.all():
         return None, []
     rows = np.flatnonzero(present).tolist()
-    seen = values_in_masks(files, rows, _SEARCHED)
+    seen = files if isinstance(files, np.ndarray) else values_in_masks(files, rows, _SEARCHED)
+    sampled = len(rows) > _SEARCHED and seen is not files
     free = np.setdiff1d(np.arange(256), seen)
     absent = int((~present).sum())
     if not len(free):
@@ -349,6 +352,6 @@ def fill_value(files: Files, present: NDArray[np.bool_], where: str) -> tuple[in
             "stand for it. Add the masks, or leave all masks out with `--masks none`."
         )
     value = int(free[-1])
+    looked = f" (of {_SEARCHED} masks or fewer that were looked at)" if sampled else ""
     why = f", as other masks hold {', '.join(map(str, range(255, value, -1)))}" if value < 255 else ""
-    sampled = f" (of {_SEARCHED} masks or fewer that were looked at)" if len(rows) > _SEARCHED else ""
-    return value, [f"Images without a mask ({absent}): theirs are {value} throughout{why}{sampled}."]
+    return value, [f"Images without a mask ({absent}): theirs are {value} throughout{why}{looked}."]

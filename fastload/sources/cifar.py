@@ -167,7 +167,7 @@ def _read_pickled(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
         column: _checked(batch.get(key), count, classes, f"{where}: `{key}`")
         for (column, classes), key in zip(version.labels, version.keys, strict=True)
     }
-    names = batch.get("filenames")
+    names: Any = batch.get("filenames")
     whole = isinstance(names, list) and len(names) == count and not set(map(type, names)) - {str, bytes}
     # A pickle can hold a long name once and name it for each image: keys would take more memory than the file.
     names = _texts(names) if whole and sum(map(len, names)) <= len(content) else []

@@ -29,10 +29,14 @@ def examine(image: Any) -> tuple[ImageHeader, int]:
     if data is not None:
         return probe_image(lambda size: data[:size]), xxhash.xxh3_64_intdigest(data)
     pixels = pixels_of(image)
+    return header_of(pixels), image_digest(image, pixels)
+
+
+def header_of(pixels: NDArray[Any]) -> ImageHeader:
+    """Returns size, channels and bits of the pixels of an image or mask."""
     height, width, channels = (*pixels.shape, 1)[:3]
     kind = _MODES[channels] if pixels.itemsize == 1 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
-    header = ImageHeader(height, width, channels, 8 * pixels.itemsize, kind, 1)
-    return header, image_digest(image, pixels)
+    return ImageHeader(height, width, channels, 8 * pixels.itemsize, kind, 1)
 
 
 def image_digest(image: Any, pixels: NDArray[Any]) -> int:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, SourceError
 from fastload.format.column import Column
 from fastload.images.image_header import ImageHeader
-from fastload.sources.assemble import Draft, Samples, Splits, assemble
+from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
 from fastload.sources.listing import Listing, Masks, OnError, first_few
-from fastload.sources.object_images import examine, file_bytes, image_digest, mask_of, pixels_of
+from fastload.sources.object_images import examine, file_bytes, header_of, image_digest, mask_of, pixels_of
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
 _LABEL_KEYS = ("label", "labels", "target", "y")
@@ -77,17 +77,33 @@ class ObjectPictures(_Parts):
         Raises:
             ImageError: they cannot be read, or are not the same as when they were listed.
         """
-        image, (listed, digest) = self.sample(i).image, self.listed[i]
+        image = self.sample(i).image
         pixels = pixels_of(image)
-        found = (*pixels.shape, 1)[:3]
-        if found != (listed.height, listed.width, listed.channels) or pixels.itemsize * 8 != listed.bits:
+        return self.checked(i, pixels, image_digest(image, pixels))
+
+    def checked(self, i: int, pixels: NDArray[Any], digest: int) -> NDArray[Any]:
+        """Returns pixels, if they are as they were listed."""
+        listed, first = self.listed[i]
+        shape = listed.height, listed.width, listed.channels
+        if (*pixels.shape, 1)[:3] != shape or 8 * pixels.itemsize != listed.bits:
             raise ImageError(
                 f"is {pixels.dtype} {pixels.shape} now and was {listed.height}x{listed.width} with {listed.channels} "
                 f"channels of {listed.bits} bits {_RANDOM}"
             )
-        if image_digest(image, pixels) != digest:
+        if digest != first:
             raise ImageError(f"has other pixels now than {_RANDOM}")
         return pixels
+
+
+class ObjectMasks(ObjectPictures):
+    """Reads the masks of an object."""
+
+    def read(self, i: int) -> NDArray[Any]:
+        """Returns mask i, uint8 (H, W); raises as for an image."""
+        mask = mask_of(self.sample(i).mask)
+        if mask is None:
+            raise ImageError(f"has no mask now, and had one {_RANDOM}")
+        return self.checked(i, mask, image_digest(None, mask))
 
 
 class ObjectFiles(_Parts):
@@ -107,25 +123,6 @@ class ObjectFiles(_Parts):
     def read_head(self, i: int, size: int) -> bytes:
         """Returns the first `size` bytes of file i."""
         return self.read(i)[:size]
-
-
-class ObjectMasks(_Parts):
-    """Reads the masks of an object."""
-
-    def header(self, i: int) -> ImageHeader:
-        """Returns the size of mask i as listed; 1 channel of 8 bits."""
-        return self.listed[i][0]
-
-    def read(self, i: int) -> NDArray[Any]:
-        """Returns mask i, uint8 (H, W).
-
-        Raises:
-            ImageError: it cannot be read, or its size is not the same as when it was listed.
-        """
-        mask, (listed, _) = mask_of(self.sample(i).mask), self.listed[i]
-        if mask is None or mask.shape != (listed.height, listed.width):
-            raise ImageError(f"is of another size than {_RANDOM}")
-        return mask
 
 
 def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
@@ -154,23 +151,26 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     column = _column(source, [each.label for each in seen], rows.tolist(), kind)
     if column is None:
         draft.notes.append("There are no labels.")
-    if others := list(dict.fromkeys(name for each in seen for name in each.others)):
-        draft.notes.append(f"Parts of the samples that are not packed: {first_few(others)}.")
+    draft.note("Parts of the samples that are not packed", dict.fromkeys(name for each in seen for name in each.others))
     given = sum(each.file_bytes > 0 for each in seen)
-    sizes = [each.file_bytes if given == len(seen) else each.pixel_bytes for each in seen]
     if 0 < given < len(seen):
         draft.notes.append(f"Bytes of files ({given:,}) and pixels ({len(seen) - given:,}): all are taken as pixels.")
     reader = ObjectFiles if given == len(seen) else ObjectPictures
-    files = reader(source, rows, tuple([(each.header, each.digest) for each in seen]))
+    files = reader(source, rows, tuple([each.image for each in seen]))
     _refuse_random(files, kind)
+    pixel_bytes = [h.height * h.width * h.channels * h.bits // 8 for h, _ in files.listed]
+    masks, present = [each.mask or _NO_MASK for each in seen], np.array([each.mask is not None for each in seen])
+    digests = [each.image[1] ^ mask[1] for each, mask in zip(seen, masks, strict=True)]
+    fill, filled = fill_value(np.flatnonzero(in_masks), present, kind) if present.any() else (None, [])
+    draft.notes += filled
     samples = Samples(
         keys=[key % row for row in rows.tolist()],
         files=files,
-        sizes=np.array(sizes, np.int64),
-        mtimes_ns=np.array([each.digest ^ each.mask_digest for each in seen], np.uint64).view(np.int64),
+        sizes=np.array([each.file_bytes for each in seen] if given == len(seen) else pixel_bytes, np.int64),
+        mtimes_ns=np.array(digests, np.uint64).view(np.int64),
         splits=Splits.one(len(seen)),
         columns={} if column is None else {"labels": column},
-        masks=_masks(draft, source, rows, seen, in_masks),
+        masks=Masks(ObjectMasks(source, rows, tuple(masks)), present, ignore_index=fill) if present.any() else None,
     )
     return assemble(draft, samples)
 
@@ -181,27 +181,21 @@ class _Seen(NamedTuple):
     Attributes:
         row: its index in the object.
         label: as `_label` returns it.
-        header: of its image.
-        digest: of its image.
+        image: header and digest of its image.
         file_bytes: bytes of its image if it is given as those of a file, else 0.
-        mask: height and width of its mask, None for none.
-        mask_digest: of its mask, 0 for none.
+        mask: header and digest of its mask, None for none.
         others: names of the parts that are not packed.
     """
 
     row: int
     label: Any
-    header: ImageHeader
-    digest: int
+    image: tuple[ImageHeader, int]
     file_bytes: int
-    mask: tuple[int, int] | None
-    mask_digest: int
+    mask: tuple[ImageHeader, int] | None
     others: tuple[str, ...]
 
-    @property
-    def pixel_bytes(self) -> int:
-        """Bytes of the pixels of its image."""
-        return self.header.height * self.header.width * self.header.channels * self.header.bits // 8
+
+_NO_MASK = (ImageHeader(0, 0, 1, 8, "L", 1), 0)
 
 
 def _examine_all(draft: Draft, source: Any, key: str, in_masks: NDArray[np.bool_]) -> list[_Seen]:
@@ -214,7 +208,7 @@ def _examine_all(draft: Draft, source: Any, key: str, in_masks: NDArray[np.bool_
     for row in range(total):
         try:
             sample = _sample(source, row)
-            (header, digest), label, mask = examine(sample.image), _label(sample.label), mask_of(sample.mask)
+            image, label, mask = examine(sample.image), _label(sample.label), mask_of(sample.mask)
         except ImageError as exc:
             if draft.on_error == "fail":
                 raise SourceError(
@@ -223,16 +217,11 @@ def _examine_all(draft: Draft, source: Any, key: str, in_masks: NDArray[np.bool_
                 ) from exc
             draft.leave_out(key % row, str(exc))
             continue
-        size: tuple[int, int] | None = None
-        mask_digest = 0
+        num_bytes, listed_mask = len(file_bytes(sample.image) or b""), None
         if mask is not None:
             in_masks[mask] = True
-            size, mask_digest = (
-                (mask.shape[0], mask.shape[1]),
-                xxhash.xxh3_64_intdigest(np.ascontiguousarray(mask).data),
-            )
-        num_bytes = len(file_bytes(sample.image) or b"")
-        seen.append(_Seen(row, label, header, digest, num_bytes, size, mask_digest, sample.others))
+            listed_mask = header_of(mask), image_digest(None, mask)
+        seen.append(_Seen(row, label, image, num_bytes, listed_mask, sample.others))
     if not seen:
         raise SourceError(f"{draft.where}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
     return seen
@@ -250,28 +239,6 @@ def _refuse_random(files: ObjectFiles | ObjectPictures, kind: str) -> None:
                 f"{kind}: sample {files.rows[i]} has other pixels when it is read again: it is made anew each time. "
                 "Leave random transforms out: they come later, in each epoch."
             )
-
-
-def _masks(
-    draft: Draft, source: Any, rows: NDArray[np.int64], seen: list[_Seen], values: NDArray[np.bool_]
-) -> Masks | None:
-    """Returns the masks, None if there are none; absent ones get a value that no other mask holds."""
-    present = np.array([each.mask is not None for each in seen], np.bool_)
-    if not present.any():
-        return None
-    absent, fill = int((~present).sum()), None
-    if absent:
-        free = np.flatnonzero(~values)
-        if not len(free):
-            raise SourceError(
-                f"{draft.where}: {absent} samples have no mask, and the masks use all values from 0 to 255."
-            )
-        fill = int(free[-1])
-        draft.notes.append(f"Samples without a mask ({absent}): theirs are {fill} throughout.")
-    sizes = [each.mask or (0, 0) for each in seen]
-    headers = [ImageHeader(height, width, 1, 8, "L", 1) for height, width in sizes]
-    listed = tuple(zip(headers, [each.mask_digest for each in seen], strict=True))
-    return Masks(ObjectMasks(source, rows, listed), present, ignore_index=fill)
 
 
 def _sample(source: Any, row: int) -> _Sample:

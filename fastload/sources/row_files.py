@@ -23,7 +23,7 @@ class RowFile(NamedTuple):
         position: position of the file in the tree.
         split: split of its images.
         rows: reads them.
-        count: number of images.
+        num_images: number of images.
         columns: other fields of the images.
         names: name of each image, if they have any.
     """
@@ -31,13 +31,14 @@ class RowFile(NamedTuple):
     position: int
     split: str
     rows: Arrays
-    count: int
+    num_images: int
     columns: dict[str, NDArray[Any]]
     names: Sequence[str] = ()
 
     def unique_names(self) -> list[str]:
         """Returns the names, of which those that are absent or repeated have the number of their image."""
-        names = list(self.names) or list(map("%05d".__mod__, range(self.count)))  # half the time of an f-string each
+        # "%05d" % takes half the time of an f-string each.
+        names = list(self.names) or list(map("%05d".__mod__, range(self.num_images)))
         if len(set(names)) < len(names) or "" in names:
             seen: set[str] = set()
             for row, name in enumerate(names):
@@ -60,14 +61,14 @@ def joined_samples(
         used: positions of all files that were read, also those without images.
     """
     draft.note("Ignored the other files", tree.others(used))
-    counts = [file.count for file in files]
+    counts = [file.num_images for file in files]
     shape, dtype = files[0].rows.shape, files[0].rows.dtype
     return Samples(
         keys=[f"{key_of(tree.names[file.position])}/{name}" for file in files for name in file.unique_names()],
-        files=files[0].rows if len(files) == 1 else JoinedRows.of([(file.rows, file.count) for file in files]),
+        files=files[0].rows if len(files) == 1 else JoinedRows.of([(file.rows, file.num_images) for file in files]),
         sizes=np.full(sum(counts), math.prod(shape) * dtype.itemsize, np.int64),
         mtimes_ns=np.repeat(tree.mtimes_ns[[file.position for file in files]], counts),
-        splits=Splits.of([split for file in files for split in [file.split] * file.count]),
+        splits=Splits.of([split for file in files for split in [file.split] * file.num_images]),
         columns={
             name: Column(np.concatenate([file.columns[name] for file in files]), about) for name, about in attrs.items()
         },

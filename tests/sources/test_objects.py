@@ -240,7 +240,7 @@ def test_masks_are_packed_and_other_parts_are_said_or_refused(tmp_path):
     mask = np.full(PIXELS.shape[:2], 255)
     listing = list_objects([{"image": PIXELS, "mask": mask, "text": "a"}, {"image": PIXELS, "mask": None, "text": "b"}])
     assert listing.masks.present.tolist() == [True, False] and listing.masks.ignore_index == 254
-    assert any("not packed: text" in note for note in listing.notes)
+    assert any("not packed (1): text" in note for note in listing.notes)
     pack_images([{"image": PIXELS, "mask": mask}, {"image": PIXELS, "mask": mask * 0}], tmp_path / "a.h5", workers=0)
     with h5py.File(tmp_path / "a.h5") as file:
         assert sorted(file["masks"][:, 0, 0].tolist()) == [0, 255]
