@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,12 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError, SourceError
 from fastload.format.digests import linear_offset, plain
 from fastload.format.header import open_hdf5
-from fastload.sources.arrays.named import samples_of_arrays
-from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, upright
-from fastload.sources.arrays.roles import IMAGES, NamedArray
+from fastload.sources.arrays.named import IMAGES, NamedArray, samples_of_arrays
+from fastload.sources.arrays.raw_rows import Axes, StoredRows, upright
 from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.listing import SPLITS, Arrays, SourceOptions, first_few, in_split_order
 from fastload.sources.spans import ListedFile
 from fastload.sources.tree import Tree, key_of
-from fastload.system.machine import available_memory
 
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
 _FUEL = ("split", "split_array")
@@ -51,7 +50,6 @@ def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         SourceError: there is no HDF5 file, or one that is unsafe, damaged or packed by fastload; or for the reasons of
             `samples_of_arrays`.
     """
-    masks_wanted = options.masks != "none"
     names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
     if not names:
         raise SourceError(f"{tree.given}: no HDF5 file (.h5, .hdf5). Give the file, or the folder that holds it.")
@@ -83,133 +81,95 @@ def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
              if any((array.name, array.split) == (other.name, other.split) for other in arrays[:at])]  # fmt: skip
     if twice:
         raise SourceError(f"{tree.given}: several files hold {first_few(sorted(set(twice)))}. Give one of them.")
-    samples = samples_of_arrays(draft, arrays, masks_wanted=masks_wanted)
+    samples = samples_of_arrays(draft, arrays, options)
     return _with_splits(draft, samples, splits, hidden) if splits else samples
 
 
+@contextmanager
+def _dataset(path: str | Path, name: str) -> Iterator[Any]:
+    """Opens a dataset of a file; what HDF5 raises when it is read names the file."""
+    try:
+        with open_hdf5(Path(path)) as file:
+            yield file[name]
+    except (OSError, RuntimeError, KeyError, FormatError) as exc:
+        raise SourceError(f"{path}: {name} cannot be read ({exc}). Copy the file again.") from exc
+
+
 @dataclass(frozen=True, eq=False)
-class _Hdf5Rows:
+class _Hdf5Rows(StoredRows):
     """Rows that only HDF5 can read, compressed or scattered; each batch decodes the chunks that it needs.
 
     Attributes:
         file: the file.
         name: name of the dataset.
-        shape: (H, W, C), or (H, W).
-        dtype: in native byte order.
         chunk_rows: rows that HDF5 decodes together.
-        stored_shape: shape of a row in the file.
-        rows: int64 (N,), number in the dataset of each row.
-        axes: order of the axes in the file.
     """
 
     file: ListedFile
     name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
     chunk_rows: int
-    stored_shape: tuple[int, ...]
-    rows: NDArray[np.int64]
-    axes: Axes
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Fills `out` with the rows at these indices, chunk by chunk."""
         rows = self.rows[indices]
         self.file.require_unchanged()
-        try:
-            with open_hdf5(Path(self.file.path)) as file:
-                chunk = rows // self.chunk_rows
-                for number in np.unique(chunk).tolist():
-                    where, first = np.flatnonzero(chunk == number), number * self.chunk_rows
-                    block = np.asarray(file[self.name][first : first + self.chunk_rows])
-                    block = block.reshape(len(block), *self.stored_shape)
-                    out[where] = upright(block, self.axes)[rows[where] - first]
-        except (OSError, RuntimeError, KeyError, FormatError) as exc:
-            raise SourceError(f"{self.file.path}: {self.name} cannot be read ({exc}). Copy the file again.") from exc
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> _Hdf5Rows:
-        """Returns the rows at these indices, in their order."""
-        return replace(self, rows=self.rows[indices])
-
-
-@dataclass(frozen=True, eq=False)
-class _Hdf5Dataset:
-    """One dataset of an HDF5 file, which is opened anew for each read.
-
-    Attributes:
-        path: the file.
-        name: name of the dataset.
-        shape: (N, ...).
-        dtype: as stored.
-        offset: byte of the file at which row 0 lies, if the rows lie back to back; else None.
-        chunk_rows: rows of a chunk, 1 without chunks.
-        is_text: whether it holds texts of varying length.
-    """
-
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    offset: int | None
-    chunk_rows: int
-    is_text: bool
-
-    def values(self) -> NDArray[Any]:
-        """Returns the whole dataset as an array."""
-        try:
-            with open_hdf5(self.path) as file:
-                item = file[self.name]
-                return np.array(item.asstr(errors="backslashreplace")[()].tolist()) if self.is_text else item[()]
-        except (OSError, RuntimeError, KeyError) as exc:
-            raise SourceError(f"{self.path}: {self.name} cannot be read ({exc}). Copy the file again.") from exc
-
-    def rows(self, shape: tuple[int, ...], axes: Axes) -> Arrays:
-        """Returns the reader of its rows, each (stored) of `shape`: in place, from memory, or through HDF5."""
-        if self.offset is not None:
-            return RawRows.of(
-                self.path, offset=self.offset, num_rows=self.shape[0], shape=shape, dtype=self.dtype, axes=axes
-            )
-        if int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize <= available_memory() // 2:
-            return MemoryRows.of(self.values().reshape(self.shape[0], *shape), axes)
-        final = upright(np.empty((0, *shape), np.uint8), axes).shape[1:]
-        return _Hdf5Rows(
-            ListedFile.of(self.path), self.name, final, self.dtype.newbyteorder("="), self.chunk_rows, shape,
-            np.arange(self.shape[0], dtype=np.int64), axes,
-        )  # fmt: skip
+        with _dataset(self.file.path, self.name) as item:
+            chunk = rows // self.chunk_rows
+            for number in np.unique(chunk).tolist():
+                where, first = np.flatnonzero(chunk == number), number * self.chunk_rows
+                block = np.asarray(item[first : first + self.chunk_rows])
+                block = block.reshape(len(block), *self.stored_shape)
+                out[where] = upright(block, self.axes)[rows[where] - first]
 
 
 def _datasets(path: Path, file: Any, notes: list[str]) -> Iterator[NamedArray]:
     """Yields every dataset of a file, also those in groups. If one group holds all, names omit it."""
+    import h5py
+
     found = dict(_walk(path, file, file, "", set()))
     tops = {name.partition("/")[0] for name in found}
     around = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in found) else ""
     if around.rstrip("/").lower() in SPLITS:
         around = ""
-    mtime = os.stat(path).st_mtime_ns
     for name, item in found.items():
-        where, short = f"{path}: {name}", name.removeprefix(around)
-        if item.shape is None or item.shape == ():
+        if not item.shape:
             notes.append(f"Ignored {name}: a single value.")
             continue
-        import h5py
-
-        is_text = h5py.check_string_dtype(item.dtype) is not None and item.dtype.kind == "O" and len(item.shape) == 1
-        if item.dtype.kind not in "biufS" and not is_text:
-            if short.rpartition("/")[2].lower() in IMAGES:
-                raise SourceError(
-                    f"{where}: rows of different length (or of type {item.dtype}), which have no one shape. Export "
-                    "the images to files, and pack those with --size."
-                )
+        short, is_text = name.removeprefix(around), h5py.check_string_dtype(item.dtype) is not None
+        is_text &= item.dtype.kind == "O" and len(item.shape) == 1
+        if item.dtype.kind in "biufS" or is_text:
+            yield _named(path, short, name, item, is_text)
+        elif short.rpartition("/")[2].lower() in IMAGES:
+            raise SourceError(
+                f"{path}: {name}: rows of different length (or of type {item.dtype}), which have no one shape. Export "
+                "the images to files, and pack those with --size."
+            )
+        else:
             notes.append(f"Ignored {name}: of type {item.dtype}.")
-            continue
-        names = plain(item.attrs["names"]) if "names" in item.attrs else ()
-        stored = _Hdf5Dataset(
-            path, name, tuple(int(n) for n in item.shape), item.dtype, _offset(item),
-            int(item.chunks[0]) if item.chunks else 1, is_text,
-        )  # fmt: skip
-        yield NamedArray(
-            short, where, stored.shape, np.dtype("U1") if is_text else item.dtype, stored.values, stored.rows, mtime,
-            tuple(map(str, names)) if isinstance(names, tuple) else (str(names),),
-        )  # fmt: skip
+
+
+def _named(path: Path, short: str, name: str, item: Any, is_text: bool) -> NamedArray:
+    """Returns a dataset under a shorter name; the file is opened anew for each read."""
+    dtype, shape, chunk_rows = item.dtype, tuple(map(int, item.shape)), int(item.chunks[0]) if item.chunks else 1
+    offset = None
+    if dtype.kind in "biufS":  # the rows may lie back to back, in any byte order
+        contiguous = item.chunks is None and not item.id.get_create_plist().get_nfilters()
+        offset = item.id.get_offset() if contiguous else linear_offset(item)
+
+    def values() -> NDArray[Any]:
+        with _dataset(path, name) as item:
+            return np.array(item.asstr(errors="backslashreplace")[()].tolist()) if is_text else np.asarray(item[()])
+
+    def by_chunks(row_shape: tuple[int, ...], axes: Axes) -> Arrays:
+        rows = np.arange(shape[0], dtype=np.int64)
+        return _Hdf5Rows(rows, row_shape, dtype, axes, ListedFile.of(path), name, chunk_rows)
+
+    classes = plain(item.attrs["names"]) if "names" in item.attrs else ()
+    return NamedArray(
+        short, f"{path}: {name}", shape, np.dtype("U1") if is_text else dtype, values,
+        os.stat(path).st_mtime_ns, None if offset is None else (path, int(offset)), by_chunks,
+        tuple(map(str, classes)) if isinstance(classes, tuple) else (str(classes),),
+    )  # fmt: skip
 
 
 def _walk(path: Path, file: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -241,16 +201,6 @@ def _walk(path: Path, file: Any, group: Any, prefix: str, seen: set[int]) -> Ite
             if item.is_virtual:
                 raise SourceError(f"{where} is a virtual dataset over other files; refused as unsafe.")
             yield f"{prefix}{name}", item
-
-
-def _offset(item: Any) -> int | None:
-    """Returns the byte at which row 0 lies if the rows lie back to back, in any byte order; else None."""
-    if item.dtype.kind not in "biufS":
-        return None
-    if item.chunks is None and not item.id.get_create_plist().get_nfilters():
-        offset = item.id.get_offset()
-        return None if offset is None else int(offset)
-    return linear_offset(item)
 
 
 def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]], set[str]]:

@@ -1,4 +1,4 @@
-"""Lists named arrays of equal length, from whatever file, as one dataset: images, masks, labels and other columns.
+"""Lists named arrays of equal length, from whatever file, as one dataset: what each is, its name, dtype and shape say.
 
 images or x or data, uint8 or uint16 (N, H, W[, C]) or (N, C, H, W)     the images
 masks, or labels that fit the images, integers (N, H, W)                their masks
@@ -10,6 +10,10 @@ x_train, train_images, train/images                                     the same
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +21,80 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.arrays.raw_rows import JoinedRows, MemoryRows
-from fastload.sources.arrays.roles import NamedArray, SplitArrays, by_split, mask_shapes, size_of, with_usual_names
+from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, joined_rows
 from fastload.sources.assemble import Draft, Samples, Splits
-from fastload.sources.listing import SPLITS, Arrays, Masks, first_few
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, Arrays, Masks, SourceOptions, first_few, free_name
 from fastload.sources.tables.frame import categories
 from fastload.sources.tables.values import Values
 from fastload.system.machine import available_memory
+from fastload.system.text import text_of
+
+IMAGES = ("images", "image", "imgs", "img", "pixels", "x", "data", "features")
+_ONLY_IMAGES = IMAGES[:5]
+_MASKS = ("masks", "mask", "segmentation")
+_LABELS = ("labels", "label", "targets", "target", "y")
+_KEYS = ("key", "keys", "filenames", "filename")
+_CLASS_NAMES = ("class_names", "label_names", "classes", "names")
+_BY_SPLIT = re.compile(
+    rf"(?:(?P<first>{'|'.join(SPLITS)})[-_./]+(?P<rest>.+)|(?P<name>.+)[-_.](?P<last>{'|'.join(SPLITS)}))",
+    re.IGNORECASE,
+)
 
 
-def samples_of_arrays(draft: Draft, arrays: list[NamedArray], *, masks_wanted: bool = True) -> Samples:
+@dataclass(frozen=True, eq=False)
+class NamedArray:
+    """An array as its header describes it, and how to read it.
+
+    Attributes:
+        name: name of the array in its file.
+        where: path of the file, and of the array inside it, for messages.
+        shape: (N, ...).
+        dtype: as stored.
+        values: reads the whole array.
+        mtime_ns: time of modification of its file.
+        in_place: a file, and the byte at which row 0 lies, if the rows lie there back to back in C order; else None.
+        too_large: makes the reader of its rows from their stored shape and the order of their axes, if the array takes
+            more than half of the available memory; None: it must fit.
+        names: names of its classes, if they are stored with it.
+        split: the split that its file or folder names; "" for none.
+    """
+
+    name: str
+    where: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    values: Callable[[], NDArray[Any]]
+    mtime_ns: int
+    in_place: tuple[Path, int] | None = None
+    too_large: Callable[[tuple[int, ...], Axes], Arrays] | None = None
+    names: tuple[str, ...] = ()
+    split: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array in memory."""
+        return int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the elements are texts."""
+        return self.dtype.kind in "SU"
+
+    def texts(self) -> list[str]:
+        """Returns the elements as str; only for an array of texts."""
+        return [text_of(item) for item in self.values().reshape(-1).tolist()]
+
+    def rows(self, shape: tuple[int, ...], axes: Axes) -> Arrays:
+        """Returns the reader of its rows, each (stored) of `shape`: in place if possible, else from memory."""
+        if self.in_place is not None:
+            path, offset = self.in_place
+            return RawRows.of(path, offset=offset, num_rows=self.shape[0], shape=shape, dtype=self.dtype, axes=axes)
+        if self.too_large is not None and self.num_bytes > available_memory() // 2:
+            return self.too_large(shape, axes)
+        return MemoryRows.of(self.values().reshape(self.shape[0], *shape), axes)
+
+
+def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOptions | None) -> Samples:
     """Returns the samples of arrays of equal length, whose names say what they hold.
 
     Keys are the texts of an array `filenames`, else the split and the number of the row.
@@ -34,15 +102,14 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], *, masks_wanted: b
     Args:
         draft: notes are added, the first about what was recognised.
         arrays: all arrays of the files.
-        masks_wanted: whether masks are packed.
+        options: whether masks are packed.
 
     Raises:
         SourceError: lengths differ; images, labels or masks have a wrong type or shape; there is no array at all.
     """
     where, notes = draft.where, draft.notes
-    arrays = with_usual_names([array for array in arrays if array.shape], where, notes)
-    groups = by_split(arrays, notes)
-    parts = [SplitArrays.of(name, group, where, notes) for name, group in groups.items()]
+    groups = _by_split(_with_usual_names([array for array in arrays if array.shape], where, notes), notes)
+    parts = [_SplitArrays.of(name, group, where, notes) for name, group in groups.items()]
     columns = _columns(parts, where, notes)
     shown = first_few([f"{array.name} {array.dtype} {array.shape}" for group in groups.values() for array in group], 8)
     counts = [part.num_rows for part in parts]
@@ -50,9 +117,14 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], *, masks_wanted: b
     keys = [key for part in parts for key in part.keys(len(parts) > 1)]
     splits = Splits(np.repeat(np.arange(len(parts), dtype=np.uint8), counts), tuple(groups))
     if len(parts) == 1 and (texts := parts[0].texts.get("split")):
-        splits = _text_splits(texts)
+        names = [SPLITS.get(text.lower(), text) for text in texts.texts()]
+        if (count := len(set(names))) > 255:
+            raise SourceError(
+                f"{texts.where}: names {count} splits; 255 can be. Rename the array, if it holds no splits."
+            )
+        splits = Splits.of(names)
     files, masks = _images(parts, where), None
-    if masks_wanted:
+    if options is None or options.masks != "none":
         masks = _masks(parts, where)
     elif left_out := [part.masks.name for part in parts if part.masks is not None]:
         notes.append(f"Masks were left alone, as asked for: {first_few(left_out)}.")
@@ -66,37 +138,246 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], *, masks_wanted: b
     return Samples(keys, files, np.full(len(keys), row_bytes, np.int64), mtimes, splits, columns, masks)
 
 
-def _images(parts: list[SplitArrays], where: str) -> Arrays | None:
-    with_images = [part for part in parts if part.images]
-    if not with_images:
-        return None
-    if len(with_images) < len(parts):
-        lacking = [part.name for part in parts if not part.images]
-        raise SourceError(f"{where}: there are images for {with_images[0].name}, none for {first_few(lacking)}.")
-    rows = [
-        (array.rows(shape, axes), array.shape[0])
-        for part in parts
-        if part.images
-        for array, axes, shape in [part.images]
-    ]
-    return rows[0][0] if len(rows) == 1 else JoinedRows.of(rows)
+def _with_usual_names(arrays: list[NamedArray], where: str, notes: list[str]) -> list[NamedArray]:
+    """Returns the arrays; those that `numpy.savez` named arr_0, arr_1, ... are renamed to images and labels.
+
+    Raises:
+        SourceError: one of them may hold images, but it is ambiguous which array is what.
+    """
+    like_images = [array for array in arrays if len(array.shape) == 4 and array.dtype == np.uint8]
+    if not like_images or not all(re.fullmatch(r"arr_\d+", array.name) for array in arrays):
+        return arrays
+    like_labels = [array for array in arrays if len(array.shape) == 1 and array.dtype.kind in "iu"]
+    if len(like_images) > 1 or len(like_labels) > 1 or len(like_images) + len(like_labels) < len(arrays):
+        shown = first_few([f"{array.name} {array.dtype} {array.shape}" for array in arrays], 8)
+        raise SourceError(
+            f"{where}: arrays without names: {shown}. Which is what is not known; save them with "
+            "`numpy.savez(path, images=..., labels=...)`."
+        )
+    meant = {like_images[0].name: "images"} | ({like_labels[0].name: "labels"} if like_labels else {})
+    notes.append(f"Arrays without names: {', '.join(f'{one} is taken for {what}' for one, what in meant.items())}.")
+    return [replace(array, name=meant[array.name]) for array in arrays]
 
 
-def _masks(parts: list[SplitArrays], where: str) -> Masks | None:
-    """Returns the masks of all splits, None if no split has any."""
-    given = [part.masks for part in parts if part.masks is not None]
-    if not given:
+def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[NamedArray]]:
+    """Returns split -> its arrays, in the order of splits; all arrays as `all` if no name says a split."""
+    groups: dict[str, list[NamedArray]] = {}
+    shared = []
+    for array in arrays:
+        match = _BY_SPLIT.fullmatch(array.name)
+        split = SPLITS.get(array.split.lower(), "")
+        if not split and match is not None:
+            split = SPLITS[(match["first"] or match["last"]).lower()]
+            array = replace(array, name=match["rest"] or match["name"])
+        if split:
+            groups.setdefault(split, []).append(array)
+        else:
+            shared.append(array)
+    if not groups:
+        return {"all": shared}
+    # Some arrays belong to a split, others not: the rows of the latter are unknown.
+    known = [array for array in shared if array.is_text and array.name.lower() in _CLASS_NAMES]
+    others = [array.name for array in shared if array not in known]
+    if others:
+        notes.append(f"Ignored, since they belong to no split while others do: {first_few(others)}.")
+    return {name: [*groups[name], *known] for name in SPLIT_ORDER if name in groups}
+
+
+@dataclass(frozen=True, eq=False)
+class _SplitArrays:
+    """The arrays of one split by their role: `arrays` are all that are used.
+
+    `others` are the other numeric arrays by the name of their column, `texts` those of texts by role: "keys", "names"
+    (of classes) and "split".
+    """
+
+    name: str
+    num_rows: int
+    arrays: list[NamedArray]
+    images: NamedArray | None
+    masks: NamedArray | None
+    labels: NamedArray | None
+    others: dict[str, NamedArray]
+    texts: dict[str, NamedArray]
+
+    @classmethod
+    def of(cls, name: str, arrays: list[NamedArray], where: str, notes: list[str]) -> _SplitArrays:
+        """Returns the arrays of a split by their role.
+
+        Raises:
+            SourceError: their lengths differ, an array has a wrong shape, or there is none.
+        """
+        left = {array.name: array for array in arrays}
+        texts = {}
+        for what, names in (("keys", _KEYS), ("names", _CLASS_NAMES), ("split", ("split", "splits"))):
+            found = _take(left, names, lambda array: array.is_text and len(array.shape) == 1)
+            if found is not None:
+                texts[what] = found
+                notes.append(f"{found.name}: {'names of classes' if what == 'names' else what}.")
+        images = _take(left, IMAGES, _holds_images)
+        masks = None
+        if images is not None:
+            shapes = _mask_shapes(_size_of(images))
+            masks = _take(left, _MASKS, lambda array: array.dtype.kind in "biu" and len(array.shape) in (3, 4))
+            if masks is None:
+                masks = _take(left, _LABELS, lambda array: array.dtype.kind in "biu" and array.shape[1:] in shapes)
+                if masks is not None:
+                    notes.append(f"{masks.name} {masks.shape} holds a class for each pixel: packed as masks.")
+        labels = _take(left, _LABELS, lambda array: True)
+        if labels is not None and len(labels.shape) > 2 and set(labels.shape[1:]) != {1}:
+            raise SourceError(
+                f"{labels.where}: the labels are {labels.dtype} {labels.shape}; expected (N,) or (N, A), or "
+                "integers of the images' height and width, which are masks. Rename the array to "
+                "pack it as a column of its own."
+            )
+        useless = [n for n, array in left.items() if array.dtype.kind not in "biuf"]
+        if useless:
+            notes.append(f"Ignored, since they are not numeric: {first_few(useless)}.")
+        others: dict[str, NamedArray] = {}
+        for array in (array for n, array in left.items() if n not in useless):
+            column = re.sub(r"[^\w-]+", "_", array.name).strip("_") or "array"
+            if free_name(column) != column:
+                column = free_name(column)
+                notes.append(f"{array.name} is packed as {column}: its own name means something else here.")
+            if column in others:
+                raise SourceError(
+                    f"{where}: {others[column].name} and {array.name} would both become {column}. Rename one."
+                )
+            others[column] = array
+        used = [array for array in (images, masks, labels, *others.values()) if array is not None]
+        used += [texts[what] for what in ("keys", "split") if what in texts]
+        if not used:
+            raise SourceError(
+                f"{where}: no numeric array{f' for {name!r}' if name != 'all' else ''}. Is it the right file?"
+            )
+        lengths = {array.shape[0] for array in used}
+        if len(lengths) > 1:
+            shown = first_few([f"{array.name} {array.shape[0]}" for array in used], 10)
+            raise SourceError(
+                f"{where}: arrays of unequal length: {shown}. Each row is one sample, so all need the same; remove "
+                "those that do not belong."
+            )
+        (num_rows,) = lengths
+        if num_rows == 0:
+            raise SourceError(f"{where}: the arrays {first_few([array.name for array in used])} hold no row.")
+        return cls(name, num_rows, used, images, masks, labels, others, texts)
+
+    def keys(self, with_split: bool) -> list[str]:
+        """Returns the keys of the rows: the texts of `filenames`, else their numbers, below the split if asked for."""
+        if "keys" in self.texts:
+            return self.texts["keys"].texts()
+        width = max(6, len(str(self.num_rows - 1)))
+        return [f"{self.name}/{row:0{width}d}" if with_split else f"{row:0{width}d}" for row in range(self.num_rows)]
+
+
+def _take(left: dict[str, NamedArray], names: tuple[str, ...], fits: Callable[[NamedArray], bool]) -> NamedArray | None:
+    """Returns the first array of one of these names (in any case) that fits, and removes it from `left`."""
+    for name in names:
+        for own in left:
+            if own.lower() == name and fits(left[own]):
+                return left.pop(own)
+    return None
+
+
+def _holds_images(array: NamedArray) -> bool:
+    """Whether an array with a name of images holds some.
+
+    Raises:
+        SourceError: it must by its name or shape, but cannot be packed as such.
+    """
+    _, shape = _axes_of(array)
+    if shape and array.dtype.newbyteorder("=") in (np.uint8, np.uint16):
+        return True
+    if array.name.lower() not in _ONLY_IMAGES and not (shape and len(array.shape) == 4):
+        return False
+    found = f"{array.where}: the images are {array.dtype} {array.shape}; expected uint8 or uint16"
+    if not shape:
+        raise SourceError(
+            f"{found} (N, H, W), (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels. Reshape or rename the array."
+        )
+    if array.dtype.kind == "f":
+        raise SourceError(
+            f"{found}. Convert them, for example `(images * 255).round().astype('uint8')` where they lie in 0 to 1: "
+            "what they stand for is not for packing to guess. Normalizing comes later, on the device."
+        )
+    raise SourceError(f"{found}. Convert them with `images.astype('uint8')`, if their values lie in 0 to 255.")
+
+
+def _axes_of(images: NamedArray) -> tuple[Axes, tuple[int, ...]]:
+    """Returns the order of axes of an array of images (N, ...) and the stored shape of one image; () if it is none."""
+    shape = images.shape
+    if len(shape) == 3:
+        return "HWC", (*shape[1:], 1)
+    if len(shape) == 4 and shape[3] in (1, 3, 4):
+        return "HWC", shape[1:]
+    return ("CHW", shape[1:]) if len(shape) == 4 and shape[1] in (1, 3, 4) else ("HWC", ())
+
+
+def _size_of(images: NamedArray) -> tuple[int, int]:
+    axes, stored = _axes_of(images)
+    height, width = stored[:2] if axes == "HWC" else stored[1:]
+    return height, width
+
+
+def _mask_shapes(size: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Returns the shapes in which a mask of this height and width may be stored."""
+    return size, (*size, 1), (1, *size)
+
+
+def _images(parts: list[_SplitArrays], where: str) -> Arrays | None:
+    images = [part.images for part in parts if part.images is not None]
+    if images and len(images) < len(parts):
+        lacking = [part.name for part in parts if part.images is None]
+        first = next(part.name for part in parts if part.images is not None)
+        raise SourceError(f"{where}: there are images for {first}, none for {first_few(lacking)}.")
+    rows = []
+    for array in images:
+        axes, shape = _axes_of(array)
+        rows.append((array.rows(shape, axes), array.shape[0]))
+    return joined_rows(rows) if rows else None
+
+
+def _masks(parts: list[_SplitArrays], where: str) -> Masks | None:
+    """Returns the masks of all splits as uint8, None if no split has any.
+
+    They are read in place, or from a copy in memory if they are stored in wider integers.
+
+    Raises:
+        SourceError: only some splits have masks, they differ from the images in size, or hold values beyond 0 to 255.
+    """
+    names = [part.masks.names for part in parts if part.masks is not None]
+    if not names:
         return None
     rows: list[tuple[Arrays, int]] = []
     for part in parts:
-        if part.masks is None or part.images is None:
+        masks = part.masks
+        if masks is None or part.images is None:
             raise SourceError(f"{where}: there are masks for some splits, none for {part.name}.")
-        rows.append((mask_rows(part.masks, size_of(part.images)), part.num_rows))
-    files = rows[0][0] if len(rows) == 1 else JoinedRows.of(rows)
-    return Masks(files, np.ones(sum(count for _, count in rows), np.bool_), given[0].names)
+        height, width = size = _size_of(part.images)
+        wanted = f"integers from 0 to 255, (N, {height}, {width})"
+        if masks.shape[1:] not in _mask_shapes(size):
+            said = f"the masks are {masks.dtype} {masks.shape}, the images {height}x{width}; expected {wanted}."
+            raise SourceError(f"{masks.where}: {said}")
+        if masks.dtype == np.uint8:
+            rows.append((masks.rows(size, "HWC"), part.num_rows))
+            continue
+        if masks.num_bytes > available_memory():
+            raise SourceError(
+                f"{masks.where}: {masks.num_bytes:,} bytes do not fit into memory, where masks of {masks.dtype} "
+                "are made uint8. Save them as uint8."
+            )
+        values = masks.values()
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > 255:
+            raise SourceError(
+                f"{masks.where}: the masks hold {low} to {high}; expected {wanted}. Number the classes "
+                "from 0, with 255 for none."
+            )
+        rows.append((MemoryRows.of(values.reshape(len(values), height, width).astype(np.uint8)), part.num_rows))
+    return Masks(joined_rows(rows), np.ones(sum(count for _, count in rows), np.bool_), names[0])
 
 
-def _columns(parts: list[SplitArrays], where: str, notes: list[str]) -> dict[str, Column]:
+def _columns(parts: list[_SplitArrays], where: str, notes: list[str]) -> dict[str, Column]:
     needed = sum(
         array.num_bytes for part in parts for array in (*part.others.values(), part.labels) if array is not None
     )
@@ -117,12 +398,12 @@ def _columns(parts: list[SplitArrays], where: str, notes: list[str]) -> dict[str
             raise SourceError(f"{where}: {name} has rows of different shapes: {[array.shape for array in stored]}.")
         if name in columns:
             raise SourceError(f"{where}: more than one array would become {name}. Rename one.")
-        values = np.concatenate([native(array.values()) for array in stored])
+        values = np.concatenate([_native(array.values()) for array in stored])
         columns[name] = Column(values, {"names": stored[0].names} if stored[0].names else {})
     return columns
 
 
-def _labels(parts: list[SplitArrays], notes: list[str]) -> tuple[str, Column]:
+def _labels(parts: list[_SplitArrays], notes: list[str]) -> tuple[str, Column]:
     """Returns the column of labels and its name, `labels` or (for numbers that are no classes) `targets`.
 
     Raises:
@@ -135,7 +416,7 @@ def _labels(parts: list[SplitArrays], notes: list[str]) -> tuple[str, Column]:
         column = categories(Values("text", texts, np.zeros(len(texts), np.bool_)))
         values, classes = column.values, column.attrs["names"]
     else:
-        read = [label_numbers(array) for array in given]
+        read = [_label_numbers(array) for array in given]
         if len({values.shape[1:] for values in read}) > 1:
             raise SourceError(f"{given[0].where}: labels of different shapes: {[array.shape for array in given]}.")
         values = np.concatenate(read)
@@ -156,14 +437,7 @@ def _labels(parts: list[SplitArrays], notes: list[str]) -> tuple[str, Column]:
     return "labels", Column(labels, attrs)
 
 
-def _text_splits(array: NamedArray) -> Splits:
-    names = [SPLITS.get(text.lower(), text) for text in array.texts()]
-    if (count := len(set(names))) > 255:
-        raise SourceError(f"{array.where}: names {count} splits; 255 can be. Rename the array, if it holds no splits.")
-    return Splits.of(names)
-
-
-def label_numbers(array: NamedArray) -> NDArray[Any]:
+def _label_numbers(array: NamedArray) -> NDArray[Any]:
     """Returns labels as int64 (n,) or (n, A); as floats (n, ...) if some are not whole numbers."""
     values = array.values()
     if values.dtype.kind not in "biuf":
@@ -179,42 +453,13 @@ def label_numbers(array: NamedArray) -> NDArray[Any]:
                 "Give them a class, -1 for none, or remove those rows."
             )
         if np.any(values != np.round(values)) or np.abs(values).max(initial=0) >= 2**53:
-            return native(values)
+            return _native(values)
     if values.dtype == np.uint64 and values.max(initial=0) >= 2**63:
         raise SourceError(f"{array.where}: labels beyond what int64 holds. Number the classes from 0.")
     return values.astype(np.int64)
 
 
-def native(values: NDArray[Any]) -> NDArray[Any]:
+def _native(values: NDArray[Any]) -> NDArray[Any]:
     """Returns an array in native byte order and C order; booleans become 0 and 1."""
     dtype = np.dtype(np.uint8) if values.dtype == np.bool_ else values.dtype.newbyteorder("=")
     return np.ascontiguousarray(values, dtype=dtype)
-
-
-def mask_rows(masks: NamedArray, size: tuple[int, int]) -> Arrays:
-    """Returns the reader of masks as uint8: in place, or of a copy in memory if they are stored in wider integers.
-
-    Raises:
-        SourceError: masks differ from the images in size, or hold values beyond 0 to 255.
-    """
-    height, width = size
-    wanted = f"integers from 0 to 255, (N, {height}, {width})"
-    if masks.shape[1:] not in mask_shapes(size):
-        raise SourceError(
-            f"{masks.where}: the masks are {masks.dtype} {masks.shape}, the images {height}x{width}; expected {wanted}."
-        )
-    if masks.dtype == np.uint8:
-        return masks.rows(size, "HWC")
-    if masks.num_bytes > available_memory():
-        raise SourceError(
-            f"{masks.where}: {masks.num_bytes:,} bytes do not fit into memory, where masks of {masks.dtype} "
-            "are made uint8. Save them as uint8."
-        )
-    values = masks.values()
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high > 255:
-        raise SourceError(
-            f"{masks.where}: the masks hold {low} to {high}; expected {wanted}. Number the classes "
-            "from 0, with 255 for none."
-        )
-    return MemoryRows.of(values.reshape(len(values), height, width).astype(np.uint8))

@@ -39,7 +39,58 @@ _BLOCK_BYTES = 512 * 2**10
 
 
 @dataclass(frozen=True, eq=False)
-class RawRows:
+class StoredRows:
+    """Rows of one shape, whose axes are stored in any order.
+
+    Attributes:
+        rows: int64 (N,), number of each row in what holds them.
+        stored_shape: shape of a row as stored.
+        stored_dtype: type of its elements as stored, with their byte order.
+        axes: order of its axes as stored.
+    """
+
+    rows: NDArray[np.int64]
+    stored_shape: tuple[int, ...]
+    stored_dtype: np.dtype[Any]
+    axes: Axes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C), or (H, W) for masks."""
+        stored = self.stored_shape
+        return stored if len(stored) == 2 else tuple(stored[axis] for axis in _ORDER[self.axes])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8 or uint16, in native byte order."""
+        return self.stored_dtype.newbyteorder("=")
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Self:
+        """Returns the rows at these indices, in their order."""
+        return replace(self, rows=self.rows[indices])
+
+    def gather(self, source: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies rows of source, uint8 (rows, bytes of a row), to out, upright, with the byte order kept."""
+        if self.axes == "HWC" and out.flags.c_contiguous:
+            _copy(source, rows, out.reshape(-1).view(np.uint8).reshape(len(out), source.shape[1]))
+            return
+        step = max(1, _BLOCK_BYTES // source.shape[1])
+        block = np.empty((min(step, len(rows)), source.shape[1]), np.uint8)
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            _copy(source, some, block[: len(some)])
+            images = block[: len(some)].view(self.dtype).reshape(len(some), *self.stored_shape)
+            target = out[start : start + step]
+            if self.axes == "CHW":
+                # One channel at a time takes a third of the time of one transposed copy.
+                for channel in range(self.stored_shape[0]):
+                    target[..., channel] = images[:, channel]
+            else:
+                target[...] = upright(images, self.axes)
+
+
+@dataclass(frozen=True, eq=False)
+class RawRows(StoredRows):
     """Rows in one file at a fixed distance, stored as in memory except for byte order and order of axes.
 
     Consecutive rows are read straight into the output, others are copied from a memory map. The file's size and time
@@ -49,19 +100,11 @@ class RawRows:
         file: the file.
         offset: byte at which the first row begins.
         stride: bytes from the beginning of a row to that of the next.
-        stored_shape: shape of a row in the file.
-        stored_dtype: type of its elements, with their byte order.
-        rows: int64 (N,), number in the file of each row.
-        axes: order of the axes in the file.
     """
 
     file: ListedFile
     offset: int
     stride: int
-    stored_shape: tuple[int, ...]
-    stored_dtype: np.dtype[Any]
-    rows: NDArray[np.int64]
-    axes: Axes = "HWC"
     _mapped: list[NDArray[np.uint8]] = field(default_factory=list, repr=False)
 
     @classmethod
@@ -95,17 +138,7 @@ class RawRows:
                 f"{status.st_size:,}. The copy was probably cut short; copy or download it again."
             )
         rows = np.arange(num_rows, dtype=np.int64)
-        return cls(ListedFile.of(path, status), offset, stride, shape, dtype, rows, axes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(H, W, C), or (H, W) for masks."""
-        return _shape(self.stored_shape, self.axes)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """uint8 or uint16, in native byte order."""
-        return self.stored_dtype.newbyteorder("=")
+        return cls(rows, shape, dtype, axes, ListedFile.of(path, status), offset, stride)
 
     @property
     def row_bytes(self) -> int:
@@ -119,16 +152,20 @@ class RawRows:
             return
         self.file.require_unchanged()
         if self.axes == "HWC" and self.stride == self.row_bytes and out.flags.c_contiguous and _is_run(rows):
-            self._read_run(int(rows[0]), out)
+            view, at = out.reshape(-1).view(np.uint8).data, self.offset + int(rows[0]) * self.stride
+            path = self.file.path
+            try:
+                with self.file.open() as fd:
+                    done = read_into(fd, view, at)
+            except OSError as exc:
+                raise SourceError(f"{path} cannot be read: {exc.strerror}. Check the disk, and run again.") from exc
+            if done < len(view):
+                raise FileChangedError(f"{path}: it ends at byte {at + done:,}. Leave it alone, and run again.")
         else:
-            _gather(self._map(), rows, self.stored_shape, self.stored_dtype, self.axes, out)
+            self.gather(self._map(), rows, out)
         self.file.require_unchanged()
         if not self.stored_dtype.isnative:
             out.byteswap(inplace=True)
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> RawRows:
-        """Returns the rows at these indices, in their order."""
-        return replace(self, rows=self.rows[indices])
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state without the memory map, which each process makes for itself."""
@@ -148,56 +185,23 @@ class RawRows:
             self._mapped.append(np.ndarray(shape, np.uint8, mapping, self.offset, strides))
         return self._mapped[0]
 
-    def _read_run(self, first: int, out: NDArray[Any]) -> None:
-        view, at = out.reshape(-1).view(np.uint8).data, self.offset + first * self.stride
-        path = self.file.path
-        try:
-            with self.file.open() as fd:
-                done = read_into(fd, view, at)
-        except OSError as exc:
-            raise SourceError(f"{path} cannot be read: {exc.strerror}. Check the disk, and run again.") from exc
-        if done < len(view):
-            raise FileChangedError(f"{path}: it ends at byte {at + done:,}. Leave it alone, and run again.")
-
 
 @dataclass(frozen=True, eq=False)
-class MemoryRows:
-    """Rows of an array in memory. Pickling copies the array.
-
-    Attributes:
-        values: (rows, *stored shape), C-contiguous.
-        rows: int64 (N,), number in `values` of each row.
-        axes: order of the axes in `values`.
-    """
+class MemoryRows(StoredRows):
+    """Rows of an array in memory, (rows, *stored shape), C-contiguous. Pickling copies the array."""
 
     values: NDArray[Any]
-    rows: NDArray[np.int64]
-    axes: Axes = "HWC"
 
     @classmethod
     def of(cls, values: NDArray[Any], axes: Axes = "HWC") -> MemoryRows:
         """Returns all rows of an array of uint8 or uint16, which is copied if it is not C-contiguous."""
         values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
-        return cls(values, np.arange(len(values), dtype=np.int64), axes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(H, W, C), or (H, W) for masks."""
-        return _shape(self.values.shape[1:], self.axes)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """uint8 or uint16."""
-        return self.values.dtype
+        return cls(np.arange(len(values), dtype=np.int64), values.shape[1:], values.dtype, axes, values)
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Fills `out` with the rows at these indices."""
         source = self.values.reshape(-1).view(np.uint8).reshape(len(self.values), -1)
-        _gather(source, self.rows[indices], self.values.shape[1:], self.dtype, self.axes, out)
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> MemoryRows:
-        """Returns the rows at these indices, in their order."""
-        return replace(self, rows=self.rows[indices])
+        self.gather(source, self.rows[indices], out)
 
 
 class JoinedRows(Joined[Arrays]):
@@ -239,6 +243,11 @@ class JoinedRows(Joined[Arrays]):
                 out[where] = mixed
 
 
+def joined_rows(parts: Sequence[tuple[Arrays, int]]) -> Arrays:
+    """Returns the rows of all parts, given with their numbers of rows, as one sequence; a lone part is itself."""
+    return parts[0][0] if len(parts) == 1 else JoinedRows.of(parts)
+
+
 def rows_in_tree(
     tree: Tree,
     i: int,
@@ -271,42 +280,9 @@ def upright(values: NDArray[Any], axes: Axes) -> NDArray[Any]:
     return values.transpose(0, *(axis + 1 for axis in _ORDER[axes]))
 
 
-def _shape(stored: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
-    return stored if len(stored) == 2 else tuple(stored[axis] for axis in _ORDER[axes])
-
-
 def _is_run(rows: NDArray[np.int64]) -> bool:
     """Whether rows are consecutive: first, first + 1, first + 2, ..."""
     return int(rows[-1] - rows[0]) == len(rows) - 1 and bool(np.all(np.diff(rows) == 1))
-
-
-def _gather(
-    source: NDArray[np.uint8],
-    rows: NDArray[np.int64],
-    stored: tuple[int, ...],
-    dtype: np.dtype[Any],
-    axes: Axes,
-    out: NDArray[Any],
-) -> None:
-    """Copies rows of source, uint8 (rows, row_bytes), to out, with axes as H, W, C and the byte order kept."""
-    if axes == "HWC" and out.flags.c_contiguous:
-        _copy(source, rows, out.reshape(-1).view(np.uint8).reshape(len(out), source.shape[1]))
-        return
-    step = max(1, _BLOCK_BYTES // source.shape[1])
-    block = np.empty((min(step, len(rows)), source.shape[1]), np.uint8)
-    for start in range(0, len(rows), step):
-        some = rows[start : start + step]
-        _copy(source, some, block[: len(some)])
-        images = block[: len(some)].view(dtype.newbyteorder("=")).reshape(len(some), *stored)
-        target = out[start : start + step]
-        if axes == "HWC":
-            target[...] = images
-        elif axes == "WHC":
-            target[...] = images.transpose(0, 2, 1, 3)
-        else:
-            # One channel at a time takes a third of the time of one transposed copy.
-            for channel in range(stored[0]):
-                target[..., channel] = images[:, channel]
 
 
 def _copy(source: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,53 +10,81 @@ from numpy.typing import NDArray
 
 from fastload.sources.arrow.features import ArrowTable
 from fastload.sources.arrow.shards import Shard, UnpackedImages, translate_errors
-from fastload.sources.listing import Files
+from fastload.sources.assemble import split_path
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import JoinedFiles
 from fastload.sources.tables.image_index import ImageIndex
 from fastload.sources.tree import Tree, key_of
 
 
-class EncodedColumn(NamedTuple):
-    """The images in one column of all shards, R rows.
+class ImageColumn(NamedTuple):
+    """The images in one column of all files, R rows.
 
     Attributes:
-        files: reads the bytes.
-        sizes: int64 (R,), bytes of each image; 0 for a row without bytes.
+        files: reads them.
+        sizes: int64 (R,), bytes of each image.
+        mtimes_ns: int64 (R,), time of modification of each file beside the table; 0 for an image in the table itself.
         paths: the path that each row names; "" for none.
+        bad: row -> why it has no image.
     """
 
     files: JoinedFiles
     sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
     paths: list[str]
+    bad: dict[int, str]
 
 
-def encoded_column(table: ArrowTable, name: str, tree: Tree) -> EncodedColumn:
-    """Returns the images of a column that holds bytes, or only paths of files."""
-    shards = table.shards
-    if name in table.features.images and not str(shards[0].schema.field(name).type).endswith("string"):
-        return encoded_images(shards, name, tree.path)
-    paths = table.values(name).texts()
-    nothing = np.zeros(len(paths), np.int64)
-    return EncodedColumn(JoinedFiles((), nothing.astype(np.int32), nothing), nothing, paths)
+def read_images(table: ArrowTable, name: str, tree: Tree) -> ImageColumn:
+    """Returns the images of a column of bytes or of paths; a row without bytes names a file of the tree.
+
+    Raises:
+        SourceError: a file is damaged, or there is no room for the temporary file.
+    """
+    paths: list[str] = []
+    if name in table.features.images and not str(table.shards[0].schema.field(name).type).endswith("string"):
+        files, sizes = _stored_images(table.shards, name, tree.path, paths)
+    else:
+        paths = table.values(name).texts()
+        sizes = np.zeros(len(paths), np.int64)
+        files = JoinedFiles((), sizes.astype(np.int32), sizes)
+    mtimes, bad = np.zeros(len(sizes), np.int64), dict[int, str]()
+    absent = np.flatnonzero(sizes == 0)
+    if not len(absent):
+        return ImageColumn(files, sizes, mtimes, paths, bad)
+    part, at_part, sizes, parts = files.part.copy(), files.index.copy(), sizes.copy(), files.parts
+    index = image_index(tree)
+    for shard in np.unique(table.shard_of[absent]).tolist():
+        rows = absent[table.shard_of[absent] == shard]
+        here = index.at(split_path(table.files[shard])[0])
+        found = here.find([paths[row] for row in rows.tolist()], [""] * len(rows))
+        for k, row in enumerate(rows.tolist()):
+            position = int(found.positions[k])
+            if position >= 0:
+                part[row], at_part[row], sizes[row] = len(parts), position, index.tree.sizes[position]
+                mtimes[row] = index.tree.mtimes_ns[position]
+            elif paths[row]:
+                why = found.reasons.get(k, "is not there")
+                bad[row] = f"holds no bytes, only the path {paths[row]!r}, which {why}"
+            else:
+                bad[row] = "holds no image: its bytes are null or empty"
+    return ImageColumn(JoinedFiles((*parts, index.tree.files), part, at_part), sizes, mtimes, paths, bad)
 
 
-def encoded_images(shards: list[Shard], name: str, dataset_folder: Path) -> EncodedColumn:
-    """Returns the images of a column of bytes: of Arrow in place, of Parquet unpacked to a temporary file.
+def _stored_images(
+    shards: list[Shard], name: str, dataset_folder: Path, paths: list[str]
+) -> tuple[JoinedFiles, NDArray[np.int64]]:
+    """Returns the images of a column of bytes, of Arrow in place, of Parquet unpacked to a temporary file; their sizes.
 
     Args:
         shards: all files, of one kind.
         name: the column, a struct of bytes and path, or binary.
         dataset_folder: where the temporary file is made if the usual folders have no room.
-
-    Raises:
-        SourceError: a file is damaged, or there is no room for the temporary file.
+        paths: the path of each row is appended.
     """
     parquet = shards[0].parquet
     spill = UnpackedImages(sum(shard.num_bytes() for shard in shards), dataset_folder) if parquet else None
-    paths: list[str] = []
-    offsets: list[NDArray[np.int64]] = []
-    sizes: list[NDArray[np.int64]] = []
+    pieces: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     for shard in shards:
         here, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for array, base in shard.batches(name):
@@ -72,17 +98,10 @@ def encoded_images(shards: list[Shard], name: str, dataset_folder: Path) -> Enco
                 starts = starts + (buffer.address - base)
             here.append(starts)
             lengths.append(length)
-        offsets.append(np.concatenate(here))
-        sizes.append(np.concatenate(lengths))
-        shard.check(len(offsets[-1]))
-    if spill:
-        offsets, sizes = [np.concatenate(offsets)], [np.concatenate(sizes)]
-    readers: Sequence[Shard | UnpackedImages] = [spill] if spill else shards
-    spans = [
-        (reader.spans(starts, lengths), len(starts))
-        for reader, starts, lengths in zip(readers, offsets, sizes, strict=True)
-    ]
-    return EncodedColumn(JoinedFiles.of(spans), np.concatenate(sizes), paths)
+        pieces.append((np.concatenate(here), np.concatenate(lengths)))
+        shard.check(len(pieces[-1][0]))
+    spans = [((spill or shard).spans(*piece), len(piece[0])) for shard, piece in zip(shards, pieces, strict=True)]
+    return JoinedFiles.of(spans), np.concatenate([sizes for _, sizes in pieces])
 
 
 def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
@@ -93,16 +112,15 @@ def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[
     while isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     rows = len(array)
-    valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
     if pa.types.is_struct(array.type):
         paths += [path or "" for path in pc.struct_field(array, "path").to_pylist()]
         array = pc.struct_field(array, "bytes")  # null where the struct is
-        valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
     else:
         paths += [""] * rows
     if pa.types.is_null(array.type):
         return np.zeros(rows, np.int64), np.zeros(rows, np.int64), None
     wide = pa.types.is_large_binary(array.type)
+    valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
     _, ends, data = array.buffers()
     starts = np.frombuffer(ends, np.int64 if wide else np.int32)[array.offset : array.offset + rows + 1].astype(
         np.int64
@@ -111,62 +129,21 @@ def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[
     return starts[:-1], lengths, data
 
 
-class FoundImages(NamedTuple):
-    """The images of R rows.
-
-    Attributes:
-        files: reads them; None for a dataset without images.
-        sizes: int64 (R,), bytes of each image.
-        mtimes_ns: int64 (R,), time of modification of each file beside the table; 0 for an image in the table itself.
-        bad: row -> why it has no image.
-    """
-
-    files: Files | None
-    sizes: NDArray[np.int64]
-    mtimes_ns: NDArray[np.int64]
-    bad: dict[int, str]
-
-
-def resolve_images(encoded: EncodedColumn, table: ArrowTable, tree: Tree) -> FoundImages:
-    """Returns the images of a column; a row without bytes names a file of the tree."""
-    part, at_part, sizes = encoded.files.part.copy(), encoded.files.index.copy(), encoded.sizes.copy()
-    mtimes = np.zeros(len(sizes), np.int64)
-    bad: dict[int, str] = {}
-    absent = np.flatnonzero(sizes == 0)
-    parts = encoded.files.parts
-    if len(absent):
-        index = image_index(tree)
-        parts = (*parts, index.tree.files)
-        for shard in np.unique(table.shard_of[absent]).tolist():
-            rows = absent[table.shard_of[absent] == shard]
-            folder = posixpath.dirname(table.files[shard])
-            here = index.at(f"{folder}/" if folder else "")
-            found = here.find([encoded.paths[row] for row in rows.tolist()], [""] * len(rows))
-            for k, row in enumerate(rows.tolist()):
-                position, path = int(found.positions[k]), encoded.paths[row]
-                if position >= 0:
-                    part[row], at_part[row], sizes[row] = len(parts) - 1, position, index.tree.sizes[position]
-                    mtimes[row] = index.tree.mtimes_ns[position]
-                elif path:
-                    why = found.reasons.get(k, "is not there")
-                    bad[row] = f"holds no bytes, only the path {path!r}, which {why}"
-                else:
-                    bad[row] = "holds no image: its bytes are null or empty"
-    return FoundImages(JoinedFiles(parts, part, at_part), sizes, mtimes, bad)
-
-
 def image_index(tree: Tree) -> ImageIndex:
     """Returns the index of the image files in the folder of the tables."""
     return ImageIndex(open_tree(tree.path) if tree.file else tree)
 
 
-def keys_of(encoded: EncodedColumn | None, table: ArrowTable) -> list[str]:
-    """Returns the keys of the rows: shard and path, if the paths in the shard are unique, else shard and row number."""
+def keys_of(all_paths: list[str], table: ArrowTable) -> list[str]:
+    """Returns the keys of the rows: shard and path, if the paths in the shard are unique, else shard and row number.
+
+    `all_paths` are the paths of the R rows, [] without images.
+    """
     keys: list[str] = []
     start = 0
     for name, shard in zip(table.files, table.shards, strict=True):
         count = shard.num_rows
-        paths = encoded.paths[start : start + count] if encoded else []
+        paths = all_paths[start : start + count]
         start += count
         if paths and "" not in paths and len(set(paths)) == count:
             inner = [path.replace("\\", "/").rpartition("/")[2] for path in paths]

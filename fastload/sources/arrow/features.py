@@ -64,27 +64,19 @@ def features_of(schema: Any) -> Features:
     return Features(tuple(images), classes)
 
 
-def common_classes(each: list[Features], counts: list[int]) -> tuple[Features, list[str]]:
-    """Returns the features of all files of a dataset; if their lists of classes differ, the union of these.
-
-    Args:
-        each: the features of each file, in order.
-        counts: number of rows of each file; a file without rows is ignored.
-
-    Returns:
-        The features, and the columns whose classes differ between files.
-    """
+def _common_features(each: list[Features]) -> tuple[Features, list[str]]:
+    """Returns the features of several files, with the union of lists of classes, and the columns where these differ."""
     classes: dict[str, tuple[str, ...]] = {}
-    differ: list[str] = []
-    for features, count in zip(each, counts, strict=True):
-        for name, names in features.classes.items() if count else ():
+    differ: dict[str, None] = {}
+    for features in each:
+        for name, names in features.classes.items():
             known = classes.setdefault(name, names)
             if known != names:
                 # New names are appended: a longer list that begins like the known one keeps its numbers.
                 classes[name] = (*known, *[one for one in names if one not in known])
-                differ += [name] if name not in differ else []
+                differ[name] = None
     images = dict.fromkeys(name for features in each for name in features.images)
-    return Features(tuple(images), each[0].classes | classes), differ
+    return Features(tuple(images), classes), list(differ)
 
 
 class ArrowTable:
@@ -114,9 +106,8 @@ class ArrowTable:
         counts = [shard.num_rows for shard in shards]
         self.shard_of = np.repeat(np.arange(len(shards)), counts)
         self._row_of = np.concatenate([np.arange(count) for count in counts])
-        order = sorted(range(len(shards)), key=lambda i: not first(files[i]))
-        each = [features_of(shards[i].schema) for i in order]
-        self.features, self.renumbered = common_classes(each, [counts[i] for i in order])
+        order = sorted(np.flatnonzero(counts).tolist(), key=lambda i: not first(files[i]))  # not of files without rows
+        self.features, self.renumbered = _common_features([features_of(shards[i].schema) for i in order])
         self.names = _column_names(shards, files)
 
     @property
@@ -130,26 +121,22 @@ class ArrowTable:
 
     def texts(self, name: str) -> list[str]:
         """Returns the cells of a column as text; "" for missing ones."""
-        return values_in(self.shards, name, Features((), {})).texts()
+        return values_in(self.shards, name).texts()
 
     def values(self, name: str) -> Values:
-        """Returns a column; raises as `values_in` does."""
-        return values_in(self.shards, name, self.features)
+        """Returns a column, numbered by the classes of `features`; raises as `values_in` does."""
+        return values_in(self.shards, name, self.features.classes.get(name, ()))
 
     def objects(self, name: str) -> list[Any]:
         """Returns the cells of a column of objects, whose classes all files must number alike."""
         if classes := self.features.classes.get(name):
             for shard in self.shards:
-                require_same_classes(shard, name, features_of(shard.schema).classes.get(name, ()), classes)
+                _require_same_classes(shard, name, features_of(shard.schema).classes.get(name, ()), classes)
         return [cell for shard in self.shards for cell in shard.column(name).to_pylist()]
 
 
 def _column_names(shards: list[Shard], names: list[str]) -> list[str]:
-    """Returns the names of the columns of all shards.
-
-    Raises:
-        SourceError: a column has different types in two files; null fits any type.
-    """
+    """Returns the names of the columns of all shards, which must be of one type in all; null fits any."""
     import pyarrow as pa
 
     known: dict[str, tuple[Any, str]] = {}
@@ -166,8 +153,8 @@ def _column_names(shards: list[Shard], names: list[str]) -> list[str]:
     return list(known)
 
 
-def values_in(shards: list[Shard], name: str, features: Features) -> Values:
-    """Returns one column of all files, with classes numbered as in `features`, even if files number them differently.
+def values_in(shards: list[Shard], name: str, names: tuple[str, ...] = ()) -> Values:
+    """Returns one column of all files, numbered by the classes `names`, even if files number theirs differently.
 
     Raises:
         SourceError: a class has no name in its file; or lists of classes are numbered differently.
@@ -180,24 +167,19 @@ def values_in(shards: list[Shard], name: str, features: Features) -> Values:
     for shard in shards:
         there = name in shard.schema.names and shard.schema.field(name).type == kind
         chunks += shard.column(name).chunks if there else [pa.nulls(shard.num_rows, kind)]
-    names = features.classes.get(name, ())
     try:
         values = values_of_arrow(pa.chunked_array(chunks, kind), name, names)
     except UnicodeDecodeError as exc:
         raise SourceError(f"{shards[0].path}: column {name!r} holds text that is not UTF-8: {exc}.") from exc
-    return _by_common_classes(shards, name, values) if names else values
-
-
-def _by_common_classes(shards: list[Shard], name: str, values: Values) -> Values:
-    """Returns the values with the classes of each file renumbered to those of `values.names`."""
-    renumbered = values.values.copy()
-    start = 0
+    if not names:
+        return values
+    renumbered, start = values.values.copy(), 0
     for shard in shards:
         rows = slice(start, start + shard.num_rows)
         start += shard.num_rows
-        own = features_of(shard.schema).classes.get(name, values.names)
+        own = features_of(shard.schema).classes.get(name, names)
         if values.kind != "int":
-            require_same_classes(shard, name, own, values.names)
+            _require_same_classes(shard, name, own, names)
             continue
         numbers = values.values[rows]
         if len(numbers) and int(numbers.max()) >= len(own):
@@ -205,18 +187,14 @@ def _by_common_classes(shards: list[Shard], name: str, values: Values) -> Values
                 f"{shard.path}: column {name!r} holds the class {numbers.max()}, but its schema names only "
                 f"{len(own)}. Fix the schema, or fetch the files again."
             )
-        if own != values.names[: len(own)]:
-            table = np.array([*map(values.names.index, own), -1], np.int64)  # the last: below 0 stays without a class
+        if own != names[: len(own)]:
+            table = np.array([*map(names.index, own), -1], np.int64)  # the last: below 0 stays without a class
             renumbered[rows] = table[np.maximum(numbers, -1)]
     return replace(values, values=renumbered)
 
 
-def require_same_classes(shard: Shard, name: str, own: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """Refuses a file whose classes are in another order than `names`; for columns of lists, which are not renumbered.
-
-    Raises:
-        SourceError: they are in another order.
-    """
+def _require_same_classes(shard: Shard, name: str, own: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Refuses a file whose classes are in another order than `names`; for what is not renumbered, such as lists."""
     if own != names[: len(own)]:
         raise SourceError(
             f"{shard.path}: the classes of column {name!r} are numbered otherwise than in other files: "

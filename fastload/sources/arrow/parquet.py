@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
-from fastload.sources.arrow.encoded_images import FoundImages, encoded_column, image_index, keys_of, resolve_images
+from fastload.sources.arrow.encoded_images import ImageColumn, image_index, keys_of, read_images
 from fastload.sources.arrow.features import ArrowTable, features_of, values_in
 from fastload.sources.arrow.shards import Shard
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value
@@ -56,18 +56,15 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """
     notes = draft.notes
     table, written = _open_table(draft, tree)
-    total = len(table.shard_of)
     image = _image_column(table, tree, options, notes)
     splits, split_column = _splits(table, options, notes)
-    encoded = encoded_column(table, image, tree) if image else None
-    nothing = np.zeros(total, np.int64)
-    images = resolve_images(encoded, table, tree) if encoded else FoundImages(None, nothing, nothing, {})
+    images = read_images(table, image, tree) if image else None
     mask = next((n for n in table.features.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
     masks = None
     if mask and image and options.masks == "none":
         notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
     elif mask and image:
-        masks = resolve_images(encoded_column(table, mask, tree), table, tree)
+        masks = read_images(table, mask, tree)
     others = [name for name in table.features.images if name not in (image, mask)]
     if others:
         notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
@@ -78,36 +75,38 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         nested = nested_boxes(objects, table.objects(objects), table.location, draft, classes)
         taken |= {objects} if nested else set()
     values = {name: table.values(name) for name in table.names if name not in taken}
-    missing = [(table.location(row), why) for row, why in sorted(images.bad.items())]
+    bad = images.bad if images else {}
+    missing = [(table.location(row), why) for row, why in sorted(bad.items())]
     draft.leave_out_all(missing, "rows without their image", "Fetch the files again, or leave those rows out")
     made, lost, said = columns_of(Frame(values, draft.where, splits, options.labels, table.location))
     notes += said
     columns = nested | made
-    lost = {row: why for row, why in lost.items() if row not in images.bad}
+    lost = {row: why for row, why in lost.items() if row not in bad}
     unlabelled = [(table.location(row), why) for row, why in sorted(lost.items())]
     shown = [f"{location}: {why}" for location, why in unlabelled]
     fix = "Fill them in, or leave those images out"
     draft.leave_out_all(unlabelled, "rows without a label", fix, shown)
-    sizes = images.sizes
-    if not image:
+    mtimes = written[table.shard_of]
+    if images:
+        mtimes = np.maximum(mtimes, images.mtimes_ns)
+        samples = Samples(keys_of(images.paths, table), images.files, images.sizes, mtimes, splits, columns)
+    else:
         if not columns:
             raise SourceError(
                 f"{tree.given}: there is neither a column of images nor one of numbers: {', '.join(table.names)}."
             )
         notes.append("No column holds images: a dataset of columns only.")
-        sizes = np.full(total, sum(column.values[:1].nbytes for column in columns.values()), np.int64)
-    mtimes = np.maximum(written[table.shard_of], images.mtimes_ns)
-    samples = Samples(keys_of(encoded, table), images.files, sizes, mtimes, splits, columns)
+        sizes = np.full(len(mtimes), sum(column.values[:1].nbytes for column in columns.values()), np.int64)
+        samples = Samples(keys_of([], table), None, sizes, mtimes, splits, columns)
     if masks is not None:
         samples = _with_masks(draft, samples, masks, mask)
-    return samples.without(images.bad.keys() | lost.keys())
+    return samples.without(bad.keys() | lost.keys())
 
 
 def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]]:
     """Returns the rows of all files, and the time of modification of each file.
 
-    Raises:
-        SourceError: there is no file, or no row; files are missing by the names of the others (unless skipped).
+    Files that are missing by the names of the others are an error unless such may be skipped.
     """
     if tree.archive:
         raise SourceError(f"{tree.path}: Parquet files inside an archive are not read. Unpack it and give the folder.")
@@ -123,7 +122,7 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
         )
     # If files number their classes differently, the numbers of the training files are kept.
     table = ArrowTable(shards, names, lambda name: split_of_name(name) == "train")
-    draft.title = f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows."
+    draft.notes.append(f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows.")
     if table.renumbered:
         differ = first_few(table.renumbered)
         draft.notes.append(f"Files name different classes in column {differ}: renumbered by name, all of them.")
@@ -137,9 +136,8 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
     return table, tree.mtimes_ns[np.array(positions)]
 
 
-def _with_masks(draft: Draft, samples: Samples, found: FoundImages, name: str) -> Samples:
+def _with_masks(draft: Draft, samples: Samples, found: ImageColumn, name: str) -> Samples:
     """Returns the samples with the masks of a column; absent masks get a value that no other holds."""
-    assert found.files is not None, "a column of masks was read"
     present = np.ones(len(found.sizes), np.bool_)
     present[list(found.bad)] = False
     draft.notes.append(f"Masks by column {name!r}.")
@@ -189,7 +187,7 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
         return found[0]
     plain = {plain_name(name): name for name in table.names}
     for candidate in [plain[name] for name in IMAGE_COLUMNS if name in plain]:
-        values = values_in(table.shards[:1], candidate, table.features)
+        values = values_in(table.shards[:1], candidate)
         if values.kind == "text" and any(image_index(tree).hits(values.texts()[:40])):
             notes.append(f"Images by the paths in column {candidate!r}.")
             return candidate

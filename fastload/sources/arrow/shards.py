@@ -139,20 +139,14 @@ def translate_errors(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except OSError as exc:
-        if exc.errno in (errno.EMFILE, errno.ENFILE):
+    except (pa.ArrowException, OSError, ValueError) as exc:  # ValueError: the schema holds text that is not UTF-8
+        if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
             raise SourceError(
                 f"{path} cannot be opened: too many files are open. Allow more with `ulimit -n`, or close some."
             ) from exc
-        raise _damaged(path, exc) from exc
-    except (pa.ArrowException, ValueError) as exc:  # ValueError: the schema holds text that is not UTF-8
-        raise _damaged(path, exc) from exc
-
-
-def _damaged(path: Path, exc: Exception) -> SourceError:
-    return SourceError(
-        f"{path} cannot be read: {str(exc).splitlines()[0]}. It is damaged or cut short; fetch it again."
-    )
+        raise SourceError(
+            f"{path} cannot be read: {str(exc).splitlines()[0]}. It is damaged or cut short; fetch it again."
+        ) from exc
 
 
 class UnpackedImages:

@@ -10,20 +10,47 @@ Boxes are packed as they are; masks are drawn from the polygons only if they are
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
-from fastload.sources.coco.annotations import Boxes, Classes, InstancesFile
-from fastload.sources.coco.instances import read_instances
-from fastload.sources.listing import SPLITS, SourceOptions, first_few
+from fastload.sources.box_forms import SIZED, BoxSlots
+from fastload.sources.coco.instances import Instances, join_instances, read_instances
+from fastload.sources.coco.masks import DrawnMasks
+from fastload.sources.listing import SPLITS, Masks, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 
 _INSTANCES = re.compile(r"(?:^|/)instances_([^/]+)\.json$")
 _OTHERS = re.compile(r"(?:^|/)((?:person_keypoints|captions|stuff|panoptic|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")
+
+
+_VOID = 255
+_MOST_VALUES = 254  # classes or instances that a mask of 8 bits can hold, besides background and void
+
+
+class _InstancesFile(NamedTuple):
+    """One instances file and the images it is about.
+
+    Attributes:
+        split: split of its images.
+        json: its name.
+        instances: its content.
+        rows: position in the tree of each image that it lists, -1 if that is absent or left out.
+        listed: positions in the tree of all images that it lists.
+        position: position in the tree of the file itself.
+    """
+
+    split: str
+    json: str
+    instances: Instances
+    rows: NDArray[np.int64]
+    listed: frozenset[int]
+    position: int
 
 
 def coco_evidence(tree: Tree) -> list[str]:
@@ -56,42 +83,99 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if ignored:
         notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
     parts = _read_parts(tree, bool(drawn), draft, notes)
-    classes = _same_categories(tree, parts)
-    images, splits, ids = [], [], []
-    for part in parts:
-        kept = np.flatnonzero(part.rows >= 0)
-        images += part.rows[kept].tolist()
-        splits += [part.split] * len(kept)
-        ids.append(part.instances.image_ids[kept])
+    first = parts[0].instances
+    for part in parts[1:]:
+        if (part.instances.category_ids, part.instances.category_names) != (first.category_ids, first.category_names):
+            raise SourceError(
+                f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or "
+                "fix the files."
+            )
     tests = _unlisted(tree, parts, draft, notes)
-    images += tests
-    splits += ["test"] * len(tests)
-    ids.append(np.full(len(tests), -1, np.int64))
-    boxes = Boxes.of(parts, len(images))
-    columns = {"image_id": Column(np.concatenate(ids)), **boxes.columns(classes)}
-    empty = int((boxes.slots.counts == 0).sum()) - len(tests)
-    if empty:
+    rows = [part.rows[part.rows >= 0] for part in parts]
+    images = [*np.concatenate(rows).tolist(), *tests]
+    said = [part.split for part, kept in zip(parts, rows, strict=True) for _ in kept] + ["test"] * len(tests)
+    all_files = join_instances([part.instances for part in parts], [part.rows >= 0 for part in parts])
+    slots = BoxSlots.of(all_files.image, len(images))
+    columns = {
+        "image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)])),
+        "boxes": Column(slots.padded(all_files.boxes.astype(np.float32)), {"names": SIZED}, "xywh"),
+        "box_labels": Column(
+            slots.padded(all_files.category, -1), {"names": first.category_names, "category_ids": first.category_ids}
+        ),
+        "box_crowd": Column(slots.padded(all_files.crowd)),
+        "num_boxes": Column(slots.counts),
+    }
+    if empty := int((slots.counts == 0).sum()) - len(tests):
         notes.append(f"Images without an annotation were kept ({empty}).")
-    thin = int((boxes.boxes[:, 2:] == 0).any(axis=1).sum())
-    if thin:
+    if thin := int((all_files.boxes[:, 2:] == 0).any(axis=1).sum()):
         notes.append(f"Boxes without area were kept as they are ({thin}).")
     draft.refuse_left_out()
-    masks = boxes.masks(tree, drawn, parts, images, classes) if drawn and images else None
-    if masks is not None:
-        regions = [part.instances.regions for part in parts if part.instances.regions is not None]
-        without = sum(int(region.empty().sum()) for region in regions)
-        if without:
+    masks = None
+    if drawn and images:
+        masks = _drawn_masks(tree, drawn, all_files, slots, images)
+        if all_files.regions is not None and (without := int(all_files.regions.empty().sum())):
             notes.append(f"Annotations without a region have a box, and are not in the masks ({without}).")
     elif options.masks == "auto":
         notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
-    samples = Samples.in_tree(tree, images, Splits.of(splits), columns, masks, by_name=True)
+    samples = Samples.in_tree(tree, images, Splits.of(said), columns, masks, by_name=True)
     if masks is not None:  # they are drawn from the instances files
         jsons = [part.position for part in parts]
         samples = samples.made_also_of(tree.sizes[jsons].sum(), tree.mtimes_ns[jsons].max())
     return samples
 
 
-def _read_parts(tree: Tree, drawn: bool, found: Draft, notes: list[str]) -> list[InstancesFile]:
+def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, images: list[int]) -> Masks:
+    """Returns the masks of a kind ("semantic" or "instance"), which are drawn when they are read.
+
+    Args:
+        tree: holds the images.
+        kind: what the values of a mask stand for.
+        found: all annotations. Their images are the first of `images`; the others have no mask.
+        slots: sample of each annotation, and its number among the boxes of that.
+        images: position in the tree of each sample's image.
+
+    Raises:
+        SourceError: there are more classes or instances than a mask can hold, or the size of an image is unknown.
+    """
+    if kind == "semantic" and len(found.category_names) > _MOST_VALUES:
+        raise SourceError(
+            f"{tree.given}: {len(found.category_names)} categories, but a mask of 8 bits holds {_MOST_VALUES}. "
+            "Pack boxes only, or `--masks instance`."
+        )
+    sample, slot, crowd = slots.sample, slots.slot, found.crowd
+    beyond = (sample >= 0) & (crowd == 0) & (slot >= _MOST_VALUES)
+    if kind == "instance" and beyond.any():
+        row = int(sample[beyond][0])
+        raise SourceError(
+            f"{tree.given}: {key_of(tree.names[images[row]])} has {slots.counts[row]} instances, but a mask of 8 bits "
+            f"holds {_MOST_VALUES}. Pack boxes only, or `--masks semantic`."
+        )
+    if (unknown := (found.heights == 0) | (found.widths == 0)).any():
+        name = key_of(tree.names[images[int(np.flatnonzero(unknown)[0])]])
+        raise SourceError(f"{tree.given}: height and width of {name} are not said, so its mask cannot be drawn.")
+    values = found.category + 1 if kind == "semantic" else np.where(crowd == 1, _VOID, slot + 1)
+    # Order of drawing: by sample; in it crowds first, then larger before smaller areas, then as in the file.
+    order = np.lexsort((-found.areas, 1 - crowd, sample)).astype(np.int64)
+    rows, every, without = sample[order], np.arange(len(images)), len(images) - len(found.heights)
+    assert found.regions is not None, "they are read if masks are drawn"
+    return Masks(
+        files=DrawnMasks(
+            heights=np.pad(found.heights, (0, without)),
+            widths=np.pad(found.widths, (0, without)),
+            first=np.searchsorted(rows, every, "left").astype(np.int64),
+            last=np.searchsorted(rows, every, "right").astype(np.int64),
+            drawn=order,
+            values=np.where(sample < 0, 0, values).astype(np.uint8),
+            regions=found.regions,
+        ),
+        present=every < len(found.heights),
+        names=("background", *found.category_names) if kind == "semantic" else (),
+        ignore_index=_VOID,
+        attrs={"kind": kind, "category_ids": found.category_ids} if kind == "semantic" else {"kind": kind},
+    )
+
+
+def _read_parts(tree: Tree, drawn: bool, draft: Draft, notes: list[str]) -> list[_InstancesFile]:
     """Returns the instances files of which images are there.
 
     Raises:
@@ -99,7 +183,7 @@ def _read_parts(tree: Tree, drawn: bool, found: Draft, notes: list[str]) -> list
     """
     position_of = {tree.names[i]: i for i in tree.images().tolist()}
     folders = {split_path(name)[0] for name in position_of}
-    parts: list[InstancesFile] = []
+    parts: list[_InstancesFile] = []
     owner: dict[int, str] = {}
     jsons = [(i, match) for i, name in enumerate(tree.names) if (match := _INSTANCES.search(name))]
     if not jsons:
@@ -128,7 +212,7 @@ def _read_parts(tree: Tree, drawn: bool, found: Draft, notes: list[str]) -> list
             raise SourceError(f"{tree.path / json} lists no images. Fetch it again, or move it away.")
         for i, row in enumerate(rows.tolist()):
             if row < 0:
-                found.leave_out(keys[i], f"is listed in {json}, but has no file")
+                draft.leave_out(keys[i], f"is listed in {json}, but has no file")
             elif row in owner:
                 raise SourceError(
                     f"{tree.path / json}: {keys[i]} is listed a second time (first in {owner[row]}). "
@@ -138,14 +222,14 @@ def _read_parts(tree: Tree, drawn: bool, found: Draft, notes: list[str]) -> list
                 owner[row] = json
         for at, reason in instances.bad:
             if at < 0:
-                found.leave_out(f"{json}: {reason.partition(' has ')[0]}", f"has {reason.partition(' has ')[2]}")
+                draft.leave_out(f"{json}: {reason.partition(' has ')[0]}", f"has {reason.partition(' has ')[2]}")
             else:
-                found.leave_out(keys[at], f"is contradicted by {json}: {reason}")
+                draft.leave_out(keys[at], f"is contradicted by {json}: {reason}")
         bad = [at for at, _ in instances.bad if at >= 0]
         listed = rows.copy()
         listed[bad] = -1
         notes.append(f"Split {split}: {len(rows)} images of {json} in {key_of(folder) or 'the folder itself'}.")
-        parts.append(InstancesFile(split, json, instances, listed, frozenset(rows.tolist()), position))
+        parts.append(_InstancesFile(split, json, instances, listed, frozenset(rows.tolist()), position))
     if not parts:
         raise SourceError(
             f"{tree.given}: there are no images of {first_few([key_of(tree.names[i]) for i, _ in jsons])}. Unpack them "
@@ -165,18 +249,7 @@ def _image_folders(json: str, name: str) -> list[str]:
     return [root + at for at in (*named, "images/", "")]
 
 
-def _same_categories(tree: Tree, parts: list[InstancesFile]) -> Classes:
-    first = parts[0].instances
-    for part in parts[1:]:
-        if (part.instances.category_ids, part.instances.category_names) != (first.category_ids, first.category_names):
-            raise SourceError(
-                f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or "
-                "fix the files."
-            )
-    return Classes(tuple(map(key_of, first.category_names)), first.category_ids)
-
-
-def _unlisted(tree: Tree, parts: list[InstancesFile], found: Draft, notes: list[str]) -> list[int]:
+def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft, notes: list[str]) -> list[int]:
     """Returns the positions of images in folders such as test2017/; unlisted images next to listed ones are noted."""
     listed = frozenset().union(*(part.listed for part in parts))
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
@@ -187,7 +260,7 @@ def _unlisted(tree: Tree, parts: list[InstancesFile], found: Draft, notes: list[
         if i in listed:
             continue
         if folder in folders:
-            found.leave_out(key_of(tree.names[i]), f"is not listed in {jsons}")
+            draft.leave_out(key_of(tree.names[i]), f"is not listed in {jsons}")
         elif SPLITS.get(_YEAR.sub("", split_path(folder[:-1])[1]).lower()) == "test":
             tests.append(i)
         else:

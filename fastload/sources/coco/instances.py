@@ -9,7 +9,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,34 +71,66 @@ def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
     Raises:
         SourceError: the file is not JSON, or no instances file; an image or category lacks a field, or occurs twice.
     """
-    images, categories, seen = _Images(), dict[int, str](), set[str]()
-    annotations = _Annotations(with_regions)
+    content = _Content(where, with_regions)
+    add = {"images": content.add_image, "annotations": content.add_annotation, "categories": content.add_category}
+    seen = set()
     try:
         text = data.decode("utf-8-sig")
         del data
         for name, number, item in _walk(text):
             seen.add(name)
-            if number < 0 or name not in ("images", "annotations", "categories"):
+            if number < 0 or name not in add:
                 continue
             if not isinstance(item, dict):
                 raise SourceError(f"{where}: {name}[{number}] is {item!r:.60}, expected an object. Fetch it again.")
-            if name == "annotations":
-                annotations.add(number, item)
-            elif name == "images":
-                images.add(item, f"{where}: images[{number}]")
-            else:
-                _add_category(categories, item, f"{where}: categories[{number}]")
+            add[name](number, item)
     except SourceError:
         raise
     except (ValueError, RecursionError) as exc:
         raise SourceError(f"{where} is not well-formed JSON: {exc}. Fetch it again.") from exc
-    lacking = [name for name in ("images", "annotations", "categories") if name not in seen]
+    lacking = [name for name in add if name not in seen]
     if lacking:
         raise SourceError(
             f"{where} has no {' and no '.join(lacking)}, so it is no instances file of COCO. Fetch it again, or move "
             "it away."
         )
-    return annotations.resolve(images, dict(sorted(categories.items())))
+    return content.resolve()
+
+
+def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Instances:
+    """Returns the content of several files with the same categories as one, file by file.
+
+    Args:
+        files: the files.
+        kept: bool (N,) for each file, the images to keep.
+
+    Returns:
+        The images kept, and all annotations; `image` is -1 for those that are bad or of other images.
+    """
+    starts = np.cumsum([0, *(keep.sum() for keep in kept[:-1])])
+    numbers = [np.where(keep, np.cumsum(keep) - 1 + start, -1) for keep, start in zip(kept, starts, strict=True)]
+    image = [np.where(file.good, number[file.image], -1) for file, number in zip(files, numbers, strict=True)]
+    regions = [file.regions for file in files if file.regions is not None]
+
+    def joined(name: str, *, of_images: bool = False) -> NDArray[Any]:
+        parts = [getattr(file, name) for file in files]
+        return np.concatenate([part[keep] for part, keep in zip(parts, kept, strict=True)] if of_images else parts)
+
+    return replace(
+        files[0],
+        names=[file.names[i] for file, keep in zip(files, kept, strict=True) for i in np.flatnonzero(keep).tolist()],
+        image_ids=joined("image_ids", of_images=True),
+        heights=joined("heights", of_images=True),
+        widths=joined("widths", of_images=True),
+        image=np.concatenate(image),
+        category=joined("category"),
+        boxes=joined("boxes"),
+        areas=joined("areas"),
+        crowd=joined("crowd"),
+        regions=Regions.joined(regions) if regions else None,
+        good=joined("good"),
+        bad=[],
+    )
 
 
 def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
@@ -146,43 +178,15 @@ def _sound(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-class _Images:
-    """Images as they are read; ids must be unique."""
+class _Content:
+    """A file as it is read. Ids are resolved at the end: in COCO's files categories follow the annotations."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.heights, self.widths = array("q"), array("q")
-        self.index: dict[int, int] = {}
-
-    def add(self, item: dict[str, Any], where: str) -> None:
-        number, name = item.get("id"), item.get("file_name")
-        if not is_int(number) or not isinstance(name, str):
-            raise SourceError(f"{where} has id {number!r} and file_name {name!r}. Fix the file.")
-        if number in self.index:
-            raise SourceError(f"{where}: image id {number} occurs a second time, for {name}. Fix the file.")
-        size = item.get("height", 0), item.get("width", 0)
-        if not all(is_int(side) and 0 <= side < 2**31 for side in size):
-            raise SourceError(f"{where} ({name}) has the height {size[0]!r} and width {size[1]!r}. Fix the file.")
-        self.index[number] = len(self.names)
-        self.names.append(_sound(name))
-        self.heights.append(size[0])
-        self.widths.append(size[1])
-
-
-def _add_category(categories: dict[int, str], item: dict[str, Any], where: str) -> None:
-    number, name = item.get("id"), item.get("name")
-    if not is_int(number) or not isinstance(name, str):
-        raise SourceError(f"{where} has id {number!r} and name {name!r}. Fix the file.")
-    if number in categories:
-        raise SourceError(f"{where}: category id {number} occurs a second time, for {name}. Fix the file.")
-    categories[number] = _sound(name)
-
-
-class _Annotations:
-    """Annotations as they are read. Ids are resolved at the end: in COCO's files categories follow the annotations."""
-
-    def __init__(self, with_regions: bool) -> None:
-        self._with_regions = with_regions
+    def __init__(self, where: str, with_regions: bool) -> None:
+        self._where, self._with_regions = where, with_regions
+        self._names: list[str] = []
+        self._heights, self._widths = array("q"), array("q")
+        self._index: dict[int, int] = {}  # id -> number of an image
+        self._categories: dict[int, str] = {}
         self._ids: list[str] = []
         self._image, self._category = array("q"), array("q")
         self._boxes, self._areas, self._crowd = array("d"), array("d"), array("B")
@@ -190,7 +194,29 @@ class _Annotations:
         self._run_ends, self._lengths, self._run_size = array("q"), array("I"), array("q")
         self._bad: list[tuple[Any, str]] = []
 
-    def add(self, number: int, item: dict[str, Any]) -> None:
+    def add_image(self, at: int, item: dict[str, Any]) -> None:
+        where, number, name = f"{self._where}: images[{at}]", item.get("id"), item.get("file_name")
+        if not is_int(number) or not isinstance(name, str):
+            raise SourceError(f"{where} has id {number!r} and file_name {name!r}. Fix the file.")
+        if number in self._index:
+            raise SourceError(f"{where}: image id {number} occurs a second time, for {name}. Fix the file.")
+        size = item.get("height", 0), item.get("width", 0)
+        if not all(is_int(side) and 0 <= side < 2**31 for side in size):
+            raise SourceError(f"{where} ({name}) has the height {size[0]!r} and width {size[1]!r}. Fix the file.")
+        self._index[number] = len(self._names)
+        self._names.append(_sound(name))
+        self._heights.append(size[0])
+        self._widths.append(size[1])
+
+    def add_category(self, at: int, item: dict[str, Any]) -> None:
+        where, number, name = f"{self._where}: categories[{at}]", item.get("id"), item.get("name")
+        if not is_int(number) or not isinstance(name, str):
+            raise SourceError(f"{where} has id {number!r} and name {name!r}. Fix the file.")
+        if number in self._categories:
+            raise SourceError(f"{where}: category id {number} occurs a second time, for {name}. Fix the file.")
+        self._categories[number] = _sound(name)
+
+    def add_annotation(self, number: int, item: dict[str, Any]) -> None:
         name = f"annotation {item.get('id', f'number {number}')}"
         image = item.get("image_id")
         try:
@@ -225,12 +251,13 @@ class _Annotations:
         self._run_ends.append(len(self._lengths))
         self._run_size.extend(size)
 
-    def resolve(self, images: _Images, categories: dict[int, str]) -> Instances:
+    def resolve(self) -> Instances:
+        categories = dict(sorted(self._categories.items()))
         index = {number: i for i, number in enumerate(categories)}
-        image = np.array([images.index.get(number, -1) for number in self._image], np.int64)
+        image = np.array([self._index.get(number, -1) for number in self._image], np.int64)
         category = np.array([index.get(number, -1) for number in self._category], np.int64)
-        heights, widths = np.array(images.heights, np.int64), np.array(images.widths, np.int64)
-        bad = [(images.index.get(at, -1) if is_int(at) else -1, reason) for at, reason in self._bad]
+        heights, widths = np.array(self._heights, np.int64), np.array(self._widths, np.int64)
+        bad = [(self._index.get(at, -1) if is_int(at) else -1, reason) for at, reason in self._bad]
         good = (image >= 0) & (category >= 0)
         run_size = np.array(self._run_size, np.int64).reshape(-1, 2)
         for row in np.flatnonzero(run_size[:, 0] > 0).tolist():
@@ -252,8 +279,8 @@ class _Annotations:
                 lengths=np.array(self._lengths, np.uint32),
             )
         return Instances(
-            names=images.names,
-            image_ids=np.array(list(images.index), np.int64),
+            names=self._names,
+            image_ids=np.array(list(self._index), np.int64),
             heights=heights,
             widths=widths,
             category_ids=tuple(categories),

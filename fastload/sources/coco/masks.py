@@ -37,6 +37,23 @@ class Regions:
     run_ends: NDArray[np.int64]
     lengths: NDArray[np.uint32]
 
+    @classmethod
+    def joined(cls, parts: list[Regions]) -> Regions:
+        """Returns the regions of several files as one."""
+
+        def ends(name: str, pointed: str) -> NDArray[np.int64]:
+            starts = np.cumsum([0, *(len(getattr(part, pointed)) for part in parts[:-1])])
+            found = [getattr(part, name) + start for part, start in zip(parts, starts, strict=True)]
+            return np.concatenate(found).astype(np.int64)
+
+        return cls(
+            ends=ends("ends", "ring_ends"),
+            ring_ends=ends("ring_ends", "points"),
+            points=np.concatenate([part.points for part in parts]),
+            run_ends=ends("run_ends", "lengths"),
+            lengths=np.concatenate([part.lengths for part in parts]),
+        )
+
     def empty(self) -> NDArray[np.bool_]:
         """Returns bool (A,), True for annotations with neither polygons nor run lengths."""
         without: NDArray[np.bool_] = np.diff(self.ends, prepend=0) + np.diff(self.run_ends, prepend=0) == 0
@@ -151,10 +168,19 @@ class DrawnMasks:
         Raises:
             ImageError: the size is unknown or too large, or run lengths are of another size.
         """
-        header = self.header(i)
+        header, regions = self.header(i), self.regions
         mask = np.zeros((header.height, header.width), np.uint8)
         for a in self.drawn[self.first[i] : self.last[i]].tolist():
-            self._draw(mask, a)
+            value = self.values[a]
+            lengths = regions.lengths[regions.run_ends[a - 1] if a else 0 : regions.run_ends[a]]
+            if len(lengths):
+                if int(lengths.sum(dtype=np.int64)) != mask.size:
+                    raise ImageError("has runs of another size than its image")
+                inside = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+                mask[inside.reshape(mask.shape[::-1]).T] = value
+            for ring in range(regions.ends[a - 1] if a else 0, regions.ends[a]):
+                start = regions.ring_ends[ring - 1] if ring else 0
+                fill_polygon(mask, regions.points[start : regions.ring_ends[ring]].reshape(-1, 2), value)
         return mask
 
     def take(self, indices: NDArray[np.integer[Any]]) -> DrawnMasks:
@@ -166,18 +192,6 @@ class DrawnMasks:
             first=self.first[indices],
             last=self.last[indices],
         )
-
-    def _draw(self, mask: NDArray[np.uint8], a: int) -> None:
-        regions, value = self.regions, self.values[a]
-        lengths = regions.lengths[regions.run_ends[a - 1] if a else 0 : regions.run_ends[a]]
-        if len(lengths):
-            if int(lengths.sum(dtype=np.int64)) != mask.size:
-                raise ImageError("has runs of another size than its image")
-            inside = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-            mask[inside.reshape(mask.shape[::-1]).T] = value
-        for ring in range(regions.ends[a - 1] if a else 0, regions.ends[a]):
-            start = regions.ring_ends[ring - 1] if ring else 0
-            fill_polygon(mask, regions.points[start : regions.ring_ends[ring]].reshape(-1, 2), value)
 
 
 def fill_polygon(mask: NDArray[np.uint8], points: NDArray[np.floating[Any]], value: int | np.uint8) -> None:

@@ -17,13 +17,11 @@ from fastload.sources.assemble import Draft, Splits
 from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots
 from fastload.sources.listing import OnError, first_few
 from fastload.sources.tables.frame import Frame, categories, columns_of, plain_name
-from fastload.sources.tables.values import Values, values_of
+from fastload.sources.tables.values import values_of
 
 OBJECTS = ("objects", "annotations")
 _BOX_KEYS = ("bbox", "bboxes", "boxes", "box")
 _LABEL_KEYS = ("category", "categories", "category_id", "label", "labels", "class")
-
-
 _NAMES: dict[Moves, tuple[str, ...]] = {"xyxy": CORNERS, "xywh": SIZED}
 _NUMBER = r"\s*(-?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)\s*"
 _FOUR = re.compile(rf"\s*[\[(]{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}[\])]\s*")
@@ -52,15 +50,7 @@ def box_columns(names: Iterable[str]) -> tuple[Moves, tuple[str, ...]]:
     return "", ()
 
 
-def boxes_of(values: list[Values]) -> NDArray[np.float32] | None:
-    """Returns boxes as float32 (R, 4), NaN for empty cells (a row without a box); None if they are not numbers."""
-    if any(column.kind not in ("int", "float") or column.values.ndim > 1 for column in values):
-        return None
-    boxes = np.stack([np.where(column.missing, np.nan, column.values) for column in values], axis=1)
-    return boxes.astype(np.float32)
-
-
-def wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
+def _wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
     """Returns row -> why its box is wrong: infinite, partly empty, of negative size, or with swapped corners."""
     empty = np.isnan(boxes)
     reasons: dict[int, str] = {}
@@ -83,20 +73,15 @@ def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str
         given = [cell for cell in column if cell not in (None, "")]
         if plain_name(name) not in _BOX_KEYS or not given or {"x", "y", "w", "h"} & set(cells):
             continue
-        found = [_four(cell) for cell in given]
-        if not all(found):
+        found = [_FOUR.fullmatch(cell) if isinstance(cell, str) else None for cell in given]
+        rows = [match.groups() for match in found if match]
+        if len(rows) < len(given):
             continue
-        rows = iter(found)
-        four = [(None,) * 4 if cell in (None, "") else next(rows) for cell in column]
+        left = iter(rows)
+        four = [(None,) * 4 if cell in (None, "") else next(left) for cell in column]
         rest = {other: values for other, values in cells.items() if other != name}
         return rest | {f"bbox_{part}": [row[at] for row in four] for at, part in enumerate("xywh")}, name
     return cells, ""
-
-
-def _four(cell: Any) -> tuple[Any, ...]:
-    """Returns the four numbers of a cell, as text; () for any other cell."""
-    match = _FOUR.fullmatch(cell) if isinstance(cell, str) else None
-    return match.groups() if match else ()
 
 
 def boxes_by_sample(
@@ -192,14 +177,16 @@ def columns_with_boxes(frame: Frame, on_error: OnError) -> tuple[dict[str, Colum
             the reasons of `columns_of`.
     """
     moves, four = box_columns(frame.columns)
-    boxes = boxes_of([frame.columns[name] for name in four]) if four else None
-    if boxes is None:
+    sides = [frame.columns[name] for name in four]
+    if not four or any(side.kind not in ("int", "float") or side.values.ndim > 1 for side in sides):
         if frame.sample is not None:
             raise SourceError(
                 f"{frame.where}: images with more than one row, whose box columns {', '.join(four)} are no numbers."
             )
         return columns_of(frame)
-    wrong = wrong_boxes(boxes, moves)
+    # (R, 4), NaN for empty cells: a row without a box
+    boxes = np.stack([np.where(side.missing, np.nan, side.values) for side in sides], axis=1).astype(np.float32)
+    wrong = _wrong_boxes(boxes, moves)
     if wrong and on_error == "fail":
         shown = first_few([f"{frame.location(row)} {why}" for row, why in wrong.items()])
         raise SourceError(

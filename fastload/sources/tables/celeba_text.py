@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.sources.assemble import stem_of
 from fastload.sources.listing import first_few
 from fastload.sources.tree import is_image
+from fastload.system.text import text_of
 
 _IMAGE_COLUMN = ("image_id", "image", "img", "file", "filename", "file_name")  # names of the column of images
 
@@ -56,9 +58,7 @@ class TextTable:
         """
         if self.images == images:
             return np.arange(len(images), dtype=np.int64), []
-        bare: Callable[[str], str] = str
-        if not set(self.images).intersection(images):
-            bare = _without_suffix
+        bare: Callable[[str], str] = str if set(self.images).intersection(images) else stem_of
         row = {bare(name): i for i, name in enumerate(self.images)}
         wanted = [bare(name) for name in images]
         rows = np.array([row.get(name, -1) for name in wanted], np.int64)
@@ -114,12 +114,12 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
         name, *tokens = split(text[line - 1])
         image = name.decode("utf-8", "surrogateescape")
         if len(tokens) != width:
-            raise _bad_line(path, line, f"{_shown(name)} has {len(tokens)} values, expected {width}")
+            raise _bad_line(path, line, f"{text_of(name)} has {len(tokens)} values, expected {width}")
         try:
             values.extend(map(int, tokens))
         except (ValueError, OverflowError) as exc:
-            bad = _shown(next(token for token in tokens if not _is_int32(token)))
-            found = f"{_shown(name)} has the value {bad!r}, expected an integer of 32 bits"
+            bad = text_of(next(token for token in tokens if not _is_int32(token)))
+            found = f"{text_of(name)} has the value {bad!r}, expected an integer of 32 bits"
             raise _bad_line(path, line, found) from exc
         if seen.setdefault(image, line) != line:
             twice.append(f"{image} (lines {seen[image]} and {line})")
@@ -147,11 +147,3 @@ def _is_int32(token: bytes) -> bool:
 
 def _bad_line(path: str, line: int, found: str) -> SourceError:
     return SourceError(f"{path}, line {line}: {found}. Fix the line, or remove the file to pack without it.")
-
-
-def _shown(token: bytes) -> str:
-    return token.decode("utf-8", "backslashreplace")
-
-
-def _without_suffix(name: str) -> str:
-    return name.rpartition(".")[0] or name

@@ -34,29 +34,22 @@ MASK_COLUMNS = (
 MOST_SPLITS = 64  # most splits that a column names which is not called split
 
 MOST_TAGS = 1000  # most different tags in cells of several; more are run lengths or ids
-_TAG_CELLS = (re.compile(r"[^|]+(\|[^|]+)*"), re.compile(r"[^;]+(;[^;]+)*"), re.compile(r"\d+( \d+)*"))
+_TAGS = {"|": re.compile(r"[^|]+(\|[^|]+)*"), ";": re.compile(r"[^;]+(;[^;]+)*"), " ": re.compile(r"\d+( \d+)*")}
 
 
 class CellTable(Protocol):
-    """Rows with named cells, as they are in a file: those of CSV, JSON lines, Parquet or Arrow."""
+    """Rows with named cells, as they are in a file: those of CSV, JSON lines, Parquet or Arrow.
+
+    `where` is the (first) file, for messages, `names` are the columns; `location` returns the number of a row in its
+    file, and the file, for messages; `texts` returns the cells of a column as text, "" for empty ones.
+    """
 
     @property
-    def where(self) -> str:
-        """The file, for messages; of several the first."""
-        ...
-
+    def where(self) -> str: ...
     @property
-    def names(self) -> Collection[str]:
-        """Names of the columns."""
-        ...
-
-    def location(self, row: int) -> str:
-        """Returns the number of a row in its file, and the file, for messages."""
-        ...
-
-    def texts(self, name: str) -> list[str]:
-        """Returns the cells of a column as text; "" for empty ones."""
-        ...
+    def names(self) -> Collection[str]: ...
+    def location(self, row: int) -> str: ...
+    def texts(self, name: str) -> list[str]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +93,7 @@ def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes:
     plain = {plain_name(column): column for column in table.names}
     for candidate in [plain_name(wanted)] if wanted else [name for name in known if name in plain]:
         column = wanted or plain[candidate]
-        said = split_cells(table.texts(column), candidate)
+        said = _split_cells(table.texts(column), candidate)
         found = set(said) - {""}
         if not wanted and candidate in ("set", "partition", "phase", "fold", "subset") and len(found) > MOST_SPLITS:
             continue
@@ -118,7 +111,7 @@ def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes:
     return [], ""
 
 
-def split_cells(cells: list[str], column: str) -> list[str]:
+def _split_cells(cells: list[str], column: str) -> list[str]:
     """Returns the split that each cell means, "" for an empty cell; cells of `is_valid` are true or false."""
     if column.startswith("is_"):
         this, that = {"is_test": ("test", "train"), "is_train": ("train", "val")}.get(column, ("val", "train"))
@@ -145,9 +138,8 @@ def columns_of(frame: Frame) -> tuple[dict[str, Column], dict[int, str], list[st
     bad: dict[int, str] = {}
     notes: list[str] = []
     ignored = {name: "empty" for name, values in frame.columns.items() if values.missing.all()}
-    for name, values in frame.columns.items():
-        if values.kind == "other":
-            ignored[name] = "nested, or neither numbers nor text"
+    other = [name for name, values in frame.columns.items() if values.kind == "other"]
+    ignored |= dict.fromkeys(other, "nested, or neither numbers nor text")
     usable = {name: values for name, values in frame.columns.items() if name not in ignored}
     labels = _label_columns(frame, usable, notes)
     if labels:
@@ -179,7 +171,7 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s\-.]+", "_", name.strip().lower())
 
 
-def is_free_text(values: Values) -> bool:
+def _is_free_text(values: Values) -> bool:
     """Whether text is captions, names or ids and not classes: there are more than half as many texts as rows."""
     if values.kind != "text":
         return False
@@ -205,8 +197,11 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
     classes = [name for name, values in usable.items() if values.names]
     if len(classes) == 1:
         return classes
-    left = [name for name, values in usable.items() if not is_free_text(values) and values.values.ndim == 1]
-    left = [name for name in left if name and not _counts_rows(name, usable[name])]
+    left = [
+        name
+        for name, values in usable.items()
+        if name and not _is_free_text(values) and values.values.ndim == 1 and not _counts_rows(name, values)
+    ]
     if len(left) == 1 or (len(left) > 1 and all(usable[name].is_binary() for name in left)):
         return left
     if len(left) > 1:
@@ -215,13 +210,9 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
 
 
 def _counts_rows(name: str, values: Values) -> bool:
-    """Whether a column only numbers the rows, as the index that pandas writes."""
-    return (
-        plain_name(name) in ("", "unnamed:_0", "index", "idx", "id", "image_id", "row")
-        and values.kind == "int"
-        and values.values.ndim == 1
-        and len(set(values.values.tolist())) == len(values)
-    )
+    """Whether a column of one dimension only numbers the rows, as the index that pandas writes."""
+    known = plain_name(name) in ("", "unnamed:_0", "index", "idx", "id", "image_id", "row") and values.kind == "int"
+    return known and len(set(values.values.tolist())) == len(values)
 
 
 def _labels(frame: Frame, table: dict[str, Values], notes: list[str]) -> tuple[dict[str, Column], dict[int, str]]:
@@ -298,10 +289,9 @@ def categories(values: Values) -> Column:
 
 def _has_tags(values: Values) -> bool:
     cells = [cell for cell in values.values.tolist() if cell]
-    for pattern, mark in zip(_TAG_CELLS, "|; ", strict=True):
-        if any(mark in cell for cell in cells) and all(pattern.fullmatch(cell) for cell in cells):
-            return True
-    return False
+    return any(
+        any(mark in cell for cell in cells) and all(map(pattern.fullmatch, cells)) for mark, pattern in _TAGS.items()
+    )
 
 
 def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
@@ -311,7 +301,7 @@ def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
         cells = list(values.values.tolist())
     else:
         texts = values.values.tolist()
-        mark = next(mark for mark in "|; " if any(mark in text for text in texts))
+        mark = next(mark for mark in _TAGS if any(mark in text for text in texts))
         cells = [[tag.strip() for tag in text.split(mark) if tag.strip()] for text in texts]
         if mark == " ":
             cells = [list(map(int, tags)) for tags in cells]
@@ -338,18 +328,10 @@ def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
 def _extra(values: Values) -> Column | str:
     """Returns the column made of values that are not labels, or why they are ignored."""
     if values.kind == "text":
-        return "text, mostly different in each row" if is_free_text(values) else categories(values)
+        return "text, mostly different in each row" if _is_free_text(values) else categories(values)
     if values.kind == "list":
-        if values.values.ndim == 1:
-            return "lists of different lengths"
-        return Column(values.values)
-    attrs = {"names": values.names} if values.names else {}
-    if values.kind == "int":
-        if not values.missing.any():
-            return Column(values.values, attrs)
-        if values.names:
-            return Column(np.where(values.missing, -1, values.values), attrs)
-        return Column(np.where(values.missing, np.nan, values.values).astype(np.float32))
-    if values.values.dtype == np.float64:
-        return Column(values.values.astype(np.float32))
-    return Column(values.values)
+        return "lists of different lengths" if values.values.ndim == 1 else Column(values.values)
+    array, attrs = values.values, {"names": values.names} if values.names else {}
+    if values.kind == "int" and values.missing.any():
+        array = np.where(values.missing, -1 if attrs else np.nan, array)
+    return Column(array.astype(np.float32) if array.dtype == np.float64 else array, attrs)

@@ -24,13 +24,6 @@ _MANY = 100  # from so many rows on, a beginning and end that they lack alike ar
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 
 
-class _Lookup(NamedTuple):
-    """Positions of images by name: `one` holds one image of each name, `many` all images of names that recur."""
-
-    one: dict[str, int]
-    many: dict[str, list[int]]
-
-
 class FoundFiles(NamedTuple):
     """The files of R cells.
 
@@ -59,7 +52,7 @@ class ImageIndex:
     base: str = ""
     legacy: str = ""
     _paths: dict[str, int] = field(init=False)
-    _lookups: dict[bool, _Lookup] = field(init=False, default_factory=dict)
+    _lookups: dict[bool, tuple[dict[str, int], dict[str, list[int]]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         names = self.tree.names
@@ -89,31 +82,25 @@ class ImageIndex:
         paths, base = self._paths, self.base
         positions = np.fromiter((paths.get(base + cell, -1) for cell in cells), np.int64, len(cells))
         reasons: dict[int, str] = {}
-        lost = np.flatnonzero(positions < 0)
-        if len(lost) > _MANY:
-            self._find_alike(cells, split, lost, masks, positions)
-            lost = lost[positions[lost] < 0]
-        for row in lost.tolist():
-            if cells[row]:
-                found = self._search(cells[row], split[row], masks)
+
+        def search(rows: list[int], names: list[str]) -> None:
+            for row, name in zip(rows, names, strict=True):
+                found = self._search(name, split[row], masks)
                 if isinstance(found, str):
                     reasons[row] = found
                 else:
                     positions[row] = found
+
         lost = np.flatnonzero(positions < 0)
-        renamed = 0
+        if len(lost) > _MANY:
+            self._find_alike(cells, split, lost, masks, positions)
+        rows = [row for row in np.flatnonzero(positions < 0).tolist() if cells[row]]
+        search(rows, [cells[row] for row in rows])
         # Rows may say 000001.jpg while the files are 000001.png. This counts only if it is so for all rows: else a
         # missing file would silently be replaced by one of the same stem.
-        if len(cells) and len(lost) == len(cells) and not reasons:
-            for row in lost.tolist():
-                if is_image(cells[row]):
-                    found = self._search(cells[row].rpartition(".")[0], split[row], masks)
-                    if isinstance(found, str):
-                        reasons[row] = found
-                    else:
-                        positions[row] = found
-                        renamed += found >= 0
-        return FoundFiles(positions, reasons, renamed)
+        rows = [row for row in rows if is_image(cells[row])] if (positions < 0).all() and not reasons else []
+        search(rows, [cells[row].rpartition(".")[0] for row in rows])
+        return FoundFiles(positions, reasons, int((positions[rows] >= 0).sum()))
 
     def hits(self, cells: list[str]) -> tuple[int, int]:
         """Returns how many cells name an image by path or whole name, and how many by name without suffix."""
@@ -135,7 +122,7 @@ class ImageIndex:
         self, cells: list[str], split: list[str], lost: NDArray[np.int64], masks: bool, positions: NDArray[np.int64]
     ) -> None:
         """Finds all cells at once that lack the same beginning and end of the path as the first cell does."""
-        if self._lookup(stems=True).many:
+        if self._lookup(stems=True)[1]:
             return  # a match might not be the only one
         cell = cells[lost[0]]
         found = self._search(cell, split[lost[0]], masks) if cell else -1
@@ -160,8 +147,7 @@ class ImageIndex:
                     f"{self.tree.path}: a table names {cell!r}, which lies outside. Give the folder that holds the "
                     "images, or write paths relative to it."
                 )
-            found = self._paths.get(below)
-            return -1 if found is None else found
+            return self._paths.get(below, -1)
         for start in (self.base, ""):
             inside = posixpath.normpath(start + path)
             if inside == ".." or inside.startswith("../"):
@@ -190,14 +176,10 @@ class ImageIndex:
         if path.isascii():
             # pandas writes whole numbers as 1.0 if the column has missing ones.
             return [path, path[:-2]] if path.endswith(".0") and path[:-2].isdecimal() else [path]
-        variants = [
-            path,
-            unicodedata.normalize("NFC", path),
-            unicodedata.normalize("NFD", path),
-        ]  # macOS splits accents
+        # macOS splits accents
+        variants = [path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path)]
         if self.legacy:
-            raw = path.encode(self.legacy, "ignore").decode("utf-8", "surrogateescape")
-            variants.append(raw)
+            variants.append(path.encode(self.legacy, "ignore").decode("utf-8", "surrogateescape"))
         return variants
 
     def _candidates(self, path: str, *, stems: bool) -> list[int]:
@@ -211,7 +193,8 @@ class ImageIndex:
         names = self.tree.names
         return [i for i in found if f"/{names[i].rpartition('/')[0]}".endswith(f"/{folder}")]
 
-    def _lookup(self, *, stems: bool) -> _Lookup:
+    def _lookup(self, *, stems: bool) -> tuple[dict[str, int], dict[str, list[int]]]:
+        """Returns the last image of each name, and all images of each name that recurs."""
         if stems not in self._lookups:
             parts = [name.rpartition("/")[2] for name in self._paths]
             if stems:
@@ -219,9 +202,9 @@ class ImageIndex:
             one, many = dict(zip(parts, self._paths.values(), strict=True)), dict[str, list[int]]()
             if len(one) < len(parts):
                 for part, i in zip(parts, self._paths.values(), strict=True):
-                    if one[part] != i:  # `one` holds the last image of a name
+                    if one[part] != i:
                         many.setdefault(part, [one[part]]).append(i)
-            self._lookups[stems] = _Lookup(one, many)
+            self._lookups[stems] = one, many
         return self._lookups[stems]
 
     def _choose(self, candidates: list[int], split: str, masks: bool) -> int | str:
@@ -237,12 +220,10 @@ class ImageIndex:
             if not candidates:
                 return -1
             candidates = keep(candidates, [_split_of(names[i]) == split for i in candidates])
-        if len(candidates) > 1:
-            masked = [bool(_MASK_FOLDER.search(names[i].rpartition("/")[0])) for i in candidates]
-            candidates = keep(candidates, [here == masks for here in masked])
-        if len(candidates) > 1:
-            here = [posixpath.dirname(names[i]) == self.base.rstrip("/") for i in candidates]
-            candidates = keep(candidates, here)
+        folders = [names[i].rpartition("/")[0] for i in candidates]
+        candidates = keep(candidates, [bool(_MASK_FOLDER.search(folder)) == masks for folder in folders])
+        folders = [names[i].rpartition("/")[0] for i in candidates]
+        candidates = keep(candidates, [folder == self.base.rstrip("/") for folder in folders])
         if len(candidates) > 1:
             shown = " and ".join(key_of(names[i]) for i in candidates[:3])
             return f"may be {shown}: say which folder paths begin in with `--root`"
@@ -272,14 +253,9 @@ def _split_of(name: str) -> str:
 
 def folder_splits(names: list[str]) -> list[str]:
     """Returns the split of each file by the folders above it; "" for none."""
-    known: dict[str, str] = {}
-    found = []
-    for name in names:
-        folder = name.rpartition("/")[0]
-        if folder not in known:
-            known[folder] = _split_of(name)
-        found.append(known[folder])
-    return found
+    folders = [name.rpartition("/")[0] for name in names]
+    known = {folder: split_of_parts(folder.split("/")) for folder in set(folders)}
+    return [known[folder] for folder in folders]
 
 
 def common_folders(names: list[str]) -> list[tuple[str, int]]:

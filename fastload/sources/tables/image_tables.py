@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fastload.errors import ImageError, SourceError
-from fastload.sources.assemble import Draft
+from fastload.sources.assemble import Draft, split_path, stem_of
 from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, folder_around
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.tables.frame import LABELS, plain_name
@@ -25,14 +23,10 @@ IMAGE_COLUMNS = (
 ).split()
 """Usual names of the column that names images, likeliest first."""
 
-METADATA = (
-    "metadata"  # stem of Hugging Face's imagefolder tables, .csv, .jsonl or .parquet, in the folder of the images
-)
+METADATA = "metadata"  # stem of Hugging Face's imagefolder tables, in the folder of the images
 
 _HEAD_BYTES = 2**16
-
 _LOOKED_AT = 40  # cells of a column that are looked up to see whether it names images
-
 _MOST_TABLES = 50
 
 
@@ -55,55 +49,6 @@ class ImageTable:
     image: str
 
 
-@dataclass(frozen=True, eq=False)
-class TableRows:
-    """The R rows of all tables, one table behind the other.
-
-    Attributes:
-        tables: the tables.
-        table: int64 (R,), index of each row's table.
-        images: the cell of each row that names its image.
-        cells: column -> R cells, for the other columns.
-        lines: line number of each row in its table.
-    """
-
-    tables: list[ImageTable]
-    table: NDArray[np.int64]
-    images: list[str]
-    cells: dict[str, list[Any]]
-    lines: list[int]
-
-    @property
-    def where(self) -> str:
-        """The first table, for messages."""
-        return self.tables[0].rows.path
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns other than that of the images."""
-        return list(self.cells)
-
-    def location(self, row: int) -> str:
-        """Returns the line and table of a row, for messages."""
-        table = self.tables[int(self.table[row])]
-        return f"line {self.lines[row]} of {key_of(table.name)}"
-
-    def texts(self, name: str) -> list[str]:
-        """Returns the cells of a column as they are written: 007 is no 7."""
-        return text_cells(self.cells[name])
-
-    def take(self, rows: NDArray[np.int64]) -> TableRows:
-        """Returns some of the rows, in the order of `rows`."""
-        some = rows.tolist()
-        return TableRows(
-            tables=self.tables,
-            table=self.table[rows],
-            images=[self.images[row] for row in some],
-            cells={name: [column[row] for row in some] for name, column in self.cells.items()},
-            lines=[self.lines[row] for row in some],
-        )
-
-
 def manifest_evidence(tree: Tree) -> list[str]:
     """Returns the tables of a tree that name images that are there, each with an example; or the table given."""
     if tree.file:
@@ -116,7 +61,7 @@ def manifest_evidence(tree: Tree) -> list[str]:
     named, usual, by_file = 0, False, False
     for i in positions:
         name = tree.names[i]
-        table = _read_head(tree, i, index.at(_folder(name)))
+        table = _read_head(tree, i, index.at(split_path(name)[0]))
         if table:
             rows, column, count = table
             cells = list(map(str, rows.columns[rows.names.index(column)]))
@@ -179,17 +124,21 @@ def find_tables(
     if tree.file:
         table = _read(tree, 0, options, index_of(""))
         if table is None:
-            raise SourceError(_no_images(tree, key_of(tree.file), index_of("")))
+            raise SourceError(
+                f"{tree.path / key_of(tree.file)}: no column names images that lie below {index_of('').tree.path}, by "
+                "path or by name without suffix. Give the folder of the images with `--root`, or the column with "
+                "`--image-column`."
+            )
         return [table]
     tables: list[ImageTable] = []
     others: list[str] = []
     for i in _table_positions(tree):
         name = tree.names[i]
         try:
-            table = _read(tree, i, options, index_of(_folder(name)))
+            table = _read(tree, i, options, index_of(split_path(name)[0]))
         except SourceError:
             # Only a broken table that may belong to the dataset is an error.
-            if split_of_name(name) or _stem(name) == METADATA or _read_head(tree, i, index_of(_folder(name))):
+            if split_of_name(name) or _stem(name) == METADATA or _read_head(tree, i, index_of(split_path(name)[0])):
                 raise
             others.append(f"{key_of(name)} (broken)")
             continue
@@ -220,26 +169,6 @@ def find_tables(
     return sorted(chosen, key=lambda table: order.index(table.split))
 
 
-def join_rows(tables: list[ImageTable]) -> TableRows:
-    """Returns the rows of several tables as one; a column that a table lacks is empty for its rows."""
-    names = dict.fromkeys(name for table in tables for name in table.rows.names if name != table.image)
-    cells: dict[str, list[Any]] = {name: [] for name in names}
-    image: list[str] = []
-    for table in tables:
-        count = len(table.rows.lines)
-        columns = dict(zip(table.rows.names, table.rows.columns, strict=True))
-        image += text_cells(columns.pop(table.image))
-        for name in names:
-            cells[name] += columns.get(name) or [None] * count
-    return TableRows(
-        tables=tables,
-        table=np.repeat(np.arange(len(tables)), [len(table.rows.lines) for table in tables]),
-        images=image,
-        cells=cells,
-        lines=[line for table in tables for line in table.rows.lines],
-    )
-
-
 def is_table(name: str) -> bool:
     """Whether a file in a folder may be a table of images, by its suffix."""
     # The last letter rules most names out quickly: there may be a million.
@@ -262,19 +191,12 @@ def text_cells(column: Iterable[Any]) -> list[str]:
 
 def _table_positions(tree: Tree) -> list[int]:
     """Returns the positions of tables in the outermost folder that holds more than one, and of metadata tables."""
-    around = ""
-    while tree.names:
-        top = tree.names[0][len(around) :].partition("/")[0]
-        if not all(name.startswith(f"{around}{top}/") for name in (tree.names[0], tree.names[-1])):
-            break
-        if not all(name.startswith(f"{around}{top}/") for name in tree.names):
-            break
-        around += f"{top}/"
+    around = split_path(os.path.commonprefix(tree.names))[0]  # noqa: RUF071  # it is cut at the last `/`
     found = []
     for i, name in enumerate(tree.names):
         if is_table(name):
-            below = name[len(around) :]
-            if "/" not in below or (_stem(name) == METADATA and below.count("/") <= 2):
+            depth = name.count("/", len(around))
+            if not depth or (_stem(name) == METADATA and depth <= 2):
                 found.append(i)
     return found[:_MOST_TABLES]
 
@@ -355,18 +277,15 @@ def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:
             stem = 0
         if not whole and stem and usual == len(IMAGE_COLUMNS):
             named = count * stem / len(column[::step][:_LOOKED_AT])
-            if len(set(cells)) < len(cells) or 2 * named < _images_of(rows.path, index):
+            images = [index.tree.names[i] for i in index.tree.images().tolist()]
+            split = split_of_name(rows.path)
+            # A table that is named after a split may name only the images in folders of that.
+            nameable = (folder_splits(images).count(split) if split else 0) or len(images)
+            if len(set(cells)) < len(cells) or 2 * named < nameable:
                 stem = 0
         if whole or stem:
             scores.append((whole == 0, usual, -whole - stem, at, name))
     return min(scores)[-1] if scores else ""
-
-
-def _images_of(table: str, index: ImageIndex) -> int:
-    """Returns how many images a table may name: those in folders of its split, if it is named after one; else all."""
-    names = [index.tree.names[i] for i in index.tree.images().tolist()]
-    split = split_of_name(table)
-    return (folder_splits(names).count(split) if split else 0) or len(names)
 
 
 def _read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[ParsedTable, str, int] | None:
@@ -389,17 +308,5 @@ def _read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[ParsedTable, str,
         return None
 
 
-def _no_images(tree: Tree, name: str, index: ImageIndex) -> str:
-    where = index.tree.path
-    return (
-        f"{tree.path / name}: no column names images that lie below {where}, by path or by name without suffix. "
-        "Give the folder of the images with `--root`, or the column with `--image-column`."
-    )
-
-
-def _folder(name: str) -> str:
-    return name.rpartition("/")[0] + "/" if "/" in name else ""
-
-
 def _stem(name: str) -> str:
-    return name.rpartition("/")[2].rpartition(".")[0].lower()
+    return stem_of(name).lower()

@@ -10,7 +10,9 @@ names of folders are not labels.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from fastload.sources.open_tree import open_tree
 from fastload.sources.tables.boxes import OBJECTS, box_columns, columns_with_boxes, nested_boxes, spread_boxes
 from fastload.sources.tables.frame import MASK_COLUMNS, SPLIT_COLUMNS, Frame, plain_name, splits_by_column
 from fastload.sources.tables.image_index import ImageIndex, common_folders, folder_splits
-from fastload.sources.tables.image_tables import TableRows, find_tables, join_rows, manifest_evidence
+from fastload.sources.tables.image_tables import ImageTable, find_tables, manifest_evidence, text_cells
 from fastload.sources.tables.values import Values, values_of
 from fastload.sources.tree import Tree, key_of
 
@@ -40,95 +42,135 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             skipped); a path leads out of the folder.
     """
     rows, index = _read_tables(draft, tree, options)
-    named = _find_images(draft, rows, index, options)
-    named = _join_boxes(draft, named)
-    table = {name: values_of(cells) for name, cells in named.rows.cells.items()}
-    masks = _find_masks(draft, named, table, options)
-    splits = Splits.of([named.split[row] for row in named.first.tolist()])
+    rows = _find_images(draft, rows, index, options)
+    named = rows.positions
+    rows, sample = _join_boxes(draft, rows)
+    first = np.arange(len(rows.lines)) if sample is None else np.unique(sample, return_index=True)[1]
+    table = {name: values_of(cells) for name, cells in rows.cells.items()}
+    masks = _find_masks(draft, rows, index, sample, table, options)
+    splits = Splits.of([rows.split[row] for row in first.tolist()])
     nested = {}
-    if named.sample is None and (objects := next((name for name in OBJECTS if name in table), "")):
-        nested = nested_boxes(objects, named.rows.cells[objects], named.rows.location, draft)
+    if sample is None and (objects := next((name for name in OBJECTS if name in table), "")):
+        nested = nested_boxes(objects, rows.cells[objects], rows.location, draft)
         if nested:
             del table[objects]
-    frame = Frame(table, draft.where, splits, options.labels, named.rows.location, named.sample)
+    frame = Frame(table, draft.where, splits, options.labels, rows.location, sample)
     columns, lost, notes = columns_with_boxes(frame, draft.on_error)
     draft.notes += notes
-    named.leave_out(
+    rows.leave_out(
         draft,
-        {int(named.first[sample]): why for sample, why in lost.items()},
+        {int(first[at]): why for at, why in lost.items()},
         "rows without a label",
         "Fill them in, or leave those images out",
     )
-    at = named.positions[named.first]
-    used = np.union1d(named.all_positions, masks.positions if masks else [])
+    used = np.union1d(named, masks.positions if masks else [])
     if unused := [key_of(index.tree.names[i]) for i in np.setdiff1d(index.tree.images(), used).tolist()]:
         draft.notes.append(f"Images that no row names were left alone ({len(unused)}): {first_few(unused)}.")
-    return Samples.in_tree(index.tree, at, splits, nested | columns, masks).without(lost)
+    return Samples.in_tree(index.tree, rows.positions[first], splits, nested | columns, masks).without(lost)
 
 
 @dataclass(frozen=True, eq=False)
-class _NamedImages:
-    """R rows with their images.
+class _Rows:
+    """The R rows of all tables, one table behind the other.
 
     Attributes:
-        rows: the rows.
+        tables: the tables.
+        table: int64 (R,), index of each row's table.
+        images: the cell of each row that names its image.
+        cells: column -> R cells, for the other columns.
+        lines: line number of each row in its table.
         split: split of each row, "" if unknown.
-        index: the images.
-        positions: int64 (R,), position of each row's image in the tree.
-        all_positions: int64, those of all rows, also of such as were left out.
-        first: int64 (N,), the first row of each sample.
-        sample: int64 (R,), the sample of each row, if several rows are the boxes of an image; None: each is one.
+        positions: int64 (R,), position of each row's image in the tree, -1 for none.
     """
 
-    rows: TableRows
+    tables: list[ImageTable]
+    table: NDArray[np.int64]
+    images: list[str]
+    cells: dict[str, list[Any]]
+    lines: list[int]
     split: list[str]
-    index: ImageIndex
     positions: NDArray[np.int64]
-    all_positions: NDArray[np.int64]
-    first: NDArray[np.int64]
-    sample: NDArray[np.int64] | None = None
+
+    @property
+    def where(self) -> str:
+        """The first table, for messages."""
+        return self.tables[0].rows.path
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns other than that of the images."""
+        return list(self.cells)
+
+    def location(self, row: int) -> str:
+        """Returns the line and table of a row, for messages."""
+        return f"line {self.lines[row]} of {key_of(self.tables[int(self.table[row])].name)}"
+
+    def texts(self, name: str) -> list[str]:
+        """Returns the cells of a column as they are written: 007 is no 7."""
+        return text_cells(self.cells[name])
 
     def key(self, row: int) -> str:
         """Returns how a row is called: as its image."""
-        return key_of(self.rows.images[row]) or "a row"
+        return key_of(self.images[row]) or "a row"
 
     def leave_out(self, draft: Draft, reasons: dict[int, str], which: str, fix: str) -> None:
         """Leaves out rows for a reason, which is an error unless such may be skipped."""
-        found = [(self.key(row), self.rows.location(row), why) for row, why in sorted(reasons.items())]
+        found = [(self.key(row), self.location(row), why) for row, why in sorted(reasons.items())]
         shown = [f"{key} ({location}): {why}" for key, location, why in found]
         draft.leave_out_all([(key, f"{why} ({location})") for key, location, why in found], which, fix, shown)
 
-    def without(self, left_out: set[int]) -> _NamedImages:
+    def without(self, left_out: Collection[int]) -> _Rows:
         """Returns the rows other than those left out."""
         if not left_out:
             return self
-        kept = np.array([row for row in range(len(self.split)) if row not in left_out], np.int64)
-        split = [self.split[row] for row in kept.tolist()]
-        first, positions = np.arange(len(kept)), self.positions[kept]
-        return replace(self, rows=self.rows.take(kept), split=split, positions=positions, first=first)
+        kept = np.delete(np.arange(len(self.lines)), list(left_out))
+        some = kept.tolist()
+        return _Rows(
+            tables=self.tables,
+            table=self.table[kept],
+            images=[self.images[row] for row in some],
+            cells={name: [column[row] for row in some] for name, column in self.cells.items()},
+            lines=[self.lines[row] for row in some],
+            split=[self.split[row] for row in some],
+            positions=self.positions[kept],
+        )
 
 
-def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[TableRows, ImageIndex]:
-    """Returns the rows of all tables, and the images below the root."""
+def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[_Rows, ImageIndex]:
+    """Returns the rows of all tables, and the images below the root. A column that a table lacks is empty there."""
     outside = bool(tree.file) or options.root is not None
     images = open_tree(options.root or tree.path) if outside else tree
     draft.trees.append(images)
     index = ImageIndex(images)
     tables = find_tables(draft, tree, options, lambda base: index.at("" if outside else base))
     by = " and ".join(dict.fromkeys(repr(table.image) for table in tables))
-    named = first_few([key_of(table.name) for table in tables])
-    draft.title = f"Layout manifest, recognised by {named}; images by column {by}."
-    draft.notes[:0] = [note for table in tables for note in table.rows.notes]
-    return join_rows(tables), index
+    draft.notes[:0] = [
+        f"Layout manifest, recognised by {first_few([key_of(table.name) for table in tables])}; images by column {by}.",
+        *[note for table in tables for note in table.rows.notes],
+    ]
+    cells: dict[str, list[Any]] = {name: [] for table in tables for name in table.rows.names if name != table.image}
+    named: list[str] = []
+    for table in tables:
+        columns = dict(zip(table.rows.names, table.rows.columns, strict=True))
+        named += text_cells(columns.pop(table.image))
+        for name in cells:
+            cells[name] += columns.get(name) or [None] * len(table.rows.lines)
+    rows = _Rows(
+        tables=tables,
+        table=np.repeat(np.arange(len(tables)), [len(table.rows.lines) for table in tables]),
+        images=named,
+        cells=cells,
+        lines=[line for table in tables for line in table.rows.lines],
+        split=[""] * len(named),
+        positions=np.full(len(named), -1, np.int64),
+    )
+    return rows, index
 
 
-def _find_images(draft: Draft, rows: TableRows, index: ImageIndex, options: SourceOptions) -> _NamedImages:
+def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOptions) -> _Rows:
     """Returns the rows that have an image, without the column of splits; others are left out.
 
     Splits are found by a column, else by the names of the tables, else by the folders of all images.
-
-    Raises:
-        SourceError: a row has no image (unless skipped), or none has.
     """
     split, split_column = splits_by_column(rows, options.split_column, SPLIT_COLUMNS, draft.notes)
     if not split:
@@ -136,26 +178,25 @@ def _find_images(draft: Draft, rows: TableRows, index: ImageIndex, options: Sour
         if said := [f"{table.split} ({key_of(table.name)})" for table in rows.tables if table.split]:
             draft.notes.append(f"Splits by table: {', '.join(said)}.")
     positions, bad = _positions(draft, rows, index, split)
-    rows = replace(rows, cells={name: cells for name, cells in rows.cells.items() if name != split_column})
-    named = _NamedImages(rows, split, index, positions, positions, np.arange(len(split)))
-    fix = "Put the images back, or leave those rows out"
-    named.leave_out(draft, bad, "rows without their image", fix)
+    cells = {name: cells for name, cells in rows.cells.items() if name != split_column}
+    rows = replace(rows, cells=cells, split=split, positions=positions)
+    rows.leave_out(draft, bad, "rows without their image", "Put the images back, or leave those rows out")
     if len(bad) == len(split):
         raise SourceError(
             f"{draft.where}: not one row names an image that is there, e.g. {rows.images[0]!r} ({rows.location(0)})."
         )
-    named = named.without(set(bad))
-    names = [index.tree.names[i] for i in named.positions.tolist()]
+    rows = rows.without(bad)
+    names = [index.tree.names[i] for i in rows.positions.tolist()]
     shown = first_few([f"{folder or 'the top'} ({count})" for folder, count in common_folders(names)], 4)
     draft.notes.append(f"Images that rows name lie in {shown}. Names of folders are not labels here.")
-    if any(named.split) or not all(found := folder_splits(names)):
-        return named
+    if any(rows.split) or not all(found := folder_splits(names)):
+        return rows
     draft.notes.append(f"Splits by the images' folders: {', '.join(sorted(set(found)))}.")
-    return replace(named, split=found)
+    return replace(rows, split=found)
 
 
 def _positions(
-    draft: Draft, rows: TableRows, index: ImageIndex, split: list[str]
+    draft: Draft, rows: _Rows, index: ImageIndex, split: list[str]
 ) -> tuple[NDArray[np.int64], dict[int, str]]:
     """Returns the position of each row's image in the tree (-1 for none), and row -> why it has none."""
     names = rows.images
@@ -178,56 +219,58 @@ def _positions(
     return positions, bad
 
 
-def _join_boxes(draft: Draft, named: _NamedImages) -> _NamedImages:
-    """Returns the rows by sample: several rows of an image are its boxes, if the table has columns of boxes.
+def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | None]:
+    """Returns the rows, boxes in one cell spread to four columns, and the sample of each; None if each row is one.
 
-    Boxes in one cell are spread to four columns.
+    Several rows of an image are its boxes if there are columns of boxes, else an error (unless skipped).
 
     Raises:
-        SourceError: images have several rows without boxes (unless skipped), or rows in two splits.
+        SourceError: rows of an image are in two splits.
     """
-    cells, spread = spread_boxes(named.rows.cells)
+    cells, spread = spread_boxes(rows.cells)
     if spread:
         draft.notes.append(f"Column {spread!r} holds boxes in one cell, taken for x, y, width, height.")
-        named = replace(named, rows=replace(named.rows, cells=cells))
+        rows = replace(rows, cells=cells)
     unique, first, inverse, counts = np.unique(
-        named.positions, return_index=True, return_inverse=True, return_counts=True
+        rows.positions, return_index=True, return_inverse=True, return_counts=True
     )
     if len(unique) == len(inverse):
-        return named
-    rows = named.rows
+        return rows, None
     if not box_columns(cells)[1]:
         by_image = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-        several = [by_image[k] for k in np.flatnonzero(counts > 1).tolist()]
-        twice = []
-        for these in several:
-            lines = " and ".join(rows.location(int(row)) for row in these[:4])
-            twice.append((named.key(int(these[0])), f"has {len(these)} rows: {lines}"))
+        several = [by_image[k].tolist() for k in np.flatnonzero(counts > 1).tolist()]
+        twice = [
+            (rows.key(these[0]), f"has {len(these)} rows: {' and '.join(map(rows.location, these[:4]))}")
+            for these in several
+        ]
         fix = "Remove the wrong rows, or leave those images out"
         draft.leave_out_all(twice, "images with more than one row", fix)
-        return named.without(set(np.concatenate(several).tolist()))
-    order = np.argsort(first)
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    first, sample, split = first[order], rank[inverse], named.split
-    for row, begin in enumerate(first[sample].tolist()):
-        if split[row] != split[begin]:
+        return rows.without([row for these in several for row in these]), None
+    begins = first[inverse]  # the first row of each row's image
+    sample = np.unique(begins, return_inverse=True)[1]
+    for row, begin in enumerate(begins.tolist()):
+        if rows.split[row] != rows.split[begin]:
             raise SourceError(
-                f"{draft.where}: {named.key(row)} is in two splits: {split[begin]} ({rows.location(begin)}) and "
-                f"{split[row]} ({rows.location(row)}). An image can be in one."
+                f"{draft.where}: {rows.key(row)} is in two splits: {rows.split[begin]} ({rows.location(begin)}) and "
+                f"{rows.split[row]} ({rows.location(row)}). An image can be in one."
             )
-    return replace(named, first=first, sample=sample)
+    return rows, sample
 
 
 def _find_masks(
-    draft: Draft, named: _NamedImages, table: dict[str, Values], options: SourceOptions
+    draft: Draft,
+    rows: _Rows,
+    index: ImageIndex,
+    sample: NDArray[np.int64] | None,
+    table: dict[str, Values],
+    options: SourceOptions,
 ) -> MaskFiles | None:
     """Returns the masks of samples that a column names; removes the column from the table.
 
     Raises:
         SourceError: a mask has no file, or rows of one image name different masks.
     """
-    rows, notes = named.rows, draft.notes
+    notes = draft.notes
     plain = {plain_name(name): name for name in table}
     name = next((plain[known] for known in MASK_COLUMNS if known in plain), "")
     if not name or table[name].kind not in ("text", "int"):
@@ -235,14 +278,14 @@ def _find_masks(
     cells = rows.texts(name)
     if table[name].kind == "int" and len(set(cells)) < len(cells):
         return None  # for example 0 and 1 for whether there is a mask
-    base = named.index.at(rows.tables[0].base, rows.tables[0].rows.legacy)
+    base = index.at(rows.tables[0].base, rows.tables[0].rows.legacy)
     if sum(base.hits(cells[:50])) == 0:
         return None  # for example run lengths
     del table[name]
     if options.masks == "none":
         notes.append(f"Masks in column {name!r} were left alone, as asked for.")
         return None
-    found = base.find(cells, named.split, masks=True).positions
+    found = base.find(cells, rows.split, masks=True).positions
     lost = [row for row in np.flatnonzero(found < 0).tolist() if cells[row]]
     if lost:
         shown = first_few([f"{cells[row]} ({rows.location(row)})" for row in lost[:6]])
@@ -251,12 +294,12 @@ def _find_masks(
             "back, empty those cells, or pack without masks: `--masks none`."
         )
     positions = found
-    if named.sample is not None:  # any row of an image may name its mask
-        positions = np.full(len(named.first), -1, np.int64)
-        np.maximum.at(positions, named.sample, found)
-        other = np.flatnonzero((found >= 0) & (found != positions[named.sample])).tolist()
+    if sample is not None:  # any row of an image may name its mask
+        positions = np.full(sample.max() + 1, -1, np.int64)
+        np.maximum.at(positions, sample, found)
+        other = np.flatnonzero((found >= 0) & (found != positions[sample])).tolist()
         if other:
-            shown = first_few([f"{named.key(row)} ({rows.location(row)})" for row in other[:6]])
+            shown = first_few([f"{rows.key(row)} ({rows.location(row)})" for row in other[:6]])
             raise SourceError(
                 f"{draft.where}: rows of one image name different masks in column {name!r} ({len(other)}): {shown}. "
                 "One mask an image can be packed: join them to one, or pack without masks: `--masks none`."
@@ -265,7 +308,7 @@ def _find_masks(
         notes.append(f"Column {name!r} names no mask.")
         return None
     notes.append(f"Masks by column {name!r}.")
-    files = named.index.tree.files.take(np.maximum(positions, 0))
+    files = index.tree.files.take(np.maximum(positions, 0))
     fill, filled = fill_value(files, positions >= 0, draft.where)
     notes += filled
     return MaskFiles(positions, ignore_index=fill)

@@ -19,6 +19,7 @@ PARQUET = ".parquet"
 
 _BLOCK_ROWS = 4096
 _HEAD_ROWS = 50  # rows by which the delimiter is found
+_UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"  # little endian, big endian
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,43 +67,38 @@ def read_rows(data: bytes, path: str, *, head: bool = False) -> ParsedTable:
 
 
 def _whole_lines(data: bytes) -> bytes:
-    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
-    if not wide:
+    mark = data[:2]
+    if mark not in _UTF16_MARKS:
         return data[: data.rfind(b"\n") + 1] or data
-    little = data[:2] == b"\xff\xfe"
-    at = data.rfind(b"\n\0" if little else b"\0\n")
+    at = data.rfind(b"\n\0" if mark == _UTF16_MARKS[0] else b"\0\n")
     return data[: at + 2] if at > 0 else data[: len(data) // 2 * 2]
 
 
 def _decode(data: bytes, path: str) -> tuple[str, str, list[str]]:
     """Returns the text; its encoding, if that is an 8-bit one, else ""; and notes about it."""
-    try:
-        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    if data[:2] in _UTF16_MARKS:
+        try:
             return data.decode("utf-16"), "", [f"{path} is UTF-16."]
-        if b"\0" in data:
-            at = data.count(b"\n", 0, data.index(b"\0")) + 1
-            raise SourceError(
-                f"{path}, line {at}: holds a zero byte, so it is no table of text, or UTF-16 without its mark. "
-                "Save it as UTF-8."
-            )
+        except UnicodeDecodeError as exc:
+            raise SourceError(f"{path} is damaged: no valid UTF-16 ({exc.reason}). Save it as UTF-8.") from exc
+    if b"\0" in data:
+        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+        raise SourceError(
+            f"{path}, line {line}: holds a zero byte, so it is no table of text, or UTF-16 without its mark. "
+            "Save it as UTF-8."
+        )
+    try:
         return data.decode("utf-8-sig"), "", []
     except UnicodeDecodeError as exc:
-        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise SourceError(f"{path} is damaged: no valid UTF-16 ({exc.reason}). Save it as UTF-8.") from exc
         start = exc.start
-    legacy = "cp1252"
     try:
-        text = data.decode(legacy)
+        text, legacy = data.decode("cp1252"), "cp1252"
     except UnicodeDecodeError:
-        legacy = "latin-1"
-        text = data.decode(legacy)
+        text, legacy = data.decode("latin-1"), "latin-1"
     line = data.count(b"\n", 0, start) + 1
     word = text[max(0, start - 12) : start + 12].replace("\r", " ").replace("\n", " ")
-    return (
-        text,
-        legacy,
-        [f"{path} is not UTF-8 (line {line}): read as {legacy}, e.g. {word!r}. If wrong, save as UTF-8."],
-    )
+    note = f"{path} is not UTF-8 (line {line}): read as {legacy}, e.g. {word!r}. If wrong, save as UTF-8."
+    return text, legacy, [note]
 
 
 def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) -> ParsedTable:
@@ -131,9 +127,8 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
             ) from exc
         if not block:
             break
-        lines_here = [
-            first + n + 1 for n in (begins[done : done + len(block)] if begins else range(done, done + len(block)))
-        ]
+        before = begins[done : done + len(block)] if begins else range(done, done + len(block))
+        lines_here = [first + n + 1 for n in before]
         done += len(block)
         if delimiter == " ":
             block = [[cell for cell in row if cell] for row in block]  # any number of spaces

@@ -58,9 +58,10 @@ def values_of(cells: Sequence[Any]) -> Values:
 
     Text becomes numbers if all cells can be read as such; "1_000", which Python would read, stays text.
     """
-    kinds = set(map(type, cells)) - {type(None)}
-    if kinds <= {str} and kinds:
-        if type(None) not in set(map(type, cells)):
+    every = set(map(type, cells))
+    kinds = every - {type(None)}
+    if kinds == {str}:
+        if every == kinds:
             try:
                 found = np.array(list(map(int, cells)), np.int64)
                 if not any("_" in cell for cell in cells):
@@ -110,14 +111,13 @@ def _numbers_or_text(cells: Sequence[str | None]) -> Values:
     given = [cell for cell, gone in zip(plain, missing.tolist(), strict=True) if not gone]
     if not given or any("_" in cell for cell in given):
         return _text(plain, empty)
-    for kind, cast, dtype, fill in (("int", int, np.int64, 0), ("float", float, np.float64, math.nan)):
+    for cast, dtype, fill in ((int, np.int64, 0), (float, np.float64, math.nan)):
+        values = np.full(len(cells), fill, dtype)
         try:
-            numbers = np.array(list(map(cast, given)), dtype)
+            values[~missing] = list(map(cast, given))
         except (ValueError, OverflowError):
             continue
-        values = np.full(len(cells), fill, dtype)
-        values[~missing] = numbers
-        return Values("int" if kind == "int" else "float", values, missing)
+        return Values("int" if cast is int else "float", values, missing)
     return _text(plain, empty)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_trees import read, refused
 
-import fastload.sources.arrays.hdf5 as hdf5
+import fastload.sources.arrays.named as named
 from fastload.errors import FileChangedError
 from fastload.sources import detect_layout, list_source
 from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
@@ -50,7 +50,7 @@ def test_images_and_labels_are_read_in_place_where_that_is_possible(tmp_path, st
 def test_a_file_larger_than_memory_is_read_chunk_by_chunk(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("images", data=PIXELS.transpose(0, 3, 1, 2), chunks=(4, 3, 6, 5), compression="gzip")
-    monkeypatch.setattr(hdf5, "available_memory", lambda: 100)
+    monkeypatch.setattr(named, "available_memory", lambda: 100)
     rows = list_source(tmp_path).files
     assert rows.shape == (6, 5, 3) and rows.dtype == np.uint8 and not isinstance(rows, MemoryRows)
     assert np.array_equal(read(rows, [8, 0, 3, 3, 7]), PIXELS[[8, 0, 3, 3, 7]])
