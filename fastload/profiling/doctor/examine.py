@@ -69,19 +69,18 @@ def examine(
 
     with Recording() as recording:
         ended = run_command(command, recording.folder, signals, seconds=seconds, look=watch)
-    records = recording.records()
-    loader = loader_that_binds(records)
-    title = f"fastload doctor -- {shlex.join(command)}"
-    if loader is None:
-        why_no_verdict = _why_no_verdict(records, command)
-        measured = Measured(
-            title, title, elapsed_s=ended.elapsed_s, readings=recording.readings_from(0.0), environment=environment()
-        )
-    else:
-        why_no_verdict = ""
-        measured = recording.measured(loader, title=title, command=title)
-    unread = tuple((name if name != "gpu" else "GPU", f"not read: {why}") for name, why in recording.absent.items())
-    measured = replace(measured, facts=measured.facts + unread)
+        records = recording.records()
+        loader = loader_that_binds(records)
+        title = f"fastload doctor -- {shlex.join(command)}"
+        if loader is not None:
+            why_no_verdict = ""
+            measured = recording.measured(loader, title=title, command=title)
+        else:
+            why_no_verdict = _why_no_verdict(records, command)
+            readings = recording.readings_from(0.0)
+            measured = Measured(title, title, elapsed_s=ended.elapsed_s, readings=readings, environment=environment())
+        unread = [("GPU" if name == "gpu" else name, f"not read: {why}") for name, why in recording.absent.items()]
+        measured = replace(measured, facts=(*measured.facts, *unread))
     return Examined(ended.code, measured, why_no_verdict, records.faults, ended.interrupted)
 
 
@@ -105,11 +104,14 @@ class Recording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Ends the sampling of waits and counters; what was read is kept."""
         self._kernel.close()
         if self._sampler is not None:
             self._sampler.stop()
-        self._reader.read()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def follow(self, pid: int) -> bool:
         """Reads the counters of a process and its descendants from now on; to be called often.
@@ -127,7 +129,7 @@ class Recording:
         return True
 
     def records(self) -> Records:
-        """Returns the loaders' records so far; after the block, all of them."""
+        """Returns the loaders' records so far."""
         return self._reader.read()
 
     @property
@@ -142,7 +144,9 @@ class Recording:
         return tuple({**one, "at_s": one["at_s"] - begin_s} for one in readings if one["at_s"] >= begin_s)
 
     def measured(self, loader: LoaderRecord, *, title: str, command: str = "") -> Measured:
-        """Returns everything known about one loader's loop, with the verdict."""
+        """Ends the sampling, and returns everything known about one loader's loop, with the verdict."""
+        self.stop()
+        self._reader.read_making(loader)
         cpus = max(1, min(available_cpus(), loader.process.cpus) // loader.process.local_ranks)
         demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
         steps = [record.step for record in loader.steps]

@@ -56,13 +56,16 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
         raise OptionError(f"seconds={seconds!r}: give a time above 0")
     if isinstance(loader, Iterator) or (not hasattr(loader, "dataset") and not hasattr(loader, "state_dict")):
         raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, got {type(loader).__name__}")
-    with Recording() as recording, _metering(recording.folder):
-        recording.follow(os.getpid())
-        batch = _loop(loader, step, seconds, recording)
-    mine = [found for found in recording.records().loaders if found.process.pid == os.getpid()]
-    if not mine:
-        raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, and cannot see into {type(loader).__name__}")
-    measured = recording.measured(max(mine, key=lambda record: record.elapsed_s), title="fastload.diagnose()")
+    with Recording() as recording:
+        with _metering(recording.folder):
+            recording.follow(os.getpid())
+            batch = _loop(loader, step, seconds, recording)
+        mine = [found for found in recording.records().loaders if found.process.pid == os.getpid()]
+        main = max(mine, key=lambda record: record.elapsed_s, default=None)
+        if main is None:
+            name = type(loader).__name__
+            raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, and cannot see into {name}")
+        measured = recording.measured(main, title="fastload.diagnose()")
     if step is not None and batch is not None:
         rate = measure_headspace(step, batch, min(2.0, seconds / 4))
         measured = replace(measured, headspace_samples_per_s=rate, headspace_how=HOW)

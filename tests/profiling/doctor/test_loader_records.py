@@ -10,7 +10,7 @@ import pytest
 from fastload.profiling.doctor.costs import slow_samples
 from fastload.profiling.doctor.evidence import demands_of, loader_that_binds
 from fastload.profiling.doctor.injected.loop_side import Gpu
-from fastload.profiling.doctor.loader_records import RecordReader, read_records
+from fastload.profiling.doctor.loader_records import RecordReader, Records
 from fastload.profiling.verdict import judge
 
 LOADER = {"kind": "torch.DataLoader", "prefetch": 2, "persistent": False, "batch_size": 8, "dataset": "D (d.py:1)"}
@@ -49,6 +49,14 @@ def loop(number: int, steps: list[dict], *, begin: float = 0.0, wait: float = 0.
     return [*events, {"e": "end", "id": number, "t": at, "wait": 0.0, "step": before}]
 
 
+def read_records(folder: Path, reader: RecordReader | None = None) -> Records:
+    reader = reader or RecordReader(folder)
+    records = reader.read()
+    for loader in records.loaders:
+        reader.read_making(loader)
+    return records
+
+
 def test_a_killed_process_leaves_what_it_had_written(tmp_path):
     loader = LOADER | {"e": "loader", "id": 1, "workers": 1}
     write(tmp_path, "1", [process(1), loader, *loop(1, [step(0.01)] * 4)[:-1]], tail='{"e":"next","id":1,"t"')
@@ -78,7 +86,7 @@ def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
         for end in range(0, len(whole[name]) + 70, 70):
             (tmp_path / "b" / f"{name}.jsonl").write_text(whole[name][:end])
             reader.read()
-    [found], [grown] = at_once.loaders, reader.read().loaders
+    [found], [grown] = at_once.loaders, read_records(tmp_path / "b", reader).loaders
     assert grown.steps == found.steps and grown.elapsed_s == found.elapsed_s and found.last_steps(2) == found.steps[-2:]
     assert grown.fetches == found.fetches and grown.lines == found.lines == {"f (a.py:3)": 40}
     assert [made.begin_s for made in found.fetches] == [3.0, 7.0, 11.0, 15.0, 19.0, 23.0, 27.0]
