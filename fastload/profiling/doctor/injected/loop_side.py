@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .event_file import clock, events, note_fault
@@ -28,17 +29,13 @@ class _Loops:
     """The loops of this process.
 
     Attributes:
-        states: (process, weak reference, state) by the loader's id.
-        current: state of the loader whose batch the loop's thread works on.
-        ident: that thread.
+        states: (weak reference, state) by the loader's id.
         next_s, nexts: spent in all loaders' `next()`, and how many there were.
         epochs: begun or ended, of all loaders.
     """
 
     def __init__(self) -> None:
-        self.states: dict[int, tuple[int, Any, LoaderState]] = {}
-        self.current: LoaderState | None = None
-        self.ident = 0
+        self.states: dict[int, tuple[Any, LoaderState]] = {}
         self.next_s = 0.0
         self.nexts = 0
         self.epochs = 0
@@ -68,6 +65,10 @@ class LoaderState:
         self.probe: Any = None
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
+        try:
+            length = len(dataset)  # type: ignore[arg-type]
+        except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
+            length = -1
         events.write({
             "e": "loader",
             "id": self.id,
@@ -78,7 +79,7 @@ class LoaderState:
             "pin": bool(getattr(loader, "pin_memory", False)),
             "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
             "dataset": getattr(getattr(loader, "_data", None), "name", None) or _place(type(dataset)),
-            "length": _length(dataset),
+            "length": length,
             "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": _place(getattr(loader, "collate_fn", None)),
             "t": clock(),
@@ -88,15 +89,15 @@ class LoaderState:
     def of(loader: Any) -> LoaderState:
         """Returns the state of a loader; by identity, since a loader may compare by value, or have no hash."""
         known = loops.states.get(id(loader))
-        if known is not None and known[0] == os.getpid() and known[1]() is loader:
-            return known[2]
+        if known is not None and known[0]() is loader:
+            return known[1]
         state = LoaderState(loader)
-        loops.states[id(loader)] = (os.getpid(), weakref.ref(loader), state)
+        loops.states[id(loader)] = (weakref.ref(loader), state)
         return state
 
     def step_begins(self) -> None:
         """Starts the clocks of a step: its batch is handed over."""
-        loops.current, loops.ident = self, threading.get_ident()
+        thread.current = self
         self.copy = self.copy_delay = 0.0
         self.gpu_mark = gpu.mark()
         self.process_cpu, self.delay = time.process_time(), waited_s()
@@ -105,13 +106,6 @@ class LoaderState:
 
     def step_ends(self) -> str:
         """Returns the times of the step since the last batch as JSON; null before the first, and if not known."""
-        try:
-            return self._step()
-        except Exception:  # noqa: BLE001  # another device meanwhile, a CUDA error that is the script's to see
-            note_fault("step")
-            return "null"
-
-    def _step(self) -> str:
         epochs, nexts, next_s = self.seen
         if not self.returned or loops.epochs != epochs or loops.nexts > nexts + _MOST_BETWEEN:
             return "null"  # another loader was iterated meanwhile: no step of this one's
@@ -145,13 +139,6 @@ class LoaderState:
         return ',"inside":' + json.dumps(inside)
 
 
-def _length(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
-        return -1
-
-
 def _place(thing: Any) -> str:
     """Returns `name (file:line)` of a class or function, as far as it is known."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
@@ -171,7 +158,11 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
         begin = clock()
         state = None
         try:
-            wrap_tensors()
+            torch = sys.modules.get("torch")
+            if torch is not None:  # not before the first loop: earlier imports have seen torch unchanged
+                _time_copy(torch.Tensor, "to", _moved)
+                _time_copy(torch.Tensor, "cuda", _moved)
+                _time_copy(torch.Tensor, "copy_", _copied_in)
             state = LoaderState.of(self)
             state.trial = WorkerTrial.of(self, state.trial)
         except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
@@ -199,11 +190,13 @@ def asking(original: Callable[..., Any]) -> Callable[..., Any]:
         state = self.__dict__.get("_fastload_doctor")
         if state is None or thread.asked is not None or not events.folder:
             return original(self)
-        step = state.step_ends()
-        thread.asked = state
-        loops.current = None
-        totals = metering.totals.into
-        into = list(totals)
+        try:
+            step = state.step_ends()
+        except Exception:  # noqa: BLE001  # another device meanwhile, a CUDA error that is the script's to see
+            note_fault("step")
+            step = "null"
+        thread.asked, thread.current = state, None
+        into = tuple(metering.parts.get("into", (0.0, 0.0)))
         if state.probe is not None:
             state.probe.clear()
         span = Span()
@@ -223,7 +216,7 @@ def asking(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             wait, cpu, delay = span.taken()
             now = span.begin + wait
-            received = totals[0] - into[0], totals[1] - into[1]
+            received = [after - before for after, before in zip(metering.parts.get("into", into), into)]
             events.write(
                 _NEXT % (state.id, span.begin, wait, cpu, delay, *received, _handed_over(batch), step, state.told(now))
             )
@@ -267,38 +260,27 @@ class Gpu:
 gpu = Gpu()
 
 
-def _leaves(batch: Any, found: list[Any], depth: int = 0) -> list[Any]:
-    if len(found) < 32 and depth < 4:
-        if isinstance(batch, dict):
-            for value in batch.values():
-                _leaves(value, found, depth + 1)
-        elif isinstance(batch, (list, tuple)):
-            for value in batch[:32]:
-                _leaves(value, found, depth + 1)
-        else:
-            found.append(batch)
-    return found
+def _leaves(batch: Any, depth: int = 0) -> Iterator[Any]:
+    """Yields what lies in a batch of dicts, lists and tuples."""
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)) and depth < 4:
+        for value in batch[:32]:
+            yield from _leaves(value, depth + 1)
+    else:
+        yield batch
 
 
 def _handed_over(batch: Any) -> int:
     """Returns the samples in a batch, by its tensors' first dimension; wraps `to` of classes in it, to time copies."""
     most = 0
-    for leaf in _leaves(batch, []):
+    for leaf in itertools.islice(_leaves(batch), 32):
         shape = getattr(leaf, "shape", None)
         if isinstance(shape, tuple):  # torch.Size is one
             most = max([most, *map(int, shape[:1])])
         elif "to" in vars(type(leaf)) and callable(vars(type(leaf))["to"]):
             _time_copy(type(leaf), "to")
     return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
-
-
-def wrap_tensors() -> None:
-    """Wraps the tensors' methods when the first loader is iterated; earlier imports have seen torch unchanged."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        _time_copy(torch.Tensor, "to", _moved)
-        _time_copy(torch.Tensor, "cuda", _moved)
-        _time_copy(torch.Tensor, "copy_", _copied_in)
 
 
 def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None) -> None:
@@ -311,10 +293,10 @@ def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None)
     def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         if counts is not None and type(self) is not owner:
             return _as_before(owner, name, original, self, args, kwargs)
-        state = loops.current
-        if state is None or loops.ident != threading.get_ident():
+        state = thread.current
+        if state is None:
             return original(self, *args, **kwargs)
-        loops.current = None  # what it calls inside is part of it
+        thread.current = None  # what it calls inside is part of it
         begin, delay_begin = clock(), waited_s()
         try:
             result = original(self, *args, **kwargs)
@@ -324,7 +306,7 @@ def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None)
                 state.copy_delay += delay
             return result
         finally:
-            loops.current = state
+            thread.current = state
 
     copy.__fastload__ = original  # type: ignore[attr-defined]
     patch(owner, name, copy)
