@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -168,12 +169,8 @@ def _lock_of_h5py(event: Event) -> float:
     return min(busy, event["wall"]) * (1 - 1 / together) if together > 1.1 else 0.0
 
 
-def slow_samples(fetches: Iterable[Fetch], *, times: float = 5.0, at_most: float = 0.1) -> tuple[float, float, int]:
-    """Finds samples that take far longer than the others, if they are few.
-
-    Args:
-        times: a slow sample takes at least this many times a usual one, and twice the mean.
-        at_most: largest share of slow samples; if there are more, slow is usual.
+def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, float, int]:
+    """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
 
     Returns:
         Seconds per batch that slow samples take beyond usual ones, mean seconds of a slow sample, number of slow
@@ -182,11 +179,10 @@ def slow_samples(fetches: Iterable[Fetch], *, times: float = 5.0, at_most: float
     fetches = [fetch for fetch in fetches if fetch.num_samples]
     if not fetches:
         return 0.0, 0.0, 0
-    ordered = sorted(fetch.usual_s for fetch in fetches)
-    usual = ordered[len(ordered) // 2]
+    usual = statistics.median_high(fetch.usual_s for fetch in fetches)
     count = sum(fetch.num_samples for fetch in fetches)
-    least_s = max(times * usual, 2 * sum(fetch.samples_s for fetch in fetches) / count)
+    least_s = max(5 * usual, 2 * sum(fetch.samples_s for fetch in fetches) / count)
     slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
-    if not slow or len(slow) > at_most * count:
+    if not slow or len(slow) > 0.1 * count:
         return 0.0, 0.0, 0
     return sum(value - usual for value in slow) / len(fetches), sum(slow) / len(slow), len(slow)

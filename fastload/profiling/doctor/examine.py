@@ -147,7 +147,9 @@ class Recording:
         """Ends the sampling, and returns everything known about one loader's loop, with the verdict."""
         self.stop()
         self._reader.read_making(loader)
-        cpus = max(1, min(available_cpus(), loader.process.cpus) // loader.process.local_ranks)
+        process = loader.process
+        local_ranks = int(process["local_world"]) if process["local_world"].isdigit() else 1
+        cpus = max(1, min(available_cpus(), process["cpus"]) // local_ranks)
         demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
         steps = [record.step for record in loader.steps]
         begun_s = steps[0].begin_s
@@ -169,16 +171,17 @@ class Recording:
             readings=self.readings_from(begun_s),
             verdict=judge(demands),
             facts=tuple(_facts(loader, self.records())),
-            environment=environment() | {"the script's Python": loader.process.python},
+            environment=environment() | {"the script's Python": process["python"]},
         )
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
     """Returns further facts for reports."""
     facts = [("loader", f"{loader.facts['kind']} of {loader.facts['dataset']}")]
-    if loader.process.rank:
-        ranks = {other.process.rank for other in records.loaders}
-        facts.append(("rank", f"{loader.process.rank}, which waits longest of {len(ranks)}"))
+    rank = loader.process["rank"]
+    if rank:
+        ranks = {other.process["rank"] for other in records.loaders}
+        facts.append(("rank", f"{rank}, which waits longest of {len(ranks)}"))
     facts.append(("epochs", f"{len(loader.epochs):,}"))
     others = [other for other in records.loaders if other is not loader and other.process is loader.process]
     if others:
@@ -189,7 +192,7 @@ def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
 
 def _why_no_verdict(records: Records, command: Sequence[str]) -> str:
     """Returns why there is nothing to judge."""
-    if not records.processes:
+    if not records.num_processes:
         isolated = [
             word for word in command if word.startswith("-") and not word.startswith("--") and set(word) & set("IES")
         ]

@@ -18,24 +18,6 @@ MOST_FETCHES = 16_384
 _decode = json.JSONDecoder().raw_decode
 
 
-@dataclass(frozen=True)
-class Process:
-    """One process of the job.
-
-    Attributes:
-        pid, python: its id and Python version.
-        rank: its RANK, "" if there is none.
-        cpus: CPUs that it may use.
-        local_ranks: ranks of the job on this machine.
-    """
-
-    pid: int
-    python: str
-    rank: str
-    cpus: int
-    local_ranks: int
-
-
 @dataclass
 class LoaderEpoch:
     """One pass over a loader.
@@ -60,7 +42,7 @@ class LoaderRecord:
     """One loader of one process, over all its epochs.
 
     Attributes:
-        process: that iterates it.
+        process: the `process` event of the one that iterates it.
         facts: its `loader` event.
         epochs: in order.
         trials: its `trial` events.
@@ -68,7 +50,7 @@ class LoaderRecord:
             `RecordReader.read_making`.
     """
 
-    process: Process
+    process: Event
     facts: Event
     epochs: list[LoaderEpoch] = field(default_factory=list)
     trials: list[Event] = field(default_factory=list)
@@ -101,13 +83,13 @@ class Records:
     """A job's processes, and the loaders that they iterated.
 
     Attributes:
-        processes: all that wrote events.
+        num_processes: that wrote events.
         loaders: those with at least one step.
         saw_torch: whether any process imported torch's DataLoader.
         faults: failures of the injected module.
     """
 
-    processes: tuple[Process, ...]
+    num_processes: int
     loaders: tuple[LoaderRecord, ...]
     saw_torch: bool = False
     faults: tuple[str, ...] = ()
@@ -130,10 +112,10 @@ class RecordReader:
             self._files.setdefault(path, _File(path))
         for file in self._files.values():
             file.read(self._makers)
-        known = [file for file in self._files.values() if file.process is not None]
+        known = [file for file in self._files.values() if file.process]
         loaders = {id(loader): loader for file in known for loader in file.loaders.values()}
         return Records(
-            tuple(file.process for file in known if file.process is not None),
+            len(known),
             tuple(loader for loader in loaders.values() if loader.num_steps),
             any(file.saw_torch for file in known),
             tuple(fault for file in known for fault in file.faults),
@@ -144,12 +126,12 @@ class RecordReader:
         files = []
         loader.lines.clear()
         for file in self._files.values():
-            if file.process is not None:
-                maker = self._makers.get(file.process.pid)
-                if maker is loader:
-                    loader.lines.update(file.code_lines)
-                if maker is loader or loader in file.loaders.values():
-                    files.append((file, file.process.pid, maker))
+            pid = file.process.get("pid", 0)
+            maker = self._makers.get(pid)
+            if maker is loader:
+                loader.lines.update(file.code_lines)
+            if maker is loader or loader in file.loaders.values():
+                files.append((file, pid, maker))
         every = max(1, -(-sum(file.num_made for file, _, _ in files) // MOST_FETCHES))
         made = ((file, pid, maker, line) for file, pid, maker in files for line in file.lines_of_making())
         loader.fetches = [
@@ -171,7 +153,7 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.process: Process | None = None
+        self.process: Event = {}
         self.loaders: dict[int, LoaderRecord] = {}
         self.saw_torch = False
         self.faults: list[str] = []
@@ -192,26 +174,26 @@ class _File:
             event = _parsed(line)
             kind = event.get("e")
             if kind == "process":
-                self.process = _process(event)
+                self.process = event
             elif kind == "torch":
                 self.saw_torch = True
             elif kind == "fault":
                 self.faults.append(event["what"])
             elif kind == "line":
                 self.code_lines = dict(map(tuple, event["places"]))  # the counts so far
-            elif kind is not None and self.process is not None:
-                self._follow(kind, event, self.process, makers)
+            elif kind is not None and self.process:
+                self._follow(kind, event, makers)
 
     def lines_of_making(self) -> Iterator[bytes]:
         """Yields the lines about the making of a batch again."""
         return itertools.islice(filter(_is_about_making, _whole_lines(self.path)), self.num_made)
 
-    def _follow(self, kind: str, event: Event, process: Process, makers: dict[int, LoaderRecord]) -> None:
+    def _follow(self, kind: str, event: Event, makers: dict[int, LoaderRecord]) -> None:
         """Takes an event of a loop over a loader."""
         number = event.get("id", 0)
         if kind == "loader":
             kinds = tuple(value for name, value in event.items() if name not in ("id", "t"))
-            self.loaders[number] = self._alike.setdefault(kinds, LoaderRecord(process, event))
+            self.loaders[number] = self._alike.setdefault(kinds, LoaderRecord(self.process, event))
         loader = self.loaders.get(number)
         if loader is None:
             return
@@ -267,13 +249,3 @@ def _parsed(line: bytes) -> Event:
     except ValueError:
         return {}
     return event if isinstance(event, dict) else {}
-
-
-def _process(event: Event) -> Process:
-    return Process(
-        pid=event["pid"],
-        python=event["python"],
-        rank=event["rank"],
-        cpus=event["cpus"],
-        local_ranks=int(event["local_world"]) if str(event["local_world"]).isdigit() else 1,
-    )

@@ -63,7 +63,7 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path):
     write(tmp_path, "2", [process(2), fetch(), fetch()])
     write(tmp_path, "3", [], tail="\x00\x00")
     records = read_records(tmp_path)
-    assert [one.pid for one in records.processes] == [1, 2]
+    assert records.num_processes == 2
     [found] = records.loaders
     assert len(found.steps) == 3 and len(found.fetches) == 2
 
@@ -135,7 +135,7 @@ def test_the_rank_that_waits_longest_is_judged(tmp_path):
         loader = LOADER | {"e": "loader", "id": 1, "workers": 1}
         events = [process(10 + rank, rank=str(rank), local_world="2"), loader, *loop(1, [step(0.01)] * 5, wait=wait)]
         write(tmp_path, str(rank), events)
-    assert loader_that_binds(read_records(tmp_path)).process.rank == "1"
+    assert loader_that_binds(read_records(tmp_path)).process["rank"] == "1"
 
 
 def test_while_the_gpu_works_the_loops_wait_is_no_stall(tmp_path):

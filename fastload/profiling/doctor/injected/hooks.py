@@ -11,7 +11,7 @@ from typing import Any
 
 from .batch_making import fetching, looker
 from .event_file import clock, events, note_fault
-from .loop_side import asking, gpu, iterating, loops
+from .loop_side import LoaderState, asking, gpu, iterating
 from .timed_calls import DECODING, H5, LOCK, READING, metering, passing, patch, thread, timed, unpatch
 
 # Functions of a module that are timed, as what. Some releases have only some of them.
@@ -174,7 +174,7 @@ def uninstall() -> None:
 def record_into(folder: str) -> str:
     """Records into this folder from now on, or stops with an empty name; returns the folder used until now."""
     metering.active = False
-    loops.states.clear()
+    LoaderState.known.clear()
     return events.record_into(folder)
 
 
@@ -182,5 +182,5 @@ def _in_child() -> None:
     """Resets a forked process: it has no loop, no threads and no locks of its parent."""
     metering.reset()
     thread.__init__()  # type: ignore[misc]
-    loops.states.clear()
+    LoaderState.known.clear()
     looker.ident = 0

@@ -25,34 +25,19 @@ _END = '{"e":"end","id":%d,"t":%.6f,"wait":%.7f,"step":%s}'
 _STEP = '{"wall":%.7f,"process_cpu":%.7f,"delay":%.7f,"copy":%.7f,"copy_delay":%.7f,"gpu":%s}'
 
 
-class _Loops:
-    """The loops of this process.
-
-    Attributes:
-        states: (weak reference, state) by the loader's id.
-        next_s, nexts: spent in all loaders' `next()`, and how many there were.
-        epochs: begun or ended, of all loaders.
-    """
-
-    def __init__(self) -> None:
-        self.states: dict[int, tuple[Any, LoaderState]] = {}
-        self.next_s = 0.0
-        self.nexts = 0
-        self.epochs = 0
-
-
-loops = _Loops()
-
-
 class LoaderState:
     """One loader in the loop's process.
 
     Attributes:
+        known: (weak reference, state) of all loaders, by id.
+        epochs, nexts, next_s: of all loaders: epochs begun or ended, calls of `next()`, and the seconds in them.
         returned: when the last batch was handed over; 0: no step is under way.
         probe: records what a FastLoader reports of its batches.
     """
 
-    count = 0
+    known: dict[int, tuple[Any, LoaderState]] = {}  # noqa: RUF012
+    count = epochs = nexts = 0
+    next_s = 0.0
 
     def __init__(self, loader: Any) -> None:
         LoaderState.count += 1
@@ -88,11 +73,10 @@ class LoaderState:
     @staticmethod
     def of(loader: Any) -> LoaderState:
         """Returns the state of a loader; by identity, since a loader may compare by value, or have no hash."""
-        known = loops.states.get(id(loader))
-        if known is not None and known[0]() is loader:
-            return known[1]
-        state = LoaderState(loader)
-        loops.states[id(loader)] = (weakref.ref(loader), state)
+        reference, state = LoaderState.known.get(id(loader), (None, None))
+        if state is None or reference() is not loader:
+            state = LoaderState(loader)
+            LoaderState.known[id(loader)] = (weakref.ref(loader), state)
         return state
 
     def step_begins(self) -> None:
@@ -101,16 +85,16 @@ class LoaderState:
         self.copy = self.copy_delay = 0.0
         self.gpu_mark = gpu.mark()
         self.process_cpu, self.delay = time.process_time(), waited_s()
-        self.seen = (loops.epochs, loops.nexts, loops.next_s)
+        self.seen = (LoaderState.epochs, LoaderState.nexts, LoaderState.next_s)
         self.returned = clock()
 
     def step_ends(self) -> str:
         """Returns the times of the step since the last batch as JSON; null before the first, and if not known."""
         epochs, nexts, next_s = self.seen
-        if not self.returned or loops.epochs != epochs or loops.nexts > nexts + _MOST_BETWEEN:
+        if not self.returned or self.epochs != epochs or self.nexts > nexts + _MOST_BETWEEN:
             return "null"  # another loader was iterated meanwhile: no step of this one's
         # Loaders that take turns, as in zip(a, b): each has its own waits only.
-        others_s = loops.next_s - next_s
+        others_s = self.next_s - next_s
         gpu_s = gpu.step_s(self.gpu_mark)
         return _STEP % (
             clock() - self.returned - others_s,
@@ -154,7 +138,7 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
         if thread.asked is not None or not events.folder:
             return original(self, *args)  # a loader within a loader: the outer one is what the loop waits for
         metering.active = True
-        loops.epochs += 1
+        LoaderState.epochs += 1
         begin = clock()
         state = None
         try:
@@ -203,7 +187,7 @@ def asking(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             batch = original(self)
         except StopIteration:
-            loops.epochs += 1
+            LoaderState.epochs += 1
             events.write(_END % (state.id, span.begin, clock() - span.begin, step))
             state.returned = 0.0
             if state.trial is not None:
@@ -211,8 +195,8 @@ def asking(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             thread.asked = None
-            loops.next_s += clock() - span.begin
-            loops.nexts += 1
+            LoaderState.next_s += clock() - span.begin
+            LoaderState.nexts += 1
         try:
             wait, cpu, delay = span.taken()
             now = span.begin + wait
