@@ -75,19 +75,19 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
 
 def _loop(loader: Iterable[Any], step: Callable[[Any], object] | None, seconds: float, recording: Recording) -> Any:
     """Iterates the loader for some seconds, at least until one step has ended; returns the last batch."""
-    batch, begun_s, passes = None, time.monotonic(), 0
+    end_s, count = time.monotonic() + seconds, 0
     while True:
-        count = 0
-        for count, batch in enumerate(loader, 1):
+        before = count
+        for batch in loader:
+            count += 1
             if step is not None:
                 step(batch)
-            now_s = time.monotonic() - begun_s
+            now_s = time.monotonic()
             recording.follow(os.getpid())
-            if now_s > seconds and (count > 1 or passes > 0):  # a step ends with the next batch, or with its pass
+            if now_s > end_s and count > 1:  # a step ends with the next batch, or with its pass
                 return batch
-        if count == 0:
+        if count == before:
             raise OptionError("diagnose(): the loader has no batch")
-        passes += 1
 
 
 @contextmanager
@@ -108,7 +108,6 @@ def _metering(folder: Path) -> Iterator[None]:
         if not installed:
             module.uninstall()
         for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
+            os.environ.pop(name, None)
+            if value is not None:
                 os.environ[name] = value

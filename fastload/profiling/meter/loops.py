@@ -116,19 +116,17 @@ class StepLog:
 
 @dataclass
 class Mean:
-    """The mean of some values; 0 when there are none."""
+    """The mean of the values added so far; 0 when there are none."""
 
     total: float = 0.0
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Adds a value."""
         self.total += value
         self.count += 1
 
     @property
     def value(self) -> float:
-        """The mean so far."""
         return self.total / self.count if self.count else 0.0
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from fastload.errors import OptionError
 from fastload.profiling.meter.clocks import HOW, Clock, measure_headspace, open_clock
@@ -73,13 +72,13 @@ class Meter:
         self._running: list[WatchedPass] = []  # innermost last
         self._loops: list[Loop] = []
         self._headspace: float | None = None
-        self._entered = self._left = False
+        self._where: Literal["outside", "inside", "after"] = "outside"  # its `with` block
         self._begun_s = 0.0
 
     def __enter__(self) -> Meter:
-        if self._entered:
+        if self._where != "outside":
             raise OptionError("a Meter measures once: make another one for another `with`")
-        self._entered = True
+        self._where = "inside"
         self._begun_s = time.perf_counter()
         if self._every_s:
             self._sampler = Sampler(
@@ -88,12 +87,10 @@ class Meter:
         profiler_ranges.ask(int(self._ranges))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._left = True
+    def __exit__(self, *_: object) -> None:
+        self._where = "after"
         while self._running:
-            self._running[-1].cut_short(self._not_running("go on with a loop"))
+            self._running[-1].close(self._not_running("go on with a loop"))
         profiler_ranges.ask(-int(self._ranges))
         if self._sampler is not None:
             self._sampler.stop()
@@ -270,14 +267,13 @@ class Meter:
         raise OptionError(f"this Meter did not watch that {type(loader).__name__}")
 
     def _require_running(self, what: str) -> None:
-        if not self._entered or self._left:
+        if self._where != "inside":
             raise OptionError(self._not_running(what))
 
     def _not_running(self, what: str) -> str:
-        where = "after" if self._left else "outside"
         return (
-            f"a Meter cannot {what} {where} its `with` block: write `with fastload.Meter() as meter:` around the loop, "
-            f"so that its thread ends with it."
+            f"a Meter cannot {what} {self._where} its `with` block: write `with fastload.Meter() as meter:` around the "
+            f"loop, so that its thread ends with it."
         )
 
 

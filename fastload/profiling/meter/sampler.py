@@ -8,10 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -99,19 +98,17 @@ class Sampler:
     def __enter__(self) -> Sampler:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
     def readings(self) -> tuple[Mapping[str, float], ...]:
         """The readings so far; only of those GPUs that the job is known to use, if the driver knows."""
-        readings, used = list(self._readings), self._used
-        if not used:
-            return tuple(readings)
+        used = self._used or self._gpus.indices
         others = tuple(f"gpu{index}." for index in self._gpus.indices if index not in used)
-        return tuple({name: value for name, value in one.items() if not name.startswith(others)} for one in readings)
+        return tuple(
+            {name: value for name, value in one.items() if not name.startswith(others)} for one in list(self._readings)
+        )
 
     def read(self) -> dict[str, float]:
         """Takes a reading, keeps it and returns it."""
@@ -184,10 +181,8 @@ def family_of(pid: int) -> list[int]:
     while at < len(found):
         # From the kernel's lists of children: psutil looks at every process of the machine, which takes 1 ms and more.
         for listed in Path(f"/proc/{found[at]}/task").glob("*/children"):
-            try:
+            with suppress(OSError):  # the thread or the process has ended
                 found += map(int, listed.read_text().split())
-            except OSError:  # the thread or the process has ended
-                continue
         at += 1
     return found
 
@@ -226,17 +221,18 @@ class Rates:
 
 def cpu_seconds(pids: list[int]) -> dict[int, float]:
     """Returns the CPU seconds of each process that is alive."""
-    found = {pid: process_cpu_s(pid) for pid in pids}
-    return {pid: value for pid, value in found.items() if value is not None}
-
-
-_PACKAGES = ("torch", "numpy", "h5py", "pillow", "simplejpeg")
+    return {pid: seconds for pid in pids if (seconds := process_cpu_s(pid)) is not None}
 
 
 def environment() -> dict[str, str]:
     """Returns the machine and the versions that figures depend on, as text; the GPU only if CUDA is in use already."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     found = {
-        "CPU": _cpu_name(),
+        "CPU": next(iter(named), platform.processor() or platform.machine()),
         "CPUs for this process": str(available_cpus()),
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         "system": f"{platform.system()} {platform.release()}",
@@ -244,24 +240,13 @@ def environment() -> dict[str, str]:
         "Python": platform.python_version(),
         "fastload": writer_name().removeprefix("fastload "),
     }
-    for package in _PACKAGES:
-        try:
+    for package in ("torch", "numpy", "h5py", "pillow", "simplejpeg"):
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         found["GPU"] = f"{torch.cuda.get_device_name()}, one of {torch.cuda.device_count()}, CUDA {torch.version.cuda}"
     return found
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 @contextmanager

@@ -116,15 +116,15 @@ class WatchedPass:
                 raise OptionError(self._cut_short)
             raise StopIteration
         self._end_inner()
+        asked, asked_s, thread_s = self._first, self._first_s, self._thread_s
         if self._asked:
             asked = self._clock.mark()
-            self._end_step(asked)
-        else:
-            asked = self._first
+            asked_s = self._end_step(asked)
         self._asked += 1
-        probe, loop = self._probe, self.loop
+        first, probe, loop = self._asked == 1, self._probe, self.loop
         probe.clear(looked_at=self._asked <= _LOOK_AT_FIRST or self._asked % _LOOK_EVERY == 0)
-        thread_s = self._thread_s if self._asked == 1 else time.thread_time() if probe.looked_at else 0.0
+        if probe.looked_at and not first:
+            thread_s = time.thread_time()
         try:
             if self._is_probed:
                 batch = next(self._batches)
@@ -132,30 +132,30 @@ class WatchedPass:
                 with span("wait"):
                     batch = next(self._batches)
         except BaseException as error:
-            if isinstance(error, StopIteration) and self._asked > 1:
-                loop.epochs[-1][1] = time.perf_counter() - self._asked_s
+            if isinstance(error, StopIteration) and not first:
+                loop.epochs[-1][1] = time.perf_counter() - asked_s
             self._clock.drop(asked)
             self.close()
             raise
         got = self._clock.mark()
         ready = got if probe.ready is None else probe.ready
         copied = ready if probe.copied is None else probe.copied
-        if self._asked == 1:
-            loop.epochs.append([time.perf_counter() - self._first_s, 0.0])
+        if first:
+            loop.epochs.append([time.perf_counter() - asked_s, 0.0])
         if probe.looked_at:
             got_thread_s = time.thread_time()
             ready_thread_s = got_thread_s if probe.ready_running_s is None else probe.ready_running_s
-            if self._asked == 1:
+            if first:
                 loop.first_running_s += ready_thread_s - thread_s
             else:
                 loop.receive_s.add(ready_thread_s - thread_s)
             loop.transform_running_s.add(got_thread_s - ready_thread_s)
             self._got_delay_s = self._delay_s()
-        begin_s = (self._first_s if self._asked == 1 else self._asked_s) - self._begun_s
         samples = probe.samples or num_samples(batch)
         # A batch used again (echo) cost nothing to make.
         work = probe.work if probe.work is not None or not probe.worker_info.workers else BatchWork({})
-        self._step = _Open(begin_s, asked, ready, copied, got, samples, probe.queue_depth, work, [])
+        begin_s, depth = asked_s - self._begun_s, probe.queue_depth
+        self._step = _Open(begin_s, asked, ready, copied, got, samples, depth, work, [])
         return batch
 
     def running_s(self) -> float:
@@ -181,23 +181,19 @@ class WatchedPass:
         self._pause_began_s = 0.0
         self._process_s += time.process_time() - self._pause_process_s
 
-    def cut_short(self, why: str) -> None:
-        """Ends the pass; asking it for another batch raises an error."""
-        self._cut_short = why
-        self.close()
-
     def _end_inner(self) -> None:
         """Ends the passes inside this one, which is asked for a batch: their loops must have been left."""
         while self._running[-1] is not self:
-            self._running[-1].cut_short(
+            self._running[-1].close(
                 "two loops take turns in one Meter, which therefore cannot separate their steps. Give each loop a "
                 "Meter of its own; a loop inside the body of another is fine."
             )
 
-    def close(self) -> None:
-        """Ends the pass; its last step ends now."""
+    def close(self, why: str = "") -> None:
+        """Ends the pass; its last step ends now. With `why`, asking it for another batch raises an error with that."""
         if self._closed:
             return
+        self._cut_short = why
         self._end_inner()
         self._running.pop()
         if self._running:
@@ -211,17 +207,17 @@ class WatchedPass:
         loop.process_s += time.process_time() - self._process_s
         self._batches = iter(())
 
-    def _end_step(self, end: Any) -> None:
-        step, self._step = self._step, None
-        self._asked_s = time.perf_counter()
-        if step is None:
-            return
-        if self._got_delay_s is not None:
-            self.loop.runnable_s.add(self._delay_s() - self._got_delay_s)
-            self._got_delay_s = None
-        self._pending.append((step, end))
-        if self._callback is not None or len(self._pending) >= _ADD_UP_EVERY:
-            self.add_up()
+    def _end_step(self, end: Any) -> float:
+        """Ends the step that is under way; returns the time."""
+        step, self._step, ended_s = self._step, None, time.perf_counter()
+        if step is not None:
+            if self._got_delay_s is not None:
+                self.loop.runnable_s.add(self._delay_s() - self._got_delay_s)
+                self._got_delay_s = None
+            self._pending.append((step, end))
+            if self._callback is not None or len(self._pending) >= _ADD_UP_EVERY:
+                self.add_up()
+        return ended_s
 
     def add_up(self, *, wait: bool = False) -> None:
         """Adds up the steps that have ended, or waits for all; without waiting in the loop's own thread only."""

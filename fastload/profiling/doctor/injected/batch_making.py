@@ -29,16 +29,12 @@ class TimedDataset:
         fetch = thread.fetch
         if fetch is None:
             return self._dataset[index]
-        if self._cheap > 3:
-            begin = clock()
-            sample = self._dataset[index]
-            fetch.samples.append(clock() - begin)
-            return sample
-        begin, delay = clock(), waited_s()
+        waited: Callable[[], float] = waited_s if self._cheap <= 3 else float  # or always 0.0
+        begin, delay = clock(), waited()
         try:
             return self._dataset[index]
         finally:
-            fetch.samples.append(clock() - begin - (waited_s() - delay))
+            fetch.samples.append(clock() - begin - (waited() - delay))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)  # __getitems__ is there if the dataset has it

@@ -22,11 +22,11 @@ class EventFile:
 
     def write(self, event: dict[str, Any] | str) -> None:
         """Appends an event, given as a dict or as its JSON. If that fails, the event is lost and the script goes on."""
-        if self.folder:
-            try:
+        try:
+            if self.folder:
                 self._append(event)
-            except (OSError, ValueError, TypeError):
-                pass  # the folder is gone, the disk is full
+        except (OSError, ValueError, TypeError):
+            pass  # the folder is gone, the disk is full
 
     def record_into(self, folder: str) -> str:
         """Records into this folder from now on, or stops with an empty name; returns the folder used until now."""

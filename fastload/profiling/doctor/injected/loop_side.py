@@ -73,11 +73,10 @@ class LoaderState:
     @staticmethod
     def of(loader: Any) -> LoaderState:
         """Returns the state of a loader; by identity, since a loader may compare by value, or have no hash."""
-        reference, state = LoaderState.known.get(id(loader), (None, None))
-        if state is None or reference() is not loader:
-            state = LoaderState(loader)
-            LoaderState.known[id(loader)] = (weakref.ref(loader), state)
-        return state
+        known = LoaderState.known.get(id(loader))
+        if known is None or known[0]() is not loader:
+            known = LoaderState.known[id(loader)] = (weakref.ref(loader), LoaderState(loader))
+        return known[1]
 
     def step_begins(self) -> None:
         """Starts the clocks of a step: its batch is handed over."""
@@ -314,12 +313,8 @@ def _as_before(owner: Any, name: str, original: Any, tensor: Any, args: Any, kwa
 
 def _moved(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of `Tensor.to` or `.cuda` made a copy for a device, and did not only cast."""
-    if result is tensor:
-        return False
-    if result.device != tensor.device:
-        return True
     named = "device" in kwargs or any(isinstance(word, str) or type(word).__name__ == "device" for word in args)
-    return bool(named)
+    return result is not tensor and bool(named or result.device != tensor.device)
 
 
 def _copied_in(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

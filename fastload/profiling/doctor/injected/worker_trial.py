@@ -38,9 +38,15 @@ class _Turns:
 
     def wait(self, fetcher: Any) -> int:
         """Waits for the turn of the batch that this worker makes next; returns its slot, 0: no trial."""
-        worker = worker_id()
-        numbers = self._shared() if worker >= 0 else None
-        if numbers is None or worker + 1 >= len(numbers):
+        worker, path = worker_id(), os.environ.get(VARIABLE, "")
+        if path != self._path and worker >= 0:
+            self._path, self._numbers = path, None
+            try:
+                self._numbers = _mapped(path, os.O_RDWR)
+            except (OSError, ValueError):
+                pass
+        numbers = self._numbers
+        if numbers is None or not 0 < worker + 1 < len(numbers):
             return 0
         made = getattr(fetcher, "_fastload_made", 0)
         fetcher._fastload_made = made + 1
@@ -55,16 +61,6 @@ class _Turns:
         """Counts the batch as made."""
         if slot and self._numbers is not None:
             self._numbers[slot] += 1
-
-    def _shared(self) -> Any:
-        path = os.environ.get(VARIABLE, "")
-        if path != self._path:
-            self._path, self._numbers = path, None
-            try:
-                self._numbers = _mapped(path, os.O_RDWR)
-            except (OSError, ValueError):
-                pass
-        return self._numbers
 
 
 turns = _Turns()
