@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
 
 import psutil
 
@@ -28,6 +27,7 @@ FOLDER_VARIABLE = "FASTLOAD_DOCTOR"
 
 _LOOK_EVERY_S = 0.25
 _GRACE_S = 20.0  # between SIGINT and SIGTERM
+_INTERRUPTING = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,8 @@ class Ended:
 
 def environment_for(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment in which each Python imports the injected module and records into the folder."""
-    path = environ.get("PYTHONPATH")
-    return {
-        **environ,
-        "PYTHONPATH": f"{INJECT}{os.pathsep}{path}" if path else str(INJECT),
-        FOLDER_VARIABLE: str(folder),
-    }
+    path = os.pathsep.join(filter(None, (str(INJECT), environ.get("PYTHONPATH"))))
+    return {**environ, "PYTHONPATH": path, FOLDER_VARIABLE: str(folder)}
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -97,13 +93,12 @@ def run_command(
         raise KeyboardInterrupt
     began = time.monotonic()
     deadlines = [] if seconds is None else [(seconds, signal.SIGINT), (seconds + _GRACE_S, signal.SIGTERM)]
-    interrupting = {signal.SIGINT, signal.SIGTERM}
     interrupted = False
     failed: Exception | None = None
     process = subprocess.Popen(command, env=environment_for(folder, os.environ))
     while process.poll() is None:
         came, alone = signals.wait(_LOOK_EVERY_S)
-        interrupted = interrupted or bool(came & interrupting)
+        interrupted = interrupted or not came.isdisjoint(_INTERRUPTING)
         if process.poll() is not None:
             break
         for number in came:
@@ -118,10 +113,10 @@ def run_command(
                 look(elapsed_s, process.pid)
             except Exception as error:  # noqa: BLE001  # the doctor's own failure must not end the command
                 failed = error
-    interrupted = interrupted or bool(signals.wait(0)[0] & interrupting)  # those that came during the last `look`
+    came, _ = signals.wait(0)  # during the last `look`
     if failed is not None:
         raise failed
-    code = process.returncode
+    code, interrupted = process.returncode, interrupted or not came.isdisjoint(_INTERRUPTING)
     return Ended(128 - code if code < 0 else code, interrupted, time.monotonic() - began)
 
 
@@ -134,7 +129,7 @@ def _receivers(pid: int, number: int) -> list[int]:
     saves a checkpoint on SIGTERM.
     """
     if number == signal.SIGINT:
-        return [member for member in family_of(pid) if member == pid or _group_of(member) == os.getpgrp()]
+        return [member for member in family_of(pid) if member == pid or _in_our_group(member)]
     found = [pid]
     for member in found:
         with suppress(psutil.Error):
@@ -147,23 +142,16 @@ def _receivers(pid: int, number: int) -> list[int]:
 def _send(pids: Sequence[int], number: int, *, but_our_group: bool = False) -> None:
     """Sends a signal to each process; with `but_our_group`, not to our process group, which has got it already."""
     for pid in pids:
-        if not (but_our_group and _group_of(pid) == os.getpgrp()):
+        if not (but_our_group and _in_our_group(pid)):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
 
-def _group_of(pid: int) -> int | None:
+def _in_our_group(pid: int) -> bool:
     try:
-        return os.getpgid(pid)
+        return os.getpgid(pid) == os.getpgrp()
     except OSError:
-        return None  # it has ended
-
-
-# Catches signals while a command runs, and finds out which of them the command did not get by itself.
-#
-# A signal to the whole process group (Ctrl-C in a terminal, the end of a job) reaches the command as well; a signal
-# to this process alone does not. A handler is not told which of the two it was. So a witness is asked, a small
-# process in the same group: a signal that it got too was sent to the group.
+        return False  # it has ended
 
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -185,6 +173,10 @@ while os.write(1, b"\\0") and os.read(0, 1):
 class Signals:
     """Catches the signals that would end this process, within the `with` block. Main thread only.
 
+    A signal to the whole process group (Ctrl-C in a terminal, the end of a job) reaches the command as well; a signal
+    to this process alone does not. A handler is not told which of the two it was. So a witness is asked, a small
+    process in the same group: a signal that it got too was sent to the group.
+
     Handlers only wake `wait`, whichever thread gets the signal; nothing is interrupted. A signal that is ignored
     (`nohup`, jobs in the background) stays ignored, by us and by the command.
     """
@@ -205,12 +197,11 @@ class Signals:
         for end in (self._reads, self._writes):
             os.set_blocking(end, False)
         self._wakeup_before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _note) for number in (*caught, signal.SIGCHLD)}
+        # The handlers do nothing: `signal.set_wakeup_fd` has already put the number into the pipe.
+        self._before = {number: signal.signal(number, lambda *_: None) for number in (*caught, signal.SIGCHLD)}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_before)
@@ -226,11 +217,9 @@ class Signals:
         """
         select.select([self._reads], [], [], seconds)
         came = self._drain()
-        if not came:
-            return set(), set()
-        for_all = self._ask()
+        alone = came - self._ask() if came else came
         # A second signal may have come meanwhile; the witness may have seen both as one.
-        return came | self._drain(), came - for_all
+        return came | self._drain(), alone
 
     def _drain(self) -> set[int]:
         try:
@@ -245,21 +234,11 @@ class Signals:
         try:
             self._witness.stdin.write(b"?")
             while _ANSWER not in said and select.select([self._witness.stdout], [], [], _ANSWER_S)[0]:
-                part = self._witness.stdout.read(64)
-                if not part:
-                    break
-                said += part
+                said += self._witness.stdout.read(64) or _ANSWER  # nothing comes from a witness that has ended
         except OSError:
             pass  # it was killed: signals count as sent to this process alone
         return set(said) - set(_ANSWER)
 
     def _close_witness(self) -> None:
-        for pipe in (self._witness.stdin, self._witness.stdout):
-            if pipe is not None:
-                pipe.close()
-        self._witness.kill()
-        self._witness.wait()
-
-
-def _note(_number: int, _frame: FrameType | None) -> None:
-    """Does nothing: `signal.set_wakeup_fd` has already put the number into the pipe."""
+        with self._witness:  # closes its pipes and waits for it
+            self._witness.kill()

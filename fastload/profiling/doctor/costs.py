@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -83,35 +84,59 @@ def step_of(batch: Event, step: Mapping[str, float], epoch_s: float) -> StepReco
     )
 
 
+# The stage of a part of making a batch: of its time on a CPU. Its blocked time is reading, except for the last two.
+_STAGES = {
+    "reading": "reading",
+    "h5py": "reading",
+    "lock": "reading",
+    "decoding": "decoding",
+    "h5py-filtered": "decoding",
+    "collate": "collate",
+    "rest": "transform",
+}
+
+
 def fetch_of(pid: int, event: Event) -> Fetch:
-    """Returns the cost of a batch by stage, from the time spent in known functions and the CPU time of its thread."""
+    """Returns the cost of a batch by stage.
+
+    A FastLoader has reported it with the batch; for other loaders it is made from the time spent in known functions and
+    the CPU time of the thread.
+    """
+    if "inside" in event:
+        work = BatchWork({name: Work(*value) for name, value in event["inside"]["work"].items()})
+        return Fetch(pid, event["t"], 0.0, work)
     wall, delay = event["wall"], min(event["delay"], event["wall"])
-    parts = {name: (value[0], value[1]) for name, value in event["parts"].items()}
-    total_running = sum(cpu for _, cpu in parts.values()) or 1e-12
+    total_running = sum(cpu for _, cpu in event["parts"].values()) or 1e-12
     works: dict[str, Work] = defaultdict(Work)
     unknown = lock_s = 0.0
-    for name, (part_wall, part_running) in parts.items():
+    for name, (part_wall, part_running) in event["parts"].items():
         # Each part waited for a CPU in proportion to its time on one.
         blocked = max(0.0, part_wall - part_running - delay * part_running / total_running)
-        if name == "decoding" or name == "h5py-filtered":
-            works["decoding"] += Work(part_running)
-            works["reading"] += Work(blocked_s=blocked)
-        elif name in ("reading", "h5py"):
-            works["reading"] += Work(part_running, blocked)
-        elif name == "lock":
-            works["reading"] += Work(part_running, blocked)
-            lock_s += blocked
-        elif name == "collate":
-            works["collate"] += Work(part_running, blocked)
-        else:
-            works["transform"] += Work(part_running)
+        stage = _STAGES[name]
+        works[stage] += Work(part_running)
+        if stage == "transform":
             unknown = blocked
+        else:
+            works["collate" if stage == "collate" else "reading"] += Work(blocked_s=blocked)
+        if name == "lock":
+            lock_s += blocked
     # Meanwhile another thread pickles the batch before, and holds the GIL: the fetch waits for that.
     unknown = max(0.0, unknown - event["out"][1])
-    unknown, lock_s = _explained_by_threads(event, wall, unknown, lock_s, works)
+    lock_s += _lock_of_h5py(event)
+    # While the fetching thread waits, other threads of its process may read or decode for it.
+    others = {name: value for name, value in event.get("others", {}).items() if name != "lock"}
+    total = sum(other_wall for other_wall, _ in others.values())
+    explained = min(total, unknown)
+    for name, (other_wall, other_running) in others.items():
+        given = explained * other_wall / total if total > 0 else 0.0
+        stage = _STAGES[name]
+        running = given * min(1.0, other_running / other_wall) if other_wall and stage != "reading" else 0.0
+        works[stage] += Work(running)
+        works["reading"] += Work(blocked_s=given - running)
+    unknown -= explained
     works["reading"] += Work(blocked_s=unknown)
     works["hand-over"] = Work(event["out"][1])
-    timed = event.get("samples") or (0, 0.0, 0.0)
+    num_samples, samples_s, usual_s = event.get("samples") or (0, 0.0, 0.0)
     return Fetch(
         pid=pid,
         begin_s=event["t"],
@@ -119,58 +144,33 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         work=BatchWork(dict(works), lock_s=lock_s, runnable_s=delay),
         unknown_blocked_s=unknown,
         slow=tuple(event.get("slow") or ()),
-        usual_s=timed[2],
-        num_samples=timed[0],
-        samples_s=timed[1],
+        usual_s=usual_s,
+        num_samples=num_samples,
+        samples_s=samples_s,
     )
 
 
-def _explained_by_threads(
-    event: Event, wall: float, unknown: float, lock_s: float, works: dict[str, Work]
-) -> tuple[float, float]:
-    """Explains the time that a fetch waited by what other threads did.
+def _lock_of_h5py(event: Event) -> float:
+    """Returns the time that a fetch waited because h5py lets in one thread at a time.
 
-    While the fetching thread waits, other threads of its process may read or decode for it. Calls to h5py wait for one
-    another, because h5py lets in one thread at a time. Without that lock n threads would need the n-th part of the time
-    that at least one was inside; the rest counts as lock time.
-
-    Returns:
-        The time left unexplained, and the time for locks.
+    Without that lock n threads would need the n-th part of the time that at least one was inside; the rest counts as
+    lock time.
     """
-    others = {name: value for name, value in event.get("others", {}).items() if name != "lock"}
-    total = sum(value[0] for value in others.values())
     busy, waits, threads = event.get("h5") or (0.0, 0.0, 0)
-    own_h5 = sum(event["parts"].get(name, (0.0, 0.0))[0] for name in ("h5py", "h5py-filtered"))
-    if threads > 1 and busy > 0:
-        if own_h5 > 0:
-            # The fetch and another thread both call h5py: the time that the fetch was blocked there is the lock's.
-            own_running = sum(event["parts"].get(name, (0.0, 0.0))[1] for name in ("h5py", "h5py-filtered"))
-            lock_s += min(max(0.0, own_h5 - own_running), waits)
-        else:
-            together = (busy + waits) / busy
-            if together < 1.05 and busy > 0.5 * wall:
-                together = float(threads)  # always busy, yet never two at once: the script has a lock of its own
-            lock_s += min(busy, wall) * (1 - 1 / together) if together > 1.1 else 0.0
-    if total > 0 and unknown > 0:
-        share = min(1.0, total / unknown)
-        for name, (other_wall, other_running) in others.items():
-            given = unknown * share * other_wall / total
-            part = min(1.0, other_running / other_wall) if other_wall else 0.0
-            stage = (
-                "decoding" if name in ("decoding", "h5py-filtered") else "reading" if name != "rest" else "transform"
-            )
-            works[stage] += Work(given * part if stage != "reading" else 0.0)
-            works["reading"] += Work(blocked_s=given * (1 - part) if stage != "reading" else given)
-        unknown *= 1 - share
-    return unknown, lock_s
+    if threads < 2 or busy <= 0:
+        return 0.0
+    own = [event["parts"].get(name, (0.0, 0.0)) for name in ("h5py", "h5py-filtered")]
+    if any(wall > 0 for wall, _ in own):
+        # The fetch and another thread both call h5py: the time that the fetch was blocked there is the lock's.
+        return float(min(max(0.0, sum(wall - running for wall, running in own)), waits))
+    together = (busy + waits) / busy
+    if together < 1.05 and busy > 0.5 * event["wall"]:
+        together = float(threads)  # always busy, yet never two at once: the script has a lock of its own
+    return min(busy, event["wall"]) * (1 - 1 / together) if together > 1.1 else 0.0
 
 
-def slow_samples(fetches: Iterable[Fetch], *, times: float = 5.0, at_most: float = 0.1) -> tuple[float, float, int]:
-    """Finds samples that take far longer than the others, if they are few.
-
-    Args:
-        times: a slow sample takes at least this many times a usual one, and twice the mean.
-        at_most: largest share of slow samples; if there are more, slow is usual.
+def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, float, int]:
+    """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
 
     Returns:
         Seconds per batch that slow samples take beyond usual ones, mean seconds of a slow sample, number of slow
@@ -179,11 +179,10 @@ def slow_samples(fetches: Iterable[Fetch], *, times: float = 5.0, at_most: float
     fetches = [fetch for fetch in fetches if fetch.num_samples]
     if not fetches:
         return 0.0, 0.0, 0
-    ordered = sorted(fetch.usual_s for fetch in fetches)
-    usual = ordered[len(ordered) // 2]
+    usual = statistics.median_high(fetch.usual_s for fetch in fetches)
     count = sum(fetch.num_samples for fetch in fetches)
-    least_s = max(times * usual, 2 * sum(fetch.samples_s for fetch in fetches) / count)
+    least_s = max(5 * usual, 2 * sum(fetch.samples_s for fetch in fetches) / count)
     slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
-    if not slow or len(slow) > at_most * count:
+    if not slow or len(slow) > 0.1 * count:
         return 0.0, 0.0, 0
     return sum(value - usual for value in slow) / len(fetches), sum(slow) / len(slow), len(slow)

@@ -6,7 +6,7 @@ import itertools
 import statistics
 from dataclasses import replace
 
-from fastload.profiling.doctor.costs import Fetch, StepRecord, slow_samples
+from fastload.profiling.doctor.costs import Fetch, slow_samples
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import LoaderRecord, Records
 from fastload.profiling.verdict import Demands
@@ -23,13 +23,9 @@ def loader_that_binds(records: Records) -> LoaderRecord | None:
     if not records.loaders:
         return None
     most = max(records.loaders, key=lambda loader: loader.elapsed_s)
-    same = [loader for loader in records.loaders if loader.facts["id"] == most.facts["id"] and _alike(loader, most)]
+    names = ("id", "kind", "workers", "dataset")  # the same loader of another rank has the same
+    same = [loader for loader in records.loaders if all(loader.facts[name] == most.facts[name] for name in names)]
     return max(same, key=lambda loader: sum(record.step.wait_s for record in loader.steps))
-
-
-def _alike(loader: LoaderRecord, other: LoaderRecord) -> bool:
-    """Whether two ranks' loaders have the same kind, workers and dataset."""
-    return all(loader.facts[name] == other.facts[name] for name in ("kind", "workers", "dataset"))
 
 
 def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = None) -> Demands:
@@ -40,7 +36,13 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         cpus: CPUs that its process may use, workers included.
         waits: what the fetching threads waited for according to the kernel, for waits that nothing else explains.
     """
-    steps = _undisturbed(loader) or loader.steps
+    held_back = [
+        (before["t"], after["t"])
+        for before, after in itertools.pairwise(loader.trials)
+        if after["limit"] and not before["limit"]
+    ]
+    undisturbed = [one for one in loader.steps if not any(a <= one.step.begin_s < b for a, b in held_back)]
+    steps = undisturbed or loader.steps
     fetches = loader.fetches
     slow_s, slow_mean_s, num_slow = slow_samples(fetches)
     batches = tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in fetches)
@@ -84,16 +86,6 @@ def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
     stages = {**work.stages, "reading": Work(reading.running_s, reading.blocked_s - gil_s)}
     lock_s = work.lock_s + waits.lock * fetch.unknown_blocked_s
     return replace(work, stages=stages, lock_s=lock_s, runnable_s=work.runnable_s + gil_s)
-
-
-def _undisturbed(loader: LoaderRecord) -> list[StepRecord]:
-    """Returns the steps outside the trials, in which some workers were held back."""
-    trials = [
-        (before["t"], after["t"])
-        for before, after in itertools.pairwise(loader.trials)
-        if after["limit"] and not before["limit"]
-    ]
-    return [record for record in loader.steps if not any(begin <= record.step.begin_s < end for begin, end in trials)]
 
 
 def _trial(loader: LoaderRecord) -> tuple[int, float, float] | None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from fastload.profiling.doctor.command import Signals, check_command, run_command
 from fastload.profiling.doctor.evidence import demands_of, loader_that_binds
@@ -69,19 +68,18 @@ def examine(
 
     with Recording() as recording:
         ended = run_command(command, recording.folder, signals, seconds=seconds, look=watch)
-    records = recording.records()
-    loader = loader_that_binds(records)
-    title = f"fastload doctor -- {shlex.join(command)}"
-    if loader is None:
-        why_no_verdict = _why_no_verdict(records, command)
-        measured = Measured(
-            title, title, elapsed_s=ended.elapsed_s, readings=recording.readings_from(0.0), environment=environment()
-        )
-    else:
-        why_no_verdict = ""
-        measured = recording.measured(loader, title=title, command=title)
-    unread = tuple((name if name != "gpu" else "GPU", f"not read: {why}") for name, why in recording.absent.items())
-    measured = replace(measured, facts=measured.facts + unread)
+        records = recording.records()
+        loader = loader_that_binds(records)
+        title = f"fastload doctor -- {shlex.join(command)}"
+        if loader is not None:
+            why_no_verdict = ""
+            measured = recording.measured(loader, title=title, command=title)
+        else:
+            why_no_verdict = _why_no_verdict(records, command)
+            readings = recording.readings_from(0.0)
+            measured = Measured(title, title, elapsed_s=ended.elapsed_s, readings=readings, environment=environment())
+        unread = [("GPU" if name == "gpu" else name, f"not read: {why}") for name, why in recording.absent.items()]
+        measured = replace(measured, facts=(*measured.facts, *unread))
     return Examined(ended.code, measured, why_no_verdict, records.faults, ended.interrupted)
 
 
@@ -102,14 +100,15 @@ class Recording:
     def __enter__(self) -> Recording:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Ends the sampling of waits and counters; what was read is kept."""
         self._kernel.close()
         if self._sampler is not None:
             self._sampler.stop()
-        self._reader.read()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def follow(self, pid: int) -> bool:
         """Reads the counters of a process and its descendants from now on; to be called often.
@@ -127,7 +126,7 @@ class Recording:
         return True
 
     def records(self) -> Records:
-        """Returns the loaders' records so far; after the block, all of them."""
+        """Returns the loaders' records so far."""
         return self._reader.read()
 
     @property
@@ -142,8 +141,12 @@ class Recording:
         return tuple({**one, "at_s": one["at_s"] - begin_s} for one in readings if one["at_s"] >= begin_s)
 
     def measured(self, loader: LoaderRecord, *, title: str, command: str = "") -> Measured:
-        """Returns everything known about one loader's loop, with the verdict."""
-        cpus = max(1, min(available_cpus(), loader.process.cpus) // loader.process.local_ranks)
+        """Ends the sampling, and returns everything known about one loader's loop, with the verdict."""
+        self.stop()
+        self._reader.read_making(loader)
+        process = loader.process
+        local_ranks = int(process["local_world"]) if process["local_world"].isdigit() else 1
+        cpus = max(1, min(available_cpus(), process["cpus"]) // local_ranks)
         demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
         steps = [record.step for record in loader.steps]
         begun_s = steps[0].begin_s
@@ -165,16 +168,17 @@ class Recording:
             readings=self.readings_from(begun_s),
             verdict=judge(demands),
             facts=tuple(_facts(loader, self.records())),
-            environment=environment() | {"the script's Python": loader.process.python},
+            environment=environment() | {"the script's Python": process["python"]},
         )
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
     """Returns further facts for reports."""
     facts = [("loader", f"{loader.facts['kind']} of {loader.facts['dataset']}")]
-    if loader.process.rank:
-        ranks = {other.process.rank for other in records.loaders}
-        facts.append(("rank", f"{loader.process.rank}, which waits longest of {len(ranks)}"))
+    rank = loader.process["rank"]
+    if rank:
+        ranks = {other.process["rank"] for other in records.loaders}
+        facts.append(("rank", f"{rank}, which waits longest of {len(ranks)}"))
     facts.append(("epochs", f"{len(loader.epochs):,}"))
     others = [other for other in records.loaders if other is not loader and other.process is loader.process]
     if others:
@@ -185,7 +189,7 @@ def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
 
 def _why_no_verdict(records: Records, command: Sequence[str]) -> str:
     """Returns why there is nothing to judge."""
-    if not records.processes:
+    if not records.num_processes:
         isolated = [
             word for word in command if word.startswith("-") and not word.startswith("--") and set(word) & set("IES")
         ]

@@ -56,13 +56,16 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
         raise OptionError(f"seconds={seconds!r}: give a time above 0")
     if isinstance(loader, Iterator) or (not hasattr(loader, "dataset") and not hasattr(loader, "state_dict")):
         raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, got {type(loader).__name__}")
-    with Recording() as recording, _metering(recording.folder):
-        recording.follow(os.getpid())
-        batch = _loop(loader, step, seconds, recording)
-    mine = [found for found in recording.records().loaders if found.process.pid == os.getpid()]
-    if not mine:
-        raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, and cannot see into {type(loader).__name__}")
-    measured = recording.measured(max(mine, key=lambda record: record.elapsed_s), title="fastload.diagnose()")
+    with Recording() as recording:
+        with _metering(recording.folder):
+            recording.follow(os.getpid())
+            batch = _loop(loader, step, seconds, recording)
+        mine = [found for found in recording.records().loaders if found.process["pid"] == os.getpid()]
+        main = max(mine, key=lambda record: record.elapsed_s, default=None)
+        if main is None:
+            name = type(loader).__name__
+            raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, and cannot see into {name}")
+        measured = recording.measured(main, title="fastload.diagnose()")
     if step is not None and batch is not None:
         rate = measure_headspace(step, batch, min(2.0, seconds / 4))
         measured = replace(measured, headspace_samples_per_s=rate, headspace_how=HOW)
@@ -72,19 +75,19 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
 
 def _loop(loader: Iterable[Any], step: Callable[[Any], object] | None, seconds: float, recording: Recording) -> Any:
     """Iterates the loader for some seconds, at least until one step has ended; returns the last batch."""
-    batch, begun_s, passes = None, time.monotonic(), 0
+    end_s, count = time.monotonic() + seconds, 0
     while True:
-        count = 0
-        for count, batch in enumerate(loader, 1):
+        before = count
+        for batch in loader:
+            count += 1
             if step is not None:
                 step(batch)
-            now_s = time.monotonic() - begun_s
+            now_s = time.monotonic()
             recording.follow(os.getpid())
-            if now_s > seconds and (count > 1 or passes > 0):  # a step ends with the next batch, or with its pass
+            if now_s > end_s and count > 1:  # a step ends with the next batch, or with its pass
                 return batch
-        if count == 0:
+        if count == before:
             raise OptionError("diagnose(): the loader has no batch")
-        passes += 1
 
 
 @contextmanager
@@ -105,7 +108,6 @@ def _metering(folder: Path) -> Iterator[None]:
         if not installed:
             module.uninstall()
         for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
+            os.environ.pop(name, None)
+            if value is not None:
                 os.environ[name] = value

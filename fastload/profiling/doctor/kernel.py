@@ -41,30 +41,21 @@ class WaitSampler:
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[list[float], list[Wait]]] = defaultdict(lambda: ([], []))  # times; for what
-        self._files: dict[int, int] = {}
+        self._pids: list[int] = []
         self._count = 0
         self._every_s = _SAMPLE_EVERY_S
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fastload-kernel", daemon=True)
         self._thread.start()
 
-    def watch(self, pids: Iterable[int]) -> None:
-        """Adds processes; they are sampled as long as they live and the system allows it."""
-        for pid in pids:
-            if pid not in self._files:
-                try:
-                    self._files[pid] = os.open(f"/proc/{pid}/wchan", os.O_RDONLY | os.O_CLOEXEC)
-                except OSError:
-                    self._files[pid] = -1
+    def watch(self, pids: list[int]) -> None:
+        """Samples these processes from now on, as long as they live and the system allows it."""
+        self._pids = pids
 
     def close(self) -> None:
         """Ends the sampling."""
         self._stop.set()
         self._thread.join()
-        for number in self._files.values():
-            if number >= 0:
-                os.close(number)
-        self._files.clear()
 
     def shares(self, fetches: Iterable[Fetch]) -> WaitShares:
         """Returns how the waits of fetching threads, during these fetches, divide into kinds.
@@ -82,14 +73,10 @@ class WaitSampler:
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
-            for pid, number in list(self._files.items()):
-                if number < 0:
-                    continue
+            for pid in self._pids:
                 try:
-                    where = os.pread(number, 64, 0)
+                    where = Path(f"/proc/{pid}/wchan").read_bytes()
                 except OSError:
-                    os.close(number)
-                    self._files[pid] = -1
                     continue
                 if where in (b"0", b""):
                     continue  # it runs, or the system does not say

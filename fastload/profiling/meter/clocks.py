@@ -14,7 +14,10 @@ from fastload.profiling.meter.loops import num_samples
 
 @runtime_checkable
 class Clock(Protocol):
-    """Marks on a time line, made by one thread. The time between two marks is known once the later one is done."""
+    """Marks on a time line, made by one thread. The time between two marks is known once the later one is done.
+
+    A clock whose marks are times can inherit all but `mark`.
+    """
 
     name: str
 
@@ -24,43 +27,30 @@ class Clock(Protocol):
 
     def is_done(self, mark: Any) -> bool:
         """Whether everything before the mark is done; does not wait."""
-        ...
+        return True
 
     def wait(self, mark: Any) -> None:
         """Waits until everything before the mark is done."""
-        ...
+        return None
 
     def between_s(self, earlier: Any, later: Any) -> float:
         """Returns the seconds between two marks that are done."""
-        ...
+        seconds: float = later - earlier
+        return seconds
 
     def drop(self, mark: Any) -> None:
         """Gives a mark back that is no longer needed."""
-        ...
+        return None
 
 
-class HostClock:
+class HostClock(Clock):
     """The host's clock: a mark is a time."""
 
     name = "cpu"
     mark = staticmethod(time.perf_counter)
 
-    def is_done(self, mark: float) -> bool:
-        """True: the time has passed."""
-        return True
 
-    def wait(self, mark: float) -> None:
-        """Returns at once."""
-
-    def between_s(self, earlier: float, later: float) -> float:
-        """Returns the difference of the times."""
-        return later - earlier
-
-    def drop(self, mark: float) -> None:
-        """Does nothing."""
-
-
-class CudaClock:
+class CudaClock(Clock):
     """CUDA events on the current stream of a device: they time the device, not the host, which runs ahead of it.
 
     Args:
@@ -76,26 +66,21 @@ class CudaClock:
         self._free: list[Any] = []
 
     def mark(self) -> Any:
-        """Records an event on the current stream."""
         # Events are reused: making one takes 3 times as long as recording it.
         event = self._free.pop() if self._free else self._torch.cuda.Event(enable_timing=True)
         event.record(self._torch.cuda.current_stream(self.index))
         return event
 
     def is_done(self, mark: Any) -> bool:
-        """Whether the device has reached the event."""
         return bool(mark.query())
 
     def wait(self, mark: Any) -> None:
-        """Waits until the device has reached the event."""
         mark.synchronize()
 
     def between_s(self, earlier: Any, later: Any) -> float:
-        """Returns the seconds of the device between two events."""
         return float(earlier.elapsed_time(later)) / 1e3
 
     def drop(self, mark: Any) -> None:
-        """Keeps the event to record it again."""
         self._free.append(mark)
 
 
@@ -128,9 +113,6 @@ def open_clock(device: Any) -> Clock:
     return CudaClock(int(number) if number else None)
 
 
-# Measures the training step without a loader: an upper bound for what a better loader could gain.
-
-
 HOW = "measured on one cached batch"
 
 
@@ -139,9 +121,9 @@ def measure_headspace(
 ) -> float:
     """Returns the samples per second of `step(batch)` on one batch that is ready: transformed, and on the device.
 
-    The step runs on the same batch again and again. The first run does not count; the result is from the median of the
-    others, so that another process on the machine, or a compiler at work, changes it little. The step changes the model
-    as it always does.
+    This is an upper bound for what a better loader could gain. The step runs on the same batch again and again. The
+    first run does not count; the result is from the median of the others, so that another process on the machine, or a
+    compiler at work, changes it little. The step changes the model as it always does.
 
     Args:
         step: what the loop does with a batch.

@@ -7,12 +7,14 @@ import io
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from fastload.errors import OutputError
+from fastload.profiling.meter.loops import Totals
+from fastload.profiling.meter.sampler import environment
 from fastload.system.files import check_new_file, save_text
 from fastload.timing.results import Step
 
@@ -29,29 +31,33 @@ class ScalarWriter(Protocol):
         ...
 
 
-def write_csv(path: StrPath, steps: Iterable[tuple[int, Step]], *, force: bool) -> None:
-    """Writes numbered steps as a table with the columns `step` and the fields of `Step`; unknown values are empty."""
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(("step", *_COLUMNS))
-    for number, step in steps:
-        table.writerow((number, *(getattr(step, name) for name in _COLUMNS)))
-    _save(text.getvalue(), path, force)
+def save_new(text: str, path: StrPath, *, force: bool) -> None:
+    """Writes a text file, as a whole or not at all.
 
-
-def write_jsonl(path: StrPath, lines: Iterable[str], *, force: bool) -> None:
-    """Writes lines to a new file."""
-    _save("".join(lines), path, force)
-
-
-def _save(text: str, path: StrPath, force: bool) -> None:
+    Raises:
+        OutputError: the file exists and `force` is not given, or it cannot be written.
+    """
     check_new_file(path, force=force)
     save_text(text, Path(path), force=force)
 
 
-def head_line(environment: Mapping[str, str]) -> str:
+def csv_table(steps: Iterable[tuple[int, Step]]) -> str:
+    """Returns numbered steps as a table with the columns `step` and the fields of `Step`; unknown values are empty."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(("step", *_COLUMNS))
+    table.writerows((number, *(getattr(step, name) for name in _COLUMNS)) for number, step in steps)
+    return text.getvalue()
+
+
+def json_line(kind: str, figures: Mapping[str, Any]) -> str:
+    """Returns a line of a file of JSON lines."""
+    return json.dumps({"kind": kind, **figures}) + "\n"
+
+
+def head_line() -> str:
     """Returns the first line of a file: its format, and where it was made."""
-    return _line({"kind": "meter", "version": 1, "environment": dict(environment)})
+    return json_line("meter", {"version": 1, "environment": environment()})
 
 
 def step_line(number: int, step: Step, loop: int) -> str:
@@ -65,18 +71,9 @@ def step_line(number: int, step: Step, loop: int) -> str:
     )
 
 
-def reading_line(reading: Mapping[str, float]) -> str:
-    """Returns the line of a reading of the sampler."""
-    return _line({"kind": "reading", **reading})
-
-
-def end_line(totals: Any, loop: int) -> str:
+def end_line(totals: Totals, loop: int) -> str:
     """Returns the line with the sums over all steps of a loop, including those that were not kept."""
-    return _line({"kind": "totals", "loop": loop, **asdict(totals)})
-
-
-def _line(content: Mapping[str, Any]) -> str:
-    return json.dumps(content) + "\n"
+    return json_line("totals", {"loop": loop, **asdict(totals)})
 
 
 class Record:
@@ -88,7 +85,12 @@ class Record:
     """
 
     def __init__(self, path: StrPath, *, force: bool) -> None:
-        self._fd = _open_to_append(path, force=force)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
+        try:
+            self._fd = os.open(path, flags, 0o666)
+        except OSError as error:
+            check_new_file(path, force=force)  # raises an error with advice, if the reason is a known one
+            raise OutputError(f"{os.fspath(path)}: cannot be written ({error.strerror}).") from error
         self.path = Path(path)
         self.failure = ""
 
@@ -106,15 +108,6 @@ class Record:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def _open_to_append(path: StrPath, *, force: bool) -> int:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
-    try:
-        return os.open(path, flags, 0o666)
-    except OSError as error:
-        check_new_file(path, force=force)  # raises an error with advice, if the reason is a known one
-        raise OutputError(f"{os.fspath(path)}: cannot be written ({error.strerror}).") from error
 
 
 def to_scalars(
@@ -137,11 +130,6 @@ def to_scalars(
     for reading in readings:
         index = max(0, bisect_left(begins, reading["at_s"]) - 1)
         number = steps[index][0] if steps else 0
-        for name, value in _curves(reading):
-            writer.add_scalar(f"{prefix}/{name}", value, first_step + number)
-
-
-def _curves(reading: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    for name, value in reading.items():
-        if name != "at_s" and not name.startswith("cpu_percent."):  # processes come and go
-            yield name.replace(".", "/"), value
+        for name, value in reading.items():
+            if name != "at_s" and not name.startswith("cpu_percent."):  # processes come and go
+                writer.add_scalar(f"{prefix}/{name.replace('.', '/')}", value, first_step + number)

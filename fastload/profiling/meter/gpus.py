@@ -4,9 +4,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 GPU_EXTRA = "pynvml is not installed: pip install nvidia-ml-py"
+
+_COUNTERS: dict[str, Callable[[Any, Any], float]] = {
+    "utilization_percent": lambda nvml, one: nvml.nvmlDeviceGetUtilizationRates(one).gpu,
+    "memory_bytes": lambda nvml, one: nvml.nvmlDeviceGetMemoryInfo(one).used,
+    "power_w": lambda nvml, one: nvml.nvmlDeviceGetPowerUsage(one) / 1000,
+    "sm_mhz": lambda nvml, one: nvml.nvmlDeviceGetClockInfo(one, nvml.NVML_CLOCK_SM),
+}
+_T = TypeVar("_T")
+
+
+class Attempts:
+    """Takes readings that may fail.
+
+    Attributes:
+        absent: readings that never succeeded and are not tried again, each with the reason.
+    """
+
+    def __init__(self) -> None:
+        self.absent: dict[str, str] = {}
+        self._seen: set[str] = set()
+
+    def take(self, name: str, read: Callable[..., _T], *args: Any) -> _T | None:
+        """Returns a reading; None if it fails."""
+        if name in self.absent:
+            return None
+        try:
+            found = read(*args)
+        except Exception as error:  # noqa: BLE001  # the driver's or the system's: no reading is worth a training
+            if name not in self._seen:
+                self.absent[name] = reason_of(error)
+            return None
+        self._seen.add(name)
+        return found
 
 
 class Gpus:
@@ -22,15 +55,17 @@ class Gpus:
             that variable. Numbers are those of `nvidia-smi`; CUDA numbers GPUs differently on machines with several
             kinds of them, unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
+        attempts: takes the readings; None: its own.
+
     Attributes:
         absent: counters that cannot be read, each with the reason; the key `gpu` stands for all of them, the name of a
             MIG slice for that slice.
     """
 
-    def __init__(self, nvml: Any = None, visible: str | None = None) -> None:
-        self.absent: dict[str, str] = {}
+    def __init__(self, nvml: Any = None, visible: str | None = None, attempts: Attempts | None = None) -> None:
+        self._attempts = attempts or Attempts()
+        self.absent = self._attempts.absent
         self._devices: dict[int, Any] = {}  # handles by index
-        self._seen: set[str] = set()
         self._nvml = nvml
         try:
             if nvml is None:
@@ -60,7 +95,8 @@ class Gpus:
             elif word.startswith("GPU-"):  # CUDA accepts the beginning of a UUID
                 every = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)}
                 for index, one in every.items():
-                    if self._uuid(one).startswith(word):
+                    uuid = nvml.nvmlDeviceGetUUID(one)  # older releases of pynvml give bytes
+                    if (uuid.decode() if isinstance(uuid, bytes) else uuid).startswith(word):
                         self._add(index, one, word)
             elif word:
                 break  # as CUDA does: the first invalid entry ends the list
@@ -74,39 +110,19 @@ class Gpus:
         elif word.startswith("MIG-"):
             self.absent[word] = f"another slice of GPU {index} is read"
 
-    def _uuid(self, handle: Any) -> str:
-        uuid = self._nvml.nvmlDeviceGetUUID(handle)
-        return uuid.decode() if isinstance(uuid, bytes) else str(uuid)  # older releases of pynvml give bytes
-
     @property
     def indices(self) -> list[int]:
         """Indices of the GPUs that are read, as `nvidia-smi` counts them."""
         return list(self._devices)
 
     def read(self) -> dict[str, float]:
-        """Returns one reading: `gpuN.utilization_percent` and so on.
-
-        A counter that cannot be read is left out and noted in `absent`.
-        """
+        """Returns one reading: `gpuN.utilization_percent` and so on, without the counters that cannot be read."""
         reading: dict[str, float] = {}
-        nvml = self._nvml
         for index, handle in self._devices.items():
-            asked: dict[str, Callable[[Any], float]] = {
-                "utilization_percent": lambda one: float(nvml.nvmlDeviceGetUtilizationRates(one).gpu),
-                "memory_bytes": lambda one: float(nvml.nvmlDeviceGetMemoryInfo(one).used),
-                "power_w": lambda one: nvml.nvmlDeviceGetPowerUsage(one) / 1000,
-                "sm_mhz": lambda one: float(nvml.nvmlDeviceGetClockInfo(one, nvml.NVML_CLOCK_SM)),
-            }
-            for counter, ask in asked.items():
-                name = f"gpu{index}.{counter}"
-                if name in self.absent:
-                    continue
-                try:
-                    reading[name] = ask(handle)
-                    self._seen.add(name)
-                except Exception as error:  # noqa: BLE001  # NVMLError: not supported here, or lost
-                    if name not in self._seen:
-                        self.absent[name] = reason_of(error)
+            for counter, ask in _COUNTERS.items():
+                value = self._attempts.take(f"gpu{index}.{counter}", ask, self._nvml, handle)
+                if value is not None:
+                    reading[f"gpu{index}.{counter}"] = float(value)
         return reading
 
     def used_by(self, pids: Sequence[int]) -> set[int]:

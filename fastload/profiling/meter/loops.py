@@ -9,7 +9,7 @@ from typing import Any
 
 from fastload.profiling.verdict import Demands
 from fastload.system.machine import available_cpus
-from fastload.timing.probe import Probe
+from fastload.timing.probe import Probe, WorkerInfo
 from fastload.timing.results import BatchWork, Step, Work
 
 
@@ -106,7 +106,7 @@ class StepLog:
     @property
     def steps(self) -> tuple[Step, ...]:
         """The steps that were kept, in order."""
-        return tuple(Step(*times) for times, _ in list(self._kept))
+        return tuple(step for _, step in self.numbered)
 
     @property
     def works(self) -> tuple[BatchWork, ...]:
@@ -116,19 +116,17 @@ class StepLog:
 
 @dataclass
 class Mean:
-    """The mean of some values; 0 when there are none."""
+    """The mean of the values added so far; 0 when there are none."""
 
     total: float = 0.0
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Adds a value."""
         self.total += value
         self.count += 1
 
     @property
     def value(self) -> float:
-        """The mean so far."""
         return self.total / self.count if self.count else 0.0
 
 
@@ -172,30 +170,28 @@ class Loop:
 
 def demands_of(loop: Loop) -> Demands:
     """Returns the measurements of a loop so far as the input of a verdict."""
-    totals, probe = loop.log.totals, loop.probe
-    source = loop.loader()
-    workers = probe.worker_info.workers if probe is not None else int(getattr(source, "num_workers", 0) or 0)
-    ahead = (
-        probe.worker_info.ahead if probe is not None else workers * int(getattr(source, "prefetch_factor", None) or 2)
-    )
-    by_threads = probe is not None and probe.worker_info.by_threads
-    steps = max(1, totals.steps)
-    working_s = sum(work.running_s for work in totals.stages.values()) if by_threads else 0.0
+    totals, source = loop.log.totals, loop.loader()
+    if loop.probe is not None:
+        info = loop.probe.worker_info
+    else:
+        workers = int(getattr(source, "num_workers", 0) or 0)
+        info = WorkerInfo(workers, workers * int(getattr(source, "prefetch_factor", None) or 2), by_threads=False)
+    working_s = sum(work.running_s for work in totals.stages.values()) if info.by_threads else 0.0
     waits = max(0, totals.steps - len(loop.epochs))
     in_wait_s = waits * loop.receive_s.value + loop.first_running_s + totals.steps * loop.transform_running_s.value
     return Demands(
         batches=loop.log.works,
         steps=loop.log.steps,
-        workers=workers,
-        ahead=max(1, ahead) if workers else 0,
+        workers=info.workers,
+        ahead=max(1, info.ahead) if info.workers else 0,
         cpus=available_cpus(),
         num_steps=totals.steps,
         epochs=tuple((first_s, end_s) for first_s, end_s in loop.epochs),
         receive_s=loop.receive_s.value,
-        step_running_s=max(0.0, loop.process_s - working_s - in_wait_s) / steps,
+        step_running_s=max(0.0, loop.process_s - working_s - in_wait_s) / max(1, totals.steps),
         step_runnable_s=loop.runnable_s.value,
-        by_threads=by_threads,
-        is_fastload=probe is not None,
-        waits_only=probe is None,
-        compression_ratio=probe.worker_info.compression_ratio if probe is not None else 0.0,
+        by_threads=info.by_threads,
+        is_fastload=loop.probe is not None,
+        waits_only=loop.probe is None,
+        compression_ratio=info.compression_ratio,
     )

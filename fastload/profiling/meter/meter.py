@@ -5,29 +5,27 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from fastload.errors import OptionError
 from fastload.profiling.meter.clocks import HOW, Clock, measure_headspace, open_clock
 from fastload.profiling.meter.exports import (
     Record,
     ScalarWriter,
+    csv_table,
     end_line,
     head_line,
-    reading_line,
+    json_line,
+    save_new,
     step_line,
     to_scalars,
-    write_csv,
-    write_jsonl,
 )
 from fastload.profiling.meter.loops import Loop, Totals, demands_of
 from fastload.profiling.meter.sampler import Sampler, environment
-from fastload.profiling.meter.watching import Batches, PassStack, WatchedPass
+from fastload.profiling.meter.watching import Batches, WatchedPass
 from fastload.profiling.verdict import Demands, judge
 from fastload.timing import ranges as profiler_ranges
-from fastload.timing.results import Measured, Step, Table, Verdict
+from fastload.timing.results import Measured, Table, Verdict
 
 
 class Meter:
@@ -71,16 +69,16 @@ class Meter:
         self._record: Record | None = None
         self._clock: Clock | None = None if device is None else open_clock(device)
         self._sampler: Sampler | None = None
-        self._stack = PassStack()
+        self._running: list[WatchedPass] = []  # innermost last
         self._loops: list[Loop] = []
         self._headspace: float | None = None
-        self._entered = self._left = False
+        self._where: Literal["outside", "inside", "after"] = "outside"  # its `with` block
         self._begun_s = 0.0
 
     def __enter__(self) -> Meter:
-        if self._entered:
+        if self._where != "outside":
             raise OptionError("a Meter measures once: make another one for another `with`")
-        self._entered = True
+        self._where = "inside"
         self._begun_s = time.perf_counter()
         if self._every_s:
             self._sampler = Sampler(
@@ -89,12 +87,10 @@ class Meter:
         profiler_ranges.ask(int(self._ranges))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        while self._stack.running:
-            self._stack.running[-1].cut_short(self._not_running("go on with a loop", "after"))
-        self._left = True
+    def __exit__(self, *_: object) -> None:
+        self._where = "after"
+        while self._running:
+            self._running[-1].close(self._not_running("go on with a loop"))
         profiler_ranges.ask(-int(self._ranges))
         if self._sampler is not None:
             self._sampler.stop()
@@ -126,7 +122,7 @@ class Meter:
         if self._record is not None:
             raise OptionError(f"this Meter has a record already, {self._record.path}")
         record = Record(path, force=force)
-        record.append(head_line(environment()))
+        record.append(head_line())
         self._record = record
 
     def write_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -135,7 +131,7 @@ class Meter:
         Raises:
             OutputError: the file exists and `force` is not given, or it cannot be written.
         """
-        write_csv(path, self._loop(None).log.numbered, force=force)
+        save_new(csv_table(self._loop(None).log.numbered), path, force=force)
 
     def write_jsonl(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Writes everything as JSON lines whose `kind` is `meter` (the environment), `step`, `reading` or `totals`.
@@ -143,11 +139,12 @@ class Meter:
         Raises:
             OutputError: the file exists and `force` is not given, or it cannot be written.
         """
-        self._loop(None)
+        self._add_up()
         logs = [loop.log for loop in self._loops]
         steps = [step_line(*pair, number) for number, log in enumerate(logs) for pair in log.numbered]
+        readings = [json_line("reading", reading) for reading in self.readings]
         ends = [end_line(log.totals, number) for number, log in enumerate(logs)]
-        write_jsonl(path, [head_line(environment()), *steps, *map(reading_line, self.readings), *ends], force=force)
+        save_new("".join([head_line(), *steps, *readings, *ends]), path, force=force)
 
     def to_tensorboard(self, writer: ScalarWriter, *, prefix: str = "fastload", first_step: int = 0) -> None:
         """Writes the steps of the main loop, and the readings, as curves.
@@ -223,7 +220,7 @@ class Meter:
         """
         loop = self._loop(loader)
         totals = loop.log.totals
-        elapsed_s = loop.elapsed_s + sum(one.running_s() for one in self._stack.running if one.loop is loop)
+        elapsed_s = loop.elapsed_s + sum(one.running_s() for one in self._running if one.loop is loop)
         return Measured(
             title=title,
             command=command,
@@ -248,20 +245,20 @@ class Meter:
             loop = Loop.of(loader)
             self._loops.append(loop)
         clock = self._clock or open_clock(None)
-        callback = partial(self._note_step, self._loops.index(loop)) if self._record is not None else None
-        return WatchedPass(loader, loop, clock, self._stack, self._begun_s, callback).batches()
-
-    def _note_step(self, loop: int, number: int, step: Step) -> None:
-        if self._record is not None:
-            self._record.append(step_line(number, step, loop))
+        record, place = self._record, self._loops.index(loop)
+        callback = None if record is None else lambda number, step: record.append(step_line(number, step, place))
+        return Batches(WatchedPass(loader, loop, clock, self._running, self._begun_s, callback))
 
     def _note_reading(self, reading: Mapping[str, float]) -> None:
         if self._record is not None:
-            self._record.append(reading_line(reading))
+            self._record.append(json_line("reading", reading))
+
+    def _add_up(self) -> None:
+        for one in self._running:
+            one.add_up()
 
     def _loop(self, loader: Iterable[Any] | None) -> Loop:
-        for one in self._stack.running:
-            one.add_up()
+        self._add_up()
         if loader is None:
             return max(self._loops, key=lambda loop: loop.log.totals.duration_s, default=Loop.of(()))
         for loop in self._loops:
@@ -270,14 +267,13 @@ class Meter:
         raise OptionError(f"this Meter did not watch that {type(loader).__name__}")
 
     def _require_running(self, what: str) -> None:
-        if not self._entered or self._left:
-            raise OptionError(self._not_running(what, "after" if self._left else "outside"))
+        if self._where != "inside":
+            raise OptionError(self._not_running(what))
 
-    @staticmethod
-    def _not_running(what: str, where: str) -> str:
+    def _not_running(self, what: str) -> str:
         return (
-            f"a Meter cannot {what} {where} its `with` block: write `with fastload.Meter() as meter:` around the loop, "
-            f"so that its thread ends with it."
+            f"a Meter cannot {what} {self._where} its `with` block: write `with fastload.Meter() as meter:` around the "
+            f"loop, so that its thread ends with it."
         )
 
 

@@ -8,17 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
 
 from fastload.errors import OptionError
 from fastload.format.writer import writer_name
-from fastload.profiling.meter.gpus import Gpus, reason_of
+from fastload.profiling.meter.gpus import Attempts, Gpus, reason_of
 from fastload.system.machine import available_cpus
 from fastload.timing.stopwatch import process_cpu_s
 
@@ -69,13 +68,13 @@ class Sampler:
         self._begun_s = time.perf_counter() if begun_s is None else begun_s
         self._callback = callback
         self._disks = disks
-        self._gpus = Gpus(nvml, visible)
-        self.absent = self._gpus.absent
+        self._attempts = Attempts()
+        self._gpus = Gpus(nvml, visible, self._attempts)
+        self.absent = self._attempts.absent
         self._used: set[int] = set()
         self._family: list[int] = []
         self._family_due_s = self._memory_due_s = 0.0
         self._cpu, self._disk, self._busy = Rates(), Rates(), Rates()
-        self._seen: set[str] = set()
         self._readings: list[dict[str, float]] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -99,33 +98,31 @@ class Sampler:
     def __enter__(self) -> Sampler:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
     def readings(self) -> tuple[Mapping[str, float], ...]:
         """The readings so far; only of those GPUs that the job is known to use, if the driver knows."""
-        readings, used = list(self._readings), self._used
-        if not used:
-            return tuple(readings)
+        used = self._used or self._gpus.indices
         others = tuple(f"gpu{index}." for index in self._gpus.indices if index not in used)
-        return tuple({name: value for name, value in one.items() if not name.startswith(others)} for one in readings)
+        return tuple(
+            {name: value for name, value in one.items() if not name.startswith(others)} for one in list(self._readings)
+        )
 
     def read(self) -> dict[str, float]:
         """Takes a reading, keeps it and returns it."""
-        now_s = time.perf_counter()
+        now_s, take = time.perf_counter(), self._attempts.take
         reading = {"at_s": now_s - self._begun_s, **self._gpus.read()}
         if now_s >= self._family_due_s:
             self._family_due_s = now_s + _FAMILY_EVERY_S
-            self._try("processes", self._read_family, reading)
-            self._try("disk_read_bytes_per_s", self._read_bytes, reading)
-            self._try("disk_busy_percent", self._read_busy, reading)
-        self._try("cpu_percent", self._read_cpu, reading)
+            take("processes", self._find_family)
+            reading |= take("disk_read_bytes_per_s", self._read_bytes) or {}
+            reading |= take("disk_busy_percent", self._read_busy) or {}
+        reading |= take("cpu_percent", self._read_cpu) or {}
         if now_s >= self._memory_due_s:
             begin_s = time.perf_counter()
-            self._try("memory_bytes", self._read_memory, reading)
+            reading |= take("memory_bytes", self._read_memory) or {}
             # For several processes the kernel walks the page tables of each: 10 ms and more.
             self._memory_due_s = now_s + max(_FAMILY_EVERY_S, _MEMORY_COST * (time.perf_counter() - begin_s))
         if len(self._readings) >= MOST_READINGS:
@@ -136,44 +133,33 @@ class Sampler:
             self._callback(reading)
         return reading
 
-    def _try(self, name: str, read: Callable[[dict[str, float]], None], reading: dict[str, float]) -> None:
-        """Takes a reading; what cannot be read is left out and noted in `absent`, unless it could be read before."""
-        if name in self.absent:
-            return
-        try:
-            read(reading)
-            self._seen.add(name)
-        except Exception as error:  # noqa: BLE001  # psutil's or the system's: no reading is worth ending the training
-            if name not in self._seen:
-                self.absent[name] = reason_of(error)
-
-    def _read_family(self, reading: dict[str, float]) -> None:
+    def _find_family(self) -> None:
         self._family = family_of(self._pid)
         self._used |= self._gpus.used_by(self._family)
 
-    def _read_cpu(self, reading: dict[str, float]) -> None:
+    def _read_cpu(self) -> dict[str, float]:
         cpu = self._cpu.of(cpu_seconds(self._family))
-        if cpu:
-            reading["cpu_percent"] = 100 * sum(cpu.values())
-            reading |= {f"cpu_percent.{pid}": 100 * rate for pid, rate in cpu.items()}
+        each = {f"cpu_percent.{pid}": 100 * rate for pid, rate in cpu.items()}
+        return {"cpu_percent": 100 * sum(cpu.values()), **each} if cpu else {}
 
-    def _read_memory(self, reading: dict[str, float]) -> None:
-        memory = family_memory(self._family)
-        if memory:
-            reading["memory_bytes"] = float(memory)
+    def _read_memory(self) -> dict[str, float]:
+        if len(self._family) == 1:
+            # A single process shares no pages, and these counters cost 15 us where PSS costs 10 ms.
+            memory = 1024 * sum(_proc_numbers(self._family[0], "status", "RssAnon:", "RssShmem:"))
+        else:
+            memory = sum(map(process_memory, self._family))
+        return {"memory_bytes": float(memory)} if memory else {}
 
-    def _read_bytes(self, reading: dict[str, float]) -> None:
-        read = {pid: disk_bytes_read(pid) for pid in self._family}
-        rates = self._disk.of({pid: float(value) for pid, value in read.items() if value is not None})
-        if rates:
-            reading["disk_read_bytes_per_s"] = sum(rates.values())
+    def _read_bytes(self) -> dict[str, float]:
+        # From the disk, not from the page cache.
+        read = {pid: numbers[0] for pid in self._family if (numbers := _proc_numbers(pid, "io", "read_bytes:"))}
+        rates = self._disk.of(read)
+        return {"disk_read_bytes_per_s": sum(rates.values())} if rates else {}
 
-    def _read_busy(self, reading: dict[str, float]) -> None:
-        disks = self._disks() or {}
-        busy = {number: getattr(one, "busy_time", None) for number, one in enumerate(disks.values())}
+    def _read_busy(self) -> dict[str, float]:
+        busy = {number: getattr(one, "busy_time", None) for number, one in enumerate((self._disks() or {}).values())}
         shares = self._busy.of({number: value / 1e3 for number, value in busy.items() if value is not None})
-        if shares:
-            reading["disk_busy_percent"] = 100 * min(1.0, max(shares.values()))
+        return {"disk_busy_percent": 100 * min(1.0, max(shares.values()))} if shares else {}
 
     def _run(self) -> None:
         try:
@@ -195,12 +181,19 @@ def family_of(pid: int) -> list[int]:
     while at < len(found):
         # From the kernel's lists of children: psutil looks at every process of the machine, which takes 1 ms and more.
         for listed in Path(f"/proc/{found[at]}/task").glob("*/children"):
-            try:
+            with suppress(OSError):  # the thread or the process has ended
                 found += map(int, listed.read_text().split())
-            except OSError:  # the thread or the process has ended
-                continue
         at += 1
     return found
+
+
+def _proc_numbers(pid: int, file: str, *names: str) -> list[int]:
+    """Returns the numbers on the lines of /proc/PID/file that begin with these names; none if the process has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:
+        return []
+    return [int(line.split()[1]) for line in lines if line.startswith(names)]
 
 
 def process_memory(pid: int) -> int:
@@ -209,45 +202,17 @@ def process_memory(pid: int) -> int:
     Mapped files do not count: they are the kernel's page cache. A page shared by n processes counts as 1/n in each
     (PSS).
     """
-    try:
-        fields = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in fields[1:]}
-    return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
-
-
-def family_memory(pids: list[int]) -> int:
-    """Returns the memory, as `process_memory` counts it, of processes that share pages only with each other."""
-    if len(pids) > 1:
-        return sum(map(process_memory, pids))
-    try:  # a single process shares no pages, and these counters cost 15 us where PSS costs 10 ms
-        lines = Path(f"/proc/{pids[0]}/status").read_text().splitlines()
-    except (OSError, IndexError):
-        return 0
-    sizes = {
-        line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem"))
-    }
-    return sum(sizes.values())
-
-
-def disk_bytes_read(pid: int) -> int | None:
-    """Returns the bytes that a process has read from disk, not from the page cache; None: not known."""
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
+    return 1024 * sum(_proc_numbers(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:"))
 
 
 class Rates:
     """Rates at which counters of several processes rise. A process that is new counts from its first value."""
 
     def __init__(self) -> None:
-        self._last: dict[int, float] = {}
+        self._last: Mapping[int, float] = {}
         self._at_s = 0.0
 
-    def of(self, now: dict[int, float]) -> dict[int, float]:
+    def of(self, now: Mapping[int, float]) -> dict[int, float]:
         """Returns for each process the increase of its counter per second since the last call; empty the first time."""
         at_s, last = time.perf_counter(), self._last
         taken, self._last, self._at_s = at_s - self._at_s, now, at_s
@@ -256,17 +221,18 @@ class Rates:
 
 def cpu_seconds(pids: list[int]) -> dict[int, float]:
     """Returns the CPU seconds of each process that is alive."""
-    found = {pid: process_cpu_s(pid) for pid in pids}
-    return {pid: value for pid, value in found.items() if value is not None}
-
-
-_PACKAGES = ("torch", "numpy", "h5py", "pillow", "simplejpeg")
+    return {pid: seconds for pid in pids if (seconds := process_cpu_s(pid)) is not None}
 
 
 def environment() -> dict[str, str]:
     """Returns the machine and the versions that figures depend on, as text; the GPU only if CUDA is in use already."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     found = {
-        "CPU": _cpu_name(),
+        "CPU": next(iter(named), platform.processor() or platform.machine()),
         "CPUs for this process": str(available_cpus()),
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         "system": f"{platform.system()} {platform.release()}",
@@ -274,24 +240,13 @@ def environment() -> dict[str, str]:
         "Python": platform.python_version(),
         "fastload": writer_name().removeprefix("fastload "),
     }
-    for package in _PACKAGES:
-        try:
+    for package in ("torch", "numpy", "h5py", "pillow", "simplejpeg"):
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         found["GPU"] = f"{torch.cuda.get_device_name()}, one of {torch.cuda.device_count()}, CUDA {torch.version.cuda}"
     return found
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 @contextmanager

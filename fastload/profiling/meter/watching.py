@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -39,38 +40,6 @@ class _Open(NamedTuple):
     pauses: list[tuple[Any, Any]]
 
 
-class PassStack:
-    """The passes of one meter that are running, innermost last.
-
-    A watched loop may run inside the body of another one. Two loops that take turns are refused.
-    """
-
-    def __init__(self) -> None:
-        self.running: list[WatchedPass] = []
-
-    def begin(self, one: WatchedPass) -> None:
-        """Starts a pass inside the one that is running."""
-        if self.running:
-            self.running[-1].pause()
-        self.running.append(one)
-
-    def return_to(self, one: WatchedPass) -> None:
-        """Ends the passes inside `one`, which is asked for a batch: their loops must have been left."""
-        while self.running[-1] is not one:
-            self.running[-1].cut_short(
-                "two loops take turns in one Meter, which therefore cannot separate their steps. Give each loop a "
-                "Meter of its own; a loop inside the body of another is fine."
-            )
-
-    def end(self, one: WatchedPass) -> None:
-        """Ends a pass."""
-        if one in self.running:
-            self.return_to(one)
-            self.running.pop()
-            if self.running:
-                self.running[-1].resume()
-
-
 class Batches:
     """The iterator that a watched loop gets. When it is no longer referenced, the pass ends. For one thread."""
 
@@ -95,18 +64,19 @@ class WatchedPass:
         loader: any iterable.
         loop: gets the figures.
         clock: of the device that computes.
-        stack: of all passes of a meter.
+        running: the passes of the meter that are running, innermost last. A watched loop may run inside the body of
+            another one; two loops that take turns are refused.
         begun_s: the meter's start on the host's clock.
         callback: called with the number and the times of each step; None: nobody.
     """
 
     def __init__(
-        self, loader: Iterable[Any], loop: Loop, clock: Clock, stack: PassStack, begun_s: float,
+        self, loader: Iterable[Any], loop: Loop, clock: Clock, running: list[WatchedPass], begun_s: float,
         callback: Callable[[int, Step], None] | None,
     ) -> None:  # fmt: skip
         self.loop = loop
         self._clock = clock
-        self._stack = stack
+        self._running = running
         self._begun_s = begun_s
         self._callback = callback
         self._delay_s = run_delay_reader()
@@ -120,7 +90,9 @@ class WatchedPass:
         self._cut_short = ""
         self._thread = threading.get_ident()
         self._closed = False
-        stack.begin(self)
+        if running:
+            running[-1].pause()
+        running.append(self)
         self._process_s = time.process_time()
         self._first: Any = clock.mark()
         self._first_s = time.perf_counter()
@@ -137,27 +109,22 @@ class WatchedPass:
             self.close()
             raise
 
-    def batches(self) -> Batches:
-        """Returns the iterator of the batches."""
-        return Batches(self)
-
     def next_batch(self) -> Any:
         """Returns the next batch, or raises StopIteration."""
         if self._closed:
             if self._cut_short:
                 raise OptionError(self._cut_short)
             raise StopIteration
-        if self._stack.running[-1] is not self:
-            self._stack.return_to(self)
+        self._end_inner()
+        asked, asked_s, thread_s = self._first, self._first_s, self._thread_s
         if self._asked:
             asked = self._clock.mark()
-            self._end_step(asked)
-        else:
-            asked = self._first
+            asked_s = self._end_step(asked)
         self._asked += 1
-        probe, loop = self._probe, self.loop
+        first, probe, loop = self._asked == 1, self._probe, self.loop
         probe.clear(looked_at=self._asked <= _LOOK_AT_FIRST or self._asked % _LOOK_EVERY == 0)
-        thread_s = self._thread_s if self._asked == 1 else time.thread_time() if probe.looked_at else 0.0
+        if probe.looked_at and not first:
+            thread_s = time.thread_time()
         try:
             if self._is_probed:
                 batch = next(self._batches)
@@ -165,36 +132,31 @@ class WatchedPass:
                 with span("wait"):
                     batch = next(self._batches)
         except BaseException as error:
-            if isinstance(error, StopIteration) and self._asked > 1:
-                loop.epochs[-1][1] = time.perf_counter() - self._asked_s
+            if isinstance(error, StopIteration) and not first:
+                loop.epochs[-1][1] = time.perf_counter() - asked_s
             self._clock.drop(asked)
             self.close()
             raise
         got = self._clock.mark()
         ready = got if probe.ready is None else probe.ready
         copied = ready if probe.copied is None else probe.copied
-        if self._asked == 1:
-            loop.epochs.append([time.perf_counter() - self._first_s, 0.0])
+        if first:
+            loop.epochs.append([time.perf_counter() - asked_s, 0.0])
         if probe.looked_at:
             got_thread_s = time.thread_time()
             ready_thread_s = got_thread_s if probe.ready_running_s is None else probe.ready_running_s
-            if self._asked == 1:
+            if first:
                 loop.first_running_s += ready_thread_s - thread_s
             else:
                 loop.receive_s.add(ready_thread_s - thread_s)
             loop.transform_running_s.add(got_thread_s - ready_thread_s)
             self._got_delay_s = self._delay_s()
-        begin_s = (self._first_s if self._asked == 1 else self._asked_s) - self._begun_s
         samples = probe.samples or num_samples(batch)
         # A batch used again (echo) cost nothing to make.
         work = probe.work if probe.work is not None or not probe.worker_info.workers else BatchWork({})
-        self._step = _Open(begin_s, asked, ready, copied, got, samples, probe.queue_depth, work, [])
+        begin_s, depth = asked_s - self._begun_s, probe.queue_depth
+        self._step = _Open(begin_s, asked, ready, copied, got, samples, depth, work, [])
         return batch
-
-    def add_up(self) -> None:
-        """Adds up the steps that have ended. Does nothing in another thread than the loop's."""
-        if threading.get_ident() == self._thread:
-            self._add_up()
 
     def running_s(self) -> float:
         """Returns the seconds so far, without other loops inside this one's body."""
@@ -219,38 +181,48 @@ class WatchedPass:
         self._pause_began_s = 0.0
         self._process_s += time.process_time() - self._pause_process_s
 
-    def cut_short(self, why: str) -> None:
-        """Ends the pass; asking it for another batch raises an error."""
-        self._cut_short = why
-        self.close()
+    def _end_inner(self) -> None:
+        """Ends the passes inside this one, which is asked for a batch: their loops must have been left."""
+        while self._running[-1] is not self:
+            self._running[-1].close(
+                "two loops take turns in one Meter, which therefore cannot separate their steps. Give each loop a "
+                "Meter of its own; a loop inside the body of another is fine."
+            )
 
-    def close(self) -> None:
-        """Ends the pass; its last step ends now."""
+    def close(self, why: str = "") -> None:
+        """Ends the pass; its last step ends now. With `why`, asking it for another batch raises an error with that."""
         if self._closed:
             return
-        self._stack.end(self)  # first: a pass inside this one ends before it
+        self._cut_short = why
+        self._end_inner()
+        self._running.pop()
+        if self._running:
+            self._running[-1].resume()
         self._closed = True
         loop = self.loop
         if self._step is not None:
             self._end_step(self._clock.mark())
-        self._add_up(wait=True)
+        self.add_up(wait=True)
         loop.elapsed_s += time.perf_counter() - self._first_s - self._paused_s
         loop.process_s += time.process_time() - self._process_s
         self._batches = iter(())
 
-    def _end_step(self, end: Any) -> None:
-        step, self._step = self._step, None
-        self._asked_s = time.perf_counter()
-        if step is None:
-            return
-        if self._got_delay_s is not None:
-            self.loop.runnable_s.add(self._delay_s() - self._got_delay_s)
-            self._got_delay_s = None
-        self._pending.append((step, end))
-        if self._callback is not None or len(self._pending) >= _ADD_UP_EVERY:
-            self._add_up()
+    def _end_step(self, end: Any) -> float:
+        """Ends the step that is under way; returns the time."""
+        step, self._step, ended_s = self._step, None, time.perf_counter()
+        if step is not None:
+            if self._got_delay_s is not None:
+                self.loop.runnable_s.add(self._delay_s() - self._got_delay_s)
+                self._got_delay_s = None
+            self._pending.append((step, end))
+            if self._callback is not None or len(self._pending) >= _ADD_UP_EVERY:
+                self.add_up()
+        return ended_s
 
-    def _add_up(self, *, wait: bool = False) -> None:
+    def add_up(self, *, wait: bool = False) -> None:
+        """Adds up the steps that have ended, or waits for all; without waiting in the loop's own thread only."""
+        if not wait and threading.get_ident() != self._thread:
+            return
         clock, pending = self._clock, self._pending
         while pending and (wait or len(pending) > _MOST_PENDING or clock.is_done(pending[0][1])):
             step, end = pending.popleft()
@@ -268,10 +240,10 @@ class WatchedPass:
                 step.depth,
             )
             clock.drop(asked)
-            for mark, earlier in ((ready, asked), (copied, ready), (got, copied)):
+            for earlier, mark in itertools.pairwise((asked, ready, copied, got)):
                 if mark is not earlier:
                     clock.drop(mark)
-            for mark in (mark for pair in step.pauses for mark in pair):
+            for mark in itertools.chain.from_iterable(step.pauses):
                 clock.drop(mark)
             if self._callback is not None:
                 self._callback(log.totals.steps, Step(*times))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fastload.timing.results import BatchWork, Step, mean_stages
+from fastload.timing.results import BatchWork, Step, Work, mean_stages
 
 MAKING_STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
 """The stages of making a batch, in order."""
@@ -91,10 +92,9 @@ class Costs:
     """Mean seconds per batch or per step, made from `Demands` by `costs_of`.
 
     Attributes:
-        running, blocked: time to make a batch by stage, on a CPU and waiting. `lock contention` and `a slow sample now
-            and then` are taken out of the stages in which they happen.
-        workers, cpus: as in `Demands`.
-        receive_s, receive_blocked_s: as in `Demands`.
+        stages: time to make a batch by stage. `lock contention` and `a slow sample now and then` are entries of their
+            own, taken out of the stages in which they happen.
+        workers, cpus, receive_s, receive_blocked_s: as in `Demands`.
         copy_s: time of the loop to bring a batch to the device.
         augment_s: time of the loop to transform a batch when it is received.
         compute_s: the rest of the loop's time, the step itself.
@@ -103,8 +103,7 @@ class Costs:
         stretch: factor by which workers are slowed down because they wait for CPUs.
     """
 
-    running: dict[str, float]
-    blocked: dict[str, float]
+    stages: dict[str, Work]
     workers: int
     cpus: int
     receive_s: float
@@ -117,49 +116,57 @@ class Costs:
     stretch: float = 1.0
 
     @property
+    def running_s(self) -> float:
+        """CPU time to make a batch."""
+        return sum(work.running_s for work in self.stages.values())
+
+    @property
     def make_s(self) -> float:
         """Time of one worker to make one batch, if it always has a CPU."""
-        return sum(self.running.values()) + sum(self.blocked.values())
+        return self.running_s + sum(work.blocked_s for work in self.stages.values())
+
+    @property
+    def work_s(self) -> float:
+        """All time spent on a batch before its step, by workers and loop."""
+        return self.make_s + self.receive_s + self.receive_blocked_s
 
     @property
     def production_s(self) -> float:
         """Time between two finished batches, if no worker waits for the loop."""
-        cpu_s = (sum(self.running.values()) + self.receive_s + self.loop_running_s) / self.cpus
+        cpu_s = (self.running_s + self.receive_s + self.loop_running_s) / self.cpus
         return max(self.make_s * self.stretch / max(1, self.workers), cpu_s if self.workers else 0.0)
+
+    @property
+    def own_s(self) -> float:
+        """Time of a step after its batch was received."""
+        return self.copy_s + self.augment_s + self.compute_s
 
     @property
     def loop_s(self) -> float:
         """Time between two steps, if the loop never waits for a batch."""
-        return self.receive_s + self.receive_blocked_s + self.copy_s + self.augment_s + self.compute_s
+        return self.receive_s + self.receive_blocked_s + self.own_s
 
-    @property
-    def step_s(self) -> float:
-        """Time of a step by the model, without start-up."""
+    def step_s(self, factor: float = 1.0) -> float:
+        """Returns the time of a step by the model, without start-up, with production scaled by `factor`."""
         if self.workers == 0:
-            return self.production_s + self.copy_s + self.augment_s + self.compute_s
-        return max(self.production_s, self.loop_s)
+            return (self.production_s + self.own_s) * factor
+        return max(self.production_s * factor, self.loop_s)
 
     def without(self, cause: str) -> Costs:
         """Returns the costs after one cause is removed."""
         if cause == "copy to the device":
             return replace(self, copy_s=0.0, loop_running_s=max(0.0, self.loop_running_s - self.copy_s))
-        if cause == "worker start-up":
-            return replace(self, startup_s=0.0)
-        before_s = sum(self.running.values())
-        running, blocked = self.running | {cause: 0.0}, self.blocked | {cause: 0.0}
+        after = replace(self, stages=self.stages | {cause: Work()})
         if cause == "hand-over":
-            return replace(self, running=running, blocked=blocked, receive_s=0.0, receive_blocked_s=0.0)
+            return replace(after, receive_s=0.0, receive_blocked_s=0.0)
         # A worker that runs less Python gives its GIL sooner to the thread that passes the batch's memory on.
-        late_s = self.receive_blocked_s * sum(running.values()) / before_s if before_s > 0 else 0.0
-        augment_s = 0.0 if cause == "transform" else self.augment_s
-        return replace(self, running=running, blocked=blocked, receive_blocked_s=late_s, augment_s=augment_s)
+        late_s = self.receive_blocked_s * after.running_s / self.running_s if self.running_s > 0 else 0.0
+        return replace(after, receive_blocked_s=late_s, augment_s=0.0 if cause == "transform" else self.augment_s)
 
     def with_workers(self, workers: int) -> Costs:
         """Returns the costs with another number of workers; a loop that had none now has to receive its batches."""
-        if self.workers <= workers:
-            return replace(self, workers=workers)
         # With fewer workers, all that grows with their number shrinks: start-up, and waits for CPUs.
-        share = workers / self.workers
+        share = min(1.0, workers / max(1, self.workers))
         return replace(
             self,
             workers=workers,
@@ -171,72 +178,51 @@ class Costs:
 
 def costs_of(demands: Demands) -> Costs:
     """Returns the mean costs over all batches and steps."""
-    running, blocked = dict.fromkeys(MAKING_STAGES, 0.0), dict.fromkeys(MAKING_STAGES, 0.0)
-    batches = demands.batches
+    batches, steps = demands.batches, demands.steps
     count = max(1, len(batches))
-    for stage, work in mean_stages(batches).items():
-        running[stage], blocked[stage] = work.running_s, work.blocked_s
+    stages = dict.fromkeys(MAKING_STAGES, Work()) | mean_stages(batches)
     # A FastLoader reads without a lock: what looks like one is its threads waiting for the GIL, or for the disk.
     lock_s = 0.0 if demands.is_fastload else sum(batch.lock_s for batch in batches) / count
-    _move(running, blocked, "lock contention", lock_s, from_blocked=True)
-    slow_s = sum(batch.slow_s for batch in batches) / count
-    _move(running, blocked, "a slow sample now and then", slow_s, from_blocked=False)
-    steps = demands.steps
-    copy_s = statistics.fmean(step.copy_s for step in steps)
-    own_s = statistics.fmean(step.compute_s for step in steps)
+    _move(stages, "lock contention", lock_s, running=False)
+    _move(stages, "a slow sample now and then", sum(batch.slow_s for batch in batches) / count, running=True)
+    made_s = sum(work.running_s + work.blocked_s for batch in batches for work in batch.stages.values())
     return Costs(
-        running=running,
-        blocked=blocked,
+        stages=stages,
         workers=demands.workers,
         cpus=max(1, demands.cpus),
         receive_s=demands.receive_s,
         receive_blocked_s=demands.receive_blocked_s,
-        copy_s=copy_s,
+        copy_s=statistics.fmean(step.copy_s for step in steps),
         augment_s=statistics.fmean(step.transform_s for step in steps),
-        compute_s=max(own_s, _device_step_s(demands)),
+        compute_s=max(statistics.fmean(step.compute_s for step in steps), _device_step_s(steps)),
         loop_running_s=demands.step_running_s,
         startup_s=demands.per_step(sum(demands.startups_s)),
-        stretch=_stretch(demands),
+        stretch=1.0 + sum(batch.runnable_s for batch in batches) / made_s if made_s > 0 else 1.0,
     )
 
 
-def _stretch(demands: Demands) -> float:
-    """Returns the factor by which waiting for CPUs lengthens making a batch."""
-    made_s = sum(work.running_s + work.blocked_s for batch in demands.batches for work in batch.stages.values())
-    return 1.0 + sum(batch.runnable_s for batch in demands.batches) / made_s if made_s > 0 else 1.0
+def _move(stages: dict[str, Work], cause: str, cost_s: float, *, running: bool) -> None:
+    """Moves blocked seconds, and running ones if asked for, out of the stages in proportion into an entry `cause`."""
+    sources = {stage: stages[stage] for stage in ("reading", "decoding", "transform")}
+    total = sum(work.blocked_s + running * work.running_s for work in sources.values())
+    share = min(1.0, cost_s / total) if total > 0 else 0.0
+    stages[cause] = Work()
+    for stage, work in sources.items():
+        running_s, blocked_s = running * share * work.running_s, share * work.blocked_s
+        stages[cause] += Work(running_s, blocked_s)
+        stages[stage] = Work(work.running_s - running_s, work.blocked_s - blocked_s)
 
 
-def _move(
-    running: dict[str, float], blocked: dict[str, float], cause: str, cost_s: float, *, from_blocked: bool
-) -> None:
-    """Moves seconds out of the stages, in proportion to what each has, into an entry `cause` of their own."""
-    running[cause] = blocked[cause] = 0.0
-    stages = [stage for stage in ("reading", "decoding", "transform") if running[stage] + blocked[stage] > 0]
-    total = sum(blocked[stage] + (0.0 if from_blocked else running[stage]) for stage in stages)
-    if cost_s <= 0 or total <= 0:
-        return
-    share = min(1.0, cost_s / total)
-    for stage in stages:
-        blocked[cause] += blocked[stage] * share
-        blocked[stage] *= 1 - share
-        if not from_blocked:
-            running[cause] += running[stage] * share
-            running[stage] *= 1 - share
-
-
-def _device_step_s(demands: Demands) -> float:
+def _device_step_s(steps: Sequence[Step]) -> float:
     """Returns the time of a step on a device that works asynchronously, 0.0 when it is not known.
 
     A loop that only launches kernels goes on at once while the device is idle. When several batches are ready in a row,
     the loop waits for the device inside the step instead: the median of such steps is the device's time.
     """
-    steps = demands.steps
     mean_s = statistics.fmean(step.duration_s for step in steps)
     ready = [
         second.compute_s
         for first, second in itertools.pairwise(steps)
         if max(first.wait_s, second.wait_s) < 0.1 * mean_s
     ]
-    if len(ready) < 4:
-        return 0.0
-    return min(statistics.median(ready), mean_s)
+    return min(statistics.median(ready), mean_s) if len(ready) >= 4 else 0.0

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fastload.profiling.verdict.demands import MAKING_STAGES, Costs, Demands, costs_of
-from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, by_waits, change_for, with_sentence
+from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, evidence_of, format_time, sentence_of
 from fastload.timing.results import Remedy, Verdict
 
 WORTH = 1.1
@@ -70,7 +70,8 @@ def judge(demands: Demands) -> Verdict:
         worth_making=worth_making,
         fastload_helps=cause in FASTLOAD_HELPS and not demands.is_fastload,
     )
-    return with_sentence(verdict, demands, costs, best_s)
+    evidence = (*evidence_of(verdict, demands, costs, best_s), *demands.notes)
+    return replace(verdict, sentence=sentence_of(verdict, demands), evidence=evidence)
 
 
 def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
@@ -79,8 +80,18 @@ def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
     share = waited_s / step_s if step_s else 0.0
     gain = step_s / fed_s if fed_s > 0 else math.inf
     binds = gain >= WORTH
+    waits = f"{share:.0%} of the time the step waits for data ({format_time(step_s)} a step)"
+    sentence = (
+        f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
+        f"`fastload doctor` does; a step could be {gain:.1f} times as fast at most"
+        if binds
+        else f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
+    )
+    evidence = (
+        f"a step takes {format_time(step_s)}, of which {format_time(waited_s)} are waiting for its batch",
+        f"with a loader that costs nothing it would take {format_time(fed_s)}",
+    )
     remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
-    sentence, evidence = by_waits(step_s, waited_s, gain, binds=binds)
     return Verdict("" if binds else "compute", sentence, evidence, step_s, share, (remedy,) * binds, worth_making=binds)
 
 
@@ -88,16 +99,15 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
     """Yields every change that saves any time, with the predicted time of a step after it."""
     steady_s = max(step_s - costs.startup_s, 1e-9)
     # Where production binds, the model is scaled to the measured step, by a third at most; the rest is added on top.
-    factor = min(1.5, max(0.67, steady_s / costs.step_s)) if costs.production_s > costs.loop_s else 1.0
-    unexplained_s = max(0.0, steady_s - _steady(costs, factor))
-    waited_s = step_s - statistics.fmean(step.duration_s - step.wait_s for step in demands.steps)
+    factor = min(1.5, max(0.67, steady_s / costs.step_s())) if costs.production_s > costs.loop_s else 1.0
+    unexplained_s = max(0.0, steady_s - costs.step_s(factor))
+    busy_s = statistics.fmean(step.duration_s - step.wait_s for step in demands.steps)
 
     def predicted(after: Costs, factor: float = factor) -> float:
-        left = _work(after) / _work(costs) if _work(costs) > 0 else 1.0
+        left = after.work_s / costs.work_s if costs.work_s > 0 else 1.0
         # No change to the loading saves more time than the loop waits for it.
-        own_s = costs.copy_s + costs.augment_s + costs.compute_s
-        least_s = step_s - waited_s - (own_s - after.copy_s - after.augment_s - after.compute_s)
-        return min(step_s, max(least_s, _steady(after, factor) + unexplained_s * left + after.startup_s))
+        least_s = busy_s - (costs.own_s - after.own_s)
+        return min(step_s, max(least_s, after.step_s(factor) + unexplained_s * left + after.startup_s))
 
     def remedy(cause: str, after_s: float, workers: int = 0) -> Remedy:
         return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
@@ -116,7 +126,9 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
         # Persistent workers still start once. If the run had one epoch only, that one start is the cost to remove.
         startup_s = _first_startup(demands) if len(demands.startups_s) > 1 else 0.0
         yield remedy("worker start-up", predicted(replace(costs, startup_s=startup_s)))
-    workers = _enough_workers(costs, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus)
+    # Enough to keep the loop fed, by the model.
+    wanted = math.ceil(costs.make_s / max(costs.loop_s, 1e-9) * 1.1)
+    workers = max(1, min(wanted, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus))
     if workers > costs.workers:
         yield remedy("too few workers", predicted(costs.with_workers(workers)), workers)
     if costs.workers > costs.cpus:
@@ -136,30 +148,12 @@ def _first_startup(demands: Demands) -> float:
     return demands.per_step(demands.startups_s[0]) if demands.startups_s else 0.0
 
 
-def _work(costs: Costs) -> float:
-    """Returns all time spent on a batch before its step, by workers and loop."""
-    return costs.make_s + costs.receive_s + costs.receive_blocked_s
-
-
-def _steady(costs: Costs, factor: float) -> float:
-    """Returns the time of a step without start-up, with production scaled by `factor`."""
-    if costs.workers == 0:
-        return costs.step_s * factor
-    return max(costs.production_s * factor, costs.loop_s)
-
-
-def _enough_workers(costs: Costs, most: int) -> int:
-    """Returns the smallest number of workers that keeps the loop fed by the model, at most `most`."""
-    wanted = math.ceil(costs.make_s / max(costs.loop_s, 1e-9) * 1.1)
-    return max(1, min(most, wanted))
-
-
 def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: float) -> Remedy | None:
     """Returns the change to make first; `remedies` are sorted, best first."""
     if not remedies:
         return None
     best = remedies[0]
-    unusual_s = max(costs.running[cause] + costs.blocked[cause] for cause in _UNUSUAL)
+    unusual_s = max(costs.stages[cause].running_s + costs.stages[cause].blocked_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for remedy in remedies:
         is_count = more_may_help if remedy.cause == "too few workers" else remedy.cause == "too many workers"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from fastload.profiling.verdict.demands import Costs, Demands
 from fastload.timing.results import Verdict
@@ -65,30 +64,20 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
         return f"{name}={workers} instead of {demands.workers}"
     if cause == "worker start-up" and len(demands.startups_s) == 1:
         return "make it cheaper: import less in the script that workers import again, or judge a longer run"
-    if demands.compression_ratio and cause == "decoding":
-        return _other_encoding(demands)
+    if demands.compression_ratio and cause == "decoding":  # of rows that FastLoader decodes itself
+        more_workers = ", or give it more workers" if demands.workers < demands.cpus else ""
+        return (
+            f"run fastload pack again, with --store raw (rows are copied then, of about "
+            f"{demands.compression_ratio:.2g} times the bytes) or with a smaller --max-size{more_workers}; "
+            f"`fastload info FILE --stores` has the numbers"
+        )
     if demands.is_fastload and cause in _FASTLOADER_CHANGES:
         return _FASTLOADER_CHANGES[cause]
     return _CHANGES[cause]
 
 
-def _other_encoding(demands: Demands) -> str:
-    """Returns the change to make for rows that FastLoader decodes itself."""
-    workers = ", or give it more workers" if demands.workers < demands.cpus else ""
-    return (
-        f"run fastload pack again, with --store raw (rows are copied then, of about "
-        f"{demands.compression_ratio:.2g} times the bytes) or with a smaller --max-size{workers}; "
-        f"`fastload info FILE --stores` has the numbers"
-    )
-
-
-def with_sentence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> Verdict:
-    """Returns the verdict with its sentence and evidence filled in."""
-    evidence = tuple(_evidence(verdict, demands, costs, best_s)) + demands.notes
-    return replace(verdict, sentence=_sentence(verdict, demands), evidence=evidence)
-
-
-def _sentence(verdict: Verdict, demands: Demands) -> str:
+def sentence_of(verdict: Verdict, demands: Demands) -> str:
+    """Returns the verdict in one sentence."""
     waited = f"{verdict.stall_share:.0%} of the time the step waits for data"
     step = format_time(verdict.step_s)
     gain = verdict.cures[0].gain if verdict.cures else 1.0
@@ -117,28 +106,22 @@ def _sentence(verdict: Verdict, demands: Demands) -> str:
     )
 
 
-def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> list[str]:
+def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> list[str]:
+    """Returns the measurements behind a verdict, a line each; `best_s`: a step with a loader that costs nothing."""
     lines = [
         f"a step takes {format_time(verdict.step_s)}: waits {format_time(verdict.stall_share * verdict.step_s)} for "
         f"its batch, {format_time(costs.copy_s)} for the copy, works {format_time(costs.compute_s)}; with a loader "
         f"that costs nothing it would take {format_time(best_s)}"
     ]
-    parts = [
-        (stage, costs.running.get(stage, 0.0), costs.blocked.get(stage, 0.0))
-        for stage in dict.fromkeys((*costs.running, *costs.blocked))
-    ]
     stages = [
-        f"{stage} {format_time(running + blocked)}"
-        + (f" ({format_time(blocked)} blocked)" if blocked > running else "")
-        for stage, running, blocked in parts
-        if running + blocked > 0.02 * costs.make_s
+        f"{stage} {format_time(work.running_s + work.blocked_s)}"
+        + (f" ({format_time(work.blocked_s)} blocked)" if work.blocked_s > work.running_s else "")
+        for stage, work in costs.stages.items()
+        if work.running_s + work.blocked_s > 0.02 * costs.make_s
     ]
     if stages:
-        who = (
-            f"each of {demands.workers} {'threads' if demands.by_threads else 'workers'}"
-            if demands.workers
-            else "the loop"
-        )
+        workers = f"each of {demands.workers} {'threads' if demands.by_threads else 'workers'}"
+        who = workers if demands.workers else "the loop"
         ahead = f" (up to {demands.ahead} batches ahead)" if demands.workers else ""
         lines.append(f"making a batch costs {who}{ahead} {format_time(costs.make_s)}: {', '.join(stages)}")
     if demands.workers and costs.receive_s + costs.receive_blocked_s > 0.02 * verdict.step_s:
@@ -163,24 +146,6 @@ def _evidence(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -
             f"the first epoch's start took {format_time(first_s)}{later}: {format_time(costs.startup_s)} a step"
         )
     return lines
-
-
-def by_waits(step_s: float, waited_s: float, gain: float, *, binds: bool) -> tuple[str, tuple[str, ...]]:
-    """Returns sentence and evidence of a verdict that only waits are known for."""
-    evidence = (
-        f"a step takes {format_time(step_s)}, of which {format_time(waited_s)} are waiting for its batch",
-        f"with a loader that costs nothing it would take {format_time(step_s - waited_s)}",
-    )
-    share = waited_s / step_s if step_s else 0.0
-    waits = f"{share:.0%} of the time the step waits for data ({format_time(step_s)} a step)"
-    if not binds:
-        sentence = f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
-        return sentence, evidence
-    sentence = (
-        f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
-        f"`fastload doctor` does; a step could be {gain:.1f} times as fast at most"
-    )
-    return sentence, evidence
 
 
 def format_time(seconds: float) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.command import INJECT, environment_for
-from fastload.profiling.doctor.loader_records import read_records
+from fastload.profiling.doctor.loader_records import RecordReader
 
 SCRIPT = """
     import os, pickle, sys, warnings
@@ -83,7 +83,7 @@ def test_a_script_sees_nothing_of_it(tmp_path):
     words = [sys.executable, "-W", "error", "train.py", str(tmp_path / "own")]
     done = run(words, tmp_path / "records", LOCAL_WORLD_SIZE="auto")
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
-    records = read_records(tmp_path / "records")
+    records = RecordReader(tmp_path / "records").read()
     assert [fault for fault in records.faults if "LOCAL_WORLD_SIZE" not in fault] == []
     assert sum(len(loader.steps) for loader in records.loaders) == 24
 
@@ -118,7 +118,7 @@ def test_a_trial_of_fewer_workers_keeps_the_order_and_holds_the_others_back(tmp_
     (tmp_path / "records").mkdir()
     done = run([sys.executable, "-W", "ignore", "train.py"], tmp_path / "records")
     assert done.returncode == 0, done.stderr
-    [loader] = read_records(tmp_path / "records").loaders
+    [loader] = RecordReader(tmp_path / "records").read().loaders
     assert {trial["limit"] for trial in loader.trials} == {0, workers // 3}
     # Where samples only wait, a third of the workers makes a third of the batches; on a busy machine some more.
     few, all_of_them = (

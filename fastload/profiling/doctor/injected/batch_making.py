@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -28,16 +29,12 @@ class TimedDataset:
         fetch = thread.fetch
         if fetch is None:
             return self._dataset[index]
-        if self._cheap > 3:
-            begin = clock()
-            sample = self._dataset[index]
-            fetch.samples.append(clock() - begin)
-            return sample
-        begin, delay = clock(), waited_s()
+        waited: Callable[[], float] = waited_s if self._cheap <= 3 else float  # or always 0.0
+        begin, delay = clock(), waited()
         try:
             return self._dataset[index]
         finally:
-            fetch.samples.append(clock() - begin - (waited_s() - delay))
+            fetch.samples.append(clock() - begin - (waited() - delay))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)  # __getitems__ is there if the dataset has it
@@ -59,9 +56,11 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
         dataset = getattr(self, "dataset", None)
         mine = thread.fetch = OpenFetch()
         stack, thread.stack = thread.stack, [[0.0, 0.0]]
-        before = _snapshot()
+        with metering.guard:
+            metering.h5_threads.clear()
+            before = {part: tuple(value) for part, value in metering.parts.items()}
         span = Span()
-        look(span.begin)
+        looker.begin()
         try:
             if type(self).__name__ == "_MapDatasetFetcher" and type(dataset) is not TimedDataset:
                 self.dataset = dataset = TimedDataset(dataset)
@@ -70,7 +69,7 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, possibly_batched_index)
         finally:
             taken = span.taken()
-            look(0.0)
+            looker.ident = 0
             turns.done(turn)
             inner = thread.stack[0]
             thread.fetch, thread.stack = None, stack
@@ -85,40 +84,29 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
     return fetch
 
 
-def _snapshot() -> dict[str, Any]:
-    """Returns the totals before a fetch."""
-    totals = metering.totals
-    with totals.guard:
-        totals.h5_threads.clear()
-        return {
-            "others": {part: list(value) for part, value in totals.parts.items()},
-            "busy": totals.h5_busy,
-            "waits": totals.h5_waits,
-            "out": list(totals.out),
-        }
-
-
 def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[float, float, float]) -> dict[str, Any]:
     """Returns the event of a batch: its own parts, and what other threads did meanwhile."""
     wall, _, delay = taken
-    totals = metering.totals
-    with totals.guard:
+    with metering.guard:
         others = {
-            part: [value[i] - before["others"].get(part, (0.0, 0.0))[i] for i in (0, 1)]
-            for part, value in totals.parts.items()
+            part: [value - earlier for value, earlier in zip(values, before.get(part, (0.0, 0.0)))]
+            for part, values in metering.parts.items()
         }
-        event = {
-            "e": "fetch",
-            "id": thread.asked.id if thread.asked is not None else 0,
-            "t": begin,
-            "wall": wall,
-            "delay": delay,
-            "parts": fetch.parts,
-            "others": {part: value for part, value in others.items() if value[0] > 0},
-            "out": [totals.out[i] - before["out"][i] for i in (0, 1)],
-        }
-        if totals.h5_threads:
-            event["h5"] = [totals.h5_busy - before["busy"], totals.h5_waits - before["waits"], len(totals.h5_threads)]
+        num_h5_threads = len(metering.h5_threads)
+    others.pop("into", None)
+    out, h5 = others.pop("out", [0.0, 0.0]), others.pop("inside h5py", [0.0, 0.0])
+    event = {
+        "e": "fetch",
+        "id": thread.asked.id if thread.asked is not None else 0,
+        "t": begin,
+        "wall": wall,
+        "delay": delay,
+        "parts": fetch.parts,
+        "others": {part: value for part, value in others.items() if value[0] > 0},
+        "out": out,
+    }
+    if num_h5_threads:
+        event["h5"] = [*h5, num_h5_threads]
     durations = sorted(fetch.samples)
     if durations:
         middle = durations[len(durations) // 2]
@@ -131,33 +119,40 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
 
 
 class _Looker:
-    """A thread that looks every 50 ms at the line of code a worker process is in.
+    """A thread that looks every 50 ms at the line of code a worker process is in, while it makes a batch.
 
     Only in workers: an extra thread in the main process would be noticed by a script that forks.
+
+    Attributes:
+        ident: the thread that makes a batch; 0: none does.
     """
 
     def __init__(self) -> None:
-        self.pid = 0
-        self.since = 0.0
         self.ident = 0
-        self.places: dict[str, int] = {}
+        self._pid = 0
 
-    def run(self) -> None:
-        """Looks until the process ends."""
+    def begin(self) -> None:
+        """Notes that the calling thread makes a batch."""
+        self.ident = threading.get_ident()
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            if worker_id() >= 0:
+                threading.Thread(target=self._run, name="fastload-doctor", daemon=True).start()
+
+    def _run(self) -> None:
+        places: Counter[str] = Counter()
         looks = 0
         never = threading.Event()  # a wait for it does not look like work from outside, as a sleep does
         while not never.wait(_LOOK_EVERY_S):
-            if not self.since:
-                continue
             place = user_line(sys._current_frames().get(self.ident))
             if place:
-                self.places[place] = self.places.get(place, 0) + 1
+                places[place] += 1
                 looks += 1
                 if looks % 20 == 0:
-                    best = sorted(self.places.items(), key=lambda item: -item[1])[:5]
-                    events.write({"e": "line", "places": best, "count": looks})
+                    events.write({"e": "line", "places": places.most_common(5), "count": looks})
 
 
+looker = _Looker()
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
@@ -171,15 +166,3 @@ def user_line(frame: Any) -> str:
             return f"{frame.f_code.co_name} ({os.path.basename(name)}:{frame.f_lineno})"
         frame = frame.f_back
     return ""
-
-
-looker = _Looker()
-
-
-def look(since: float) -> None:
-    """Says that this thread makes a batch since that time; 0: no more."""
-    looker.since, looker.ident = since, threading.get_ident()
-    if since and looker.pid != os.getpid():
-        looker.pid = os.getpid()
-        if worker_id() >= 0:
-            threading.Thread(target=looker.run, name="fastload-doctor", daemon=True).start()

@@ -22,11 +22,11 @@ class EventFile:
 
     def write(self, event: dict[str, Any] | str) -> None:
         """Appends an event, given as a dict or as its JSON. If that fails, the event is lost and the script goes on."""
-        if self.folder:
-            try:
+        try:
+            if self.folder:
                 self._append(event)
-            except (OSError, ValueError, TypeError):
-                pass  # the folder is gone, the disk is full
+        except (OSError, ValueError, TypeError):
+            pass  # the folder is gone, the disk is full
 
     def record_into(self, folder: str) -> str:
         """Records into this folder from now on, or stops with an empty name; returns the folder used until now."""
@@ -44,7 +44,16 @@ class EventFile:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
             self._fd = os.open(os.path.join(self.folder, name), flags, 0o600)
             self._file = identity(self._fd)
-            self._append(_process())
+            environ = os.environ
+            self._append({
+                "e": "process",
+                "pid": pid,
+                "rank": environ.get("RANK", ""),
+                "local_world": environ.get("LOCAL_WORLD_SIZE", ""),
+                "cpus": available_cpus() or os.cpu_count() or 1,
+                "python": ".".join(map(str, sys.version_info[:3])),
+                "t": clock(),
+            })  # fmt: skip
         # One write, so that a line is there as a whole or not at all.
         line = event if isinstance(event, str) else json.dumps(event, separators=(",", ":"))
         os.write(self._fd, (line + "\n").encode("utf-8", "backslashreplace"))
@@ -66,19 +75,6 @@ def identity(fd: int) -> tuple[int, int]:
 def available_cpus() -> int:
     """Returns the number of CPUs that this process may use; 0: not known."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-
-
-def _process() -> dict[str, Any]:
-    environ = os.environ
-    return {
-        "e": "process",
-        "pid": os.getpid(),
-        "rank": environ.get("RANK", ""),
-        "local_world": environ.get("LOCAL_WORLD_SIZE", ""),
-        "cpus": available_cpus() or os.cpu_count() or 1,
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "t": clock(),
-    }
 
 
 events = EventFile()

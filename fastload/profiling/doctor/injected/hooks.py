@@ -5,79 +5,52 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
-from .batch_making import fetching, look
+from .batch_making import fetching, looker
 from .event_file import clock, events, note_fault
-from .loop_side import asking, gpu, iterating, loops
+from .loop_side import LoaderState, asking, gpu, iterating
 from .timed_calls import DECODING, H5, LOCK, READING, metering, passing, patch, thread, timed, unpatch
 
-# What is timed by name when its module is imported: module -> (attribute, as what).
-_CALLS: dict[str, list[tuple[str, str]]] = {
-    "PIL.Image": [("open", DECODING), ("Image.convert", DECODING), ("Image.tobytes", DECODING)],
-    "PIL.ImageFile": [("ImageFile.load", DECODING)],
-    "cv2": [("imread", DECODING), ("imdecode", DECODING)],
-    "simplejpeg": [("decode_jpeg", DECODING)],
-    "turbojpeg": [("TurboJPEG.decode", DECODING)],
-    "torchvision.io.image": [(n, DECODING) for n in ("read_image", "decode_image", "decode_jpeg", "decode_png")],
-    "imageio.v2": [("imread", DECODING)],
-    "imageio.v3": [("imread", DECODING)],
-    "zlib": [("decompress", DECODING)],
-    "bz2": [("decompress", DECODING)],
-    "lzma": [("decompress", DECODING)],
-    "numpy.lib.npyio": [("load", READING), ("fromfile", READING)],
-    "numpy": [("load", READING), ("fromfile", READING)],
-    "h5py._hl.dataset": [
-        ("Dataset." + name, H5)
-        for name in ("__getitem__", "__setitem__", "read_direct", "write_direct", "resize", "flush")
-    ],
-    "multiprocessing.synchronize": [("SemLock.__enter__", LOCK)],
-    "fcntl": [("flock", LOCK), ("lockf", LOCK)],
+# Functions of a module that are timed, as what. Some releases have only some of them.
+_CALLS: dict[str, dict[str, str]] = {
+    "PIL.Image": dict.fromkeys(("open", "Image.convert", "Image.tobytes"), DECODING),
+    "PIL.ImageFile": {"ImageFile.load": DECODING},
+    "cv2": {"imread": DECODING, "imdecode": DECODING},
+    "simplejpeg": {"decode_jpeg": DECODING},
+    "turbojpeg": {"TurboJPEG.decode": DECODING},
+    "torchvision.io.image": dict.fromkeys(("read_image", "decode_image", "decode_jpeg", "decode_png"), DECODING),
+    "imageio.v2": {"imread": DECODING},
+    "imageio.v3": {"imread": DECODING},
+    "zlib": {"decompress": DECODING},
+    "bz2": {"decompress": DECODING},
+    "lzma": {"decompress": DECODING},
+    "numpy.lib.npyio": {"load": READING, "fromfile": READING},
+    "numpy": {"load": READING, "fromfile": READING},
+    "h5py._hl.dataset": dict.fromkeys(
+        ["Dataset." + name for name in "__getitem__ __setitem__ read_direct write_direct resize flush".split()], H5
+    ),
+    "multiprocessing.synchronize": {"SemLock.__enter__": LOCK},
+    "fcntl": {"flock": LOCK, "lockf": LOCK},
 }
 
 
-def _on_calls(module: Any) -> None:
-    for path, part in _CALLS.get(module.__name__, ()):
-        owner = module
-        *parents, name = path.split(".")
-        for parent in parents:
-            owner = getattr(owner, parent, None)
-        original = getattr(owner, name, None)
-        if original is not None and not hasattr(original, "__fastload__"):
-            patch(owner, name, timed(original, part))
-    if module.__name__ == "multiprocessing.synchronize":
-        _time_acquire(module)
-
-
-def _time_acquire(module: Any) -> None:
-    original = module.SemLock._make_methods
+def _making_methods(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `SemLock._make_methods`, which gives each lock its own `acquire`."""
 
     @functools.wraps(original)
     def make_methods(self: Any) -> None:
         original(self)
         self.acquire = timed(self._semlock.acquire, LOCK)
 
-    patch(module.SemLock, "_make_methods", make_methods)
+    return make_methods
 
 
-def _on_fetch(module: Any) -> None:
-    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        fetcher = getattr(module, name)
-        patch(fetcher, "fetch", fetching(fetcher.fetch))
-
-
-def _on_dataloader(module: Any) -> None:
-    patch(module.DataLoader, "__iter__", iterating(module.DataLoader.__iter__))
-    patch(module._BaseDataLoaderIter, "__next__", asking(module._BaseDataLoaderIter.__next__))
-    torch = sys.modules["torch"]
-    cuda = getattr(torch.version, "cuda", None)
-    gpu.cuda = getattr(torch, "cuda", None) if cuda else None
-    events.write({"e": "torch", "version": str(torch.__version__), "cuda": str(cuda or "")})
-
-
-def _on_fastload(module: Any) -> None:
-    original = module.FastLoader.iterate
+def _iterating_probed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `FastLoader.iterate`, to have each batch reported to a probe."""
+    begin_epoch = iterating(original)
 
     @functools.wraps(original)
     def iterate(self: Any, probe: Any = None) -> Any:
@@ -89,55 +62,69 @@ def _on_fastload(module: Any) -> None:
             state.probe = probe
         return iterator
 
-    begin_epoch = iterating(original)
-    patch(module.FastLoader, "iterate", iterate)
+    return iterate
 
 
-def _on_fastload_iteration(module: Any) -> None:
-    patch(module.Iteration, "__next__", asking(module.Iteration.__next__))
+_into, _out = functools.partial(passing, part="into"), functools.partial(passing, part="out")
 
-
-def _on_reduction(module: Any) -> None:
-    pickler = module.ForkingPickler
-    patch(pickler, "loads", staticmethod(passing(pickler.loads, into=True)))
-    patch(pickler, "dumps", classmethod(passing(vars(pickler)["dumps"].__func__, into=False)))
-
-
-def _on_connection(module: Any) -> None:
-    base = module._ConnectionBase
-    patch(base, "recv_bytes", passing(base.recv_bytes, into=True))
-    patch(base, "send_bytes", passing(base.send_bytes, into=False))
-
-
-_HOOKS: dict[str, Callable[[Any], None]] = {
-    **dict.fromkeys(_CALLS, _on_calls),
-    "torch.utils.data._utils.fetch": _on_fetch,
-    "torch.utils.data.dataloader": _on_dataloader,
-    "multiprocessing.reduction": _on_reduction,
-    "multiprocessing.connection": _on_connection,
-    "fastload.loader.loader": _on_fastload,
-    "fastload.loader.iteration": _on_fastload_iteration,
+# Functions of a module, and what wraps them.
+_WRAPS: dict[str, dict[str, Callable[..., Any]]] = {
+    "multiprocessing.synchronize": {"SemLock._make_methods": _making_methods},
+    "torch.utils.data._utils.fetch": {
+        "_MapDatasetFetcher.fetch": fetching,
+        "_IterableDatasetFetcher.fetch": fetching,
+    },
+    "torch.utils.data.dataloader": {"DataLoader.__iter__": iterating, "_BaseDataLoaderIter.__next__": asking},
+    "multiprocessing.reduction": {"ForkingPickler.loads": _into, "ForkingPickler.dumps": _out},
+    "multiprocessing.connection": {"_ConnectionBase.recv_bytes": _into, "_ConnectionBase.send_bytes": _out},
+    "fastload.loader.loader": {"FastLoader.iterate": _iterating_probed},
+    "fastload.loader.iteration": {"Iteration.__next__": asking},
 }
+_HOOKED = {*_CALLS, *_WRAPS}
+
+
+def _wrap(module: Any, path: str, wrap: Callable[..., Any]) -> None:
+    *parents, name = path.split(".")
+    owner = functools.reduce(getattr, parents, module)
+    original = getattr(owner, name)
+    if hasattr(original, "__fastload__"):
+        return  # another module's function, wrapped there
+    if isinstance(vars(owner).get(name), classmethod):
+        patch(owner, name, classmethod(wrap(original.__func__)))
+    elif isinstance(owner, type) and isinstance(original, types.BuiltinFunctionType):
+        patch(owner, name, staticmethod(wrap(original)))  # as it was: such a function does not become a method
+    else:
+        patch(owner, name, wrap(original))
 
 
 def _run_hook(module: Any) -> None:
+    name = module.__name__
     try:
-        _HOOKS[module.__name__](module)
+        for path, part in _CALLS.get(name, {}).items():
+            try:
+                _wrap(module, path, functools.partial(timed, part=part))
+            except AttributeError:
+                pass
+        for path, wrap in _WRAPS.get(name, {}).items():
+            _wrap(module, path, wrap)
+        if name == "torch.utils.data.dataloader":
+            torch = sys.modules["torch"]
+            cuda = getattr(torch.version, "cuda", None)
+            gpu.cuda = getattr(torch, "cuda", None) if cuda else None
+            events.write({"e": "torch", "version": str(torch.__version__), "cuda": str(cuda or "")})
     except Exception:  # noqa: BLE001  # another version of that package: not metered, and said
-        note_fault("hook of " + module.__name__)
+        note_fault("hook of " + name)
 
 
 class _Finder:
-    """Finds modules as the others on sys.meta_path do, and has those of `_HOOKS` changed right after they ran."""
+    """Finds modules as the others on sys.meta_path do, and has those of `_HOOKED` changed right after they ran."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in _HOOKS:
+        if name not in _HOOKED:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
-                continue
-            spec = find(name, path, target)
+            spec = find(name, path, target) if finder is not self and find is not None else None
             if spec is None:
                 continue
             loader = spec.loader
@@ -167,7 +154,7 @@ def is_installed() -> bool:
 
 def install() -> None:
     """Wraps functions of modules that are imported already, and of the others when they are imported."""
-    for name in list(_HOOKS):
+    for name in sorted(_HOOKED):
         if name in sys.builtin_module_names:
             __import__(name)
         if name in sys.modules:
@@ -187,7 +174,7 @@ def uninstall() -> None:
 def record_into(folder: str) -> str:
     """Records into this folder from now on, or stops with an empty name; returns the folder used until now."""
     metering.active = False
-    loops.states.clear()
+    LoaderState.known.clear()
     return events.record_into(folder)
 
 
@@ -195,5 +182,5 @@ def _in_child() -> None:
     """Resets a forked process: it has no loop, no threads and no locks of its parent."""
     metering.reset()
     thread.__init__()  # type: ignore[misc]
-    loops.current = None
-    look(0.0)
+    LoaderState.known.clear()
+    looker.ident = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .event_file import clock, events, note_fault
@@ -24,38 +25,19 @@ _END = '{"e":"end","id":%d,"t":%.6f,"wait":%.7f,"step":%s}'
 _STEP = '{"wall":%.7f,"process_cpu":%.7f,"delay":%.7f,"copy":%.7f,"copy_delay":%.7f,"gpu":%s}'
 
 
-class _Loops:
-    """The loops of this process.
-
-    Attributes:
-        states: (process, weak reference, state) by the loader's id.
-        current: state of the loader whose batch the loop's thread works on.
-        ident: that thread.
-        next_s, nexts: spent in all loaders' `next()`, and how many there were.
-        epochs: begun or ended, of all loaders.
-    """
-
-    def __init__(self) -> None:
-        self.states: dict[int, tuple[int, Any, LoaderState]] = {}
-        self.current: LoaderState | None = None
-        self.ident = 0
-        self.next_s = 0.0
-        self.nexts = 0
-        self.epochs = 0
-
-
-loops = _Loops()
-
-
 class LoaderState:
     """One loader in the loop's process.
 
     Attributes:
+        known: (weak reference, state) of all loaders, by id.
+        epochs, nexts, next_s: of all loaders: epochs begun or ended, calls of `next()`, and the seconds in them.
         returned: when the last batch was handed over; 0: no step is under way.
         probe: records what a FastLoader reports of its batches.
     """
 
-    count = 0
+    known: dict[int, tuple[Any, LoaderState]] = {}  # noqa: RUF012
+    count = epochs = nexts = 0
+    next_s = 0.0
 
     def __init__(self, loader: Any) -> None:
         LoaderState.count += 1
@@ -68,6 +50,10 @@ class LoaderState:
         self.probe: Any = None
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
+        try:
+            length = len(dataset)  # type: ignore[arg-type]
+        except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
+            length = -1
         events.write({
             "e": "loader",
             "id": self.id,
@@ -78,7 +64,7 @@ class LoaderState:
             "pin": bool(getattr(loader, "pin_memory", False)),
             "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
             "dataset": getattr(getattr(loader, "_data", None), "name", None) or _place(type(dataset)),
-            "length": _length(dataset),
+            "length": length,
             "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": _place(getattr(loader, "collate_fn", None)),
             "t": clock(),
@@ -87,36 +73,27 @@ class LoaderState:
     @staticmethod
     def of(loader: Any) -> LoaderState:
         """Returns the state of a loader; by identity, since a loader may compare by value, or have no hash."""
-        known = loops.states.get(id(loader))
-        if known is not None and known[0] == os.getpid() and known[1]() is loader:
-            return known[2]
-        state = LoaderState(loader)
-        loops.states[id(loader)] = (os.getpid(), weakref.ref(loader), state)
-        return state
+        known = LoaderState.known.get(id(loader))
+        if known is None or known[0]() is not loader:
+            known = LoaderState.known[id(loader)] = (weakref.ref(loader), LoaderState(loader))
+        return known[1]
 
     def step_begins(self) -> None:
         """Starts the clocks of a step: its batch is handed over."""
-        loops.current, loops.ident = self, threading.get_ident()
+        thread.current = self
         self.copy = self.copy_delay = 0.0
         self.gpu_mark = gpu.mark()
         self.process_cpu, self.delay = time.process_time(), waited_s()
-        self.seen = (loops.epochs, loops.nexts, loops.next_s)
+        self.seen = (LoaderState.epochs, LoaderState.nexts, LoaderState.next_s)
         self.returned = clock()
 
     def step_ends(self) -> str:
         """Returns the times of the step since the last batch as JSON; null before the first, and if not known."""
-        try:
-            return self._step()
-        except Exception:  # noqa: BLE001  # another device meanwhile, a CUDA error that is the script's to see
-            note_fault("step")
-            return "null"
-
-    def _step(self) -> str:
         epochs, nexts, next_s = self.seen
-        if not self.returned or loops.epochs != epochs or loops.nexts > nexts + _MOST_BETWEEN:
+        if not self.returned or self.epochs != epochs or self.nexts > nexts + _MOST_BETWEEN:
             return "null"  # another loader was iterated meanwhile: no step of this one's
         # Loaders that take turns, as in zip(a, b): each has its own waits only.
-        others_s = loops.next_s - next_s
+        others_s = self.next_s - next_s
         gpu_s = gpu.step_s(self.gpu_mark)
         return _STEP % (
             clock() - self.returned - others_s,
@@ -145,13 +122,6 @@ class LoaderState:
         return ',"inside":' + json.dumps(inside)
 
 
-def _length(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
-        return -1
-
-
 def _place(thing: Any) -> str:
     """Returns `name (file:line)` of a class or function, as far as it is known."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
@@ -167,11 +137,15 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
         if thread.asked is not None or not events.folder:
             return original(self, *args)  # a loader within a loader: the outer one is what the loop waits for
         metering.active = True
-        loops.epochs += 1
+        LoaderState.epochs += 1
         begin = clock()
         state = None
         try:
-            wrap_tensors()
+            torch = sys.modules.get("torch")
+            if torch is not None:  # not before the first loop: earlier imports have seen torch unchanged
+                _time_copy(torch.Tensor, "to", _moved)
+                _time_copy(torch.Tensor, "cuda", _moved)
+                _time_copy(torch.Tensor, "copy_", _copied_in)
             state = LoaderState.of(self)
             state.trial = WorkerTrial.of(self, state.trial)
         except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
@@ -199,18 +173,20 @@ def asking(original: Callable[..., Any]) -> Callable[..., Any]:
         state = self.__dict__.get("_fastload_doctor")
         if state is None or thread.asked is not None or not events.folder:
             return original(self)
-        step = state.step_ends()
-        thread.asked = state
-        loops.current = None
-        totals = metering.totals.into
-        into = list(totals)
+        try:
+            step = state.step_ends()
+        except Exception:  # noqa: BLE001  # another device meanwhile, a CUDA error that is the script's to see
+            note_fault("step")
+            step = "null"
+        thread.asked, thread.current = state, None
+        into = tuple(metering.parts.get("into", (0.0, 0.0)))
         if state.probe is not None:
             state.probe.clear()
         span = Span()
         try:
             batch = original(self)
         except StopIteration:
-            loops.epochs += 1
+            LoaderState.epochs += 1
             events.write(_END % (state.id, span.begin, clock() - span.begin, step))
             state.returned = 0.0
             if state.trial is not None:
@@ -218,12 +194,12 @@ def asking(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             thread.asked = None
-            loops.next_s += clock() - span.begin
-            loops.nexts += 1
+            LoaderState.next_s += clock() - span.begin
+            LoaderState.nexts += 1
         try:
             wait, cpu, delay = span.taken()
             now = span.begin + wait
-            received = totals[0] - into[0], totals[1] - into[1]
+            received = [after - before for after, before in zip(metering.parts.get("into", into), into)]
             events.write(
                 _NEXT % (state.id, span.begin, wait, cpu, delay, *received, _handed_over(batch), step, state.told(now))
             )
@@ -267,38 +243,27 @@ class Gpu:
 gpu = Gpu()
 
 
-def _leaves(batch: Any, found: list[Any], depth: int = 0) -> list[Any]:
-    if len(found) < 32 and depth < 4:
-        if isinstance(batch, dict):
-            for value in batch.values():
-                _leaves(value, found, depth + 1)
-        elif isinstance(batch, (list, tuple)):
-            for value in batch[:32]:
-                _leaves(value, found, depth + 1)
-        else:
-            found.append(batch)
-    return found
+def _leaves(batch: Any, depth: int = 0) -> Iterator[Any]:
+    """Yields what lies in a batch of dicts, lists and tuples."""
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)) and depth < 4:
+        for value in batch[:32]:
+            yield from _leaves(value, depth + 1)
+    else:
+        yield batch
 
 
 def _handed_over(batch: Any) -> int:
     """Returns the samples in a batch, by its tensors' first dimension; wraps `to` of classes in it, to time copies."""
     most = 0
-    for leaf in _leaves(batch, []):
+    for leaf in itertools.islice(_leaves(batch), 32):
         shape = getattr(leaf, "shape", None)
         if isinstance(shape, tuple):  # torch.Size is one
             most = max([most, *map(int, shape[:1])])
         elif "to" in vars(type(leaf)) and callable(vars(type(leaf))["to"]):
             _time_copy(type(leaf), "to")
     return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
-
-
-def wrap_tensors() -> None:
-    """Wraps the tensors' methods when the first loader is iterated; earlier imports have seen torch unchanged."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        _time_copy(torch.Tensor, "to", _moved)
-        _time_copy(torch.Tensor, "cuda", _moved)
-        _time_copy(torch.Tensor, "copy_", _copied_in)
 
 
 def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None) -> None:
@@ -311,10 +276,10 @@ def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None)
     def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         if counts is not None and type(self) is not owner:
             return _as_before(owner, name, original, self, args, kwargs)
-        state = loops.current
-        if state is None or loops.ident != threading.get_ident():
+        state = thread.current
+        if state is None:
             return original(self, *args, **kwargs)
-        loops.current = None  # what it calls inside is part of it
+        thread.current = None  # what it calls inside is part of it
         begin, delay_begin = clock(), waited_s()
         try:
             result = original(self, *args, **kwargs)
@@ -324,7 +289,7 @@ def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None)
                 state.copy_delay += delay
             return result
         finally:
-            loops.current = state
+            thread.current = state
 
     copy.__fastload__ = original  # type: ignore[attr-defined]
     patch(owner, name, copy)
@@ -348,12 +313,8 @@ def _as_before(owner: Any, name: str, original: Any, tensor: Any, args: Any, kwa
 
 def _moved(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of `Tensor.to` or `.cuda` made a copy for a device, and did not only cast."""
-    if result is tensor:
-        return False
-    if result.device != tensor.device:
-        return True
     named = "device" in kwargs or any(isinstance(word, str) or type(word).__name__ == "device" for word in args)
-    return bool(named)
+    return result is not tensor and bool(named or result.device != tensor.device)
 
 
 def _copied_in(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -86,26 +86,27 @@ class OpenFetch(Parts):
 
 
 class ProcessTotals(Parts):
-    """Times of all threads of this process outside a fetch of their own, and the use of h5py's lock.
+    """Times of all threads of this process outside a fetch of their own.
+
+    Besides the parts of making a batch there are `into` and `out`, receiving and unpickling batches and pickling and
+    sending them, and `inside h5py`: seconds in which at least one thread was, and thread-seconds beyond the first.
 
     Attributes:
-        h5_busy: seconds in which at least one thread was in h5py.
-        h5_waits: thread-seconds beyond the first.
-        h5_threads: which threads were there.
-        out: pickling and sending batches, seconds and CPU seconds.
-        into: receiving and unpickling them.
+        active: whether a loader is at work in this process.
+        h5_threads: which threads were in h5py.
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins anew, in a forked process too: it has no loop, no threads and no locks of its parent."""
         super().__init__()
-        self.guard = threading.Lock()  # made anew in a forked child: whoever held it is not there
+        self.active = False
+        self.guard = threading.Lock()
         self._h5_in = 0
         self._h5_since = 0.0
-        self.h5_busy = 0.0
-        self.h5_waits = 0.0
         self.h5_threads: set[int] = set()
-        self.out = [0.0, 0.0]
-        self.into = [0.0, 0.0]
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         """Adds a call's time to a part."""
@@ -117,8 +118,8 @@ class ProcessTotals(Parts):
         now = clock()
         with self.guard:
             if self._h5_in:
-                self.h5_busy += now - self._h5_since
-                self.h5_waits += (now - self._h5_since) * (self._h5_in - 1)
+                since_s = now - self._h5_since
+                super().add("inside h5py", since_s, since_s * (self._h5_in - 1))
             self._h5_since = now
             self._h5_in = max(0, self._h5_in + step)
             self.h5_threads.add(threading.get_ident())
@@ -131,27 +132,17 @@ class _Thread(threading.local):
         stack: [seconds, CPU seconds] of the calls inside each open call.
         fetch: the batch that it makes.
         asked: state of the loader whose batch it waits for.
+        current: state of the loader whose batch it works on.
     """
 
     def __init__(self) -> None:
         self.stack: list[list[float]] = []
         self.fetch: OpenFetch | None = None
         self.asked: Any = None
+        self.current: Any = None
 
 
-class _Metering:
-    """Whether a loader is at work in this process, and its totals."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Begins anew, in a forked process too: it has no loop, no threads and no locks of its parent."""
-        self.active = False
-        self.totals = ProcessTotals()
-
-
-metering = _Metering()
+metering = ProcessTotals()
 thread = _Thread()
 
 
@@ -166,35 +157,31 @@ def timed(call: Callable[..., Any], part: str) -> Callable[..., Any]:
         stack = thread.stack
         stack.append(inner)
         if part == H5:
-            metering.totals.h5_move(1)
+            metering.h5_move(1)
         begin, cpu_begin = clock(), cpu_clock()
         try:
             return call(*args, **kwargs)
         finally:
             wall, cpu = clock() - begin, cpu_clock() - cpu_begin
             stack.pop()
-            if part == H5:
-                metering.totals.h5_move(-1)
             if stack:
                 stack[-1][0] += wall
                 stack[-1][1] += cpu
-            own = _h5_part(args) if part == H5 else part
-            (thread.fetch or metering.totals).add(own, wall - inner[0], cpu - inner[1])
+            own = part
+            if part == H5:
+                metering.h5_move(-1)
+                try:
+                    own = H5 + "-filtered" if args[0].compression is not None else H5  # such a read decodes, too
+                except Exception:  # noqa: BLE001  # a closed file, another class
+                    pass
+            (thread.fetch or metering).add(own, wall - inner[0], cpu - inner[1])
 
     timed_call.__fastload__ = call  # type: ignore[attr-defined]
     return timed_call
 
 
-def _h5_part(args: tuple[Any, ...]) -> str:
-    """Returns the part that a read through h5py counts as: reading a dataset with filters also decodes."""
-    try:
-        return H5 + "-filtered" if args[0].compression is not None else H5
-    except Exception:  # noqa: BLE001  # a closed file, another class
-        return H5
-
-
-def passing(call: Callable[..., Any], *, into: bool) -> Callable[..., Any]:
-    """Wraps a function of multiprocessing that sends batches or receives them."""
+def passing(call: Callable[..., Any], part: str) -> Callable[..., Any]:
+    """Wraps a function of multiprocessing that sends batches (part `out`) or receives them (`into`)."""
 
     @functools.wraps(call)
     def passing_call(*args: Any, **kwargs: Any) -> Any:
@@ -205,9 +192,7 @@ def passing(call: Callable[..., Any], *, into: bool) -> Callable[..., Any]:
             return call(*args, **kwargs)
         finally:
             wall, cpu, delay = span.taken()
-            total = metering.totals.into if into else metering.totals.out
-            total[0] += wall - delay
-            total[1] += cpu
+            metering.add(part, wall - delay, cpu)
 
     passing_call.__fastload__ = call  # type: ignore[attr-defined]
     return passing_call

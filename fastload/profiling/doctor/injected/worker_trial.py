@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 import time
+from collections.abc import Generator
 from typing import Any
 
 from .event_file import available_cpus, clock, events
@@ -37,9 +38,15 @@ class _Turns:
 
     def wait(self, fetcher: Any) -> int:
         """Waits for the turn of the batch that this worker makes next; returns its slot, 0: no trial."""
-        worker = worker_id()
-        numbers = self._shared() if worker >= 0 else None
-        if numbers is None or worker + 1 >= len(numbers):
+        worker, path = worker_id(), os.environ.get(VARIABLE, "")
+        if path != self._path and worker >= 0:
+            self._path, self._numbers = path, None
+            try:
+                self._numbers = _mapped(path, os.O_RDWR)
+            except (OSError, ValueError):
+                pass
+        numbers = self._numbers
+        if numbers is None or not 0 < worker + 1 < len(numbers):
             return 0
         made = getattr(fetcher, "_fastload_made", 0)
         fetcher._fastload_made = made + 1
@@ -54,16 +61,6 @@ class _Turns:
         """Counts the batch as made."""
         if slot and self._numbers is not None:
             self._numbers[slot] += 1
-
-    def _shared(self) -> Any:
-        path = os.environ.get(VARIABLE, "")
-        if path != self._path:
-            self._path, self._numbers = path, None
-            try:
-                self._numbers = _mapped(path, os.O_RDWR)
-            except (OSError, ValueError):
-                pass
-        return self._numbers
 
 
 turns = _Turns()
@@ -111,35 +108,31 @@ class WorkerTrial:
     def epoch_ends(self) -> None:
         """Lets all workers work until the next epoch waits for them."""
         self.numbers[0] = 0
-        self.begun = self.since = 0.0
-        self.waited = 0.0
-        self.skip = self.steps = 0
+        self._course = self._take_turns()
+        next(self._course)
 
     def step_begins(self, loader: int, now: float, waited: float) -> None:
         """Notes that a batch was received, `waited` seconds after it was asked for."""
-        if not self.left:
-            return
-        if not self.begun:
-            self.begun = now
-            return
-        self.waited += waited
-        if not self.since:
-            # Until it is known that the loop waits for data, and at the beginning of each turn.
-            if now - self.begun > self.settle_s and self.waited > 0.2 * (now - self.begun):
-                self.since, self.skip, self.steps = now, self.workers, 0
-            return
-        if self.skip:
-            self.skip -= 1
-            self.since, self.steps = now, 0
-            return
-        self.steps += 1
-        if now - self.since >= self.turn_s and self.steps >= min(8, self.workers):
-            limit = self.numbers[0]
-            turn_s = now - self.since
-            events.write({"e": "trial", "id": loader, "t": now, "limit": limit, "steps": self.steps, "s": turn_s})
-            self.left -= 1
+        if self.left:
+            self._course.send((loader, now, waited))
+
+    def _take_turns(self) -> Generator[None, tuple[int, float, float], None]:
+        """Takes the arguments of `step_begins` for each step of an epoch, and says how many workers may work."""
+        _, begun, _ = yield
+        now, waited_s = begun, 0.0
+        while now - begun <= self.settle_s or waited_s <= 0.2 * (now - begun):  # does the loop wait for data?
+            _, now, waited = yield
+            waited_s += waited
+        while True:
+            for _ in range(self.workers):
+                _, since, _ = yield
+            steps = 0
+            while now - since < self.turn_s or steps < min(8, self.workers):
+                loader, now, _ = yield
+                steps += 1
+            limit, self.left = self.numbers[0], self.left - 1
+            events.write({"e": "trial", "id": loader, "t": now, "limit": limit, "steps": steps, "s": now - since})
             self.numbers[0] = 0 if limit or not self.left else self.limit
-            self.since, self.skip, self.steps = now, self.workers, 0
 
 
 def _start_method(loader: Any) -> str:
