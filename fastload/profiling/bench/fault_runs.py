@@ -14,10 +14,10 @@ from fastload.dataset import PackedDataset
 from fastload.errors import WorkerError
 from fastload.loader.loader import FastLoader
 from fastload.profiling.bench.faults import DelayedDataset, Delays, Fault, signed
-from fastload.profiling.bench.passes import Spread, compare, run_for
+from fastload.profiling.bench.passes import Show, Spread, compare
 from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import CropSample, Subject
-from fastload.profiling.bench.training_loop import LoopFigures, OnStep, run_loop
+from fastload.profiling.bench.training_loop import LoopFigures, run_loop
 
 PAIRS = 3
 KILL_STEPS = 24
@@ -79,39 +79,29 @@ class KillFigures:
 
 
 def measure_fault(
-    subject: Subject,
-    step: TrainingStep,
-    fault: Fault,
-    *,
-    title: str,
-    command: str,
-    on_progress: OnStep = lambda meter, part: None,
+    subject: Subject, step: TrainingStep, fault: Fault, *, title: str, command: str, show: Show
 ) -> FaultFigures:
     """Measures a loop with slow reads, half of `options.seconds` in turn with the loop without, half under a meter."""
     seconds = subject.options.seconds / 2
     dataset = DelayedDataset(subject.path, subject.options.split)
-    dataset.delays = Delays(fault, subject.batch_size)
+    delays = dataset.delays = Delays(fault, subject.batch_size)
     loader = subject.loader(dataset)
 
-    def cold() -> None:
+    def rate(one: FastLoader | None) -> float:
         if subject.options.cold:
             loader.close()
-            subject.make_cold()
-
-    def rate(one: FastLoader | None) -> float:
-        cold()
-        batches = subject.batches(one or subject.shared_loader())
-        return run_for(
-            batches, seconds / (2 * PAIRS), step, discard=subject.discard, synchronize=step.finish
-        ).samples_per_s
+        return subject.run(seconds / (2 * PAIRS), step, loader=one, finish=step.finish).samples_per_s
 
     try:
         step.begin()
         result = compare(lambda: rate(loader), lambda: rate(None), pairs=PAIRS, warm_up=0)
-        before = dataset.delays.count, dataset.delays.seconds
-        cold()
-        epochs = 1 if subject.options.cold else None
-        loop = run_loop(loader, step, seconds, title=title, command=command, epochs=epochs, on_progress=on_progress)
+        before = delays.count, delays.seconds
+        if subject.options.cold:
+            loader.close()
+            subject.make_cold()
+        loop = run_loop(
+            loader, step, seconds, title=title, command=command, epochs=subject.epochs, part=fault.text, show=show
+        )
     finally:
         loader.close()
     return FaultFigures(
@@ -119,8 +109,8 @@ def measure_fault(
         ratio=result["ratio"],
         samples_per_s=result["way"],
         clean_samples_per_s=result["base"],
-        delays=dataset.delays.count - before[0],
-        delayed_s=dataset.delays.seconds - before[1],
+        delays=delays.count - before[0],
+        delayed_s=delays.seconds - before[1],
         loop=loop,
     )
 

@@ -70,25 +70,21 @@ class Delays:
     """
 
     def __init__(self, fault: Fault, batch_size: int) -> None:
-        self._fault = fault
-        self._batch_size = batch_size
+        self._delay_s, self._period = fault.delay_s, fault.every * batch_size
         self._lock = threading.Lock()
-        self._rows = 0
-        self.count = 0
+        self._rows = self.count = 0
         self.seconds = 0.0
 
     def before(self, num_rows: int) -> None:
         """Sleeps if a batch that is to be delayed is among the next `num_rows` rows."""
-        fault = self._fault
         with self._lock:
             # Counted in rows, not in calls: several small batches are read at once, and an epoch's last may be short.
             first, self._rows = self._rows, self._rows + num_rows
-            period = fault.every * self._batch_size
-            times = self._rows // period - first // period
+            times = self._rows // self._period - first // self._period
             self.count += times
-            self.seconds += times * fault.delay_s
+            self.seconds += times * self._delay_s
         if times:
-            time.sleep(times * fault.delay_s)
+            time.sleep(times * self._delay_s)
 
 
 class DelayedReader(RowReader):

@@ -55,7 +55,7 @@ def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
     step = make_step("sim:4000")
     loop = run_loop(subject.shared_loader(), step, 0.2, title="t")
     subject.close()
-    assert step.accelerator.samples == 8 * loop.measured.num_steps  # type: ignore[attr-defined]
+    assert step.samples == 8 * loop.measured.num_steps  # type: ignore[attr-defined]
     assert loop.utilization is not None and 0 < loop.utilization <= 1
     steps = loop.measured.steps
     waited_s = sum(one.wait_s for one in steps[1:])
