@@ -88,7 +88,7 @@ def test_trials_go_on_from_epoch_to_epoch():
         made.append(FastLoader(Fast(), 16, workers=candidate.workers, shuffle=candidate.shuffle))
         return made[-1]
 
-    runner = Runner(make, Candidate(1, "full"), TrialMode(continues=True), cpus=1)
+    runner = Runner(Candidate(1, "full"), TrialMode(make, cpus=1, continues=True))
     for _ in range(4):
         runner.run(0.05)
     assert len(made) == 1 and made[0].epoch >= 1
