@@ -16,7 +16,8 @@ import typer
 from PIL import Image
 from typer.testing import Result
 
-from fastload.cli.pack import parse_bytes, parse_size, print_packed
+from fastload.cli.arguments import parse_bytes, parse_size
+from fastload.cli.pack import print_packed
 from fastload.format.header import read_header
 from fastload.pack import PackReport
 from fastload.pack.finish import pixel_bytes
