@@ -79,15 +79,8 @@ def bench(
     with one_line_errors():
         check_report(report, force=force)
         from fastload.profiling.bench.benchmark import BenchOptions, run_bench
-        from fastload.profiling.bench.faults import parse_fault
-        from fastload.profiling.bench.steps import parse_step
 
-        options |= {
-            "shuffle": _SHUFFLES[shuffle],
-            "step": parse_step(step) if step is not None else None,
-            "faults": tuple(map(parse_fault, inject or ())),
-        }
-        asked = BenchOptions(**options)
+        asked = BenchOptions(**options | {"shuffle": _SHUFFLES[shuffle], "faults": tuple(inject or ())})
         with live_panel(f"bench {file.name}", total_s=asked.total_s) as show:
             result = run_bench(file, asked, command=command_line(), show=show)
         show_result(

@@ -9,11 +9,18 @@ from typing import Any
 from fastload.errors import OptionError
 from fastload.profiling.bench.alone import AloneFigures, measure_alone
 from fastload.profiling.bench.facts import Facts, alone_facts, cold_facts, fault_facts, loop_facts, rival_table
-from fastload.profiling.bench.fault_runs import FaultFigures, KillFigures, measure_fault, measure_kill
-from fastload.profiling.bench.faults import KILL_WORKER
+from fastload.profiling.bench.faults import (
+    KILL_WORKER,
+    Fault,
+    FaultFigures,
+    KillFigures,
+    measure_fault,
+    measure_kill,
+    parse_fault,
+)
 from fastload.profiling.bench.passes import Show, Spread
 from fastload.profiling.bench.rivals import Rival, check_source, measure_rivals
-from fastload.profiling.bench.steps import TouchStep, TrainingStep, make_step
+from fastload.profiling.bench.steps import StepChoice, TouchStep, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import BenchOptions, Subject, crop_text
 from fastload.profiling.bench.training_loop import HOW_IN_TURN, LoopFigures, headspace_in_turn, run_loop
 from fastload.profiling.meter import environment
@@ -94,13 +101,8 @@ class BenchResult:
         """Returns everything as numbers, strings, lists and dicts; `version` is the version of this format."""
         found: dict[str, Any] = {"version": 1, "file": self.path.name}
         found |= {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("path", "options")}
-        options = {name: value for name, value in vars(self.options).items() if name not in ("source", "faults")}
-        found["options"] = options | {
-            "step": str(self.options.step) if self.options.step else None,
-            "shuffle": str(self.options.shuffle),
-            "source": self.options.source is not None,
-            "faults": [fault.text for fault in self.options.faults],
-        }
+        shown = {"shuffle": str(self.options.shuffle), "source": self.options.source is not None}
+        found["options"] = asdict(self.options) | shown
         for name in ("alone", "loop"):
             found[name] = asdict(getattr(self, name)) if getattr(self, name) is not None else None
         for name in ("rivals", "faults"):
@@ -122,6 +124,8 @@ def run_bench(
     """
     if options.source is not None and not options.compare:
         raise OptionError("--source: the image files are only read with --compare")
+    step = parse_step(options.step) if options.step is not None else None
+    faults = [parse_fault(text) for text in options.faults]
     subject = Subject(path, options)
     if options.source is not None:
         check_source(subject, options.source)
@@ -130,7 +134,7 @@ def run_bench(
         crop=subject.crop.size if subject.crop is not None else None, environment=environment(),
     )  # fmt: skip
     try:
-        _measure(subject, result, show)
+        _measure(subject, step, faults, result, show)
     except KeyboardInterrupt:
         result.interrupted = True
     finally:
@@ -139,14 +143,14 @@ def run_bench(
     return result
 
 
-def _measure(subject: Subject, result: BenchResult, show: Show) -> None:
+def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], result: BenchResult, show: Show) -> None:
     """Runs what the options ask for, part by part, and keeps each in the result."""
     options, title = subject.options, result.title
     result.alone = measure_alone(subject, show)
     step: TrainingStep = TouchStep()  # without a training step, batches are only read
-    if options.step is not None:
+    if choice is not None:
         step = make_step(
-            options.step, channels=subject.image_shape[0], num_classes=subject.num_classes, device=subject.device,
+            choice, channels=subject.image_shape[0], num_classes=subject.num_classes, device=subject.device,
             loader_samples_per_s=result.alone.samples_per_s["median"],
         )  # fmt: skip
 
@@ -157,7 +161,7 @@ def _measure(subject: Subject, result: BenchResult, show: Show) -> None:
             part=name, show=show,
         )  # fmt: skip
 
-    if options.step is not None:
+    if choice is not None:
         result.loop = train("the training loop", subject.shared_loader(), title)
         result.headspace = headspace_in_turn(subject, step, show)
         rate = result.headspace["base"]["median"]
@@ -166,9 +170,9 @@ def _measure(subject: Subject, result: BenchResult, show: Show) -> None:
     if options.compare:
         measure_rivals(
             subject, result.rivals, show,
-            lambda name, loader: train(name, loader, f"{title}: {name}") if options.step is not None else None,
+            lambda name, loader: train(name, loader, f"{title}: {name}") if choice is not None else None,
         )  # fmt: skip
-    for fault in options.faults:
+    for fault in faults:
         if fault.text == KILL_WORKER:
             result.faults.append(measure_kill(subject, step, fault))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastload.profiling.bench.alone import AloneFigures
-from fastload.profiling.bench.fault_runs import FaultFigures, KillFigures
+from fastload.profiling.bench.faults import FaultFigures, KillFigures
 from fastload.profiling.bench.passes import Spread
 from fastload.profiling.bench.rivals import Rival
 from fastload.profiling.bench.training_loop import LoopFigures

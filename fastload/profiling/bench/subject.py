@@ -19,9 +19,7 @@ from fastload.format.header import read_header
 from fastload.loader.loader import FastLoader
 from fastload.plan import Shuffle
 from fastload.prefetch.inputs import Input, PackedInput
-from fastload.profiling.bench.faults import Fault
 from fastload.profiling.bench.passes import TimedPass, repeat_epochs, run_for
-from fastload.profiling.bench.steps import StepChoice
 from fastload.system.page_cache import drop
 from fastload.transforms import RandomResizedCrop
 
@@ -38,11 +36,11 @@ class BenchOptions:
         seconds: for each part: the loader alone, the training loop, each comparison and each fault.
         workers, shuffle, device, seed: as in `FastLoader`.
         split: of the file; None: all rows.
-        step: of a training loop; None: only the loader is measured.
+        step: of a training loop, as `parse_step` takes it; None: only the loader is measured.
         compare: whether to measure a plain `DataLoader` too.
         source: folder or archive that the file was packed from; `compare` then also loads its image files.
         cold: whether to drop the file from the page cache before each pass.
-        faults: to inject, one after another.
+        faults: to inject, one after another, as `parse_fault` takes them.
         size: of a random crop, the first of the loader's transforms, as a side or as (height, width); None: 224 where
             images differ in size, else no crop.
     """
@@ -54,11 +52,11 @@ class BenchOptions:
     device: str | None = None
     seed: int = 0
     split: str | None = None
-    step: StepChoice | None = None
+    step: str | None = None
     compare: bool = False
     source: Path | None = None
     cold: bool = False
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[str, ...] = ()
     size: int | tuple[int, int] | None = None
 
     @property

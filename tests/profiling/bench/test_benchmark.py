@@ -14,11 +14,10 @@ from fastload import FormatError, MissingFileError, OptionError, SourceError, pa
 from fastload.format.header import read_header
 from fastload.profiling.bench.alone import BareTake
 from fastload.profiling.bench.benchmark import run_bench
-from fastload.profiling.bench.fault_runs import FaultFigures, KillFigures
-from fastload.profiling.bench.faults import parse_fault
+from fastload.profiling.bench.faults import FaultFigures, KillFigures
 from fastload.profiling.bench.passes import repeat_epochs, run_for
 from fastload.profiling.bench.rivals import plain_loaders
-from fastload.profiling.bench.steps import make_step, parse_step
+from fastload.profiling.bench.steps import make_step
 from fastload.profiling.bench.subject import BenchOptions, Subject
 from fastload.profiling.bench.training_loop import run_loop
 from fastload.profiling.meter import environment
@@ -65,7 +64,7 @@ def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
 
 
 def test_training_has_headspace_and_a_verdict(packed):
-    found = run_bench(packed, quick(batch_size=8, step=parse_step("sim:0.5x")))
+    found = run_bench(packed, quick(batch_size=8, step="sim:0.5x"))
     assert found.headspace is not None and found.loop is not None and found.alone is not None
     rate = 0.5 * found.alone.samples_per_s["median"]
     assert f"{rate:,.0f} images/s" in found.loop.step
@@ -75,13 +74,13 @@ def test_training_has_headspace_and_a_verdict(packed):
 
 
 def test_a_real_network_has_no_utilization_without_a_gpu(packed):
-    found = run_bench(packed, quick(batch_size=8, step=parse_step("tiny")))
+    found = run_bench(packed, quick(batch_size=8, step="tiny"))
     assert found.loop is not None and found.loop.utilization is None
     assert found.loop.step == "tiny on cpu"
 
 
 def test_slow_reads_are_counted_and_leave_the_loader_as_it_was(packed):
-    found = run_bench(packed, quick(batch_size=8, faults=(parse_fault("slow-disk=5"), parse_fault("stall=10@4"))))
+    found = run_bench(packed, quick(batch_size=8, faults=("slow-disk=5", "stall=10@4")))
     slow, stall = found.faults
     assert isinstance(slow, FaultFigures) and isinstance(stall, FaultFigures)
     assert slow.delays >= slow.loop.measured.num_steps
@@ -94,7 +93,7 @@ def test_slow_reads_are_counted_and_leave_the_loader_as_it_was(packed):
 
 
 def test_a_killed_worker_is_named_and_no_sample_is_lost_or_doubled(packed):
-    found = run_bench(packed, quick(batch_size=4, split="train", faults=(parse_fault("kill-worker"),)))
+    found = run_bench(packed, quick(batch_size=4, split="train", faults=("kill-worker",)))
     (kill,) = found.faults
     assert isinstance(kill, KillFigures)
     assert kill.names_worker and f"process {kill.pid} was killed by SIGKILL" in kill.error
@@ -106,7 +105,7 @@ def test_plain_ways_read_the_same_samples(tmp_path, image_folder: Callable[..., 
     folder = image_folder(per_class=16)
     path = tmp_path / "photos.h5"
     pack_images(folder, path)
-    found = run_bench(path, quick(batch_size=4, compare=True, source=folder, workers=1, step=parse_step("sim:2000")))
+    found = run_bench(path, quick(batch_size=4, compare=True, source=folder, workers=1, step="sim:2000"))
     names = [rival.name for rival in found.rivals]
     assert names == ["DataLoader(num_workers=1), the packed file", "DataLoader(num_workers=1), image files, Pillow"]
     for rival in found.rivals:
@@ -154,8 +153,8 @@ def test_cold_goes_with_everything_else(packed):
         cold=True,
         compare=True,
         workers=1,
-        step=parse_step("sim:2000"),
-        faults=(parse_fault("slow-disk=1"),),
+        step="sim:2000",
+        faults=("slow-disk=1",),
     )
     found = run_bench(packed, options)
     assert found.rivals and found.faults and found.headspace is not None
@@ -168,7 +167,7 @@ def test_ctrl_c_leaves_what_was_measured_so_far(packed):
         if "training" in str(figures):
             raise KeyboardInterrupt
 
-    found = run_bench(packed, quick(batch_size=8, step=parse_step("sim:2000")), show=show)
+    found = run_bench(packed, quick(batch_size=8, step="sim:2000"), show=show)
     assert found.interrupted and found.alone is not None and found.headspace is None
     assert json.loads(json.dumps(found.to_dict()))["interrupted"] is True
 
