@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 
 import commands
 import pytest
@@ -75,17 +72,8 @@ def test_bad_input_is_one_line(packed, words, message):
 
 @pytest.mark.slow
 def test_ctrl_c_prints_what_was_measured_and_ends_with_130(packed):
-    code = "from fastload.cli import main; main()"
-    words = ["bench", str(packed), "--seconds", "60", "--step", "sim:500", "--batch-size", "8"]
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
-        # The first line comes after five seconds, of minutes.
-        said = process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=600)
-    assert process.returncode == 130, said + err
+    # The first line on stderr comes after five seconds, of minutes.
+    words = ("--seconds", 60, "--step", "sim:500", "--batch-size", 8)
+    out, err = commands.interrupted("bench", packed, *words, when=lambda process: process.stderr.readline())
     assert "file.h5: 96 images" in out
     assert "interrupted" in err and "Traceback" not in err
