@@ -28,7 +28,6 @@ import psutil
 import harness
 from fastload.profiling.bench.benchmark import BenchResult, run_bench
 from fastload.profiling.bench.passes import cpu_seconds
-from fastload.profiling.bench.steps import parse_step
 from fastload.profiling.bench.subject import BenchOptions
 
 SHARE = 0.8
@@ -70,7 +69,7 @@ def round_of(options: argparse.Namespace, path: Path, *, compare: bool) -> Bench
             batch_size=min(256, options.rows // 8),
             seconds=options.seconds,
             workers=options.workers,
-            step=parse_step(f"sim:{SHARE}x"),
+            step=f"sim:{SHARE}x",
             compare=compare,
             source=options.data / f"faces-{options.rows}" if compare else None,
         ),

@@ -32,17 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(pack)
-app.command()(layouts)
-app.command()(info)
-app.command()(verify)
-app.command()(preview)
-app.command()(export)
-app.command()(repack)
-app.command()(merge)
-app.command()(bench)
-app.command()(tune)
-app.command(context_settings={"ignore_unknown_options": False})(doctor)
+for _command in (pack, layouts, info, verify, preview, export, repack, merge, bench, tune, doctor):
+    app.command()(_command)
 
 
 def main() -> None:

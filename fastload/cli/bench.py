@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fastload.cli.arguments import AsJson, BatchSize, Device, Force, ImageFile, Report, Size, Split
 from fastload.cli.live import live_panel
-from fastload.cli.measuring import (
-    AsJson,
-    BatchSize,
-    Device,
-    Force,
-    ImageFile,
-    Report,
-    Size,
-    Split,
+from fastload.cli.output import (
+    bold,
     check_report,
     command_line,
+    one_line,
+    one_line_errors,
+    print_pairs,
+    print_table,
     show_result,
 )
-from fastload.cli.output import one_line, one_line_errors, print_pairs, print_table
 
 if TYPE_CHECKING:
     from fastload.profiling.bench.benchmark import BenchResult
@@ -37,14 +34,11 @@ def bench(
             metavar="STEP",
             help="Train too: resnet50, resnet18, tiny, or sim:RATE, a simulated accelerator that takes RATE images/s "
             "and leaves the CPU free; sim:0.8x takes 0.8 of what the loader gives.",
-            show_default=False,
         ),
     ] = None,
     batch_size: BatchSize = None,
     seconds: Annotated[float, typer.Option(help="Time for each part.")] = 5.0,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Threads or processes that load.", show_default=False)
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads or processes that load.")] = None,
     shuffle: Annotated[Literal["auto", "chunk", "full", "none"], typer.Option(help="Order of the samples.")] = "auto",
     split: Split = None,
     device: Device = None,
@@ -57,7 +51,6 @@ def bench(
         Path | None,
         typer.Option(
             help="What FILE was packed from; --compare then also measures a plain DataLoader of the image files.",
-            show_default=False,
         ),
     ] = None,
     cold: Annotated[
@@ -68,7 +61,6 @@ def bench(
         typer.Option(
             metavar="FAULT",
             help="Show how the loop takes a fault: slow-disk=MS, stall=MS@EVERY, kill-worker; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -81,32 +73,18 @@ def bench(
     With --step, also trains on the batches and says what limits the loop.
     Ctrl-C ends it and prints the results so far.
     """
+    options: dict[str, Any] = dict(locals())  # named like those of `BenchOptions`
+    for name in ("file", "inject", "as_json", "report", "force"):
+        del options[name]
     with one_line_errors():
         check_report(report, force=force)
-        from fastload.profiling.bench.benchmark import run_bench
-        from fastload.profiling.bench.faults import parse_fault
-        from fastload.profiling.bench.steps import parse_step
-        from fastload.profiling.bench.subject import BenchOptions
+        from fastload.profiling.bench.benchmark import BenchOptions, run_bench
 
-        options = BenchOptions(
-            batch_size=batch_size,
-            seconds=seconds,
-            workers=workers,
-            shuffle=_SHUFFLES[shuffle],  # type: ignore[arg-type]  # its values are shuffles
-            device=device,
-            seed=seed,
-            split=split,
-            step=parse_step(step) if step is not None else None,
-            compare=compare,
-            source=source,
-            cold=cold,
-            faults=tuple(map(parse_fault, inject or ())),
-            size=size,
-        )
-        with live_panel(f"bench {file.name}", total_s=options.total_s) as show:
-            result = run_bench(file, options, command=command_line(), show=show)
+        asked = BenchOptions(**options | {"shuffle": _SHUFFLES[shuffle], "faults": tuple(inject or ())})
+        with live_panel(f"bench {file.name}", total_s=asked.total_s) as show:
+            result = run_bench(file, asked, command=command_line(), show=show)
         show_result(
-            lambda: result.runs, result.to_dict, lambda: _print(result),
+            result.runs, result.to_dict(), lambda: _print(result),
             interrupted=result.interrupted, as_json=as_json, report=report, force=force,
         )  # fmt: skip
 
@@ -116,10 +94,7 @@ def _print(result: BenchResult) -> None:
 
     channels, height, width = result.image_shape
     shape = f"{height} x {width} x {channels}" if height and width else f"several sizes, {channels} channels"
-    typer.echo(
-        f"{typer.style(one_line(result.path.name), bold=True)}: {result.num_samples:,} images of {shape}, batches of "
-        f"{result.batch_size:,}"
-    )
+    typer.echo(f"{bold(result.path.name)}: {result.num_samples:,} images of {shape}, batches of {result.batch_size:,}")
     print_pairs(result.facts)
     if result.rivals:
         typer.echo()
@@ -130,4 +105,4 @@ def _print(result: BenchResult) -> None:
         print_pairs(fault_facts(fault))
     verdict = result.loop.measured.verdict if result.loop is not None else None
     if verdict is not None:
-        typer.echo(f"\n{typer.style('verdict:', bold=True)} {one_line(verdict.sentence)}")
+        typer.echo(f"\n{bold('verdict:')} {one_line(verdict.sentence)}")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastload.cli.measuring import check_report
-from fastload.cli.output import one_line, one_line_errors
+from fastload.cli.output import check_report, one_line, one_line_errors
 
 if TYPE_CHECKING:
     from fastload.profiling.doctor.examine import Examined
@@ -23,16 +22,12 @@ _FAULTS = 3
 
 
 def doctor(
-    command: Annotated[list[str], typer.Argument(help="The command, after two dashes.", show_default=False)],
+    command: Annotated[list[str], typer.Argument(help="The command, after two dashes.")],
     seconds: Annotated[
         float | None, typer.Option("--seconds", min=1, help="Interrupt the command after this time, as Ctrl-C would.")
     ] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write everything measured to this file.", show_default=False)
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Write a report to this .html file.", show_default=False)
-    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write everything measured to this file.")] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="Write a report to this .html file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite these files where they exist.")] = False,
 ) -> None:
     """Run a training script and say what limits it: fastload doctor -- python train.py

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastload.cli.arguments import AsJson
 from fastload.cli.output import (
+    bold,
     one_line,
     one_line_errors,
     print_encodings,
+    print_finding,
     print_json,
     print_pairs,
     print_table,
@@ -21,8 +25,9 @@ from fastload.cli.output import (
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
+    from fastload.inspection.chunk_layout import ChunkLayout
     from fastload.inspection.info import FieldInfo, FileInfo, RaggedInfo
-    from fastload.inspection.shuffle_quality import Measure, OrderQuality, ShuffleQuality
+    from fastload.inspection.shuffle_quality import Measure, ShuffleQuality
 
 
 MAX_CLASSES = 12
@@ -32,7 +37,7 @@ MAX_FINDINGS = 20
 
 def info(
     file: Annotated[Path, typer.Argument(help="A packed file, or any HDF5 file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     shuffle_quality: Annotated[
         bool, typer.Option("--shuffle-quality", help="Measure how well each shuffle mixes this file; takes seconds.")
     ] = False,
@@ -81,7 +86,7 @@ def info(
 
 def _print(found: FileInfo) -> None:
     origin = "not packed by fastload" if found.version is None else f"{found.writer}, format {found.version}"
-    typer.echo(f"{typer.style(one_line(found.path.name), bold=True)} ({one_line(origin)})")
+    typer.echo(f"{bold(found.path.name)} ({one_line(origin)})")
     pairs = [("samples", f"{found.num_samples:,}")]
     if found.splits:
         pairs.append(splits_pair({name: stop - start for name, (start, stop) in found.splits.items()}))
@@ -89,60 +94,49 @@ def _print(found: FileInfo) -> None:
         pairs.append(_classes(found))
     pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
     if found.layout:
-        pairs += _layout_pairs(found)
+        pairs += _layout_pairs(found.layout)
     for name, ragged in found.stores.items():
         pairs += _ragged_pairs(name, ragged)
     if found.version is not None:
-        order = f"shuffled within each split, seed {found.seed}" if found.shuffled else "as in the source"
         # Seed, shuffle and chunks are shown on other lines; without a size `fit` had no effect.
         own = {"seed", "shuffle", "chunk_bytes", *(() if found.pack_options.get("size") else ("fit",))}
-        shown = {name: value for name, value in found.pack_options.items() if value is not None and name not in own}
-        options = ", ".join(f"{name} {_option(value)}" for name, value in shown.items())
+        options = ", ".join(
+            f"{name} {' x '.join(map(str, value)) if isinstance(value, list) else value}"
+            for name, value in found.pack_options.items()
+            if value is not None and name not in own
+        )
         pairs += [
-            ("rows", order),
+            ("rows", f"shuffled within each split, seed {found.seed}" if found.shuffled else "as in the source"),
             ("source", f"layout {found.source_layout}" + (f"; {options}" if options else "")),
             ("decoder", found.decoder or "unknown"),
             ("digest", found.header_digest or ""),
         ]
     print_pairs(pairs)
     typer.echo()
-    fields = list(found.fields.values())
-    print_table(("field", "shape", "type", "size", "storage"), [_field_row(field) for field in fields[:MAX_FIELDS]])
-    if len(fields) > MAX_FIELDS:
-        typer.echo(f"  and {len(fields) - MAX_FIELDS:,} more; `--json` lists all")
+    _print_fields(list(found.fields.values()))
     if found.findings:
         typer.echo()
         for finding in found.findings[:MAX_FINDINGS]:
-            typer.echo(f"{typer.style('!', fg='yellow', bold=True)} {one_line(finding)}")
+            print_finding(finding)
     elif found.version is None:
         typer.echo("\nNothing to fix: FastLoader reads each image as one piece of this file.")
-
-
-def _option(value: object) -> str:
-    return " x ".join(str(part) for part in value) if isinstance(value, list) else str(value)
 
 
 def _classes(found: FileInfo) -> tuple[str, str]:
     label = "attributes" if len(found.fields["labels"].shape) == 2 else "classes"
     counts = found.class_counts or (None,) * len(found.classes)
-    shown = [
-        name if count is None else f"{name} {count:,}"
-        for name, count in zip(found.classes[:MAX_CLASSES], counts, strict=False)
-    ]
+    some = zip(found.classes[:MAX_CLASSES], counts, strict=False)
+    shown = ", ".join(name if count is None else f"{name} {count:,}" for name, count in some)
     more = f" and {len(found.classes) - MAX_CLASSES:,} more" if len(found.classes) > MAX_CLASSES else ""
-    return label, f"{len(found.classes):,}: {', '.join(shown)}{more}"
+    return label, f"{len(found.classes):,}: {shown}{more}"
 
 
-def _layout_pairs(found: FileInfo) -> list[tuple[str, str]]:
-    layout = found.layout
-    assert layout is not None
-    if layout.chunks is None:
-        chunks = "none (contiguous)"
-    else:
+def _layout_pairs(layout: ChunkLayout) -> list[tuple[str, str]]:
+    chunks = "none (contiguous)"
+    if layout.chunks is not None:
         cut = ", which they cut" if layout.chunks_per_image > 1 else ""
-        chunks = (
-            f"{layout.num_chunks:,} of {counted(layout.chunk_rows, 'image')}{cut} ({format_bytes(layout.chunk_bytes)})"
-        )
+        rows = counted(layout.chunk_rows, "image")
+        chunks = f"{layout.num_chunks:,} of {rows}{cut} ({format_bytes(layout.chunk_bytes)})"
     linear = f", one linear array from byte {layout.first_offset:,}" if layout.linear else ", not linear"
     read = "" if layout.linear else f"{counted(layout.chunks_per_image, 'chunk')}, "
     cost = f"{read}{format_bytes(layout.read_bytes_per_image)} read"
@@ -170,27 +164,41 @@ def _ragged_pairs(name: str, ragged: RaggedInfo) -> list[tuple[str, str]]:
     ]
 
 
-def _field_row(field: FieldInfo) -> tuple[str, str, str, str, str]:
-    storage = "contiguous" if field.chunks is None else f"chunks {_shape(field.chunks)}"
-    filters = f", {' + '.join(field.filters)}" if field.filters else ""
-    return field.name, _shape(field.shape), field.dtype, format_bytes(field.bytes), storage + filters
+def _print_fields(fields: Sequence[FieldInfo]) -> None:
+    def shape_of(shape: tuple[int, ...]) -> str:
+        return " x ".join(f"{n:,}" for n in shape) or "single value"
 
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return " x ".join(f"{n:,}" for n in shape) or "single value"
+    rows = []
+    for field in fields[:MAX_FIELDS]:
+        storage = "contiguous" if field.chunks is None else f"chunks {shape_of(field.chunks)}"
+        filters = f", {' + '.join(field.filters)}" if field.filters else ""
+        rows.append((field.name, shape_of(field.shape), field.dtype, format_bytes(field.bytes), storage + filters))
+    print_table(("field", "shape", "type", "size", "storage"), rows)
+    if len(fields) > MAX_FIELDS:
+        typer.echo(f"  and {len(fields) - MAX_FIELDS:,} more; `--json` lists all")
 
 
 def _print_quality(found: ShuffleQuality) -> None:
     """Prints one line for each shuffle; a star marks values worse than full shuffle's by more than its spread."""
+    from fastload.inspection.shuffle_quality import format_percent
+
+    def shown(name: str, measure: Measure | None) -> str:
+        if measure is None:
+            return "-"
+        value = format_percent(measure.value) if name == "mates_again" else f"{measure.value:.3f}"
+        return value + ("" if measure.as_good else " *")
+
     rows = f"{found.num_rows:,} samples of split {found.split}" if found.split else f"{found.num_rows:,} samples"
     chunks = f", chunks of {found.chunk_rows:,}" if found.chunk_rows else ""
     typer.echo(f"\nshuffle quality: {one_line(rows)} in batches of {found.batch_size:,}{chunks}")
     expected = [
-        _shown(name, measure and replace(measure, value=measure.full, as_good=True))
+        shown(name, measure and replace(measure, value=measure.full, as_good=True))
         for name, measure in found.orders[0].measures.items()
     ]
-    head = ("shuffle", "mixes rows", "file order", "label mix", "epoch distance", "mates again")
-    print_table(head, [("expected of full", f"{found.num_rows:,}", *expected), *map(_quality_row, found.orders)])
+    table: list[Sequence[str]] = [("expected of full", f"{found.num_rows:,}", *expected)]
+    for order in found.orders:
+        table.append((order.shuffle, f"{order.window_rows:,}", *(shown(*one) for one in order.measures.items())))
+    print_table(("shuffle", "mixes rows", "file order", "label mix", "epoch distance", "mates again"), table)
     typer.echo("  * worse than random permutations, by more than 3 standard deviations of an epoch")
     print_pairs([
         ("file order", "rank correlation of the epoch with the file: 0 none, 1 as the file lies"),
@@ -202,21 +210,7 @@ def _print_quality(found: ShuffleQuality) -> None:
         if order.shuffle == found.default:
             typer.echo(f"\nshuffle=True means {order.shuffle} for this file: {order.verdict}.")
     for note in found.notes:
-        typer.echo(f"{typer.style('!', fg='yellow', bold=True)} {one_line(note)}")
-
-
-def _quality_row(order: OrderQuality) -> tuple[str, ...]:
-    shown = [_shown(name, measure) for name, measure in order.measures.items()]
-    return order.shuffle, f"{order.window_rows:,}", *shown
-
-
-def _shown(name: str, measure: Measure | None) -> str:
-    from fastload.inspection.shuffle_quality import format_percent
-
-    if measure is None:
-        return "-"
-    value = format_percent(measure.value) if name == "mates_again" else f"{measure.value:.3f}"
-    return value + ("" if measure.as_good else " *")
+        print_finding(note)
 
 
 def preview(

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 import typer
@@ -45,26 +45,41 @@ def live_panel(title: str, total_s: float | None = None, *, script_runs: bool = 
         total_s: how long it will take; None: not known.
         script_runs: whether a script of the user's runs meanwhile and inherits stdout and stderr.
     """
-    if script_runs:
-        with _free_terminal() as terminal:
-            if terminal is None:
-                yield show_nothing
-            else:
-                yield from _panel(title, total_s, terminal)
-    elif sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in (None, "dumb"):
-        yield from _panel(title, total_s, sys.stderr)
-    else:
-        yield _Lines(title, total_s)
+    with ExitStack() as stack:
+        terminal = sys.stderr if _is_terminal(sys.stderr) else None
+        if script_runs:
+            terminal = stack.enter_context(_free_terminal())
+        if terminal is None:
+            yield show_nothing if script_runs else _Lines(title, total_s)
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=terminal)
+        panel = _Panel(title, total_s)
+        # Transient: cleared at the end, also after Ctrl-C. Output on stderr meanwhile appears above the panel; stdout
+        # may be a file or a pipe and is left alone.
+        live = Live(
+            get_renderable=lambda: panel.draw(console), console=console, refresh_per_second=4, transient=True,
+            redirect_stdout=False, redirect_stderr=terminal is sys.stderr,
+        )  # fmt: skip
+        stack.enter_context(live)
+        yield panel.show
 
 
 def show_nothing(_figures: Mapping[str, str | float]) -> None:
     """Does nothing. `live_panel` yields it where nothing is shown, so that a caller need not compute figures."""
 
 
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Whether a panel can be drawn there."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") not in (None, "dumb")
+
+
 @contextmanager
 def _free_terminal() -> Iterator[TextIO | None]:
     """Yields the terminal of this session, if nothing else writes there; else None."""
-    if os.environ.get("TERM") in (None, "dumb") or any(stream is None or stream.isatty() for stream in _streams()):
+    if any(stream is None or stream.isatty() for stream in (sys.stdout, sys.stderr)):
         yield None
         return
     try:
@@ -77,30 +92,7 @@ def _free_terminal() -> Iterator[TextIO | None]:
             ours = os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
         except OSError:
             ours = False
-        yield terminal if ours else None
-
-
-def _streams() -> tuple[TextIO | None, TextIO | None]:
-    return sys.stdout, sys.stderr
-
-
-def _panel(title: str, total_s: float | None, terminal: TextIO) -> Iterator[Show]:
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(file=terminal)
-    panel = _Panel(title, total_s)
-    # Transient: cleared at the end, also after Ctrl-C. Output on stderr meanwhile appears above the panel; stdout may
-    # be a file or a pipe and is left alone.
-    with Live(
-        get_renderable=lambda: panel.draw(console),
-        console=console,
-        refresh_per_second=4,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=terminal is sys.stderr,
-    ):
-        yield panel.show
+        yield terminal if ours and _is_terminal(terminal) else None
 
 
 class _Panel:
@@ -131,20 +123,20 @@ class _Panel:
         lines.add_column(justify="right", no_wrap=True)
         lines.add_column(style="blue", no_wrap=True)
         width = min(console.width, WIDTH)
-        rows = [(one_line(name), figure_text(value), name) for name, value in self._figures.items()]
-        room = width - 8 - max((len(row[0]) for row in rows), default=0) - max((len(row[1]) for row in rows), default=0)
-        for shown, value, name in rows:
+        rows = [(name, one_line(name), figure_text(value)) for name, value in self._figures.items()]
+        room = width - 8 - sum(max((len(row[column]) for row in rows), default=0) for column in (1, 2))
+        for name, shown, value in rows:
             curve = sparkline(list(self._history.get(name, ()))[-room:]) if room > 1 else ""
             lines.add_row(Text(shown), Text(value), curve)
         whole = Table.grid()
         whole.add_row(lines)
         if self._total_s:
-            bar = ProgressBar(total=self._total_s, completed=min(elapsed, self._total_s), width=width - 4)
-            whole.add_row(bar)
+            whole.add_row(ProgressBar(self._total_s, completed=min(elapsed, self._total_s), width=width - 4))
+        title, times = Text(self._title, style="bold", overflow="ellipsis"), Text(times_text(elapsed, self._total_s))
         return Panel(
             whole,
-            title=Text(self._title, style="bold", overflow="ellipsis"),
-            subtitle=Text(times_text(elapsed, self._total_s)),
+            title=title,
+            subtitle=times,
             title_align="left",
             subtitle_align="left",
             border_style="dim",
@@ -171,14 +163,11 @@ class _Lines:
 
 def times_text(elapsed_s: float, total_s: float | None) -> str:
     """Returns `12 s`, or `12 s, about 8 s left`."""
+    left_s = 0.0 if total_s is None else total_s - elapsed_s
+    elapsed, left = (f"{s:.0f} s" if s < 59.5 else format_seconds(s) for s in (elapsed_s, left_s))
     if total_s is None:
-        return _coarse(elapsed_s)
-    left = total_s - elapsed_s
-    return f"{_coarse(elapsed_s)}, " + (f"about {_coarse(left)} left" if left >= 1 else "soon done")
-
-
-def _coarse(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 59.5 else format_seconds(seconds)
+        return elapsed
+    return f"{elapsed}, about {left} left" if left_s >= 1 else f"{elapsed}, soon done"
 
 
 def figure_text(value: str | float) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fastload.estimate import EncodingEstimates
     from fastload.pack import PackReport
     from fastload.pack.pack_options import Progress
+    from fastload.timing.results import Measured
 
 
 INTERRUPTED = 130
@@ -68,17 +70,20 @@ def print_error(message: str) -> None:
     typer.echo(f"{typer.style('error:', fg='red', bold=True)} {one_line(message)}", err=True)
 
 
+def print_finding(text: str) -> None:
+    """Prints one line `! ...`, on something to know or to change."""
+    typer.echo(f"{typer.style('!', fg='yellow', bold=True)} {one_line(text)}")
+
+
+def bold(text: object) -> str:
+    """Returns a text, or the name of a file, on one line and in bold type."""
+    return typer.style(one_line(str(text)), bold=True)
+
+
 def show_warnings_in_one_line() -> None:
     """Prints the library's warnings as `warning: ...` on stderr, without the line of code they came from."""
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
         typer.echo(f"{typer.style('warning:', fg='yellow', bold=True)} {one_line(str(message))}", err=True)
 
     warnings.showwarning = show
@@ -110,7 +115,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_written(head: str, path: Path, pairs: Pairs, notes: Iterable[str]) -> None:
     """Prints that `head` was written into a file or folder, and what there is to say of it."""
-    typer.echo(f"{head} into {typer.style(one_line(str(path)), bold=True)}")
+    typer.echo(f"{head} into {bold(path)}")
     print_pairs([*pairs, *(("note", note) for note in notes)])
 
 
@@ -142,11 +147,20 @@ def speed_pair(per_s: float, unit: str, seconds: float) -> tuple[str, str]:
 
 
 def changes(converted: Mapping[str, int], skipped: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns lines on what was converted, and on each sample that was left out."""
+    """Returns lines on what was converted, and on each sample that was left out.
+
+    After MAX_SKIPPED samples, the number of the others and their folders.
+    """
     pairs = [("converted", f"{what}: {count:,}") for what, count in converted.items()]
     if skipped:
         pairs.append(("skipped", f"{len(skipped):,}"))
-        pairs += [("", line) for line in _skipped_lines(skipped)]
+        pairs += [("", f"{key}: {reason}") for key, reason in skipped[:MAX_SKIPPED]]
+    rest = Counter(key.rpartition("/")[0] or "the top folder" for key, _ in skipped[MAX_SKIPPED:])
+    if rest:
+        most = rest.most_common(5)
+        where = ", ".join(f"{count:,} in {folder}" for folder, count in most)
+        others = rest.total() - sum(count for _, count in most)
+        pairs.append(("", f"and {rest.total():,} more: {where}{f', {others:,} elsewhere' if others else ''}"))
     return pairs
 
 
@@ -157,15 +171,48 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def _skipped_lines(skipped: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns `key: reason` of each sample; after MAX_SKIPPED samples, the number of the others and their folders."""
-    lines = [f"{key}: {reason}" for key, reason in skipped[:MAX_SKIPPED]]
-    rest = Counter(key.rpartition("/")[0] or "the top folder" for key, _ in skipped[MAX_SKIPPED:])
-    if rest:
-        where = ", ".join(f"{count:,} in {folder}" for folder, count in rest.most_common(5))
-        others = sum(rest.values()) - sum(count for _, count in rest.most_common(5))
-        lines.append(f"and {sum(rest.values()):,} more: {where}{f', {others:,} elsewhere' if others else ''}")
-    return lines
+def check_report(report: Path | None, *, force: bool) -> None:
+    """Refuses a report that cannot be written, before minutes of measuring."""
+    if report is not None:
+        from fastload.profiling.report import check_report_path
+
+        check_report_path(report, force=force)
+
+
+def command_line() -> str:
+    """Returns the command that this process was started with; empty where it was called otherwise."""
+    return shlex.join(["fastload", *sys.argv[1:]]) if sys.argv[1:2] in (["bench"], ["tune"]) else ""
+
+
+def show_result(
+    runs: Sequence[Measured],
+    content: Any,
+    print_text: Callable[[], None],
+    *,
+    interrupted: bool,
+    as_json: bool,
+    report: Path | None,
+    force: bool,
+) -> None:
+    """Writes the report, and prints the result of a measurement.
+
+    Args:
+        runs: for the report.
+        content: the JSON object.
+        print_text: prints the result where JSON is not asked for.
+        interrupted: whether Ctrl-C ended the measurement; the exit code then says so.
+    """
+    if report is not None:
+        from fastload.profiling.report import write_report
+
+        write_report(runs, report, force=force)
+    if as_json:
+        print_json(content)
+    else:
+        print_text()
+    if interrupted:
+        print_error("interrupted; the results above were measured before.")
+        raise typer.Exit(INTERRUPTED)
 
 
 @contextmanager
@@ -177,13 +224,8 @@ def progress_bar(unit: str = "images") -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(compact=True),
-    )
+    texts = (TextColumn("{task.description}"), TextColumn("{task.fields[rate]}"))
+    columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn(compact=True))
     tasks: dict[str, tuple[Any, float, int]] = {}
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
 
@@ -236,21 +278,16 @@ def print_encodings(found: EncodingEstimates) -> None:
     """Prints size and loading rate of each encoding, and which one to choose."""
     rates = f"images/s read and decoded in {counted(found.threads, 'thread')}, without transforms"
     typer.echo(f"\nstores, from {found.sampled:,} samples of these images on this machine ({rates})")
-    rows = [
-        (
-            one.store,
-            format_bytes(one.bytes),
-            f"{one.bytes / found.raw_bytes:.0%}",
-            f"{one.warm_per_s:,.0f}",
-            "?" if one.disk_per_s is None else f"{one.disk_per_s:,.0f}",
-            ", ".join(f"{count} {name}" for name, count in one.encodings.items()),
-        )
-        for one in found.stores
-    ]
+    rows = []
+    for one in found.stores:
+        from_disk = "?" if one.disk_per_s is None else f"{one.disk_per_s:,.0f}"
+        sampled = ", ".join(f"{count} {name}" for name, count in one.encodings.items())
+        size, share = format_bytes(one.bytes), f"{one.bytes / found.raw_bytes:.0%}"
+        rows.append((one.store, size, share, f"{one.warm_per_s:,.0f}", from_disk, sampled))
     print_table(("store", "size", "of raw", "from memory", "from this disk", "sampled rows"), rows)
     disk = found.disk
     rate = f"{format_bytes(disk.bytes_per_s)}/s, {disk.note}" if disk.bytes_per_s is not None else disk.note
     pairs = [("disk", rate), ("pick", found.reason)]
     if found.failed:
         pairs.append(("note", f"{found.failed:,} more samples could not be decoded; `fastload pack` names them"))
-    print_pairs((name, one_line(value)) for name, value in pairs)
+    print_pairs(pairs)

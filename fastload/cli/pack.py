@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fastload.cli.arguments import ChunkBytes, parse_names, parse_size
 from fastload.cli.output import (
     CONTINUES,
+    bold,
     changes,
     one_line_errors,
     print_encodings,
@@ -28,40 +29,6 @@ if TYPE_CHECKING:
 
 MAX_SIZES = 8
 NO_IMAGES = "samples without images"
-
-# dd's units: K, M, G and KiB, MiB, GiB count in 1024, KB, MB, GB in 1000.
-_UNITS = {"": 1} | {
-    f"{letter}{suffix}": base**power
-    for power, letter in enumerate("kmg", 1)
-    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
-}
-
-
-def parse_size(text: str) -> int | tuple[int, int]:
-    """Parses `224` or `218x178` (height x width)."""
-    found = re.fullmatch(r"(\d+)(?:\s*[x×]\s*(\d+))?", text.strip(), flags=re.IGNORECASE)
-    if not found:
-        raise typer.BadParameter(f"{text!r} is not a size; write 224 or 218x178 (height x width).")
-    height, width = found.groups()
-    return int(height) if width is None else (int(height), int(width))
-
-
-def parse_names(text: str) -> tuple[str, ...]:
-    """Parses names between commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def parse_bytes(text: str) -> int:
-    """Parses `8MiB`, `8M` or `8388608`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if not found or found[2] not in _UNITS:
-        raise typer.BadParameter(f"{text!r} is not a number of bytes; write 8MiB, 8M or 8388608.")
-    return int(float(found[1]) * _UNITS[found[2]])
-
-
-ChunkBytes = Annotated[
-    Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk, such as 8MiB or 512K.")
-]
 
 
 def pack(
@@ -142,16 +109,12 @@ def pack(
     with one_line_errors("interrupted." if dry_run else CONTINUES):
         if dry_run:
             _survey(**arguments)
-        else:
-            _pack(arguments)
+            return
+        from fastload.pack import pack_images
 
-
-def _pack(arguments: dict[str, Any]) -> None:
-    from fastload.pack import pack_images
-
-    with progress_bar() as progress:
-        report = pack_images(**arguments, progress=progress)
-    print_packed(report)
+        with progress_bar() as progress:
+            report = pack_images(**arguments, progress=progress)
+        print_packed(report)
 
 
 def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None:
@@ -254,4 +217,4 @@ def layouts() -> None:
     for kind in ("dataset", "format", "folder"):
         for name, layout in LAYOUTS.items():
             if layout.kind == kind:
-                typer.echo(f"{typer.style(name.ljust(width), bold=True)}  {layout.line}")
+                typer.echo(f"{bold(name.ljust(width))}  {layout.line}")

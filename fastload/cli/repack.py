@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fastload.cli.arguments import ChunkBytes, ImageFile, parse_bytes
 from fastload.cli.output import (
     CONTINUES,
     one_line_errors,
@@ -16,7 +17,6 @@ from fastload.cli.output import (
     speed_pair,
     splits_pair,
 )
-from fastload.cli.pack import ChunkBytes, parse_bytes
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existin
 
 
 def repack(
-    file: Annotated[Path, typer.Argument(help="A packed file, or another HDF5 file of images.")],
+    file: ImageFile,
     output: Annotated[Path, typer.Argument(metavar="OUT.h5", help="File to write.")],
     chunk_bytes: Annotated[
         Any,
@@ -108,7 +108,7 @@ def merge(
 
 
 def export(
-    file: Annotated[Path, typer.Argument(help="A packed file, or another HDF5 file of images.")],
+    file: ImageFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     layout: Annotated[

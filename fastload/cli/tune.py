@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastload.cli.measuring import (
-    AsJson,
-    BatchSize,
-    Device,
-    Force,
-    ImageFile,
-    Report,
-    Size,
-    Split,
+from fastload.cli.arguments import AsJson, BatchSize, Device, Force, ImageFile, Report, Size, Split
+from fastload.cli.output import (
+    bold,
     check_report,
     command_line,
+    format_seconds,
+    one_line,
+    one_line_errors,
+    print_finding,
+    print_table,
+    progress_bar,
     show_result,
 )
-from fastload.cli.output import format_seconds, one_line, one_line_errors, print_table, progress_bar
 
 if TYPE_CHECKING:
     from fastload.profiling.tune.search import Tuned
@@ -33,7 +32,6 @@ def tune(
             metavar="STEP",
             help="Find the cheapest arguments with which this step does not wait: resnet50, resnet18, tiny, or "
             "sim:RATE, a simulated accelerator that takes RATE images/s. By default, find the fastest.",
-            show_default=False,
         ),
     ] = None,
     cpu_budget: Annotated[
@@ -59,29 +57,23 @@ def tune(
     Prints the measurements and the call to paste.
     Ctrl-C ends it and prints the results so far.
     """
+    options: dict[str, Any] = dict(locals())  # named like those of `TuneOptions`
+    for name in ("file", "as_json", "report", "force"):
+        del options[name]
     with one_line_errors():
         check_report(report, force=force)
         from fastload.profiling.tune.candidates import TuneOptions, parse_share
 
-        options = TuneOptions(
-            batch_size=batch_size,
-            step=step,
-            cpu_budget=parse_share(cpu_budget),
-            seconds=seconds,
-            split=split,
-            device=device,
-            cold=cold,
-            size=size,
-        )
+        asked = TuneOptions(**options | {"cpu_budget": parse_share(cpu_budget)})
         from fastload.profiling.tune.search import Search
         from fastload.profiling.tune.tables import measured, to_dict
 
-        search = Search(file, options)
+        search = Search(file, asked)
         typer.echo(f"up to {search.num_trials} trials in about {format_seconds(seconds)}", err=True)
         with progress_bar("trials") as progress:
             result = search.run(progress)
         show_result(
-            lambda: [measured(result, command=command_line())], lambda: to_dict(result), lambda: _print(result),
+            [measured(result, command=command_line())], to_dict(result), lambda: _print(result),
             interrupted=result.interrupted, as_json=as_json, report=report, force=force,
         )  # fmt: skip
 
@@ -93,9 +85,9 @@ def _print(result: Tuned) -> None:
         typer.echo("nothing was measured")
         return
     table = table_of(result)
-    typer.echo(f"{typer.style(one_line(result.name), bold=True)}: {table.title}")
+    typer.echo(f"{bold(result.name)}: {table.title}")
     print_table(table.head, table.rows)
     for note in result.notes:
-        typer.echo(f"{typer.style('!', fg='yellow', bold=True)} {one_line(note)}")
+        print_finding(note)
     typer.echo(f"\nchosen: {one_line(result.chosen.reason)}{gain_text(result)}.\n")
-    typer.echo(f"  {typer.style(one_line(result.call), bold=True)}")
+    typer.echo(f"  {bold(result.call)}")

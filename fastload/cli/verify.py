@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastload.cli.arguments import AsJson
 from fastload.cli.output import format_seconds, one_line, one_line_errors, print_error, print_json, progress_bar
 from fastload.system.text import counted, format_bytes
 
@@ -27,7 +29,7 @@ def verify(
     workers: Annotated[
         int | None, typer.Option(help="Threads and processes to work with; by default one per CPU.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check that every row is still what was packed.
 
@@ -39,13 +41,8 @@ def verify(
 
         started = time.perf_counter()
         with progress_bar("rows") as advance:
-            report = verify_file(
-                file,
-                source=source,
-                root=root,
-                workers=workers,
-                progress=lambda done, total: advance("verifying", done, total),
-            )
+            progress = partial(advance, "verifying")
+            report = verify_file(file, source=source, root=root, workers=workers, progress=progress)
         if as_json:
             print_json(report.to_dict())
         else:
@@ -55,31 +52,25 @@ def verify(
 
 
 def _print(report: VerifyReport, seconds: float) -> None:
-    name = report.path.name
+    rows, source, wrong = counted(report.num_rows, "row"), report.source, []
     if not report.header_ok:
         typer.echo("header: its shapes, attributes or digests are not those that were packed")
-    _print_some([f"row {row.row} ({row.key}): {_damage(row.what)}" for row in report.damaged])
-    if report.source:
-        _print_source(report.source, report.equal)
-    rows = counted(report.num_rows, "row")
-    if report.ok:
-        typer.echo(
-            f"{one_line(name)}: {rows}, every digest matches ({format_bytes(report.pixel_bytes)} in "
-            f"{format_seconds(seconds)})"
-        )
-        return
-    wrong = [] if report.header_ok else ["its header is damaged"]
+        wrong.append("its header is damaged")
     if report.damaged:
+        not_packed = {what: f"its {what} are not those that were packed" for what in ("pixels", "fields")}
+        _print_some([f"row {row.row} ({row.key}): {not_packed.get(row.what, row.what)}" for row in report.damaged])
         wrong.append(f"{len({row.row for row in report.damaged}):,} of {rows} damaged")
-    if report.source and report.source.changed:
-        wrong.append(f"{len(report.source.changed):,} of {rows} no longer as in the source")
-    if report.source and report.source.missing:
-        wrong.append(f"{len(report.source.missing):,} of {rows} missing from the source")
-    print_error(f"{report.path}: {', '.join(wrong)}. Copy the file again, or pack it again.")
-
-
-def _damage(what: str) -> str:
-    return f"its {what} are not those that were packed" if what in ("pixels", "fields") else what
+    if source:
+        _print_source(source, report.equal)
+        if source.changed:
+            wrong.append(f"{len(source.changed):,} of {rows} no longer as in the source")
+        if source.missing:
+            wrong.append(f"{len(source.missing):,} of {rows} missing from the source")
+    if report.ok:
+        size = f"{format_bytes(report.pixel_bytes)} in {format_seconds(seconds)}"
+        typer.echo(f"{one_line(report.path.name)}: {rows}, every digest matches ({size})")
+    else:
+        print_error(f"{report.path}: {', '.join(wrong)}. Copy the file again, or pack it again.")
 
 
 def _print_source(source: SourceReport, equal: int) -> None:
@@ -90,13 +81,13 @@ def _print_source(source: SourceReport, equal: int) -> None:
             f"in the source only (added since, or left out by --limit or --on-error skip): {len(source.extra):,}"
         )
         _print_some([f"  {key}" for key in source.extra])
+    head = f"source: {equal:,} of {source.compared:,} images decode to"
     if source.same_decoder:
-        typer.echo(f"source: {equal:,} of {source.compared:,} images decode to exactly the packed pixels")
+        typer.echo(f"{head} exactly the packed pixels")
     else:
         typer.echo(
-            f"source: {equal:,} of {source.compared:,} images decode to the packed pixels, {source.inexact:,} of them "
-            f"within {source.max_levels:.0f} levels only: the decoder is now {source.decoder_now}, packed was with "
-            f"{source.decoder_file}"
+            f"{head} the packed pixels, {source.inexact:,} of them within {source.max_levels:.0f} levels only: the "
+            f"decoder is now {source.decoder_now}, packed was with {source.decoder_file}"
         )
 
 

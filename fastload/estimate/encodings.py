@@ -16,7 +16,7 @@ from fastload.format.ragged import ENCODINGS, JPEG, EncodedRow
 from fastload.pack.encoding import EncodingOption, RaggedPlan
 from fastload.pack.pack_options import Progress
 from fastload.system.machine import available_cpus, available_memory
-from fastload.system.text import format_bytes
+from fastload.system.text import counted, format_bytes
 
 AS_IT_IS = "as it is"
 """The name of a file's present encoding."""
@@ -149,15 +149,14 @@ def estimate_encodings(
         None if no image of the sample can be decoded.
     """
     threads = threads or available_cpus()
-    stores, known, count = dataset.stores, dataset.known, len(dataset.samples)
-    made = [option for option in stores if option.kind != "mixed"]
+    known, count = dataset.known, len(dataset.samples)
+    made = [option for option in dataset.stores if option.kind != "mixed"]
     found = take_sample(dataset.encode, made, dataset.samples, threads=threads, seconds=seconds, progress=progress)
     if not found.samples:
         return None
-    scale = dataset.num_pixels / sum(row.shape[0] * row.shape[1] for row in found.rows[made[0]])
-    sizes = {option: _size(option, found, scale, known) for option in stores}
-    first = found.rows[made[0]][0]
-    raw_bytes = dataset.num_pixels * (first.shape[2] * dataset.dtype.itemsize + (first.mask is not None))
+    row = found.rows[made[0]][0]
+    raw_bytes = dataset.num_pixels * (row.shape[2] * dataset.dtype.itemsize + (row.mask is not None))
+    sizes = {option: _size(option, found, dataset) for option in dataset.stores}
     disk = measure_disk(folder, max(sizes.values()))
 
     def estimate(store: str, size: int, warm: float, encodings: dict[str, int], *, loses: bool) -> EncodingEstimate:
@@ -169,24 +168,26 @@ def estimate_encodings(
         encodings = {", ".join(known.filters) or "raw": len(found.samples)}
         warm = known.chunked_per_s(found.samples)
         estimates.append(estimate(AS_IT_IS, known.images + known.masks, warm, encodings, loses=False))
-    for option in stores:
-        rows = _rows(option, found)
+    for option in dataset.stores:
+        rows = found.rows.get(option)
+        if rows is None:
+            pairs, share = zip(found.rows[_RAW], _jpegs(found), strict=True), option.fraction
+            rows = [coded if int((at + 1) * share) > int(at * share) else raw for at, (raw, coded) in enumerate(pairs)]
         encodings = {name: sum(row.encoding == code for row in rows) for code, name in enumerate(ENCODINGS)}
+        encodings = {name: number for name, number in encodings.items() if number}
         warm = pixel_rate(rows, dataset.dtype, threads=threads) * count / dataset.num_pixels
-        estimates.append(
-            estimate(
-                _name(option, dataset.compressed),
-                sizes[option],
-                warm,
-                {name: number for name, number in encodings.items() if number},
-                loses=_loses(option, found, remade=dataset.remade),
-            )
-        )
+        name = AS_IT_IS if option.kind == "keep" else str(option)
+        if option.kind == "raw" and dataset.compressed:
+            name = f"{name}, {dataset.compressed}"
+        estimates.append(estimate(name, sizes[option], warm, encodings, loses=_loses(option, found, dataset.remade)))
     memory = available_memory()
     pick, reason = pick_encoding(estimates, sampled=len(found.samples), free_memory=memory, room=room)
     return EncodingEstimates(
         tuple(estimates), raw_bytes, pick, reason, len(found.samples), found.failed, threads, disk, memory
     )
+
+
+_RAW = EncodingOption("raw")
 
 
 def encodings_of(plan: RaggedPlan, *, source: bool) -> list[EncodingOption]:
@@ -195,21 +196,11 @@ def encodings_of(plan: RaggedPlan, *, source: bool) -> list[EncodingOption]:
     Args:
         source: files have bytes that can be kept.
     """
-    raw = EncodingOption("raw")
     if plan.dtype != np.uint8 or plan.channels == 4:  # A JPEG cannot hold them.
-        return [raw]
-    quality = plan.option.quality
+        return [_RAW]
+    quality, fraction = plan.option.quality, plan.option.fraction or 0.5
     own = [EncodingOption("source", quality)] if source else []
-    fraction = plan.option.fraction or 0.5
-    return [raw, EncodingOption("jpeg", quality), *own, EncodingOption("mixed", quality, fraction)]
-
-
-def _rows(option: EncodingOption, found: Sampled) -> list[EncodedRow]:
-    if option.kind != "mixed":
-        return found.rows[option]
-    pairs = zip(found.rows[EncodingOption("raw")], _jpegs(found), strict=True)
-    share = option.fraction
-    return [coded if int((at + 1) * share) > int(at * share) else raw for at, (raw, coded) in enumerate(pairs)]
+    return [_RAW, EncodingOption("jpeg", quality), *own, EncodingOption("mixed", quality, fraction)]
 
 
 def _jpegs(found: Sampled) -> list[EncodedRow]:
@@ -219,30 +210,24 @@ def _jpegs(found: Sampled) -> list[EncodedRow]:
     return [mine if mine.encoding == JPEG else made for mine, made in zip(own, by_kind["jpeg"], strict=True)]
 
 
-def _name(option: EncodingOption, compressed: str) -> str:
-    if option.kind == "keep":
-        return AS_IT_IS
-    return f"{option}, {compressed}" if compressed and option.kind == "raw" else str(option)
-
-
-def _size(option: EncodingOption, found: Sampled, scale: float, known: KnownSizes | None) -> int:
+def _size(option: EncodingOption, found: Sampled, dataset: EncodingChoices) -> int:
     """Returns the bytes of all rows in an encoding: known from a file, or estimated from the sample."""
-    if known is None:
-        return round(scale * _sample_bytes(option, found, row_bytes))
-    if option.kind == "keep":
+    known = dataset.known
+    if known is not None and option.kind == "keep":
         return known.images + known.masks
-    return round(scale * _sample_bytes(option, found, lambda row: len(row.image))) + known.masks
+
+    def sampled(rows: Sequence[EncodedRow]) -> int:
+        return sum(len(row.image) if known is not None else row_bytes(row) for row in rows)
+
+    scale = dataset.num_pixels / sum(row.shape[0] * row.shape[1] for row in next(iter(found.rows.values())))
+    if option.kind == "mixed":
+        size = (1 - option.fraction) * sampled(found.rows[_RAW]) + option.fraction * sampled(_jpegs(found))
+    else:
+        size = float(sampled(found.rows[option]))
+    return round(scale * size) + (known.masks if known is not None else 0)
 
 
-def _sample_bytes(option: EncodingOption, found: Sampled, of_row: Callable[[EncodedRow], int]) -> float:
-    """Returns the bytes of the sample in an encoding."""
-    if option.kind != "mixed":
-        return float(sum(map(of_row, found.rows[option])))
-    raw, coded = sum(map(of_row, found.rows[EncodingOption("raw")])), sum(map(of_row, _jpegs(found)))
-    return (1 - option.fraction) * raw + option.fraction * coded
-
-
-def _loses(option: EncodingOption, found: Sampled, *, remade: bool) -> bool:
+def _loses(option: EncodingOption, found: Sampled, remade: bool) -> bool:
     if option.kind == "mixed":
         own = found.rows.get(EncodingOption("source", option.quality), found.rows.get(EncodingOption("keep"), []))
         return remade or not own or any(row.encoding != JPEG for row in own)
@@ -263,19 +248,20 @@ def pick_encoding(
         free_memory: bytes that the page cache may fill.
         room: bytes free on the disk; None: the file exists already.
     """
-    smallest = min(stores, key=lambda store: store.bytes)
-    possible = [store for store in stores if room is None or store.bytes <= room] or [smallest]
-    fitting = [store for store in possible if _fits(store, free_memory)]
+    possible = [store for store in stores if room is None or store.bytes <= room]
+    possible = possible or [min(stores, key=lambda store: store.bytes)]
+    fitting = [store for store in possible if store.bytes <= FITS * free_memory]
+    memory = f"the {format_bytes(free_memory)} of free memory"
     if sampled < FEW and stores[0] in fitting:
         return stores[0].store, (
-            f"{stores[0].store}: its {format_bytes(stores[0].bytes)} fit in the {format_bytes(free_memory)} of free "
-            f"memory; rates of {sampled} image{'s' if sampled > 1 else ''} are too uncertain to compare."
+            f"{stores[0].store}: its {format_bytes(stores[0].bytes)} fit in {memory}; rates of "
+            f"{counted(sampled, 'image')} are too uncertain to compare."
         )
     known = [store for store in possible if store in fitting or store.disk_per_s is not None]
     if not known:
         chosen = min(possible, key=lambda store: (store.loses, store.bytes))
         return chosen.store, (
-            f"{chosen.store}: nothing fits in the {format_bytes(free_memory)} of free memory, and it is not known how "
+            f"{chosen.store}: nothing fits in {memory}, and it is not known how "
             f"fast this disk is read; of what loses nothing it is the smallest, {format_bytes(chosen.bytes)}."
         )
     rates = {store.store: store.warm_per_s if store in fitting else store.disk_per_s or 0.0 for store in known}
@@ -287,40 +273,17 @@ def pick_encoding(
     chosen = min(
         close, key=lambda store: (store not in fitting, stores.index(store) if store in fitting else store.bytes)
     )
-    return chosen.store, _why(chosen, rates, known, fitting, free_memory) + _no_room(stores, possible, room)
-
-
-def _why(
-    chosen: EncodingEstimate,
-    rates: dict[str, float],
-    known: Sequence[EncodingEstimate],
-    fitting: Sequence[EncodingEstimate],
-    free_memory: int,
-) -> str:
+    second = max((store for store in known if store is not chosen), key=lambda store: rates[store.store], default=None)
     size, rate = format_bytes(chosen.bytes), f"{rates[chosen.store]:,.0f} images/s"
-    others = sorted((store for store in known if store is not chosen), key=lambda store: -rates[store.store])
-    second = f" ({_rate(others[0], rates, fitting)})" if others else ""
+    if second is not None:
+        where = "from memory" if second in fitting else "over this disk"
+        rate += f" ({second.store} {rates[second.store]:,.0f} {where})"
     if chosen in fitting:
-        memory = format_bytes(free_memory)
-        return f"{chosen.store}: its {size} fit in the {memory} of free memory, and from there come {rate}{second}."
-    loss = "; making JPEGs loses a little" if chosen.loses else ""
-    return (
-        f"{chosen.store}: its {size} do not fit in the {format_bytes(free_memory)} of free memory, and over this disk "
-        f"come {rate}{second}{loss}."
-    )
-
-
-def _rate(store: EncodingEstimate, rates: dict[str, float], fitting: Sequence[EncodingEstimate]) -> str:
-    where = "from memory" if store in fitting else "over this disk"
-    return f"{store.store} {rates[store.store]:,.0f} {where}"
-
-
-def _no_room(stores: Sequence[EncodingEstimate], possible: Sequence[EncodingEstimate], room: int | None) -> str:
+        reason = f"{chosen.store}: its {size} fit in {memory}, and from there come {rate}."
+    else:
+        loss = "; making JPEGs loses a little" if chosen.loses else ""
+        reason = f"{chosen.store}: its {size} do not fit in {memory}, and over this disk come {rate}{loss}."
     left_out = [f"{store.store} ({format_bytes(store.bytes)})" for store in stores if store not in possible]
-    if not left_out or room is None:
-        return ""
-    return f" No room on the disk, where {format_bytes(room)} are free, for {', '.join(left_out)}."
-
-
-def _fits(store: EncodingEstimate, free_memory: int) -> bool:
-    return store.bytes <= FITS * free_memory
+    if left_out and room is not None:
+        reason += f" No room on the disk, where {format_bytes(room)} are free, for {', '.join(left_out)}."
+    return chosen.store, reason

@@ -62,7 +62,11 @@ def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int
     """
     if all(row.encoding == RAW and row.mask_encoding == RAW and row.shape == rows[0].shape for row in rows):
         return per_second(*_copying(rows), threads, seconds)
-    rows = _beyond_cache(rows)
+    if all(row.encoding == RAW for row in rows):
+        # Pixels, which are only copied, are repeated in other memory until caches cannot hold them.
+        total = sum(len(row.image) for row in rows)
+        times = max(1, min(_MORE_THAN_CACHE_BYTES // total, _MOST_COPIES // len(rows)))
+        rows = [replace(row, image=memoryview(bytearray(row.image))) for _ in range(times) for row in rows]
     largest = max(row.shape[0] * row.shape[1] * (row.shape[2] * dtype.itemsize + 1) for row in rows)
     slots_bytes = max(largest, _SLOTS_BYTES)
     threads = max(1, min(threads, _MOST_SLOTS_BYTES // slots_bytes))
@@ -133,15 +137,6 @@ def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any], slots_bytes: int
         return height * width
 
     return step
-
-
-def _beyond_cache(rows: Sequence[EncodedRow]) -> Sequence[EncodedRow]:
-    """Returns the rows; pixels, which are only copied, are repeated in other memory until caches cannot hold them."""
-    total = sum(len(row.image) for row in rows)
-    if any(row.encoding != RAW for row in rows):
-        return rows
-    times = max(1, min(_MORE_THAN_CACHE_BYTES // total, _MOST_COPIES // len(rows)))
-    return [replace(row, image=memoryview(bytearray(row.image))) for _ in range(times) for row in rows]
 
 
 class DiskRate(NamedTuple):

@@ -99,9 +99,14 @@ def take_sample(
                 return
             yield int(samples[at])
 
+    def flat(row: EncodedRow) -> EncodedRow:
+        """Returns the row with its bytes in one dimension, as they come from a file."""
+        mask = None if row.mask is None else memoryview(row.mask).cast("B")
+        return replace(row, image=memoryview(row.image).cast("B"), mask=mask)
+
     def work(sample: int) -> tuple[int, list[EncodedRow] | None]:
         try:
-            return sample, [_flat(encode(sample, option)) for option in options]
+            return sample, [flat(encode(sample, option)) for option in options]
         except (ImageError, OSError):  # Packing names it, here it is only counted.
             return sample, None
 
@@ -120,12 +125,6 @@ def take_sample(
 def row_bytes(row: EncodedRow) -> int:
     """Returns the bytes of a sample's image and mask."""
     return len(row.image) + (0 if row.mask is None else len(row.mask))
-
-
-def _flat(row: EncodedRow) -> EncodedRow:
-    """Returns the row with its bytes in one dimension, as they come from a file."""
-    mask = None if row.mask is None else memoryview(row.mask).cast("B")
-    return replace(row, image=memoryview(row.image).cast("B"), mask=mask)
 
 
 def spread(count: int, wanted: int) -> list[int]:

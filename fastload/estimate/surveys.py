@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastload.estimate.encodings import EncodingChoices, EncodingEstimates, KnownSizes, encodings_of, estimate_encodings
 from fastload.estimate.rates import Step, per_second
@@ -50,7 +49,11 @@ def estimate_survey(
     listing, headers = survey.listing, survey.headers
     if listing.files is None or headers is None or survey.plan is None:
         return None
-    plan = _row_by_row(survey.plan, masks=listing.masks is not None)
+    plan = survey.plan
+    masks: Form | None = None if listing.masks is None else "ragged"
+    # Rows of varying length, each encoded by itself.
+    codecs = [NONE if codec.name == "gzip" else codec for codec in (plan.image_codec, plan.mask_codec)]
+    plan = replace(plan, images="ragged", masks=masks, image_codec=codecs[0], mask_codec=codecs[1])
     sizes = row_sizes(plan, headers)[survey.samples]
     own, made = jpegs_kept_and_made(
         replace(plan, option=EncodingOption("source")), survey.samples, headers[survey.samples]
@@ -66,12 +69,6 @@ def estimate_survey(
     )
     room = survey.disk_free if survey.disk_free >= 0 else None
     return estimate_encodings(dataset, folder, room=room, threads=threads, progress=progress)
-
-
-def _row_by_row(plan: RaggedPlan, *, masks: bool) -> RaggedPlan:
-    """Returns the plan with rows of varying length, each encoded by itself."""
-    images, of_masks = (NONE if codec.name == "gzip" else codec for codec in (plan.image_codec, plan.mask_codec))
-    return replace(plan, images="ragged", masks="ragged" if masks else None, image_codec=images, mask_codec=of_masks)
 
 
 def estimate_file(
@@ -99,10 +96,12 @@ def estimate_file(
     images, masks = rows_of(file, "images"), None
     if "masks" in file.fields:
         masks = Masks(mask_rows_of(file), np.ones(file.num_rows, np.bool_))
+    kept = False  # whether any image is stored other than as raw pixels
     if isinstance(images, Arrays):
-        shapes, kept = np.tile(np.array([*images.shape, 1][:3], np.int32), (file.num_rows, 1)), False
+        shapes = np.tile(np.array([*images.shape, 1][:3], np.int32), (file.num_rows, 1))
     else:
-        shapes, kept = _ragged_shapes(file)
+        with open_hdf5(file.path) as hdf5:
+            shapes, kept = hdf5["images_shape"][()], bool((hdf5["images_encoding"][()] != RAW).any())
     dtype = np.dtype(file.fields["images"].dtype.newbyteorder("="))
     headers = np.zeros(file.num_rows, HEADERS)
     headers["height"], headers["width"], headers["channels"] = shapes.T
@@ -132,16 +131,16 @@ def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:
     num_bytes, small = dict.fromkeys(PIXEL_FIELDS, 0), False
     with open_hdf5(file.path) as hdf5:
         for name in PIXEL_FIELDS:
-            if name not in file.fields:
+            field = file.fields.get(name)
+            if field is None:
                 continue
-            field = file.fields[name]
             if field.ragged is not None:
                 num_bytes[name] = int(hdf5[f"{name}_bytes"][()].sum())
-                small |= name == "masks" and bool((hdf5["masks_encoding"][()] != RAW).any())
+                compressed = bool((hdf5[f"{name}_encoding"][()] != RAW).any())
             else:
                 compressed = bool(field.filters)
                 num_bytes[name] = hdf5[name].id.get_storage_size() if compressed else file.num_rows * field.row_bytes
-                small |= name == "masks" and compressed
+            small |= name == "masks" and compressed
     filters = tuple(file.fields["images"].filters)
     rate = (lambda samples: _chunks_per_s(file, samples, threads)) if filters else None
     return KnownSizes(num_bytes["images"], num_bytes["masks"], filters, rate), small
@@ -166,9 +165,3 @@ def _chunks_per_s(file: PackedFile, samples: Sequence[int], threads: int) -> flo
         for number in range(len(order)):  # Brings them into memory.
             warm_up(number)
         return per_second(make, sys.maxsize, threads, _READ_SECONDS)
-
-
-def _ragged_shapes(file: PackedFile) -> tuple[NDArray[np.int32], bool]:
-    """Returns the shape of each image of varying size, and whether any is stored other than as raw pixels."""
-    with open_hdf5(file.path) as hdf5:
-        return hdf5["images_shape"][()], bool((hdf5["images_encoding"][()] != RAW).any())

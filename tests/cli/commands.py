@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
 from typer.testing import CliRunner, Result
 
 from fastload.cli import app
@@ -25,3 +30,19 @@ def refused(*words: object) -> str:
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result.stderr
     assert result.stdout == ""
     return result.stderr
+
+
+PROCESS = (sys.executable, "-c", "from fastload.cli import main\nif __name__ == '__main__': main()")
+"""The command in a process of its own; a packer's workers import it again."""
+
+
+def interrupted(*words: object, when: Callable[[subprocess.Popen[str]], object]) -> tuple[str, str]:
+    """Returns stdout and stderr of a command that gets Ctrl-C once `when(process)` has returned, and ends with 130."""
+    with subprocess.Popen(
+        [*PROCESS, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        when(process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=600)
+    assert process.returncode == 130, out + err
+    return out, err

@@ -14,7 +14,7 @@ from typing import get_type_hints
 import pytest
 import typer.main
 from child_processes import run_python
-from commands import refused, run
+from commands import PROCESS, refused, run
 from typer.testing import CliRunner
 
 import fastload.cli
@@ -29,8 +29,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def fastload_process(*args: object, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from fastload.cli import main; main()", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)  # type: ignore[call-overload]
+    return subprocess.run([*PROCESS, *map(str, args)], capture_output=True, text=True, timeout=600, **options)  # type: ignore[call-overload]
 
 
 def test_help_lists_every_command_with_one_line() -> None:

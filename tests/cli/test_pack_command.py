@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import io
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,8 @@ import typer
 from PIL import Image
 from typer.testing import Result
 
-from fastload.cli.pack import parse_bytes, parse_size, print_packed
+from fastload.cli.arguments import parse_bytes, parse_size
+from fastload.cli.pack import print_packed
 from fastload.format.header import read_header
 from fastload.pack import PackReport
 from fastload.pack.finish import pixel_bytes
@@ -172,17 +171,13 @@ def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
 
 def test_ctrl_c_says_that_the_same_command_continues(image_folder: ImageFolder, tmp_path: Path) -> None:
     source = image_folder(per_class=1000)
-    script = "from fastload.cli import main\nif __name__ == '__main__': main()"
-    command = [sys.executable, "-c", script, "pack", str(source), str(tmp_path / "a.h5")]
-    command += ["--workers", "1", "--chunk-bytes", "2K"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    while process.poll() is None and not (tmp_path / "a.h5.part").exists():
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=600)
-    assert process.returncode == 130, error
+    words = ("pack", source, tmp_path / "a.h5", "--workers", 1, "--chunk-bytes", "2K")
+
+    def begun(process: subprocess.Popen[str]) -> None:
+        while process.poll() is None and not (tmp_path / "a.h5.part").exists():
+            time.sleep(0.01)
+
+    _, error = commands.interrupted(*words, when=begun)
     assert error.splitlines() == ["error: interrupted; the same command continues where it stopped."]
     assert not (tmp_path / "a.h5").exists()
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stderr
-    assert "packed 2,000 images" in result.stdout
+    assert "packed 2,000 images" in commands.run(*words).stdout

@@ -1,26 +1,24 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import commands
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("torch")
-
-from fastload.cli import app
 
 PACKED = {"rows": 200}
 
 
-def run(*args: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["tune", *map(str, args), "--seconds", "0.6"])
-    assert result.exit_code == code, result.output
-    return result.stdout if code == 0 else result.output
+def run(*words: object) -> str:
+    return commands.run("tune", *words, "--seconds", "0.6").stdout
+
+
+def refused(*words: object) -> str:
+    return commands.refused("tune", *words, "--seconds", "0.6")
 
 
 def test_a_table_and_a_call_to_paste(packed: Path) -> None:
@@ -41,7 +39,7 @@ def test_a_report_is_written_and_none_is_replaced(packed: Path, tmp_path: Path) 
     run(packed, "--report", path)
     page = path.read_text()
     assert "fastload tune file.h5" in page and "FastLoader(" in page
-    assert "--force" in run(packed, "--report", path, code=1)
+    assert "--force" in refused(packed, "--report", path)
     assert path.read_text() == page
 
 
@@ -50,18 +48,13 @@ def test_a_report_is_written_and_none_is_replaced(packed: Path, tmp_path: Path) 
     [(["--cpu-budget", "140%"], "such as 40%"), (["--step", "warp"], "choose"), (["--split", "x"], "split")],
 )
 def test_bad_options_are_one_line(packed: Path, args: list[str], why: str) -> None:
-    text = run(packed, *args, code=1)
-    assert why in text and len(text.strip().splitlines()) == 1
+    assert why in refused(packed, *args)
 
 
 def test_ctrl_c_shows_what_is_known(packed: Path) -> None:
-    code = "from fastload.cli import main; main()"
-    command = [sys.executable, "-c", code, "tune", str(packed), "--seconds", "60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert "trials" in process.stderr.readline()  # the search begins
+    def begun(process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None and "trials" in process.stderr.readline()
         time.sleep(1.5)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=600)
-    assert process.returncode == 130
+
+    out, err = commands.interrupted("tune", packed, "--seconds", 60, when=begun)
     assert "interrupted" in err and ("chosen: " in out or "nothing was measured" in out)

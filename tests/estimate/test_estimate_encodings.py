@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,14 +73,13 @@ def test_photos_of_several_sizes(tmp_path: Path) -> None:
     assert smaller["source"].loses and not stores["source"].loses
 
 
-def test_a_file_that_is_no_jpeg_has_no_bytes_of_its_own_to_keep(image_folder: ImageFolder) -> None:
-    stores = by_name(estimated(image_folder(suffix=".png")))
+@pytest.mark.parametrize(("suffix", "size"), [(".png", None), (".jpg", (8, 8))])
+def test_a_file_that_is_no_jpeg_or_changes_its_size_has_no_bytes_to_keep(
+    image_folder: ImageFolder, suffix: str, size: tuple[int, int] | None
+) -> None:
+    stores = by_name(estimated(image_folder(suffix=suffix), size=size))
     assert list(stores) == ["raw", "jpeg:90", "mixed:0.5"] and stores["mixed:0.5"].loses
-
-
-def test_images_brought_to_one_size_have_none_either(image_folder: ImageFolder) -> None:
-    stores = by_name(estimated(image_folder(), size=(8, 8)))
-    assert list(stores) == ["raw", "jpeg:90", "mixed:0.5"] and stores["raw"].bytes == 20 * 8 * 8 * 3
+    assert stores["raw"].bytes == 20 * math.prod(size or (12, 16)) * 3
 
 
 def test_sixteen_bits_are_no_jpeg(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.format.header import PackedFile
-from fastload.profiling.bench.passes import Spread, compare, run_for, spread, touch_batch
+from fastload.profiling.bench.passes import Show, Spread, compare, counting, run_for, spread, touch_batch
 from fastload.profiling.bench.subject import Subject
 from fastload.profiling.meter.sampler import peak_memory, process_memory
 
@@ -49,93 +49,75 @@ class AloneFigures:
     why_no_take: str = ""
 
 
-def measure_alone(
-    subject: Subject, *, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> AloneFigures:
-    """Measures the loader alone for `options.seconds`; half of that time goes to the bare copy.
-
-    Args:
-        on_progress: called with the number of parts that are done and of all parts.
-    """
-    cold = subject.options.cold
-    copyable = can_take(subject.dataset.file, subject.dataset.fields)
+def measure_alone(subject: Subject, show: Show) -> AloneFigures:
+    """Measures the loader alone for `options.seconds`; half of that time goes to the bare copy."""
+    cold, file, names = subject.options.cold, subject.dataset.file, subject.dataset.fields
+    why_no_take = ""
+    if any(file.fields[name].ragged is not None for name in names):
+        why_no_take = "its images differ in size or are kept encoded"
+    elif any(file.fields[name].offset is None for name in names):
+        why_no_take = "its rows are compressed or cut into chunks that do not lie back to back"
     # A cold pass reads each row only once: three passes say as much about a disk as six.
-    pairs = 3 if cold else PAIRS
-    total = 2 + pairs
-    seconds = subject.options.seconds / (pairs * (2 if copyable else 1) + 1)
+    pairs, warm_up = 3 if cold else PAIRS, 0 if cold or why_no_take else 1
+    tick = counting(show, "the loader alone", 2 + warm_up + pairs)
+    seconds = subject.options.seconds / (pairs * (1 if why_no_take else 2) + 1)
     before = process_memory(os.getpid())
     first = [subject.first_batch() for _ in range(1 + FIRST_BATCHES)][1:]  # the first one includes imports
-    on_progress(1, total)
+    tick()
     subject.make_cold()
     with peak_memory(os.getpid()) as peak:
         rows = subject.rows(_MOST_BATCHES, seconds)
-    on_progress(2, total)
+    tick()
     costs = []
-    done = 2
 
     def loader() -> float:
-        nonlocal done
         found = subject.run(seconds, touch_batch)
         costs.append(found.cpu_s / found.samples * 1000)
-        done += 1
-        on_progress(done, total)
+        tick()
         return found.samples_per_s
 
-    warm = BareTake(subject.dataset.file, subject.dataset.fields, subject.batch_size) if copyable and not cold else None
+    warm = None if why_no_take or cold else BareTake(file, names, subject.batch_size)
 
     def take() -> float:
         subject.make_cold()
-        copy = warm or BareTake(subject.dataset.file, subject.dataset.fields, subject.batch_size)
-        batches = copy.fill(rows if cold else cycle(rows))
-        return run_for(batches, seconds, len, discard=subject.discard).samples_per_s
+        batches = (warm or BareTake(file, names, subject.batch_size)).fill(rows if cold else cycle(rows))
+        return run_for(batches, seconds, len, discard=int(len(rows) > 1)).samples_per_s
 
-    if copyable:
-        result = compare(loader, take, pairs=pairs, warm_up=0 if cold else 1)
-        rates = result["way"]
+    if why_no_take:
+        result = {"way": spread([loader() for _ in range(pairs)])}
     else:
-        result, rates = {}, spread([loader() for _ in range(pairs)])
+        result = compare(loader, take, pairs=pairs, warm_up=warm_up)
+    row_bytes = sum(file.fields[name].row_bytes for name in names)
     return AloneFigures(
-        samples_per_s=rates,
-        bytes_per_s=rates["median"] * subject.sample_bytes,
+        samples_per_s=result["way"],
+        bytes_per_s=result["way"]["median"] * row_bytes,
         cpu_s_per_1000=spread(costs)["median"],
         first_batch_s=spread(first),
         peak_memory_bytes=peak[0],
         loader_memory_bytes=max(0, peak[0] - before),
         take_samples_per_s=result.get("base"),
         over_take=result.get("ratio"),
-        why_no_take="" if copyable else _why_no_take(subject),
+        why_no_take=why_no_take,
     )
-
-
-def _why_no_take(subject: Subject) -> str:
-    """Returns why the rows cannot be copied with `np.take`."""
-    fields = subject.dataset.file.fields
-    if any(fields[name].ragged is not None for name in subject.dataset.fields):
-        return "its images differ in size or are kept encoded"
-    return "its rows are compressed or cut into chunks that do not lie back to back"
-
-
-SLOTS = 5
-"""Batches' worth of memory, used in turn: as much as a `FastLoader` with two threads has."""
 
 
 class BareTake:
     """Copies rows with `np.take` from a memory-mapped file, in one thread: the least a loader has to do.
 
     Args:
-        file: header of a file for which `can_take` is true.
+        file: header of a file in which these fields are contiguous arrays.
         names: fields to copy.
         batch_size: rows of the largest batch.
-        slots: batches' worth of memory, allocated once.
+        slots: batches' worth of memory, allocated once and used in turn; a `FastLoader` with two threads has 5.
     """
 
-    def __init__(self, file: PackedFile, names: Sequence[str], batch_size: int, slots: int = SLOTS) -> None:
-        assert can_take(file, names), "a field that is not one linear array cannot be mapped"
+    def __init__(self, file: PackedFile, names: Sequence[str], batch_size: int, slots: int = 5) -> None:
         self.num_slots = slots
         self._fields: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for name in names:
             field = file.fields[name]
-            mapped = np.memmap(file.path, field.dtype, "r", field.offset or 0, (file.num_rows, *field.shape))
+            assert field.offset is not None, "a field that is not one linear array cannot be mapped"
+            mapped = np.memmap(file.path, field.dtype, "r", field.offset, (file.num_rows, *field.shape))
             self._fields.append((mapped, np.zeros((slots, batch_size, *field.shape), field.dtype)))
 
     def fill(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[Any]]:
@@ -147,8 +129,3 @@ class BareTake:
                 np.take(mapped, rows, axis=0, out=out, mode="clip")
                 filled.append(out)
             yield filled[0]
-
-
-def can_take(file: PackedFile, names: Sequence[str]) -> bool:
-    """Whether these fields are contiguous arrays in the file, so that the offset of each row can be computed."""
-    return all(file.fields[name].offset is not None for name in names)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +9,25 @@ from typing import Any
 from fastload.errors import OptionError
 from fastload.profiling.bench.alone import AloneFigures, measure_alone
 from fastload.profiling.bench.facts import Facts, alone_facts, cold_facts, fault_facts, loop_facts, rival_table
-from fastload.profiling.bench.fault_runs import FaultFigures, KillFigures, measure_fault, measure_kill
-from fastload.profiling.bench.faults import KILL_WORKER
-from fastload.profiling.bench.passes import Spread
+from fastload.profiling.bench.faults import (
+    KILL_WORKER,
+    Fault,
+    FaultFigures,
+    KillFigures,
+    measure_fault,
+    measure_kill,
+    parse_fault,
+)
+from fastload.profiling.bench.passes import Show, Spread
 from fastload.profiling.bench.rivals import Rival, check_source, measure_rivals
-from fastload.profiling.bench.steps import TouchStep, TrainingStep, make_step
+from fastload.profiling.bench.steps import StepChoice, TouchStep, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import BenchOptions, Subject, crop_text
 from fastload.profiling.bench.training_loop import HOW_IN_TURN, LoopFigures, headspace_in_turn, run_loop
-from fastload.profiling.meter import Meter, environment
+from fastload.profiling.meter import environment
 from fastload.timing.results import Measured
 from fastload.transforms import RandomResizedCrop
 
 __all__ = ["BenchOptions", "BenchResult", "run_bench"]
-
-Show = Callable[[Mapping[str, str | float]], None]
-"""Called with the current figures, by name."""
-
-_SHOW_EVERY_S = 0.2
 
 
 @dataclass
@@ -101,13 +101,8 @@ class BenchResult:
         """Returns everything as numbers, strings, lists and dicts; `version` is the version of this format."""
         found: dict[str, Any] = {"version": 1, "file": self.path.name}
         found |= {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("path", "options")}
-        options = {name: value for name, value in vars(self.options).items() if name not in ("source", "faults")}
-        found["options"] = options | {
-            "step": str(self.options.step) if self.options.step else None,
-            "shuffle": str(self.options.shuffle),
-            "source": self.options.source is not None,
-            "faults": [fault.text for fault in self.options.faults],
-        }
+        shown = {"shuffle": str(self.options.shuffle), "source": self.options.source is not None}
+        found["options"] = asdict(self.options) | shown
         for name in ("alone", "loop"):
             found[name] = asdict(getattr(self, name)) if getattr(self, name) is not None else None
         for name in ("rivals", "faults"):
@@ -116,11 +111,7 @@ class BenchResult:
 
 
 def run_bench(
-    path: Path,
-    options: BenchOptions,
-    *,
-    command: str = "",
-    show: Show = lambda figures: None,
+    path: Path, options: BenchOptions, *, command: str = "", show: Show = lambda figures: None
 ) -> BenchResult:
     """Measures what the options ask for; Ctrl-C ends it and keeps the results so far.
 
@@ -133,15 +124,17 @@ def run_bench(
     """
     if options.source is not None and not options.compare:
         raise OptionError("--source: the image files are only read with --compare")
+    step = parse_step(options.step) if options.step is not None else None
+    faults = [parse_fault(text) for text in options.faults]
     subject = Subject(path, options)
     if options.source is not None:
-        check_source(subject)
+        check_source(subject, options.source)
     result = BenchResult(
         path, command, options, subject.batch_size, len(subject.dataset), subject.image_shape,
         crop=subject.crop.size if subject.crop is not None else None, environment=environment(),
     )  # fmt: skip
     try:
-        _measure(subject, result, show)
+        _measure(subject, step, faults, result, show)
     except KeyboardInterrupt:
         result.interrupted = True
     finally:
@@ -150,71 +143,39 @@ def run_bench(
     return result
 
 
-def _measure(subject: Subject, result: BenchResult, show: Show) -> None:
+def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], result: BenchResult, show: Show) -> None:
     """Runs what the options ask for, part by part, and keeps each in the result."""
     options, title = subject.options, result.title
-    result.alone = measure_alone(subject, on_progress=_counting(show, "the loader alone"))
-    step = _step(subject, result)
+    result.alone = measure_alone(subject, show)
+    step: TrainingStep = TouchStep()  # without a training step, batches are only read
+    if choice is not None:
+        step = make_step(
+            choice, channels=subject.image_shape[0], num_classes=subject.num_classes, device=subject.device,
+            loader_samples_per_s=result.alone.samples_per_s["median"],
+        )  # fmt: skip
 
     def train(name: str, loader: Any, title: str) -> LoopFigures:
         subject.make_cold()
-        epochs = 1 if options.cold else None  # a second epoch would be warm
         return run_loop(
-            loader, step, options.seconds, title=title, command=result.command, epochs=epochs,
-            on_progress=_rating(show, name),
+            loader, step, options.seconds, title=title, command=result.command, epochs=subject.epochs,
+            part=name, show=show,
         )  # fmt: skip
 
-    if options.step is not None:
+    if choice is not None:
         result.loop = train("the training loop", subject.shared_loader(), title)
-        found = result.headspace = headspace_in_turn(subject, step, on_progress=_counting(show, "headspace"))
-        measured = replace(
-            result.loop.measured, headspace_samples_per_s=found["base"]["median"], headspace_how=HOW_IN_TURN
-        )
+        result.headspace = headspace_in_turn(subject, step, show)
+        rate = result.headspace["base"]["median"]
+        measured = replace(result.loop.measured, headspace_samples_per_s=rate, headspace_how=HOW_IN_TURN)
         result.loop = replace(result.loop, measured=measured)
     if options.compare:
         measure_rivals(
-            subject, result.rivals, on_progress=_counting(show, "the plain ways"),
-            train=lambda name, loader: train(name, loader, f"{title}: {name}") if options.step is not None else None,
+            subject, result.rivals, show,
+            lambda name, loader: train(name, loader, f"{title}: {name}") if choice is not None else None,
         )  # fmt: skip
-    for fault in options.faults:
+    for fault in faults:
         if fault.text == KILL_WORKER:
             result.faults.append(measure_kill(subject, step, fault))
         else:
-            figures = measure_fault(
-                subject, step, fault, title=f"{title}, {fault.text}", command=result.command,
-                on_progress=_rating(show, fault.text),
-            )  # fmt: skip
-            result.faults.append(figures)
-
-
-def _counting(show: Show, part: str) -> Callable[[int, int], None]:
-    """Returns a function that shows how much of a part is done."""
-    return lambda done, total: show({"part": f"{part}, {done} of {total}"})
-
-
-def _rating(show: Show, part: str) -> Callable[[Meter, float], None]:
-    """Returns a function that shows the rates of a loop, not too often."""
-    shown_s = 0.0
-
-    def show_rates(meter: Meter, share: float) -> None:
-        nonlocal shown_s
-        now = time.perf_counter()
-        if now - shown_s < _SHOW_EVERY_S:
-            return
-        shown_s, totals = now, meter.totals
-        rate = totals.samples / totals.duration_s if totals.duration_s else 0.0
-        show({"part": f"{part}, {share:.0%}", "images/s": rate, "stall share": f"{totals.stall_share:.1%}"})
-
-    return show_rates
-
-
-def _step(subject: Subject, result: BenchResult) -> TrainingStep:
-    """Returns the training step to measure with; without one, batches are only read."""
-    choice = subject.options.step
-    if choice is None:
-        return TouchStep()
-    rate = result.alone.samples_per_s["median"] if result.alone is not None else None
-    return make_step(
-        choice, channels=subject.image_shape[0], num_classes=subject.num_classes, device=subject.device,
-        loader_samples_per_s=rate,
-    )  # fmt: skip
+            of_fault = f"{title}, {fault.text}"
+            found = measure_fault(subject, step, fault, title=of_fault, command=result.command, show=show)
+            result.faults.append(found)

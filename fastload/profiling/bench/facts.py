@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastload.profiling.bench.alone import AloneFigures
-from fastload.profiling.bench.fault_runs import FaultFigures, KillFigures
+from fastload.profiling.bench.faults import FaultFigures, KillFigures
 from fastload.profiling.bench.passes import Spread
 from fastload.profiling.bench.rivals import Rival
 from fastload.profiling.bench.training_loop import LoopFigures
@@ -21,11 +21,12 @@ def alone_facts(alone: AloneFigures) -> Facts:
     if alone.over_take is not None and alone.take_samples_per_s is not None:
         bare = f"{alone.take_samples_per_s['median']:,.0f} images/s by one thread that only copies the same rows"
         over_take = f"{_ratio(alone.over_take)}; {bare}"
+    first, earliest, latest = (format_time(alone.first_batch_s[name]) for name in ("median", "lowest", "highest"))
     facts = [
         ("loader alone", f"{_rate(alone.samples_per_s)}, {alone.bytes_per_s / 1e6:,.0f} MB/s"),
         ("over np.take", over_take),
         ("CPU", f"{alone.cpu_s_per_1000:.3g} s for 1,000 images"),
-        ("first batch", f"{_times(alone.first_batch_s)} from opening the file on"),
+        ("first batch", f"{first} ({earliest} to {latest}) from opening the file on"),
     ]
     if alone.peak_memory_bytes:
         loader = format_bytes(alone.loader_memory_bytes)
@@ -59,15 +60,33 @@ def loop_facts(loop: LoopFigures, headspace: dict[str, Spread] | None) -> Facts:
 
 def rival_table(rivals: list[Rival]) -> Table:
     """Returns the table that compares plain loaders with FastLoader."""
-    looped = any(rival.loop is not None for rival in rivals)
-    head = ("in turn with", "images/s", "FastLoader is", "CPU s/1,000", *(("its utilization",) if looped else ()))
-    return Table("Plain ways", head, tuple(_rival_row(rival) for rival in rivals))
+    head: tuple[str, ...] = ("in turn with", "images/s", "FastLoader is", "CPU s/1,000")
+    rows: list[tuple[str, ...]] = []
+    for rival in rivals:
+        ratio = rival.ratio
+        times = f"{ratio['median']:.3g} times as fast ({ratio['lowest']:.3g} to {ratio['highest']:.3g})"
+        rows.append((rival.name, f"{rival.samples_per_s['median']:,.0f}", times, f"{rival.cpu_s_per_1000:.3g}"))
+    if any(rival.loop is not None for rival in rivals):
+        head = (*head, "its utilization")
+        busy = [rival.loop.utilization if rival.loop is not None else None for rival in rivals]
+        rows = [(*row, "not known" if one is None else _percent(one)) for row, one in zip(rows, busy, strict=True)]
+    return Table("Plain ways", head, tuple(rows))
 
 
 def fault_facts(fault: FaultFigures | KillFigures) -> Facts:
     """Returns the lines about one injected fault."""
     if isinstance(fault, KillFigures):
-        return _kill_facts(fault)
+        if not fault.error:
+            said = f"process {fault.pid} was killed; all its batches were made by then, and none was lost"
+            return [(fault.fault, said)]
+        named = "which names it" if fault.names_worker else "which does not name it"
+        complete = "each exactly once" if fault.each_once else "NOT each exactly once"
+        after = f"{format_time(fault.error_after_s)} and {fault.steps_until_error} batches later"
+        return [
+            (fault.fault, f"process {fault.pid} killed; {after} the loop had a WorkerError, {named}"),
+            ("", f"state_dict() loaded again: the next batch {format_time(fault.resumed_after_s)} after iter()"),
+            ("", f"{fault.samples:,} samples were loaded in all, {complete}"),
+        ]
     loop = fault.loop
     delayed = f"{fault.delays:,} reads delayed by {format_time(fault.delayed_s)} in all"
     if not fault.delays:
@@ -84,37 +103,12 @@ def fault_facts(fault: FaultFigures | KillFigures) -> Facts:
     return facts
 
 
-def _kill_facts(fault: KillFigures) -> Facts:
-    if not fault.error:
-        return [(fault.fault, f"process {fault.pid} was killed; all its batches were made by then, and none was lost")]
-    named = "which names it" if fault.names_worker else "which does not name it"
-    complete = "each exactly once" if fault.each_once else "NOT each exactly once"
-    after = f"{format_time(fault.error_after_s)} and {fault.steps_until_error} batches later"
-    return [
-        (fault.fault, f"process {fault.pid} killed; {after} the loop had a WorkerError, {named}"),
-        ("", f"state_dict() loaded again: the next batch {format_time(fault.resumed_after_s)} after iter()"),
-        ("", f"{fault.samples:,} samples were loaded in all, {complete}"),
-    ]
-
-
-def _rival_row(rival: Rival) -> tuple[str, ...]:
-    ratio = f"{rival.ratio['median']:.3g} times as fast ({rival.ratio['lowest']:.3g} to {rival.ratio['highest']:.3g})"
-    row = (rival.name, f"{rival.samples_per_s['median']:,.0f}", ratio, f"{rival.cpu_s_per_1000:.3g}")
-    if rival.loop is None:
-        return row
-    return (*row, _percent(rival.loop.utilization) if rival.loop.utilization is not None else "not known")
-
-
 def _rate(rates: Spread) -> str:
     return f"{rates['median']:,.0f} images/s ({rates['lowest']:,.0f} to {rates['highest']:,.0f})"
 
 
 def _ratio(ratio: Spread) -> str:
     return f"{ratio['median']:.3g} ({ratio['lowest']:.3g} to {ratio['highest']:.3g}, {ratio['count']} pairs)"
-
-
-def _times(seconds: Spread) -> str:
-    return f"{format_time(seconds['median'])} ({format_time(seconds['lowest'])} to {format_time(seconds['highest'])})"
 
 
 def _percent(share: float) -> str:

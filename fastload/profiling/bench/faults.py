@@ -1,4 +1,4 @@
-"""Faults injected on purpose: slow reads, a read that stalls now and then, a worker process that is killed.
+"""Faults injected on purpose, and how a training loop takes them.
 
     slow-disk=MS       every batch takes MS milliseconds longer to read
     stall=MS@EVERY     one batch of EVERY takes MS milliseconds longer
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -21,7 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
-from fastload.errors import OptionError
+from fastload.errors import OptionError, WorkerError
+from fastload.loader.loader import FastLoader
+from fastload.profiling.bench.passes import Show, Spread, compare
+from fastload.profiling.bench.steps import TrainingStep
+from fastload.profiling.bench.subject import CropSample, Subject
+from fastload.profiling.bench.training_loop import LoopFigures, run_loop
 from fastload.read.reader import Read, RowReader
 
 KILL_WORKER = "kill-worker"
@@ -70,25 +76,21 @@ class Delays:
     """
 
     def __init__(self, fault: Fault, batch_size: int) -> None:
-        self._fault = fault
-        self._batch_size = batch_size
+        self._delay_s, self._period = fault.delay_s, fault.every * batch_size
         self._lock = threading.Lock()
-        self._rows = 0
-        self.count = 0
+        self._rows = self.count = 0
         self.seconds = 0.0
 
     def before(self, num_rows: int) -> None:
         """Sleeps if a batch that is to be delayed is among the next `num_rows` rows."""
-        fault = self._fault
         with self._lock:
             # Counted in rows, not in calls: several small batches are read at once, and an epoch's last may be short.
             first, self._rows = self._rows, self._rows + num_rows
-            period = fault.every * self._batch_size
-            times = self._rows // period - first // period
+            times = self._rows // self._period - first // self._period
             self.count += times
-            self.seconds += times * fault.delay_s
+            self.seconds += times * self._delay_s
         if times:
-            time.sleep(times * fault.delay_s)
+            time.sleep(times * self._delay_s)
 
 
 class DelayedReader(RowReader):
@@ -120,3 +122,157 @@ class DelayedDataset(PackedDataset):
 def signed(sample: tuple[Any, ...]) -> tuple[Any, ...]:
     """A transform that appends the id of its process to the sample."""
     return (*sample, os.getpid())
+
+
+PAIRS = 3
+KILL_STEPS = 24
+"""Largest number of batches in the epoch in which a worker is killed."""
+
+
+@dataclass(frozen=True)
+class FaultFigures:
+    """Figures of a loop with slow reads.
+
+    Attributes:
+        fault: text of the option.
+        ratio: rate with the fault divided by the rate without, for each pair.
+        samples_per_s: rate with the fault.
+        clean_samples_per_s: rate without.
+        delays: reads that were delayed during the metered loop.
+        delayed_s: sum of these delays, in the reading threads.
+        loop: the metered loop, with the fault.
+    """
+
+    fault: str
+    ratio: Spread
+    samples_per_s: Spread
+    clean_samples_per_s: Spread
+    delays: int
+    delayed_s: float
+    loop: LoopFigures
+
+
+@dataclass(frozen=True)
+class KillFigures:
+    """Figures of a loop one of whose worker processes was killed, and that then resumed.
+
+    Attributes:
+        fault: text of the option.
+        pid: of the worker.
+        steps_before: batches received before the error.
+        steps_until_error: of these, batches received after the kill, which were ready by then.
+        error_after_s: from the kill to the error in the loop.
+        error: the message.
+        names_worker: whether the message names the process that was killed.
+        resumed_after_s: from `iter()` on the restored loader to its next batch; this starts new workers.
+        steps_after: batches of the rest of the epoch.
+        samples: distinct samples received in the epoch.
+        each_once: whether the epoch was complete and no sample came twice.
+    """
+
+    fault: str
+    pid: int
+    steps_before: int
+    steps_until_error: int
+    error_after_s: float
+    error: str
+    names_worker: bool
+    resumed_after_s: float
+    steps_after: int
+    samples: int
+    each_once: bool
+
+
+def measure_fault(
+    subject: Subject, step: TrainingStep, fault: Fault, *, title: str, command: str, show: Show
+) -> FaultFigures:
+    """Measures a loop with slow reads, half of `options.seconds` in turn with the loop without, half under a meter."""
+    seconds = subject.options.seconds / 2
+    dataset = DelayedDataset(subject.path, subject.options.split)
+    delays = dataset.delays = Delays(fault, subject.batch_size)
+    loader = subject.loader(dataset)
+
+    def rate(one: FastLoader | None) -> float:
+        if subject.options.cold:
+            loader.close()
+        return subject.run(seconds / (2 * PAIRS), step, loader=one, finish=step.finish).samples_per_s
+
+    try:
+        step.begin()
+        result = compare(lambda: rate(loader), lambda: rate(None), pairs=PAIRS, warm_up=0)
+        before = delays.count, delays.seconds
+        if subject.options.cold:
+            loader.close()
+            subject.make_cold()
+        loop = run_loop(
+            loader, step, seconds, title=title, command=command, epochs=subject.epochs, part=fault.text, show=show
+        )
+    finally:
+        loader.close()
+    return FaultFigures(
+        fault=fault.text,
+        ratio=result["ratio"],
+        samples_per_s=result["way"],
+        clean_samples_per_s=result["base"],
+        delays=delays.count - before[0],
+        delayed_s=delays.seconds - before[1],
+        loop=loop,
+    )
+
+
+def measure_kill(subject: Subject, step: TrainingStep, fault: Fault) -> KillFigures:
+    """Kills a worker process after a third of a short epoch, restores the loader's state, and finishes the epoch.
+
+    A Python transform makes the loader use processes; it appends the id of its process to each sample, to know whom to
+    kill.
+    """
+    options = subject.options
+    transform = signed if subject.crop is None else CropSample(subject.crop.size, signed)
+    dataset = PackedDataset(subject.path, options.split, transform=transform)
+    dataset = dataset.select(range(min(len(dataset), KILL_STEPS * subject.batch_size)))
+    loader = subject.loader(dataset, workers=options.workers or 2)
+    rows: list[int] = []
+
+    def train(batch: Any) -> int:
+        step(batch)
+        rows.extend(batch.rows.cpu().numpy()[batch.valid.cpu().numpy()].tolist())
+        return int(batch[-1][0])  # the process that made its first sample
+
+    try:
+        loader.set_epoch(0)
+        planned = len(loader)
+        kill_at, killed, killed_s, steps = max(1, planned // 3), 0, 0.0, 0
+        try:
+            for steps, batch in enumerate(loader, 1):
+                pid = train(batch)
+                del batch
+                if steps == kill_at:
+                    killed, killed_s = pid, time.perf_counter()
+                    os.kill(pid, signal.SIGKILL)
+            error: WorkerError | None = None
+        except WorkerError as exc:
+            error = exc
+        error_after_s = time.perf_counter() - killed_s
+        loader.load_state_dict(loader.state_dict())
+        begin, resumed_s, steps_after = time.perf_counter(), 0.0, 0
+        for batch in loader if error is not None else ():
+            resumed_s = resumed_s or time.perf_counter() - begin
+            steps_after += 1
+            train(batch)
+            del batch
+        step.finish()
+    finally:
+        loader.close()
+    return KillFigures(
+        fault=fault.text,
+        pid=killed,
+        steps_before=steps,
+        steps_until_error=steps - kill_at,
+        error_after_s=error_after_s if error is not None else 0.0,
+        error=str(error or ""),
+        names_worker=str(killed) in str(error or ""),
+        resumed_after_s=resumed_s,
+        steps_after=steps_after,
+        samples=len(np.unique(rows)),
+        each_once=len(np.unique(rows)) == len(rows) and steps + steps_after == planned,
+    )

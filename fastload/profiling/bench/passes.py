@@ -6,10 +6,11 @@ ratio; reported are the median, lowest, highest and number of the ratios.
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,15 @@ from numpy.typing import NDArray
 from fastload.profiling.meter import sampler
 
 _PAGE = 4096
+
+Show = Callable[[Mapping[str, str | float]], None]
+"""Called with the current figures, by name."""
+
+
+def counting(show: Show, part: str, total: int) -> Callable[[], None]:
+    """Returns a function to call after each of `total` things, which shows how much of a part is done."""
+    done = itertools.count(1)
+    return lambda: show({"part": f"{part}, {next(done)} of {total}"})
 
 
 @dataclass(frozen=True)
@@ -135,12 +145,7 @@ Spread = dict[str, float]
 
 def spread(values: Sequence[float]) -> Spread:
     """Returns median, lowest, highest and count of some values."""
-    return {
-        "median": statistics.median(values),
-        "lowest": min(values),
-        "highest": max(values),
-        "count": len(values),
-    }
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values), "count": len(values)}
 
 
 def compare(way: Way, base: Way, *, pairs: int, warm_up: int = 1) -> dict[str, Spread]:
@@ -152,13 +157,12 @@ def compare(way: Way, base: Way, *, pairs: int, warm_up: int = 1) -> dict[str, S
     for _ in range(warm_up):
         base()
         way()
-    ways, bases = [], []
+    rates = []
     for turn in range(pairs):
         if turn % 2 == 0:
-            ways.append(way())
-            bases.append(base())
+            rates.append((way(), base()))
         else:
-            bases.append(base())
-            ways.append(way())
-    ratios = [a / b for a, b in zip(ways, bases, strict=True)]
-    return {"way": spread(ways), "base": spread(bases), "ratio": spread(ratios)}
+            of_base = base()
+            rates.append((way(), of_base))
+    ways, bases = zip(*rates, strict=True)
+    return {"way": spread(ways), "base": spread(bases), "ratio": spread([a / b for a, b in rates])}

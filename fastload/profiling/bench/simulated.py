@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-
-AHEAD = 3
-"""Steps that the loop may have launched and not finished.
-
-PyTorch runs ahead of a GPU by a thousand kernels, one to three steps of ResNet-50.
-"""
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class SimulatedAccelerator:
     """Does to a training loop what a GPU of a given speed would do. For one thread.
 
+    It is a `TrainingStep`, and the meter's `Clock` of that step, as CUDA events are one of a GPU: with it a `Meter`
+    counts the time that the accelerator waited, not the host, which runs ahead.
+
     Args:
         samples_per_s: its speed.
-        ahead: steps that may be launched and not finished.
+        ahead: steps that may be launched and not finished. PyTorch runs ahead of a GPU by a thousand kernels, one to
+            three steps of ResNet-50.
         clock: returns seconds and never goes back.
         sleep: sleeps for a number of seconds, or longer.
 
@@ -37,14 +36,14 @@ class SimulatedAccelerator:
         self,
         samples_per_s: float,
         *,
-        ahead: int = AHEAD,
+        ahead: int = 3,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.samples_per_s = samples_per_s
-        self._ahead = ahead
-        self._clock = clock
-        self._sleep = sleep
+        self.name = f"simulated accelerator, {samples_per_s:,.0f} images/s"
+        self.device = self
+        self._samples_per_s, self._ahead = samples_per_s, ahead
+        self._clock, self._sleep = clock, sleep
         self._ends: deque[float] = deque()  # of the steps that are not done, in order
         self._busy_until = 0.0
         self.begin()
@@ -57,6 +56,11 @@ class SimulatedAccelerator:
         self.busy_s = self._busy_until - now
         self.idle_s = 0.0
 
+    def __call__(self, batch: Sequence[Any]) -> int:
+        """Launches a step on a batch, images first, and returns its number of samples."""
+        self.launch(len(batch[0]))
+        return len(batch[0])
+
     def launch(self, samples: int) -> float:
         """Launches a step on so many samples and returns before it ends; waits while `ahead` steps are unfinished.
 
@@ -64,11 +68,10 @@ class SimulatedAccelerator:
             Seconds that the accelerator had been idle when the step started.
         """
         while len(self._ends) >= self._ahead:
-            self.sleep_until(self._ends[0])
-            self._ends.popleft()
+            self.wait(self._ends.popleft())
         now = self._clock()
         idle_s = max(0.0, now - self._busy_until)
-        step_s = samples / self.samples_per_s
+        step_s = samples / self._samples_per_s
         self._busy_until = max(now, self._busy_until) + step_s
         self._ends.append(self._busy_until)
         self.samples += samples
@@ -78,7 +81,7 @@ class SimulatedAccelerator:
 
     def finish(self) -> None:
         """Waits until all steps are done."""
-        self.sleep_until(self._busy_until)
+        self.wait(self._busy_until)
         self._ends.clear()
 
     @property
@@ -87,42 +90,18 @@ class SimulatedAccelerator:
         total_s = self.busy_s + self.idle_s
         return self.busy_s / total_s if total_s else 0.0
 
-    def reached_s(self) -> float:
+    def mark(self) -> float:
         """Returns the time at which everything launched so far is done, or the current time if that is later."""
         return max(self._clock(), self._busy_until)
 
-    def past(self, at_s: float) -> bool:
-        """Whether a time has passed."""
-        return self._clock() >= at_s
-
-    def sleep_until(self, deadline: float) -> None:
-        """Sleeps until a time, again if it wakes too early."""
-        while (left_s := deadline - self._clock()) > 0:
-            self._sleep(left_s)
-
-
-class AcceleratorClock:
-    """A `Clock` of the simulated accelerator, as CUDA events are one of a GPU.
-
-    With it a `Meter` counts the time that the accelerator waited, not the host, which runs ahead.
-    """
-
-    name = "simulated"
-
-    def __init__(self, accelerator: SimulatedAccelerator) -> None:
-        self._accelerator = accelerator
-
-    def mark(self) -> float:
-        """Returns the time at which the accelerator is done with everything launched so far."""
-        return self._accelerator.reached_s()
-
     def is_done(self, mark: float) -> bool:
         """Whether that time has passed."""
-        return self._accelerator.past(mark)
+        return self._clock() >= mark
 
     def wait(self, mark: float) -> None:
-        """Sleeps until that time."""
-        self._accelerator.sleep_until(mark)
+        """Sleeps until that time, again if it wakes too early."""
+        while (left_s := mark - self._clock()) > 0:
+            self._sleep(left_s)
 
     def between_s(self, earlier: float, later: float) -> float:
         """Returns the seconds between two marks."""

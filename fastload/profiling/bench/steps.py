@@ -12,7 +12,7 @@ from torch import nn
 
 from fastload.errors import OptionError
 from fastload.profiling.bench.passes import touch_batch
-from fastload.profiling.bench.simulated import AHEAD, AcceleratorClock, SimulatedAccelerator
+from fastload.profiling.bench.simulated import SimulatedAccelerator
 
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 """Residual blocks in each of the four stages."""
@@ -78,65 +78,31 @@ class TrainingStep(Protocol):
         ...
 
     def begin(self) -> None:
-        """Starts the measurement of `utilization`."""
-        ...
+        """Starts the measurement of `utilization`, with an idle device."""
+        self.finish()
 
     def finish(self) -> None:
         """Waits until all steps are done."""
-        ...
+        return
 
     @property
     def utilization(self) -> float | None:
         """Share of the time since `begin` that the accelerator was at work, 0 to 1; None: only the driver knows."""
-        ...
+        return None
 
 
-class SimulatedStep:
-    """A `TrainingStep` that hands each batch to a `SimulatedAccelerator`."""
-
-    def __init__(self, accelerator: SimulatedAccelerator) -> None:
-        self.name = f"simulated accelerator, {accelerator.samples_per_s:,.0f} images/s"
-        self.accelerator = accelerator
-        self.device = AcceleratorClock(accelerator)
-
-    def __call__(self, batch: Sequence[torch.Tensor]) -> int:
-        """Launches a step on the batch."""
-        self.accelerator.launch(len(batch[0]))
-        return len(batch[0])
-
-    def begin(self) -> None:
-        """Resets the accelerator's counters."""
-        self.accelerator.begin()
-
-    def finish(self) -> None:
-        """Waits until the accelerator is done."""
-        self.accelerator.finish()
-
-    @property
-    def utilization(self) -> float | None:
-        """Share of the time that the accelerator was at work, 0 to 1."""
-        return self.accelerator.utilization
-
-
-class TouchStep:
+class TouchStep(TrainingStep):
     """A `TrainingStep` without training: reads one byte of each memory page of a batch."""
 
     name = "no step, each page of a batch looked at"
     device = "cpu"
-    utilization = None
 
     def __call__(self, batch: Sequence[torch.Tensor]) -> int:
         """Reads the batch."""
         return touch_batch(batch)
 
-    def begin(self) -> None:
-        """Does nothing."""
 
-    def finish(self) -> None:
-        """Does nothing: the batch was read when the call returned."""
-
-
-class NetworkStep:
+class NetworkStep(TrainingStep):
     """A `TrainingStep` that trains a network: forward, backward, SGD with momentum; in bfloat16 on a GPU.
 
     Args:
@@ -160,9 +126,12 @@ class NetworkStep:
 
     def __call__(self, batch: Sequence[torch.Tensor]) -> int:
         """Trains on the batch."""
+        labels = batch[1] if len(batch) > 1 else None
+        if labels is None or labels.ndim != 1 or labels.is_floating_point():
+            labels = torch.zeros(len(batch[0]))
         # A FastLoader's batch may be on the device already, a plain DataLoader's never is: both get the same step.
+        labels = labels.to(torch.int64).clamp(0, self._num_classes - 1).to(self.device, non_blocking=True)
         images = batch[0].to(self.device, non_blocking=True)
-        labels = self._classes_of(batch).to(self.device, non_blocking=True)
         top = 255 if images.dtype == torch.uint8 else 65535
         images = images.to(torch.float32, memory_format=torch.channels_last).div_(top)
         self._optimizer.zero_grad(set_to_none=True)
@@ -172,26 +141,10 @@ class NetworkStep:
         self._optimizer.step()
         return len(images)
 
-    def begin(self) -> None:
-        """Waits until the device is idle."""
-        self.finish()
-
     def finish(self) -> None:
         """Waits until the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    @property
-    def utilization(self) -> float | None:
-        """None: only the driver knows."""
-        return None
-
-    def _classes_of(self, batch: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns class numbers int64 (B,) within the network's classes."""
-        labels = batch[1] if len(batch) > 1 else None
-        if labels is None or labels.ndim != 1 or labels.is_floating_point():
-            return torch.zeros(len(batch[0]), dtype=torch.int64)
-        return labels.to(torch.int64).clamp(0, self._num_classes - 1)
 
 
 def make_step(
@@ -201,7 +154,6 @@ def make_step(
     num_classes: int = 10,
     device: torch.device | str | None = None,
     loader_samples_per_s: float | None = None,
-    ahead: int = AHEAD,
 ) -> TrainingStep:
     """Returns the training step of the given kind.
 
@@ -210,22 +162,19 @@ def make_step(
         channels, num_classes: of the data.
         device: of a network; None: the CPU.
         loader_samples_per_s: the loader's own rate; needed for a simulated accelerator whose rate is a multiple of it.
-        ahead: as in `SimulatedAccelerator`.
 
     Raises:
         OptionError: there is no such step, or the loader's rate is needed and missing.
     """
     choice = parse_step(choice) if isinstance(choice, str) else choice
     if choice.name != "sim":
-        return NetworkStep(
-            choice.name, channels=channels, num_classes=num_classes, device=torch.device(device or "cpu")
-        )
-    rate = choice.rate
-    if choice.relative:
-        if not loader_samples_per_s:
-            raise OptionError(f"step {choice}: a multiple of the loader's own rate, which was not measured")
-        rate *= loader_samples_per_s
-    return SimulatedStep(SimulatedAccelerator(rate, ahead=ahead))
+        device = torch.device(device or "cpu")
+        return NetworkStep(choice.name, channels=channels, num_classes=num_classes, device=device)
+    if not choice.relative:
+        return SimulatedAccelerator(choice.rate)
+    if not loader_samples_per_s:
+        raise OptionError(f"step {choice}: a multiple of the loader's own rate, which was not measured")
+    return SimulatedAccelerator(choice.rate * loader_samples_per_s)
 
 
 def network(name: str, *, channels: int, num_classes: int) -> nn.Module:
@@ -238,56 +187,42 @@ def network(name: str, *, channels: int, num_classes: int) -> nn.Module:
     Args:
         name: `resnet18`, `resnet50`, or `tiny` for machines without a GPU.
     """
-    if name == "tiny":
-        return _tiny(channels, num_classes)
-    block, expansion = (_bottleneck, 4) if name == "resnet50" else (_basic, 1)
+    if name == "tiny":  # a few convolutions with large strides: some tenths of a millisecond per image on one core
+        return nn.Sequential(
+            nn.Conv2d(channels, 8, 5, 4, 2), nn.ReLU(inplace=True), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(inplace=True),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, num_classes),
+        )  # fmt: skip
     layers: list[nn.Module] = [_convolution(channels, 64, 7, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     wide = 64
     for stage, (width, count) in enumerate(zip(_WIDTHS, BLOCKS[name], strict=True)):
         for number in range(count):
-            layers.append(block(wide, width, 2 if stage and not number else 1))
-            wide = width * expansion
+            block = _Residual(wide, width, 2 if stage and not number else 1, bottleneck=name == "resnet50")
+            layers.append(block)
+            wide = block.out
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide, num_classes))
 
 
 class _Residual(nn.Module):
-    """Layers whose output is added to their input; the input is projected where the shape changes."""
+    """Two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1, whose output (`out` channels) is added to their input.
 
-    def __init__(self, layers: nn.Module, wide: int, out: int, stride: int) -> None:
+    The input is projected where the shape changes.
+    """
+
+    def __init__(self, wide: int, width: int, stride: int, *, bottleneck: bool) -> None:
         super().__init__()
-        self.layers = layers
-        self.short = nn.Identity() if wide == out and stride == 1 else _convolution(wide, out, 1, stride=stride)
+        self.out = 4 * width if bottleneck else width
+        strided = _convolution(width if bottleneck else wide, width, 3, stride=stride)
+        layers = [strided, nn.ReLU(inplace=True), _convolution(width, self.out, 1 if bottleneck else 3)]
+        if bottleneck:
+            layers = [_convolution(wide, width, 1), nn.ReLU(inplace=True), *layers]
+        self.layers = nn.Sequential(*layers)
+        same = wide == self.out and stride == 1
+        self.short = nn.Identity() if same else _convolution(wide, self.out, 1, stride=stride)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.layers(images) + self.short(images))
 
 
-def _basic(wide: int, width: int, stride: int) -> nn.Module:
-    """Returns a block of two 3x3 convolutions, as in ResNet-18."""
-    layers = nn.Sequential(
-        _convolution(wide, width, 3, stride=stride), nn.ReLU(inplace=True), _convolution(width, width, 3)
-    )
-    return _Residual(layers, wide, width, stride)
-
-
-def _bottleneck(wide: int, width: int, stride: int) -> nn.Module:
-    """Returns a block of 1x1, 3x3 and 1x1 convolutions, as in ResNet-50."""
-    layers = nn.Sequential(
-        _convolution(wide, width, 1), nn.ReLU(inplace=True),
-        _convolution(width, width, 3, stride=stride), nn.ReLU(inplace=True),
-        _convolution(width, 4 * width, 1),
-    )  # fmt: skip
-    return _Residual(layers, wide, 4 * width, stride)
-
-
 def _convolution(channels: int, out: int, size: int, stride: int = 1) -> nn.Module:
     """Returns a convolution followed by batch normalization."""
     return nn.Sequential(nn.Conv2d(channels, out, size, stride, size // 2, bias=False), nn.BatchNorm2d(out))
-
-
-def _tiny(channels: int, num_classes: int) -> nn.Module:
-    """Returns a few convolutions with large strides: some tenths of a millisecond per image on one core."""
-    return nn.Sequential(
-        nn.Conv2d(channels, 8, 5, 4, 2), nn.ReLU(inplace=True), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, num_classes),
-    )  # fmt: skip

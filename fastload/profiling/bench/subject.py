@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,7 @@ from fastload.format.header import read_header
 from fastload.loader.loader import FastLoader
 from fastload.plan import Shuffle
 from fastload.prefetch.inputs import Input, PackedInput
-from fastload.profiling.bench.faults import Fault
 from fastload.profiling.bench.passes import TimedPass, repeat_epochs, run_for
-from fastload.profiling.bench.steps import StepChoice
 from fastload.system.page_cache import drop
 from fastload.transforms import RandomResizedCrop
 
@@ -38,11 +36,11 @@ class BenchOptions:
         seconds: for each part: the loader alone, the training loop, each comparison and each fault.
         workers, shuffle, device, seed: as in `FastLoader`.
         split: of the file; None: all rows.
-        step: of a training loop; None: only the loader is measured.
+        step: of a training loop, as `parse_step` takes it; None: only the loader is measured.
         compare: whether to measure a plain `DataLoader` too.
         source: folder or archive that the file was packed from; `compare` then also loads its image files.
         cold: whether to drop the file from the page cache before each pass.
-        faults: to inject, one after another.
+        faults: to inject, one after another, as `parse_fault` takes them.
         size: of a random crop, the first of the loader's transforms, as a side or as (height, width); None: 224 where
             images differ in size, else no crop.
     """
@@ -54,11 +52,11 @@ class BenchOptions:
     device: str | None = None
     seed: int = 0
     split: str | None = None
-    step: StepChoice | None = None
+    step: str | None = None
     compare: bool = False
     source: Path | None = None
     cold: bool = False
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[str, ...] = ()
     size: int | tuple[int, int] | None = None
 
     @property
@@ -106,11 +104,6 @@ class Subject:
         self.image_shape = data.image_spec()[0]
 
     @property
-    def sample_bytes(self) -> int:
-        """Bytes of one sample in the file."""
-        return sum(self.dataset.file.fields[name].row_bytes for name in self.dataset.fields)
-
-    @property
     def first_row(self) -> int:
         """Row in the file of the dataset's first sample."""
         return int(self.dataset.rows[0])
@@ -143,28 +136,37 @@ class Subject:
 
     def make_cold(self) -> None:
         """With `options.cold`, drops the file from the page cache and records how much of it stayed."""
-        if not self.options.cold:
-            return
-        self.close()  # mapped pages cannot be dropped
-        left = drop(self.path)
-        if left is not None:
-            self.left_in_cache.append(left)
-
-    def batches(self, loader: FastLoader) -> Iterator[Any]:
-        """Yields the first epoch again and again; only once if cold, since a second epoch would be warm."""
-        return repeat_epochs(loader, epochs=1 if self.options.cold else None, same=lambda: loader.set_epoch(0))
-
-    def run(self, seconds: float, work: Callable[[Any], int]) -> TimedPass:
-        """Runs one pass of the loader, from a cold page cache if asked for."""
-        self.make_cold()
-        return run_for(
-            self.batches(self.shared_loader()), seconds, work, discard=self.discard, synchronize=self.synchronize
-        )
+        if self.options.cold:
+            self.close()  # mapped pages cannot be dropped
+            left = drop(self.path)
+            if left is not None:
+                self.left_in_cache.append(left)
 
     @property
-    def discard(self) -> int:
-        """Batches of a pass that are not counted: one, unless an epoch has only one."""
-        return 1 if len(self.shared_loader()) > 1 else 0
+    def epochs(self) -> int | None:
+        """Epochs of a pass or a loop: one if cold, since a second would be warm; None: no limit."""
+        return 1 if self.options.cold else None
+
+    def run(
+        self,
+        seconds: float,
+        work: Callable[[Any], int],
+        *,
+        loader: FastLoader | None = None,
+        finish: Callable[[], object] | None = None,
+    ) -> TimedPass:
+        """Runs one pass over the first epoch, again and again, from a cold page cache if asked for.
+
+        Args:
+            work: called with each batch; returns its number of samples.
+            loader: None: the shared one.
+            finish: waits until the work is done; None: until the device is idle.
+        """
+        self.make_cold()
+        loader = loader or self.shared_loader()
+        batches = repeat_epochs(loader, epochs=self.epochs, same=lambda: loader.set_epoch(0))
+        discard = 1 if len(loader) > 1 else 0
+        return run_for(batches, seconds, work, discard=discard, synchronize=finish or self.synchronize)
 
     def synchronize(self) -> None:
         """Waits until the device has finished its work."""
@@ -207,10 +209,6 @@ SIZE = 224
 
 _SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)
-_ATTEMPTS = 10
-
-Window = tuple[int, int, int, int]
-"""(top, left, height, width)."""
 
 
 def crop_for(data: Input, size: int | Sequence[int] | None) -> RandomResizedCrop | None:
@@ -259,9 +257,9 @@ class CropSample:
         return cropped if self._then is None else self._then(cropped)
 
 
-def random_window(height: int, width: int) -> Window:
-    """Draws a window as `RandomResizedCrop` does, from torch's generator."""
-    for _ in range(_ATTEMPTS):
+def random_window(height: int, width: int) -> tuple[int, int, int, int]:
+    """Draws a window (top, left, height, width) as `RandomResizedCrop` does, from torch's generator."""
+    for _ in range(10):
         area, log_ratio, down, right = torch.rand(4).tolist()
         area = height * width * (_SCALE[0] + area * (_SCALE[1] - _SCALE[0]))
         low, high = map(math.log, _RATIO)

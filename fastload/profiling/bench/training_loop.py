@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
 import torch
 
-from fastload.profiling.bench.passes import Spread, compare, repeat_epochs, run_for
+from fastload.profiling.bench.passes import Show, Spread, compare, counting, repeat_epochs, run_for
 from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import Subject
 from fastload.profiling.meter import Meter
@@ -20,8 +19,7 @@ from fastload.timing.results import Measured
 UTILIZATION_SIMULATED = "part of the time that the simulated accelerator was at work"
 UTILIZATION_NVML = "NVML's duty cycle: part of the time in which any kernel ran, however small"
 
-OnStep = Callable[[Meter, float], None]
-"""Called after each step with the meter and the share of the time that has passed, 0 to 1."""
+_SHOW_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -55,103 +53,81 @@ def run_loop(
     title: str,
     command: str = "",
     epochs: int | None = None,
-    on_progress: OnStep = lambda meter, part: None,
+    part: str = "",
+    show: Show = lambda figures: None,
 ) -> LoopFigures:
     """Trains on a loader's batches for some seconds, epoch after epoch.
 
     Args:
         epochs: largest number of epochs; None: no limit.
         title, command: of the measurement, for reports.
-        on_progress: called after each step.
+        part: name of the loop, shown with its rates.
+        show: called with the current figures, not too often.
     """
+    samples, begin, shown_s = 0, 0.0, 0.0
     with Meter(device=step.device) as meter:
-        samples, begin = _train(meter, meter.watch(loader), step, seconds, epochs, on_progress)
+        for batch in repeat_epochs(meter.watch(loader), epochs=epochs):
+            if not begin:
+                step.begin()
+                begin = time.perf_counter()
+            samples += step(batch)
+            del batch  # so that the loader can reuse its memory
+            now, totals = time.perf_counter(), meter.totals
+            if now - shown_s >= _SHOW_EVERY_S:
+                shown_s = now
+                rate = totals.samples / totals.duration_s if totals.duration_s else 0.0
+                passed = f"{part}, {min(1.0, (now - begin) / seconds):.0%}"
+                show({"part": passed, "images/s": rate, "stall share": f"{totals.stall_share:.1%}"})
+            if now - begin >= seconds:
+                break
+        step.finish()
         elapsed_s = time.perf_counter() - begin
-    measured = meter.measured(title, loader=loader, command=command)
-    totals = meter.totals
+    measured, totals = meter.measured(title, loader=loader, command=command), meter.totals
     first = measured.steps[0].wait_s if measured.steps else 0.0
     # The wait for the very first batch is start-up, which is reported on its own.
     stall_share = (totals.wait_s - first) / max(totals.duration_s - first, 1e-9)
     busy, busy_is = step.utilization, UTILIZATION_SIMULATED
     if busy is None:
-        busy, busy_is = nvml_utilization(measured)
+        readings = (reading.items() for reading in measured.readings)
+        percents = [value for one in readings for name, value in one if name.endswith(".utilization_percent")]
+        busy, busy_is = (statistics.fmean(percents) / 100, UTILIZATION_NVML) if percents else (None, "")
     return LoopFigures(
         step=step.name,
         samples_per_s=samples / elapsed_s if elapsed_s else 0.0,
         stall_share=min(1.0, max(0.0, stall_share)),
         longest_wait_s=max((one.wait_s for one in measured.steps[1:]), default=0.0),
         utilization=busy,
-        utilization_is=busy_is if busy is not None else "",
+        utilization_is=busy_is,
         measured=measured,
     )
-
-
-def _train(
-    meter: Meter, watched: Iterable[Any], step: TrainingStep, seconds: float, epochs: int | None, on_progress: OnStep
-) -> tuple[int, float]:
-    samples, begin = 0, 0.0
-    for batch in repeat_epochs(watched, epochs=epochs):  # type: ignore[arg-type]  # it has a length where its loader has
-        if not begin:
-            step.begin()
-            begin = time.perf_counter()
-        samples += step(batch)
-        del batch  # so that the loader can reuse its memory
-        passed = time.perf_counter() - begin
-        on_progress(meter, min(1.0, passed / seconds))
-        if passed >= seconds:
-            break
-    step.finish()
-    return samples, begin
-
-
-def nvml_utilization(measured: Measured) -> tuple[float | None, str]:
-    """Returns NVML's utilization, mean over the GPUs in use, 0 to 1, and its definition; (None, "") if unknown."""
-    values = [
-        value
-        for reading in measured.readings
-        for name, value in reading.items()
-        if name.endswith(".utilization_percent")
-    ]
-    return (statistics.fmean(values) / 100, UTILIZATION_NVML) if values else (None, "")
 
 
 PAIRS = 3
 HOW_IN_TURN = "measured on one cached batch, in turn with the loop"
 
 
-def headspace_in_turn(
-    subject: Subject, step: TrainingStep, *, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, Spread]:
+def headspace_in_turn(subject: Subject, step: TrainingStep, show: Show) -> dict[str, Spread]:
     """Measures the step on one cached batch, in turn with the loop that loads its batches, for `options.seconds`.
 
     Returns:
         `way`: images/s of the loop; `base`: of the same step on a cached batch, an upper bound for any loader; `ratio`:
             of each pair.
     """
-    cold = subject.options.cold
     seconds = subject.options.seconds / (2 * PAIRS)
-    done = 0
-
-    def turn(way: Callable[[], float]) -> Callable[[], float]:
-        def run() -> float:
-            nonlocal done
-            rate = way()
-            done += 1
-            on_progress(done, 2 * PAIRS)
-            return rate
-
-        return run
+    tick = counting(show, "headspace", 2 * PAIRS)
 
     def loop() -> float:
-        subject.make_cold()
-        batches = subject.batches(subject.shared_loader())
-        return run_for(batches, seconds, step, discard=subject.discard, synchronize=step.finish).samples_per_s
+        rate = subject.run(seconds, step, finish=step.finish).samples_per_s
+        tick()
+        return rate
 
     def cached_steps() -> float:
-        return run_for(repeat(cached), seconds, step, synchronize=step.finish).samples_per_s
+        rate = run_for(repeat(cached), seconds, step, synchronize=step.finish).samples_per_s
+        tick()
+        return rate
 
     cached = [field.clone(memory_format=torch.preserve_format) for field in next(iter(subject.shared_loader()))]
-    if cold:
+    if subject.options.cold:
         subject.close()
     step.begin()
-    return compare(turn(loop), turn(cached_steps), pairs=PAIRS, warm_up=0)
+    return compare(loop, cached_steps, pairs=PAIRS, warm_up=0)

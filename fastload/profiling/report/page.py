@@ -7,14 +7,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from fastload.profiling.report.sections import Section, key_figures, sections, shares
+from fastload.profiling.report.sections import key_figures, sections, shares
 from fastload.profiling.verdict.sentences import number_text, seconds_text, share_text
 from fastload.timing.results import Measured, Table
 
@@ -22,36 +21,21 @@ LONG = 110
 """Number of characters from which a sentence is set in a smaller font."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run in the form the template needs."""
-
-    prefix: str
-    measured: Measured
-    mood: str
-    change: str
-    figures: Sequence[tuple[str, str, str]]
-    shares: Mapping[str, float]
-    sections: Sequence[Section]
-
-
 def make_page(runs: Sequence[Measured]) -> str:
     """Returns the HTML of a report: one run after another, and a table of all at the top if there are several."""
-    script = _resource("page.js")
+    css, script, template = (
+        resources.files("fastload.profiling.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.css", "page.js", "page.html")
+    )
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {
-        "share": share_text,
-        "numeric": _is_number,
-        "code": _with_code,
-        "capital": _capital,
-    }
+    environment.filters |= {"share": share_text, "numeric": _is_number, "code": _with_code, "capital": _capital}
     data = runs[0].to_dict() if len(runs) == 1 else {"version": 1, "runs": [run.to_dict() for run in runs]}
-    return environment.from_string(_resource("page.html")).render(
+    return environment.from_string(template).render(
         title=" · ".join(run.title for run in runs[:3]) or "nothing measured",
         long=LONG,
-        css=Markup(_resource("page.css")),
+        css=Markup(css),
         script=Markup(script),
         # The page's policy lets only this script run, whatever a string in the page contains.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -61,31 +45,28 @@ def make_page(runs: Sequence[Measured]) -> str:
     )
 
 
-def _run(run: Measured, prefix: str) -> Run:
-    return Run(
-        prefix,
-        run,
-        "none" if run.verdict is None else "binds" if run.verdict.worth_making else "fine",
-        _change(run),
-        key_figures(run),
-        shares(run) if run.steps else {},
-        sections(run, prefix),
-    )
-
-
-def _change(run: Measured) -> str:
-    """Returns a sentence on how much the first change gains at most, or that no change is worth making."""
-    verdict = run.verdict
-    if verdict is None:
-        return ""
-    if not verdict.cures:
-        return "No change was found that would make a step faster."
-    first = verdict.cures[0]
-    text = (
-        f"At most {number_text(first.gain)} times as fast: {seconds_text(first.step_s)} a step "
-        f"instead of {seconds_text(verdict.step_s)}."
-    )
-    return text if verdict.worth_making else f"{text} That is not worth making."
+def _run(run: Measured, prefix: str) -> dict[str, Any]:
+    """Returns one run in the form the template needs; `prefix` makes ids unique in the page."""
+    mood, change, verdict = "none", "", run.verdict
+    if verdict is not None:
+        mood = "binds" if verdict.worth_making else "fine"
+        change = "No change was found that would make a step faster."
+        if verdict.cures:
+            first = verdict.cures[0]
+            change = (
+                f"At most {number_text(first.gain)} times as fast: {seconds_text(first.step_s)} a step "
+                f"instead of {seconds_text(verdict.step_s)}."
+            )
+            change += "" if verdict.worth_making else " That is not worth making."
+    return {
+        "prefix": prefix,
+        "measured": run,
+        "mood": mood,
+        "change": change,
+        "figures": key_figures(run),
+        "shares": shares(run) if run.steps else {},
+        "sections": sections(run),
+    }
 
 
 def _overview(runs: Sequence[Measured]) -> Table:
@@ -134,7 +115,3 @@ def _with_code(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if number % 2 else Markup.escape(part)
         for number, part in enumerate(parts)
     )
-
-
-def _resource(name: str) -> str:
-    return resources.files("fastload.profiling.report").joinpath(name).read_text(encoding="utf-8")

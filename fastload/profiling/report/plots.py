@@ -7,7 +7,7 @@ numbers at the axes and marks are text of the page, placed in per cent, so they 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +103,15 @@ class Plot:
     bars_title: str = ""
 
 
+Points = list[tuple[float, float]]
+"""(seconds, value) of the corners of a line."""
+
+
+def stairs(edges_s: Floats, values: Floats) -> Points:
+    """Returns a line that has a value between every two edges."""
+    return list(zip(np.repeat(edges_s, 2)[1:-1], np.repeat(values, 2), strict=True))
+
+
 class _Canvas:
     """The shapes of one panel, drawn in the units of its axes.
 
@@ -118,23 +127,11 @@ class _Canvas:
         self.marks: list[Mark] = []
         self._path("grid", "".join(f"M0 {self._y(y)}H{_UNITS}" for y in ticks(self._top, _Y_TICKS)), "grid")
 
-    def stairs(self, edges_s: Floats, low: Floats, high: Floats, colour: str) -> None:
-        """Fills the area between two stairs, which have a value between every two edges."""
-        up = "".join(f"V{self._y(y)}H{self._x(x)}" for x, y in zip(edges_s[1:], high, strict=True))
-        down = "".join(f"V{self._y(y)}H{self._x(x)}" for x, y in zip(edges_s[-2::-1], low[::-1], strict=True))
-        self._path("area", f"M{self._x(edges_s[0])} {self._y(low[0])}{up}{down}Z", colour)
+    def area(self, upper: Points, lower: Points, colour: str, kind: str = "area") -> None:
+        """Fills the area between two lines."""
+        self._path(kind, self._through([*upper, *lower[::-1]]) + "Z", colour)
 
-    def stair_line(self, edges_s: Floats, values: Floats, colour: str) -> None:
-        """Draws a line that has a value between every two edges."""
-        path = "".join(f"V{self._y(y)}H{self._x(x)}" for x, y in zip(edges_s[1:], values, strict=True))
-        self._path("line", f"M{self._x(edges_s[0])} {self._y(values[0])}{path}", colour)
-
-    def band(self, at_s: Floats, low: Floats, high: Floats, colour: str) -> None:
-        """Shades the area between two lines."""
-        around = [*zip(at_s, high, strict=True), *zip(at_s[::-1], low[::-1], strict=True)]
-        self._path("band", self._through(around) + "Z", colour)
-
-    def line(self, points: Sequence[tuple[float, float]], colour: str) -> None:
+    def line(self, points: Points, colour: str) -> None:
         """Draws a line through points; a dot for one."""
         path = self._through(points)
         self._path("dot" if len(points) == 1 else "line", f"{path}h0" if len(points) == 1 else path, colour)
@@ -169,7 +166,7 @@ class _Canvas:
         if path:
             self._shapes.append(f'<path class="{kind}" d="{path}" style="color:var(--{colour})"/>')
 
-    def _through(self, points: Iterable[tuple[float, float]]) -> str:
+    def _through(self, points: Points) -> str:
         return "M" + "L".join(f"{self._x(x)} {self._y(y)}" for x, y in points)
 
     def _x(self, at_s: float) -> str:
@@ -201,7 +198,7 @@ def plot_steps(run: Measured) -> Plot:
     below = np.zeros_like(thin.mean_s)
     for part, values in zip(PARTS, thin.parts_s * factor, strict=True):
         if values.any():
-            canvas.stairs(thin.edges_s, below, below + values, part)
+            canvas.area(stairs(thin.edges_s, below + values), stairs(thin.edges_s, below), part)
         below = below + values
     if thin.steps_each > 1:
         out = thin.slowest_s > 1.3 * thin.mean_s
@@ -215,9 +212,8 @@ def plot_steps(run: Measured) -> Plot:
         at_s, text = _middles(thin)[longest], seconds_text(float(thin.slowest_s[longest]))
         side = "right" if at_s < 0.12 * end_of(run) else "left" if at_s > 0.88 * end_of(run) else "centre"
         canvas.mark(at_s, text if len(over) == 1 else f"longest {text}", f"{side} above")
-    means = ", ".join(
-        f"{part} {seconds_text(float(np.mean([getattr(step, f'{part}_s') for step in run.steps])))}" for part in PARTS
-    )
+    sums = {part: sum(getattr(step, f"{part}_s") for step in run.steps) for part in PARTS}
+    means = ", ".join(f"{part} {seconds_text(sums[part] / len(run.steps))}" for part in PARTS)
     legend = [(part, part) for part in PARTS if any(getattr(step, f"{part}_s") > 0 for step in run.steps)]
     if thin.steps_each > 1:
         legend.append(("slowest", "slowest of the steps in a column"))
@@ -238,7 +234,7 @@ def plot_rate(run: Measured) -> Plot:
     usual = max(float(np.percentile(thin.samples_per_s, 95)), headspace or 0.0)
     # A few batches that were ready, and so took no time, must not make the rest of the plot flat.
     canvas = _Canvas(run, min(max(float(thin.samples_per_s.max()), usual), 1.5 * usual) * 1.1)
-    canvas.stair_line(thin.edges_s, thin.samples_per_s, "rate")
+    canvas.line(stairs(thin.edges_s, thin.samples_per_s), "rate")
     label = f"Samples a second over the run: {number_text(run.samples_per_s)} on average"
     legend = [("rate", f"this run, {number_text(run.samples_per_s)} on average")]
     if headspace:
@@ -258,9 +254,13 @@ def plot_readings(run: Measured, panels: Sequence[Panel], label: str) -> Plot:
         canvas = _Canvas(run, panel.top or highest * 1.1)
         for number, (line, series) in enumerate(known):
             colour = f"line{number % LINES}"
+            low, mean, high = (
+                list(zip(series.at_s, values * line.factor, strict=True))
+                for values in (series.low, series.mean, series.high)
+            )
             if len(panel.lines) == 1:
-                canvas.band(series.at_s, series.low * line.factor, series.high * line.factor, colour)
-            canvas.line(list(zip(series.at_s, series.mean * line.factor, strict=True)), colour)
+                canvas.area(high, low, colour, "band")
+            canvas.line(mean, colour)
         drawings.append(canvas.drawing(panel.title, 110, timed=panel is panels[-1]))
     most = max(panels, key=lambda panel: len(panel.lines))
     legend = [(f"line{number % LINES}", line.name) for number, line in enumerate(most.lines)]
@@ -272,21 +272,15 @@ def plot_stages(run: Measured) -> Plot:
     stages = in_order(run.stages)
     highest_s = max(work.running_s + work.blocked_s for _, work in stages)
     factor, unit = _unit(highest_s)
-    bars = [
-        Bar(
-            stage,
-            _LONGEST * work.running_s / (highest_s or 1),
-            _LONGEST * work.blocked_s / (highest_s or 1),
-            number_text((work.running_s + work.blocked_s) * factor),
-        )
-        for stage, work in stages
-    ]
-    parts = "; ".join(
-        f"{stage}: {seconds_text(work.running_s)} running, {seconds_text(work.blocked_s)} blocked"
-        for stage, work in stages
-    )
+    percent = _LONGEST / (highest_s or 1)
+    bars, texts = [], []
+    for stage, work in stages:
+        together = number_text((work.running_s + work.blocked_s) * factor)
+        bars.append(Bar(stage, percent * work.running_s, percent * work.blocked_s, together))
+        texts.append(f"{stage}: {seconds_text(work.running_s)} running, {seconds_text(work.blocked_s)} blocked")
     legend = (("running", "on a CPU"), ("blocked", "blocked: waiting for a disk, a lock or a queue"))
-    return Plot(f"Mean cost of a batch by stage. {parts}.", legend, bars=bars, bars_title=f"{unit} a batch")
+    label = f"Mean cost of a batch by stage. {'; '.join(texts)}."
+    return Plot(label, legend, bars=bars, bars_title=f"{unit} a batch")
 
 
 def in_order(stages: Mapping[str, Work]) -> list[tuple[str, Work]]:

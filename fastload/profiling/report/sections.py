@@ -41,7 +41,7 @@ class Section:
 
     Attributes:
         heading: its title.
-        anchor: its id in the page.
+        anchor: its id within the run.
         plot: None: there is none.
         missing: why there is no plot; empty: there is one, or the section never has one.
         note: how to read the plot.
@@ -87,22 +87,28 @@ def shares(run: Measured) -> dict[str, float]:
     return {part: float(value) / whole for part, value in zip(PARTS, sums, strict=True)}
 
 
-def sections(run: Measured, prefix: str) -> list[Section]:
-    """Returns everything below the verdict, in order; `prefix` makes ids unique in the page."""
-    return [
-        _steps(run, f"{prefix}steps"),
-        _rate(run, f"{prefix}rate"),
-        _gpus(run, f"{prefix}gpu"),
-        _machine(run, f"{prefix}cpu"),
-        _stages(run, f"{prefix}stages"),
-        *_others(run, f"{prefix}others"),
-        *_further(run, prefix),
-        _environment(run, f"{prefix}environment"),
-    ]
+def sections(run: Measured) -> list[Section]:
+    """Returns everything below the verdict, in order."""
+    found = [_steps(run), _rate(run), _gpus(run), _machine(run), _stages(run)]
+    remedies = run.verdict.cures[1:] if run.verdict else ()
+    items = tuple(
+        f"{remedy.change}: at most {number_text(remedy.gain)} times as fast, {seconds_text(remedy.step_s)} a step "
+        f"(takes away: {remedy.cause})"
+        for remedy in remedies
+    )
+    if items:
+        found.append(Section("Other changes considered", "others", items=items))
+    facts, environment = (
+        (Table("", ("", ""), tuple(pairs)),) if pairs else () for pairs in (run.facts, run.environment.items())
+    )
+    if facts or run.tables:
+        found.append(Section("Further figures", "further", tables=(*facts, *run.tables)))
+    missing = "" if environment else "Machine and versions were not recorded."
+    return [*found, Section("Environment", "environment", missing=missing, tables=environment)]
 
 
-def _steps(run: Measured, anchor: str) -> Section:
-    heading = "Steps over time"
+def _steps(run: Measured) -> Section:
+    heading, anchor = "Steps over time", "steps"
     if not run.steps:
         return Section(heading, anchor, missing=NO_STEPS)
     parts = parts_of(run.steps)
@@ -123,27 +129,26 @@ def _steps(run: Measured, anchor: str) -> Section:
     return Section(heading, anchor, plot_steps(run), note=note, tables=(Table("", head, tuple(rows)),))
 
 
-def _rate(run: Measured, anchor: str) -> Section:
-    heading = "Throughput and headspace"
+def _rate(run: Measured) -> Section:
+    heading, anchor = "Throughput and headspace", "rate"
     if not run.steps:
         return Section(heading, anchor, missing=NO_STEPS)
+    note = "The headspace, the rate of the same step without a loader, was not measured in this run."
     if run.headspace_samples_per_s:
         how = f" ({run.headspace_how})" if run.headspace_how else ""
         note = (
             f"Dashed: the headspace, the rate of the same step without a loader{how}. No loader wins more on average."
         )
-    else:
-        note = "The headspace, the rate of the same step without a loader, was not measured in this run."
     return Section(heading, anchor, plot_rate(run), note=note)
 
 
-def _gpus(run: Measured, anchor: str) -> Section:
-    heading = "GPU utilization"
+def _gpus(run: Measured) -> Section:
+    heading, anchor = "GPU utilization", "gpu"
     names = [name for name in names_of(run.readings) if name.startswith("gpu")]
-    lines = tuple(Line(name, gpu_name(name)) for name in names if name.endswith(".utilization_percent"))
     if not names:
         return Section(heading, anchor, missing=NO_GPU)
     tables = (table_of_gpus(run, names),)
+    lines = tuple(Line(name, gpu_name(name)) for name in names if name.endswith(".utilization_percent"))
     if not lines:
         missing = "The driver gave no utilization; a slice of a GPU (MIG) has none."
         return Section(heading, anchor, missing=missing, tables=tables)
@@ -152,69 +157,44 @@ def _gpus(run: Measured, anchor: str) -> Section:
     return Section(heading, anchor, plot, note=DUTY_CYCLE, tables=tables)
 
 
-def _machine(run: Measured, anchor: str) -> Section:
-    heading = "CPU and disk"
+_PANELS = (
+    Panel("CPU cores busy, all processes of the job", (Line("cpu_percent", "CPU", 0.01),)),
+    Panel("read from disk, MB/s", (Line("disk_read_bytes_per_s", "disk", 1e-6),)),
+    Panel("disk busy, %", (Line("disk_busy_percent", "disk"),), 100),
+)
+
+
+def _machine(run: Measured) -> Section:
+    heading, anchor = "CPU and disk", "cpu"
     names = [name for name in names_of(run.readings) if not name.startswith("gpu")]
     if not names:
         return Section(heading, anchor, missing="Neither CPU nor disk was read in this run.")
-    panels = []
-    if "cpu_percent" in names:
-        panels.append(Panel("CPU cores busy, all processes of the job", (Line("cpu_percent", "CPU", 0.01),)))
-    if "disk_read_bytes_per_s" in names:
-        panels.append(Panel("read from disk, MB/s", (Line("disk_read_bytes_per_s", "disk", 1e-6),)))
-    if "disk_busy_percent" in names:
-        panels.append(Panel("disk busy, %", (Line("disk_busy_percent", "disk"),), 100))
+    tables = (table_of_readings(run, names),)
+    panels = [panel for panel in _PANELS if panel.lines[0].key in names]
+    if not panels:
+        return Section(heading, anchor, tables=tables)
     label = " ".join(f"{panel.title}: {means_text(run, panel.lines, '')}" for panel in panels)
-    plot = plot_readings(run, panels, label) if panels else None
     note = "The line is the mean of neighbouring readings, the band reaches from the lowest to the highest of them."
-    return Section(heading, anchor, plot, note=note if panels else "", tables=(table_of_readings(run, names),))
+    return Section(heading, anchor, plot_readings(run, panels, label), note=note, tables=tables)
 
 
-def _stages(run: Measured, anchor: str) -> Section:
-    heading = "What a batch costs, stage by stage"
+def _stages(run: Measured) -> Section:
+    heading, anchor = "What a batch costs, stage by stage", "stages"
     if not run.stages:
         return Section(heading, anchor, missing="The stages of this loader could not be measured separately.")
     whole = sum(run.stages.values(), Work())
     total = whole.running_s + whole.blocked_s
-    rows = [
-        (
-            stage,
-            seconds_text(work.running_s),
-            seconds_text(work.blocked_s),
-            seconds_text(work.running_s + work.blocked_s),
-            share_text((work.running_s + work.blocked_s) / total if total else 0.0),
-        )
-        for stage, work in [*in_order(run.stages), ("all stages", whole)]
-    ]
+    rows = []
+    for stage, work in [*in_order(run.stages), ("all stages", whole)]:
+        together = work.running_s + work.blocked_s
+        times = (seconds_text(seconds) for seconds in (work.running_s, work.blocked_s, together))
+        rows.append((stage, *times, share_text(together / total if total else 0.0)))
     note = (
         "Time of the threads or processes that did it. Several work at once, so the sum may be longer than a step; it "
         "is hidden as long as enough of them work ahead."
     )
     table = Table("", ("Stage", "on a CPU", "blocked", "together", "share"), tuple(rows))
     return Section(heading, anchor, plot_stages(run), note=note, tables=(table,))
-
-
-def _others(run: Measured, anchor: str) -> list[Section]:
-    remedies = run.verdict.cures[1:] if run.verdict else ()
-    items = tuple(
-        f"{remedy.change}: at most {number_text(remedy.gain)} times as fast, {seconds_text(remedy.step_s)} a step "
-        f"(takes away: {remedy.cause})"
-        for remedy in remedies
-    )
-    return [Section("Other changes considered", anchor, items=items)] if items else []
-
-
-def _further(run: Measured, prefix: str) -> list[Section]:
-    facts = (Table("", ("", ""), tuple(run.facts)),) if run.facts else ()
-    if not facts and not run.tables:
-        return []
-    return [Section("Further figures", f"{prefix}further", tables=(*facts, *run.tables))]
-
-
-def _environment(run: Measured, anchor: str) -> Section:
-    if not run.environment:
-        return Section("Environment", anchor, missing="Machine and versions were not recorded.")
-    return Section("Environment", anchor, tables=(Table("", ("", ""), tuple(run.environment.items())),))
 
 
 PROCESSES = 6
@@ -240,11 +220,17 @@ def table_of_readings(run: Measured, names: Sequence[str]) -> Table:
     known = [(name, series.mean) for name, series in found if series is not None]
     busiest = sorted((one for one in known if "cpu_percent." in one[0]), key=lambda one: -float(one[1].mean()))
     left_out = {name for name, _ in busiest[PROCESSES:]}
-    rows = [
-        (_spoken(name), *(_reading_text(name, float(value)) for value in (values.min(), values.mean(), values.max())))
-        for name, values in known
-        if name not in left_out
-    ]
+    rows = []
+    for name, values in known:
+        if name not in left_out:
+            first, _, rest = name.partition(".")
+            spoken = _SPOKEN.get(name, name)
+            if rest in _SPOKEN:
+                spoken = f"{gpu_name(name)} {_SPOKEN[rest]}"
+            elif rest and first in _SPOKEN:
+                spoken = f"process {rest}"
+            figures = (values.min(), values.mean(), values.max())
+            rows.append((spoken, *(_reading_text(name, float(figure)) for figure in figures)))
     if left_out:
         after = max(i for i, row in enumerate(rows) if row[0].startswith("process ")) + 1
         rows.insert(after, (f"{len(left_out):,} less busy processes", "", "", ""))
@@ -274,16 +260,6 @@ _SPOKEN = {
 }
 
 
-def _spoken(name: str) -> str:
-    """Returns `gpu0.power_w` as `GPU 0 power`, `cpu_percent.71` as `process 71`; unknown names unchanged."""
-    first, _, rest = name.partition(".")
-    if rest in _SPOKEN:
-        return f"{gpu_name(name)} {_SPOKEN[rest]}"
-    if first in _SPOKEN:
-        return f"process {rest}" if rest else _SPOKEN[first]
-    return name
-
-
 def gpu_name(name: str) -> str:
     """Returns `gpu0.power_w` as `GPU 0`."""
     return re.sub(r"^gpu", "GPU ", name.partition(".")[0])
@@ -293,13 +269,8 @@ def _reading_text(name: str, value: float) -> str:
     if not math.isfinite(value):
         return "not known"
     what = name.partition(".")[2] if name.startswith("gpu") else name.partition(".")[0]
-    if what == "cpu_percent":
-        return f"{number_text(value / 100)} cores"
-    if what.endswith("_bytes_per_s"):
-        return f"{number_text(value / 1e6)} MB/s"
     if what.endswith("_bytes"):
         return bytes_text(value)
-    for ending, unit in (("_percent", " %"), ("_w", " W"), ("_mhz", " MHz")):
-        if what.endswith(ending):
-            return number_text(value) + unit
-    return number_text(value)
+    units = (("cpu_percent", 0.01, " cores"), ("_bytes_per_s", 1e-6, " MB/s"), ("_percent", 1, " %"), ("_w", 1, " W"),
+             ("_mhz", 1, " MHz"), ("", 1, ""))  # fmt: skip
+    return next(f"{number_text(value * factor)}{unit}" for ending, factor, unit in units if what.endswith(ending))

@@ -95,24 +95,17 @@ class Candidate:
 
     @property
     def order(self) -> str:
-        """The shuffle as a Python expression."""
-        return f'"{self.shuffle}"' if isinstance(self.shuffle, str) else repr_of_window(self.shuffle)
+        """The shuffle as a Python expression: `"full"`, `ChunkWindow(16)`, `False`."""
+        if isinstance(self.shuffle, ChunkWindow):
+            return f"ChunkWindow({self.shuffle.chunks})"
+        return f'"{self.shuffle}"' if isinstance(self.shuffle, str) else str(self.shuffle)
 
     def arguments(self, default: Candidate) -> dict[str, str]:
         """Returns the arguments that differ from the default, as Python expressions."""
-        given = {}
-        if self.workers != default.workers:
-            given["workers"] = str(self.workers)
-        if self.shuffle != default.shuffle:
-            given["shuffle"] = self.order
-        if self.read != default.read:
-            given["read"] = f'"{self.read}"'
-        return given
-
-
-def repr_of_window(shuffle: ChunkWindow | bool) -> str:
-    """Returns `ChunkWindow(16)`, or `False`."""
-    return f"ChunkWindow({shuffle.chunks})" if isinstance(shuffle, ChunkWindow) else str(shuffle)
+        mine, others = (
+            {"workers": str(one.workers), "shuffle": one.order, "read": f'"{one.read}"'} for one in (self, default)
+        )
+        return {name: value for name, value in mine.items() if value != others[name]}
 
 
 @dataclass(frozen=True)
@@ -143,10 +136,9 @@ def windows_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
     """
     if best.shuffle is False or not traits.num_chunks or traits.processes or (traits.linear and not traits.cold):
         return []
-    shuffles: list[ResolvedShuffle] = [
-        ChunkWindow(chunks) for chunks in WINDOWS if chunks < traits.num_chunks and 2 * chunks <= traits.chunks_kept
-    ]
-    return _others(best, [replace(best, shuffle=shuffle) for shuffle in (*shuffles, "full")])
+    fitting = (chunks for chunks in WINDOWS if chunks < traits.num_chunks and 2 * chunks <= traits.chunks_kept)
+    shuffles: list[ResolvedShuffle] = [*map(ChunkWindow, fitting), "full"]
+    return [replace(best, shuffle=shuffle) for shuffle in shuffles if shuffle != best.shuffle]
 
 
 def workers_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
@@ -157,19 +149,14 @@ def workers_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
         most = min(_MOST_WORKERS, max(2, traits.cpus))
     else:
         most = 2  # HDF5 has one lock for the whole process
-    numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
-    return _others(best, [replace(best, workers=number) for number in sorted({*numbers, best.workers})])
+    numbers = (2**power for power in range(most.bit_length()))
+    return [replace(best, workers=number) for number in numbers if number != best.workers]
 
 
 def reads_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
     """Returns other ways to read to try."""
-    if traits.processes or not traits.linear:
-        return []
-    return _others(best, [replace(best, read=read) for read in ("map", "pread")])
+    reads: tuple[Read, ...] = () if traits.processes or not traits.linear else ("map", "pread")
+    return [replace(best, read=read) for read in reads if read != best.read]
 
 
 STAGES = {"windows": windows_of, "workers": workers_of, "read": reads_of}
-
-
-def _others(best: Candidate, candidates: Sequence[Candidate]) -> list[Candidate]:
-    return [candidate for candidate in candidates if candidate != best]

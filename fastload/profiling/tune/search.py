@@ -10,7 +10,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +88,6 @@ class Tuned:
     crop: tuple[int, int] | None = None
 
 
-@dataclass
-class _Progress:
-    """State of a search."""
-
-    runners: dict[Candidate, Runner] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    mixing: dict[str, OrderQuality] = field(default_factory=dict)
-    done: int = 0
-
-
 class Search:
     """One search; call `run`.
 
@@ -120,13 +110,13 @@ class Search:
         options: TuneOptions | None = None,
     ) -> None:
         self.options = options = options or TuneOptions()
-        step = parse_step(options.step) if options.step is not None else None
+        self._step_choice = step = parse_step(options.step) if options.step is not None else None
         if isinstance(source, (str, Path)):
             source = PackedDataset(source, options.split)
         elif options.split is not None:
             raise OptionError(f"split={options.split!r}: give it to the PackedDataset itself")
         self._dataset: Any = source
-        data = as_input(source)
+        self._data = data = as_input(source)
         self.batch_size = options.batch_size or max(1, min(BATCH_SIZE, len(data.plan_rows) // 8))
         self._cpus = max(1, available_cpus() // local_world_size())
         self._path = data.dataset.file.path if isinstance(data, PackedInput) else None
@@ -145,22 +135,28 @@ class Search:
         # A network's time per image depends on the batch size, a simulated accelerator's does not.
         small = slow and (step is None or step.name == "sim")
         self._tried_size = min(self.batch_size, _SMALL_BATCH) if small else self.batch_size
+        self._mode = TrialMode(
+            self._loader,
+            self._cpus,
+            continues=self.traits.processes,
+            whole=not self.traits.linear and not self.traits.processes,
+            before=self._drop if options.cold else None,
+        )
         # The loader checks its options, so wrong ones fail before anything is measured.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._loader(self.default).close()
-        self._data = data
-        self._step_choice = step
-        self._step: TrainingStep | None = None
-        self._on_progress: OnStep = lambda stage, done, total: None
-        self._log = _Progress()
+        self._runners: dict[Candidate, Runner] = {}
+        self._mixing: dict[str, OrderQuality] = {}
+        self._done = 0  # trials
+        self._begun_s = self._until_s = 0.0
+        self._notes: list[str] = []
         if self.crop is not None:
-            self._log.notes.append(
+            self._notes.append(
                 f"{crop_text(self.crop, options.size)}; from fastload.transforms import RandomResizedCrop."
             )
         if self._tried_size < self.batch_size:
-            self._log.notes.append(f"Tried in batches of {self._tried_size}, because a sample takes long to load here.")
-        self._begun_s = self._until_s = 0.0
+            self._notes.append(f"Tried in batches of {self._tried_size}, because a sample takes long to load here.")
 
     def run(self, on_progress: OnStep = lambda stage, done, total: None) -> Tuned:
         """Searches until all candidates are tried or the time is over. Ctrl-C ends it and keeps the results so far.
@@ -168,15 +164,14 @@ class Search:
         Args:
             on_progress: called before each trial.
         """
-        self._on_progress = on_progress
         self._begun_s = time.perf_counter()
         rows: list[Row] = []  # of the last race
         interrupted = False
         try:
-            rows = self._stages()
+            rows = self._stages(on_progress)
         except KeyboardInterrupt:
             interrupted = True
-            rows = list(self._rows())
+            rows = self._rows()
         finally:
             self._close(())
         chosen = choose(rows, cpu_budget=self.options.cpu_budget) if rows else None
@@ -187,10 +182,11 @@ class Search:
             pairs = zip(chosen.row.trials, base.trials, strict=False)
             gain = tuple(way.samples_per_s / one.samples_per_s for way, one in pairs)
         if self._over:
-            self._log.notes.append("The time was up before all candidates had run often enough; give more --seconds.")
+            self._notes.append("The time was up before all candidates had run often enough; give more --seconds.")
+        step = self._mode.step
         return Tuned(
             name=self._path.name if self._path is not None else self._data.name,
-            rows=self._rows(),
+            rows=tuple(self._rows()),
             default=self.default,
             chosen=chosen,
             call=self.call(best),
@@ -198,12 +194,12 @@ class Search:
             batch_size=self.batch_size,
             cpu_budget=self.options.cpu_budget,
             cpus=self._cpus,
-            step=self._step.name if self._step is not None else "",
+            step=step.name if step is not None else "",
             crop=self.crop.size if self.crop is not None else None,
-            notes=tuple(self._log.notes),
+            notes=tuple(self._notes),
             elapsed_s=time.perf_counter() - self._begun_s,
             interrupted=interrupted,
-            step_on_cpu=isinstance(self._step, NetworkStep) and self._step.device.type == "cpu",
+            step_on_cpu=isinstance(step, NetworkStep) and step.device.type == "cpu",
         )
 
     def call(self, candidate: Candidate) -> str:
@@ -217,34 +213,33 @@ class Search:
         given = {"batch_size": str(self.batch_size), **candidate.arguments(self.default)}
         if options.device is not None:
             given["device"] = f'"{options.device}"'
-        if self._transform:
-            given["transform"] = "transform"
         if self.crop is not None:
-            given["transform"] = (
-                f"[{', '.join([crop_call(self.crop), *(['*transform'] if options.transform else [])])}]"
-            )
+            given["transform"] = f"[{crop_call(self.crop)}{', *transform' if options.transform else ''}]"
+        elif self._transform:
+            given["transform"] = "transform"
         return f"FastLoader({what}, {', '.join(f'{name}={value}' for name, value in given.items())})"
 
-    def _stages(self) -> list[Row]:
+    def _stages(self, on_progress: OnStep) -> list[Row]:
         """Varies one argument after another, then races the best against the default; returns the last race's rows."""
         if self._step_choice is not None:
-            self._step = self._open_step(self._step_choice)
+            self._mode = replace(self._mode, step=self._open_step(self._step_choice))
         best, rows = self.default, list[Row]()
         self._until_s = self._begun_s + _STAGES_PART * self.options.seconds
         for stage, candidates_of in STAGES.items():
             others = candidates_of(best, self.traits)
             if others and not self._over:
                 if stage == "windows":
+                    on_progress("shuffle quality", self._done, self.num_trials)
                     self._measure_mixing(others)
                 # The best so far runs last: with a compressed file it may take all the time that is left.
-                raced = self._race(stage, [*others, best])
+                raced = self._race(stage, [*others, best], on_progress)
                 # A race in which some candidate never ran says nothing, unless nothing else is known.
                 rows = raced if len(raced) > len(others) or not rows else rows
                 best = choose(rows, cpu_budget=self.options.cpu_budget).row.candidate
         self._until_s = self._begun_s + self.options.seconds
         if not rows or (best != self.default and not self._over):
             finalists = list(dict.fromkeys([self.default, best]))
-            raced = self._race("the best and the default", finalists, rounds=_ROUNDS_OF_LAST)
+            raced = self._race("the best and the default", finalists, on_progress, rounds=_ROUNDS_OF_LAST)
             rows = raced if len(raced) == len(finalists) else rows
         return rows
 
@@ -262,22 +257,28 @@ class Search:
     def _over(self) -> bool:
         return time.perf_counter() > self._until_s
 
-    def _race(self, stage: str, candidates: Sequence[Candidate], *, rounds: int | None = None) -> list[Row]:
+    def _race(
+        self, stage: str, candidates: Sequence[Candidate], on_progress: OnStep, *, rounds: int | None = None
+    ) -> list[Row]:
         """Runs the candidates in turn and returns their rows.
 
         Args:
             rounds: of all candidates; None: up to `ROUNDS`, dropping those that can no longer win after two.
         """
-        racing = runners = [self._runner(candidate) for candidate in candidates]
+        for one in candidates:
+            if one not in self._runners:
+                window = one.shuffle.chunks if isinstance(one.shuffle, ChunkWindow) else 0
+                self._runners[one] = Runner(one, self._mode, window * self._data.chunk_rows or _SMALL_BATCH)
+        racing = runners = [self._runners[one] for one in candidates]
         self._close(runners)
         first = [len(runner.trials) for runner in runners]
         rows: list[Row] = []
         for turn in range(rounds or ROUNDS):
             for runner in racing if turn % 2 == 0 else racing[::-1]:
-                if not self._over or not self._log.done:
-                    self._on_progress(stage, self._log.done, self.num_trials)
+                if not self._over or not self._done:
+                    on_progress(stage, self._done, self.num_trials)
                     runner.run(self._trial_s)
-                self._log.done += 1
+                self._done += 1
             rows = [
                 self._with_mixing(runner.row(since))
                 for runner, since in zip(runners, first, strict=True)
@@ -290,42 +291,20 @@ class Search:
                     break
         return rows
 
-    def _runner(self, candidate: Candidate) -> Runner:
-        if candidate not in self._log.runners:
-            window = candidate.shuffle.chunks if isinstance(candidate.shuffle, ChunkWindow) else 0
-            self._log.runners[candidate] = Runner(
-                self._loader,
-                candidate,
-                self._mode,
-                cpus=self._cpus,
-                least_rows=window * self._data.chunk_rows or _SMALL_BATCH,
-                step=self._step,
-            )
-        return self._log.runners[candidate]
-
-    @property
-    def _mode(self) -> TrialMode:
-        return TrialMode(
-            continues=self.traits.processes,
-            whole=not self.traits.linear and not self.traits.processes,
-            before=self._drop if self.options.cold else None,
-        )
-
     def _close(self, keep: Sequence[Runner]) -> None:
-        for runner in self._log.runners.values():
+        for runner in self._runners.values():
             if runner not in keep:
                 runner.close()
 
     def _loader(self, candidate: Candidate) -> FastLoader:
-        options = self.options
         return FastLoader(
             self._dataset,
             self._tried_size if candidate.shuffle != "full" or not self._mode.whole else _TINY_BATCH,
             shuffle=candidate.shuffle,
-            seed=options.seed,
+            seed=self.options.seed,
             share=None,
             workers=candidate.workers,
-            device=options.device,
+            device=self.options.device,
             transform=self._transform,
             read=candidate.read,
         )
@@ -333,57 +312,50 @@ class Search:
     def _drop(self) -> None:
         assert self._path is not None, "there is a file to drop"
         left = drop(self._path)
-        if left is not None and left > 0.01 and not any("stayed" in note for note in self._log.notes):
-            self._log.notes.append(f"{left:.0%} of the file stayed in the page cache: these figures are warm.")
+        if left is not None and left > 0.01 and not any("stayed" in note for note in self._notes):
+            self._notes.append(f"{left:.0%} of the file stayed in the page cache: these figures are warm.")
 
     def _open_step(self, choice: StepChoice) -> TrainingStep:
         rate = None
         if choice.relative:
-            alone = Runner(self._loader, self.default, self._mode, cpus=self._cpus)
+            alone = Runner(self.default, self._mode)
             rate = statistics.median(alone.run(self._trial_s).samples_per_s for _ in range(3))
             alone.close()
         channels, classes = 3, 10
         if isinstance(self._data, PackedInput):
             channels, classes = self._data.image_spec()[0][0], len(self._data.dataset.classes) or 10
         return make_step(
-            choice,
-            channels=channels,
-            num_classes=classes,
-            device=self.options.device,
-            loader_samples_per_s=rate,
+            choice, channels=channels, num_classes=classes, device=self.options.device, loader_samples_per_s=rate
         )
 
     def _measure_mixing(self, candidates: Sequence[Candidate]) -> None:
         """Measures how well each order mixes the samples, to be shown with its speed."""
         if self._path is None or len(self._data.plan_rows) < max(LEAST_ROWS, 2 * self.batch_size):
-            self._log.notes.append("How well the orders mix was not measured, because there are too few samples.")
+            self._notes.append("How well the orders mix was not measured, because there are too few samples.")
             return
         chunks = {one.shuffle.chunks for one in (self.default, *candidates) if isinstance(one.shuffle, ChunkWindow)}
-        self._on_progress("shuffle quality", self._log.done, self.num_trials)
         found = measure_shuffles(self._path, batch_size=self.batch_size, windows=tuple(sorted(chunks)))
-        self._log.mixing = {order.shuffle: order for order in found.orders}
+        self._mixing = {order.shuffle: order for order in found.orders}
 
     def _with_mixing(self, row: Row) -> Row:
-        order = self._log.mixing.get(row.candidate.order.strip('"'))
-        if order is None:
-            return row
-        return replace(row, mixing=order.verdict, mixes_worse=not order.as_good)
+        order = self._mixing.get(row.candidate.order.strip('"'))
+        return row if order is None else replace(row, mixing=order.verdict, mixes_worse=not order.as_good)
 
-    def _rows(self) -> tuple[Row, ...]:
-        tried = [runner for runner in self._log.runners.values() if runner.trials]
+    def _rows(self) -> list[Row]:
+        tried = [runner for runner in self._runners.values() if runner.trials]
         tried.sort(key=lambda runner: runner.candidate != self.default)
-        return tuple(self._with_mixing(runner.row()) for runner in tried)
+        return [self._with_mixing(runner.row()) for runner in tried]
 
 
 def _traits_of(data: PackedInput | OtherInput, cpus: int, *, cold: bool) -> DataTraits:
     """Returns the properties of the data that decide what is worth trying."""
-    linear = isinstance(data, PackedInput) and all(
-        data.dataset.file.fields[name].offset is not None or data.dataset.file.fields[name].ragged is not None
-        for name, _, _ in data.dataset.layout()
-    )
+    linear, kept = False, 2**31
+    if isinstance(data, PackedInput):
+        fields = data.dataset.file.fields
+        layout = [fields[name] for name, _, _ in data.dataset.layout()]
+        linear = all(field.offset is not None or field.ragged is not None for field in layout)
+        if data.chunk_rows and not linear:
+            field = fields["images" if "images" in fields else data.dataset.fields[0]]
+            kept = CACHE_BYTES // (field.row_bytes * data.chunk_rows)
     chunks = -(-len(data.plan_rows) // data.chunk_rows) if data.chunk_rows else 0
-    kept = 2**31
-    if isinstance(data, PackedInput) and data.chunk_rows and not linear:
-        field = data.dataset.file.fields["images" if "images" in data.dataset.file.fields else data.dataset.fields[0]]
-        kept = CACHE_BYTES // (field.row_bytes * data.chunk_rows)
     return DataTraits(data.runs_python, linear, chunks, cpus, kept, cold=cold)

@@ -58,22 +58,22 @@ class Row:
 
     @property
     def samples_per_s(self) -> float:
-        """Median over the trials."""
+        """Median over the trials, as the next three are."""
         return statistics.median(trial.samples_per_s for trial in self.trials)
 
     @property
     def cpu_s_per_1000(self) -> float:
-        """Median over the trials."""
+        """CPU seconds for 1,000 samples."""
         return statistics.median(trial.cpu_s_per_1000 for trial in self.trials)
 
     @property
     def cpu_share(self) -> float:
-        """Median over the trials."""
+        """Share of the CPUs."""
         return statistics.median(trial.cpu_share for trial in self.trials)
 
     @property
     def stall_share(self) -> float | None:
-        """Median over the trials; None: there is no step."""
+        """Share of the time that the step waited; None: there is no step."""
         shares = [trial.stall_share for trial in self.trials if trial.stall_share is not None]
         return statistics.median(shares) if shares else None
 
@@ -159,11 +159,11 @@ def _best(rows: Sequence[Row]) -> Chosen:
 def _cheapest(rows: Sequence[Row]) -> Row:
     """Returns the row with the least CPU time; of rows within a few per cent of it, the one with the fewest workers."""
     least = min(row.cpu_s_per_1000 for row in rows)
-    return min((row for row in rows if row.cpu_s_per_1000 * TIE <= least), key=_simplicity)
 
+    def simplicity(row: Row) -> tuple[int, bool, int, bool, float, float]:
+        """Sort key: fewer workers, a better mix, reading through the mapping; then whatever distinguishes two rows."""
+        one = row.candidate
+        window = -one.shuffle.chunks if isinstance(one.shuffle, ChunkWindow) else -(2**31)
+        return one.workers, row.mixes_worse, window, one.read != "map", row.cpu_s_per_1000, -row.samples_per_s
 
-def _simplicity(row: Row) -> tuple[int, bool, int, bool, float, float]:
-    """Sort key: fewer workers, a better mix, reading through the mapping; then anything that distinguishes two rows."""
-    one = row.candidate
-    window = -one.shuffle.chunks if isinstance(one.shuffle, ChunkWindow) else -(2**31)
-    return one.workers, row.mixes_worse, window, one.read != "map", row.cpu_s_per_1000, -row.samples_per_s
+    return min((row for row in rows if row.cpu_s_per_1000 * TIE <= least), key=simplicity)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastload.profiling.meter.sampler import environment
 from fastload.profiling.tune.selection import Row, fits
-from fastload.system.text import format_bytes
+from fastload.system.text import counted, format_bytes
 from fastload.timing.results import Measured, Table
 
 if TYPE_CHECKING:
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 def table_of(result: Tuned) -> Table:
     """Returns a table with a row for each candidate: an arrow marks the chosen one, `over` those beyond the budget."""
-    step = f", {result.step}" if result.step else ""
-    title = f"batches of {result.batch_size:,}{step}; {_budget_text(result)}"
+    chosen = result.chosen.row.candidate if result.chosen is not None else None
     orders = len({row.candidate.order for row in result.rows}) > 1
-    head = [
-        "",
-        "workers",
-        *(["shuffle"] if orders else []),
-        "read",
-        "images/s",
-        "lowest to highest",
-        "CPU s/1,000",
-        "CPU",
-    ]
-    head += ["first batch", "memory", *(["stall"] if result.step else []), *(["mixing"] if orders else [])]
-    rows = []
-    for row in result.rows:
-        one = row.candidate
-        rates = [trial.samples_per_s for trial in row.trials]
-        marks = ["->"] if result.chosen is not None and one == result.chosen.row.candidate else []
-        cells = [" ".join(marks) or ("default" if one == result.default else ""), str(one.workers)]
-        cells += [*([one.order] if orders else []), one.read, f"{row.samples_per_s:,.0f}"]
-        cells += [f"{min(rates):,.0f} to {max(rates):,.0f}, {len(rates)}", f"{row.cpu_s_per_1000:.3g}"]
-        cells += [f"{row.cpu_share:.0%}{'' if fits(row, result.cpu_budget) else ' over'}"]
-        cells += [f"{1000 * row.first_batch_s:,.0f} ms", format_bytes(row.memory_bytes)]
-        cells += [f"{row.stall_share or 0:.1%}"] if result.step else []
-        cells += [_mixing(row)] if orders else []
-        rows.append(tuple(cells))
-    return Table(title, tuple(head), tuple(rows))
+
+    def cells(row: Row) -> dict[str, str]:
+        one, rates = row.candidate, [trial.samples_per_s for trial in row.trials]
+        mixing = f"worse: {row.mixing}" if row.mixes_worse else "as full" if row.mixing else "-"
+        return {
+            "": "->" if one == chosen else "default" if one == result.default else "",
+            "workers": str(one.workers),
+            **({"shuffle": one.order} if orders else {}),
+            "read": one.read,
+            "images/s": f"{row.samples_per_s:,.0f}",
+            "lowest to highest": f"{min(rates):,.0f} to {max(rates):,.0f}, {len(rates)}",
+            "CPU s/1,000": f"{row.cpu_s_per_1000:.3g}",
+            "CPU": f"{row.cpu_share:.0%}{'' if fits(row, result.cpu_budget) else ' over'}",
+            "first batch": f"{1000 * row.first_batch_s:,.0f} ms",
+            "memory": format_bytes(row.memory_bytes),
+            **({"stall": f"{row.stall_share or 0:.1%}"} if result.step else {}),
+            **({"mixing": mixing} if orders else {}),
+        }
+
+    step = f", {result.step}" if result.step else ""
+    who = "loading and this training together" if result.step_on_cpu else "loading"
+    share = "all" if result.cpu_budget >= 1 else f"{result.cpu_budget:.0%}"
+    budget = f"{who} may take {share} of {counted(result.cpus, 'CPU')}"
+    rows = [cells(row) for row in result.rows]
+    head = tuple(rows[0]) if rows else ()
+    return Table(f"batches of {result.batch_size:,}{step}; {budget}", head, tuple(tuple(row.values()) for row in rows))
 
 
 def gain_text(result: Tuned) -> str:
@@ -77,39 +77,18 @@ def measured(result: Tuned, *, command: str) -> Measured:
 def to_dict(result: Tuned) -> dict[str, Any]:
     """Returns the result as plain dicts, lists, strings and numbers."""
     chosen = result.chosen
+    same = ("call", "batch_size", "cpu_budget", "cpus", "step", "crop", "step_on_cpu", "elapsed_s", "interrupted")
     return {
         "version": 1,
-        "call": result.call,
+        **{name: getattr(result, name) for name in same},
         "chosen": None if chosen is None else {**_row_dict(chosen.row), "reason": chosen.reason},
         "gain": list(result.gain),
         "default": asdict(result.default),
         "rows": [_row_dict(row) | {"over_budget": not fits(row, result.cpu_budget)} for row in result.rows],
-        "batch_size": result.batch_size,
-        "cpu_budget": result.cpu_budget,
-        "cpus": result.cpus,
-        "step": result.step,
-        "crop": result.crop,
-        "step_on_cpu": result.step_on_cpu,
         "notes": list(result.notes),
-        "elapsed_s": result.elapsed_s,
-        "interrupted": result.interrupted,
     }
-
-
-def _budget_text(result: Tuned) -> str:
-    cpus = f"{result.cpus} CPU{'s' if result.cpus > 1 else ''}"
-    who = "loading and this training together" if result.step_on_cpu else "loading"
-    if result.cpu_budget >= 1:
-        return f"{who} may take all of {cpus}"
-    return f"{who} may take {result.cpu_budget:.0%} of {cpus}"
 
 
 def _row_dict(row: Row) -> dict[str, Any]:
     names = ("samples_per_s", "cpu_s_per_1000", "cpu_share", "stall_share")
     return {**asdict(row), **{name: getattr(row, name) for name in names}}
-
-
-def _mixing(row: Row) -> str:
-    if not row.mixing:
-        return "-"
-    return "as full" if not row.mixes_worse else f"worse: {row.mixing}"

@@ -19,8 +19,6 @@ from fastload.profiling.meter.sampler import family_of, process_memory
 from fastload.profiling.tune.candidates import Candidate
 from fastload.profiling.tune.selection import Row, Trial
 
-MakeLoader = Callable[[Candidate], FastLoader]
-
 # Batches before the clock starts: the system allocates the memory of a new ring while the first ones are read.
 _WARM_UP = 6
 _LEAST_BATCHES = 2  # in a trial, however long they take
@@ -33,52 +31,43 @@ class TrialMode:
     """How the trials of some data are run.
 
     Attributes:
+        make: returns the loader of a candidate.
+        cpus: that this rank may use.
         continues: trials are slices of one pass, because starting a pass starts processes; batches that were ready
             before a slice do not count.
         whole: a trial counts a pass from its start, in whole windows: a window first decodes its chunks and yields most
             rows after that.
         before: called before each trial, with the loader closed, for example to drop the file from the page cache;
             None: the loader stays open between trials.
+        step: training step; None: one byte of each memory page of a batch is read.
     """
 
+    make: Callable[[Candidate], FastLoader]
+    cpus: int
     continues: bool = False
     whole: bool = False
     before: Callable[[], object] | None = None
+    step: TrainingStep | None = None
 
 
 class Runner:
     """The open loader of one candidate, and its measurements. Call `close` at the end.
 
     Args:
-        make: returns the loader.
-        candidate: its arguments.
+        candidate: the loader's arguments.
         mode: how trials are run.
-        cpus: that this rank may use.
         least_rows: smallest number of rows in a trial of whole windows: those of a window, if there are windows.
-        step: training step; None: one byte of each memory page of a batch is read.
     """
 
-    def __init__(
-        self,
-        make: MakeLoader,
-        candidate: Candidate,
-        mode: TrialMode,
-        *,
-        cpus: int,
-        least_rows: int = 0,
-        step: TrainingStep | None = None,
-    ) -> None:
-        self._make = make
+    def __init__(self, candidate: Candidate, mode: TrialMode, least_rows: int = 0) -> None:
+        self.candidate = candidate
         self._mode = mode
-        self._cpus = cpus
         self._least_rows = least_rows if mode.whole else 0
-        self._step: TrainingStep = step or TouchStep()
-        self._trains = step is not None
+        self._step: TrainingStep = mode.step or TouchStep()
         self._loader: FastLoader | None = None
         self._stack = ExitStack()
         self._meter: Meter | None = None
         self._batches: Iterator[Any] | None = None
-        self.candidate = candidate
         self.trials: list[Trial] = []
         self.first_batch_s = 0.0
         self.memory_bytes = 0
@@ -89,14 +78,33 @@ class Runner:
 
     def run(self, seconds: float) -> Trial:
         """Runs a trial of about so many seconds, keeps it and returns it."""
-        if self._mode.before is not None:
+        mode, step = self._mode, self._step
+        if mode.before is not None:
             self.close()
-            self._mode.before()
+            mode.before()
         if self._loader is None:
             self._open(seconds)
-        trial = self._trial(seconds)
-        self.trials.append(trial)
-        return trial
+        # Batches that were ready when the clock started do not count. From a cold cache an epoch may have only one.
+        batches = self._pass()
+        ready = 2 * self.candidate.workers if mode.continues else 0 if mode.whole or mode.before else 1
+        for _ in range(ready):
+            next(batches)
+        step.begin()
+        waited_s, taken_s = self._waited()
+
+        def enough(batches: int, samples: int, taken_s: float) -> bool:
+            return (batches >= _LEAST_BATCHES and samples >= self._least_rows) or taken_s >= _PATIENCE * seconds
+
+        found = run_for(batches, seconds, step, discard=0, synchronize=step.finish, enough=enough)
+        assert found.samples, "a loader has one batch at least"
+        stall_share = None
+        if mode.step is not None:  # from the accelerator if it knows, else from the meter
+            waited_s, taken_s = (now - before for now, before in zip(self._waited(), (waited_s, taken_s), strict=True))
+            stalled = waited_s / max(1e-9, taken_s) if step.utilization is None else 1 - step.utilization
+            stall_share = min(1.0, max(0.0, stalled))
+        cost_s, share = 1000 * found.cpu_s / found.samples, found.cpu_s / found.seconds / mode.cpus
+        self.trials.append(Trial(found.samples_per_s, cost_s, share, stall_share))
+        return self.trials[-1]
 
     def close(self) -> None:
         """Closes the loader; the next trial opens it again."""
@@ -113,7 +121,7 @@ class Runner:
         with warnings.catch_warnings():
             # torch warns of more processes than CPUs; here that is only a candidate.
             warnings.simplefilter("ignore")
-            loader = self._loader = self._make(self.candidate)
+            loader = self._loader = self._mode.make(self.candidate)
             batches = iter(loader)
             batch: Any = next(batches)
         first_s = time.perf_counter() - begin
@@ -125,12 +133,10 @@ class Runner:
                 touch_batch(batch)
                 batch = next(batches, None)
         self.memory_bytes = max(self.memory_bytes, _memory() - before)
-        if self._trains:
+        if self._mode.step is not None:
             self._meter = self._stack.enter_context(Meter(device=self._step.device, sample_every_s=0))
-        if self._mode.continues:
-            self._batches = chain(batches, repeat_epochs(loader)) if self._meter is None else None
-        else:
-            del batches, batch
+        elif self._mode.continues:
+            self._batches = chain(batches, repeat_epochs(loader))
 
     def _pass(self) -> Iterator[Any]:
         """Returns the batches to come. From a cold cache only one epoch: a second would come from the page cache."""
@@ -141,48 +147,14 @@ class Runner:
             self._batches = repeat_epochs(watched, epochs=1 if self._mode.before else None)
         return self._batches
 
+    def _waited(self) -> tuple[float, float]:
+        """Returns the seconds that steps have waited so far, and their duration so far."""
+        return (0.0, 0.0) if self._meter is None else (self._meter.totals.wait_s, self._meter.totals.duration_s)
+
     def _end_pass(self) -> None:
         batches, self._batches = self._batches, None
         if isinstance(batches, Generator):
             batches.close()
-
-    def _trial(self, seconds: float) -> Trial:
-        # Batches that were ready when the clock started do not count. From a cold cache an epoch may have only one.
-        mode, batches = self._mode, self._pass()
-        ready = 2 * self.candidate.workers if mode.continues else 0 if mode.whole or mode.before else 1
-        for _ in range(ready):
-            next(batches)
-        self._step.begin()
-        waited = self._waited()
-
-        def enough(batches: int, samples: int, taken_s: float) -> bool:
-            return (batches >= _LEAST_BATCHES and samples >= self._least_rows) or taken_s >= _PATIENCE * seconds
-
-        found = run_for(batches, seconds, self._step, discard=0, synchronize=self._step.finish, enough=enough)
-        assert found.samples, "a loader has one batch at least"
-        return Trial(
-            found.samples_per_s,
-            1000 * found.cpu_s / found.samples,
-            found.cpu_s / found.seconds / self._cpus,
-            self._stall_share(waited),
-        )
-
-    def _waited(self) -> tuple[float, float]:
-        """Returns the seconds that steps have waited so far, and their duration so far."""
-        if self._meter is None:
-            return 0.0, 0.0
-        totals = self._meter.totals
-        return totals.wait_s, totals.duration_s
-
-    def _stall_share(self, before: tuple[float, float]) -> float | None:
-        """Returns the share of the time that steps waited, from the accelerator if it knows, else from the meter."""
-        if not self._trains:
-            return None
-        if self._step.utilization is not None:
-            return min(1.0, max(0.0, 1 - self._step.utilization))
-        now = self._waited()
-        waited_s, taken_s = now[0] - before[0], now[1] - before[1]
-        return min(1.0, max(0.0, waited_s / max(1e-9, taken_s)))
 
 
 def _memory() -> int:

@@ -13,8 +13,7 @@ import torch
 from fastload import OptionError, pack_images
 from fastload.format.column import Column
 from fastload.profiling.bench.benchmark import run_bench
-from fastload.profiling.bench.fault_runs import KillFigures
-from fastload.profiling.bench.faults import parse_fault
+from fastload.profiling.bench.faults import KillFigures
 from fastload.profiling.bench.rivals import plain_loaders
 from fastload.profiling.bench.subject import BenchOptions, CropSample, Subject, random_window
 from fastload.profiling.tune.candidates import TuneOptions
@@ -31,7 +30,7 @@ def varied(tmp_path: Path) -> Path:
 
 
 def test_images_that_differ_in_size_are_cropped_in_every_way(varied):
-    options = BenchOptions(seconds=0.2, batch_size=4, workers=1, compare=True, faults=(parse_fault("kill-worker"),))
+    options = BenchOptions(seconds=0.2, batch_size=4, workers=1, compare=True, faults=("kill-worker",))
     found = run_bench(varied, options)
     facts = dict(found.runs[0].facts)
     assert facts["images"].startswith("RandomResizedCrop(224) makes them 224 x 224, since these images differ in size")

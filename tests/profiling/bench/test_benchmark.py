@@ -14,11 +14,10 @@ from fastload import FormatError, MissingFileError, OptionError, SourceError, pa
 from fastload.format.header import read_header
 from fastload.profiling.bench.alone import BareTake
 from fastload.profiling.bench.benchmark import run_bench
-from fastload.profiling.bench.fault_runs import FaultFigures, KillFigures
-from fastload.profiling.bench.faults import parse_fault
+from fastload.profiling.bench.faults import FaultFigures, KillFigures
 from fastload.profiling.bench.passes import repeat_epochs, run_for
 from fastload.profiling.bench.rivals import plain_loaders
-from fastload.profiling.bench.steps import make_step, parse_step
+from fastload.profiling.bench.steps import make_step
 from fastload.profiling.bench.subject import BenchOptions, Subject
 from fastload.profiling.bench.training_loop import run_loop
 from fastload.profiling.meter import environment
@@ -40,7 +39,10 @@ def test_the_loader_alone_is_measured_beside_the_bare_copy(packed):
     assert found.loop is None
     (run,) = found.runs
     assert run.samples_per_s == alone.samples_per_s["median"] and dict(run.facts)["over np.take"]
-    assert json.loads(json.dumps(found.to_dict()))["alone"]["samples_per_s"] == alone.samples_per_s
+    text = json.dumps(found.to_dict())
+    assert json.loads(text)["alone"]["samples_per_s"] == alone.samples_per_s
+    # It names nobody.
+    assert str(packed.parent) not in text and os.uname().nodename not in json.dumps(environment())
 
 
 def test_a_file_whose_rows_are_compressed_has_no_bare_copy_and_says_why(tmp_path):
@@ -55,7 +57,7 @@ def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
     step = make_step("sim:4000")
     loop = run_loop(subject.shared_loader(), step, 0.2, title="t")
     subject.close()
-    assert step.accelerator.samples == 8 * loop.measured.num_steps  # type: ignore[attr-defined]
+    assert step.samples == 8 * loop.measured.num_steps  # type: ignore[attr-defined]
     assert loop.utilization is not None and 0 < loop.utilization <= 1
     steps = loop.measured.steps
     waited_s = sum(one.wait_s for one in steps[1:])
@@ -65,7 +67,7 @@ def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
 
 
 def test_training_has_headspace_and_a_verdict(packed):
-    found = run_bench(packed, quick(batch_size=8, step=parse_step("sim:0.5x")))
+    found = run_bench(packed, quick(batch_size=8, step="sim:0.5x"))
     assert found.headspace is not None and found.loop is not None and found.alone is not None
     rate = 0.5 * found.alone.samples_per_s["median"]
     assert f"{rate:,.0f} images/s" in found.loop.step
@@ -75,26 +77,24 @@ def test_training_has_headspace_and_a_verdict(packed):
 
 
 def test_a_real_network_has_no_utilization_without_a_gpu(packed):
-    found = run_bench(packed, quick(batch_size=8, step=parse_step("tiny")))
+    found = run_bench(packed, quick(batch_size=8, step="tiny"))
     assert found.loop is not None and found.loop.utilization is None
     assert found.loop.step == "tiny on cpu"
 
 
 def test_slow_reads_are_counted_and_leave_the_loader_as_it_was(packed):
-    found = run_bench(packed, quick(batch_size=8, faults=(parse_fault("slow-disk=5"), parse_fault("stall=10@4"))))
+    found = run_bench(packed, quick(batch_size=8, faults=("slow-disk=5", "stall=10@4")))
     slow, stall = found.faults
     assert isinstance(slow, FaultFigures) and isinstance(stall, FaultFigures)
     assert slow.delays >= slow.loop.measured.num_steps
     assert slow.delayed_s == pytest.approx(0.005 * slow.delays)
     assert stall.delays * 4 <= stall.loop.measured.num_steps + 4 * 16  # read ahead of the loop, never more
-    assert [run.title for run in found.runs[1:]] == [
-        "fastload bench file.h5, slow-disk=5",
-        "fastload bench file.h5, stall=10@4",
-    ]
+    titles = [run.title for run in found.runs[1:]]
+    assert titles == ["fastload bench file.h5, slow-disk=5", "fastload bench file.h5, stall=10@4"]
 
 
 def test_a_killed_worker_is_named_and_no_sample_is_lost_or_doubled(packed):
-    found = run_bench(packed, quick(batch_size=4, split="train", faults=(parse_fault("kill-worker"),)))
+    found = run_bench(packed, quick(batch_size=4, split="train", faults=("kill-worker",)))
     (kill,) = found.faults
     assert isinstance(kill, KillFigures)
     assert kill.names_worker and f"process {kill.pid} was killed by SIGKILL" in kill.error
@@ -102,11 +102,16 @@ def test_a_killed_worker_is_named_and_no_sample_is_lost_or_doubled(packed):
     assert kill.steps_before + kill.steps_after == 16 and kill.steps_after > 0
 
 
-def test_plain_ways_read_the_same_samples(tmp_path, image_folder: Callable[..., Path]):
-    folder = image_folder(per_class=16)
-    path = tmp_path / "photos.h5"
-    pack_images(folder, path)
-    found = run_bench(path, quick(batch_size=4, compare=True, source=folder, workers=1, step=parse_step("sim:2000")))
+@pytest.fixture
+def photos(tmp_path, image_folder: Callable[..., Path]) -> tuple[Path, Path]:
+    """A folder of PNG files, and the file that it was packed into."""
+    folder = image_folder(per_class=16, suffix=".png")
+    return folder, pack_images(folder, tmp_path / "photos.h5").path
+
+
+def test_plain_ways_are_measured_and_trained_with(photos):
+    folder, path = photos
+    found = run_bench(path, quick(batch_size=4, compare=True, source=folder, workers=1, step="sim:2000"))
     names = [rival.name for rival in found.rivals]
     assert names == ["DataLoader(num_workers=1), the packed file", "DataLoader(num_workers=1), image files, Pillow"]
     for rival in found.rivals:
@@ -115,11 +120,8 @@ def test_plain_ways_read_the_same_samples(tmp_path, image_folder: Callable[..., 
     assert len(found.runs) == 3
 
 
-def test_image_files_are_found_by_the_keys_of_the_rows(tmp_path, image_folder: Callable[..., Path]):
-
-    folder = image_folder(per_class=16, suffix=".png")
-    path = tmp_path / "photos.h5"
-    pack_images(folder, path)
+def test_plain_ways_read_the_same_samples(photos):
+    folder, path = photos
     subject = Subject(path, quick(batch_size=4, compare=True, source=folder, workers=1))
     rows = subject.rows(8, 10)
     of_file, of_images = plain_loaders(subject, rows).values()
@@ -142,24 +144,13 @@ def test_a_source_that_is_not_that_of_the_file_is_refused(tmp_path, image_folder
     assert not shown
 
 
-def test_cold_passes_say_what_stayed_in_memory(packed):
-    found = run_bench(packed, quick(batch_size=8, cold=True))
+def test_cold_goes_with_everything_else_and_says_what_stayed_in_memory(packed):
+    options = {"compare": True, "workers": 1, "step": "sim:2000", "faults": ("slow-disk=1",)}
+    found = run_bench(packed, quick(batch_size=8, cold=True, **options))
     assert found.alone is not None and found.alone.samples_per_s["count"] == 3
-    assert found.left_in_cache and all(0 <= share <= 1 for share in found.left_in_cache)
-
-
-def test_cold_goes_with_everything_else(packed):
-    options = quick(
-        batch_size=8,
-        cold=True,
-        compare=True,
-        workers=1,
-        step=parse_step("sim:2000"),
-        faults=(parse_fault("slow-disk=1"),),
-    )
-    found = run_bench(packed, options)
     assert found.rivals and found.faults and found.headspace is not None
-    if found.left_in_cache[:1] == [0]:
+    assert found.left_in_cache and all(0 <= share <= 1 for share in found.left_in_cache)
+    if found.left_in_cache[0] == 0:
         assert max(found.left_in_cache) == 0, "nobody had the file mapped when it was dropped"
 
 
@@ -168,7 +159,7 @@ def test_ctrl_c_leaves_what_was_measured_so_far(packed):
         if "training" in str(figures):
             raise KeyboardInterrupt
 
-    found = run_bench(packed, quick(batch_size=8, step=parse_step("sim:2000")), show=show)
+    found = run_bench(packed, quick(batch_size=8, step="sim:2000"), show=show)
     assert found.interrupted and found.alone is not None and found.headspace is None
     assert json.loads(json.dumps(found.to_dict()))["interrupted"] is True
 
@@ -183,6 +174,8 @@ def test_ctrl_c_leaves_what_was_measured_so_far(packed):
         ({"seconds": 0}, "above 0"),
         ({"seconds": float("nan")}, "above 0"),
         ({"source": Path()}, "--compare"),
+        ({"step": "sim:fast"}, "choose"),
+        ({"faults": ("fire",)}, "choose"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_measured(packed, options, message):
@@ -225,8 +218,3 @@ def test_a_pass_counts_what_comes_after_the_clock_begins():
     )
     assert found.samples == 4 + 5 + 3 + 4 + 5
     assert len(settled) == 2
-
-
-def test_the_environment_names_nobody(packed):
-    text = json.dumps(run_bench(packed, quick()).to_dict())
-    assert str(packed.parent) not in text and os.uname().nodename not in json.dumps(environment())

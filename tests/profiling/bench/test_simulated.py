@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.profiling.bench.simulated import AcceleratorClock, SimulatedAccelerator
+from fastload.profiling.bench.simulated import SimulatedAccelerator
 from fastload.profiling.meter import Meter
 from fastload.profiling.meter.clocks import Clock
 
@@ -39,7 +39,7 @@ def test_it_never_works_more_than_all_the_time_and_counts_every_sample(steps, la
     for wait_s, samples in steps:
         time.now += wait_s
         gpu.launch(samples)
-    end = gpu.reached_s()
+    end = gpu.mark()
     gpu.finish()
     assert 0 < gpu.utilization <= 1
     assert gpu.samples == sum(samples for _, samples in steps)
@@ -56,7 +56,7 @@ def test_no_more_steps_are_under_way_than_the_loop_may_run_ahead(steps, ahead):
     for wait_s, samples in steps:
         time.now += wait_s
         gpu.launch(samples)
-        ends.append(gpu.reached_s())
+        ends.append(gpu.mark())
         assert sum(end > time.now + 1e-9 for end in ends) <= ahead
 
 
@@ -77,7 +77,7 @@ def test_sleeps_that_last_too_long_make_no_step_longer():
         gpu.launch(100)
     gpu.finish()
     assert gpu.utilization == 1
-    assert gpu.reached_s() == pytest.approx(100.0 + 200 * 0.1, abs=0.021)
+    assert gpu.mark() == pytest.approx(100.0 + 200 * 0.1, abs=0.021)
 
 
 def test_work_left_over_counts_as_work_after_begin():
@@ -91,18 +91,17 @@ def test_work_left_over_counts_as_work_after_begin():
     assert gpu.samples == 1000
 
 
-def test_a_meter_with_its_clock_sees_what_the_accelerator_waited_for():
+def test_a_meter_that_has_it_as_its_clock_sees_what_the_accelerator_waited_for():
     time = Time()
     gpu = accelerator(time)
-    clock = AcceleratorClock(gpu)
-    assert isinstance(clock, Clock)
+    assert isinstance(gpu, Clock)
 
     def loader():
         for wait_s in (0.0, 0.05, 0.35):  # the second is over while the first step runs
             time.now += wait_s
             yield [[0]] * 100
 
-    with Meter(device=clock, sample_every_s=0) as meter:
+    with Meter(device=gpu, sample_every_s=0) as meter:
         for batch in meter.watch(loader()):
             gpu.launch(len(batch))
     waits = [round(step.wait_s, 6) for step in meter.measured().steps]

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from child_processes import run_python
 
 from fastload.errors import OutputError
 from fastload.profiling.report import check_report_path, write_report
 from fastload.system.files import save_text
 from fastload.timing.results import Measured
+
+IN_A_PROCESS = """
+import importlib.util, os, resource, signal, sys
+from pathlib import Path
+from fastload.errors import FastloadError
+from fastload.profiling.report import check_report_path
+from fastload.system.files import save_text
+find_spec, out = importlib.util.find_spec, Path(sys.argv[1])
+try:
+    {}
+except FastloadError as exc:
+    print(f"{{type(exc).__name__}}: {{exc}}")
+"""
+
+
+def said(code: str, path: Path) -> str:
+    """Returns the error of a line of code in a process of its own, which may do to itself what it likes."""
+    return run_python("-c", IN_A_PROCESS.format(code), path)
 
 
 def test_a_new_name_in_a_folder_of_ours_is_accepted(tmp_path):
@@ -27,40 +44,28 @@ def test_what_exists_stays_unless_forced(tmp_path):
     path.write_text("precious")
     with pytest.raises(OutputError, match=r"report\.html: exists.*--force"):
         write_report(Measured("x"), path)
-    assert path.read_text() == "precious"
+    with pytest.raises(OutputError, match="exists"):  # it appeared after it was looked for
+        save_text("ours", path, force=False)
+    assert path.read_text() == "precious" and [one.name for one in tmp_path.iterdir()] == ["report.html"]
     write_report(Measured("x"), path, force=True)
     assert path.read_text().startswith("<!doctype html>")
 
 
-def test_a_link_that_leads_nowhere_is_not_replaced_unasked(tmp_path):
-    (tmp_path / "report.html").symlink_to(tmp_path / "gone")
+def test_what_cannot_be_a_report_is_named(tmp_path):
+    (tmp_path / "link.html").symlink_to(tmp_path / "gone")
     with pytest.raises(OutputError, match="--force"):
-        check_report_path(tmp_path / "report.html")
-
-
-def test_a_folder_is_refused_even_when_forced(tmp_path):
-    with pytest.raises(OutputError, match="is a folder"):
-        check_report_path(tmp_path, force=True)
-
-
-def test_an_absent_folder_is_named(tmp_path):
-    with pytest.raises(OutputError, match="nowhere does not exist"):
-        check_report_path(tmp_path / "nowhere" / "report.html", force=True)
+        check_report_path(tmp_path / "link.html")
+    for path, why in ((tmp_path, "is a folder"), (tmp_path / "nowhere" / "report.html", "nowhere does not exist")):
+        with pytest.raises(OutputError, match=why):
+            check_report_path(path, force=True)
 
 
 def test_a_folder_without_permission_is_named():
-    code = (
-        "import os, sys; from fastload.errors import OutputError\n"
-        "from fastload.profiling.report import check_report_path\n"
-        "if os.geteuid() == 0: os.setuid(65534)\n"  # root may write everywhere
-        "try: check_report_path(os.path.join(sys.argv[1], 'report.html'))\n"
-        "except OutputError as exc: print(exc)"
-    )
-    # Not tmp_path: its parents let nobody else in.
-    with tempfile.TemporaryDirectory() as folder:
+    as_nobody = "os.geteuid() or os.setuid(65534); check_report_path(out)"  # root may write everywhere
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: its parents let nobody else in
         os.chmod(folder, 0o555)
-        result = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
-    assert "no permission to make a file in" in result.stdout
+        assert "OutputError: " in (text := said(as_nobody, Path(folder) / "report.html"))
+    assert "no permission to make a file in" in text
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder that takes no files: /proc, on Linux only")
@@ -69,28 +74,12 @@ def test_a_folder_that_takes_no_file_is_one_error():
         write_report(Measured("x"), "/proc/self/report.html")
 
 
-def test_a_file_that_appeared_meanwhile_is_kept(tmp_path):
-    path = tmp_path / "report.html"
-    path.write_text("somebody else's")
-    with pytest.raises(OutputError, match="exists"):
-        save_text("ours", path, force=False)
-    assert path.read_text() == "somebody else's"
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
-
-
 def test_a_full_disk_leaves_nothing_behind(tmp_path):
-    code = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
-        "from pathlib import Path; from fastload.errors import OutputError;"
-        "from fastload.system.files import save_text\n"
-        "try: save_text('x' * 100_000, Path(sys.argv[1]), force=True)\n"
-        "except OutputError as exc: print(exc)"
-    )
     path = tmp_path / "report.html"
     path.write_text("old")
-    result = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    assert "cannot be written" in result.stdout
+    full = "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    text = said(f"{full}; save_text('x' * 100_000, out, force=True)", path)
+    assert text.startswith("OutputError: ") and "cannot be written" in text
     assert path.read_text() == "old" and [one.name for one in tmp_path.iterdir()] == ["report.html"]
 
 
@@ -101,13 +90,6 @@ def test_others_may_read_it_as_any_new_file(tmp_path):
 
 
 def test_an_absent_extra_is_named_before_anything_is_measured(tmp_path):
-    code = (
-        "import importlib.util as u, sys; from fastload.errors import MissingExtraError; real = u.find_spec\n"
-        "u.find_spec = lambda name, *more: None if name == 'jinja2' else real(name, *more)\n"
-        "from fastload.profiling.report import check_report_path\n"
-        "try: check_report_path(sys.argv[1])\n"
-        "except MissingExtraError as exc: print(exc)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "report.html")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "pip install jinja2" in said
+    absent = "importlib.util.find_spec = lambda name, *more: None if name == 'jinja2' else find_spec(name, *more)"
+    text = said(f"{absent}; check_report_path(out)", tmp_path / "report.html")
+    assert text.startswith("MissingExtraError: ") and "pip install jinja2" in text

@@ -1,0 +1,59 @@
+"""Arguments that several commands share: their texts parsed, and their declarations."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+# dd's units: K, M, G and KiB, MiB, GiB count in 1024, KB, MB, GB in 1000.
+_UNITS = {"": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmg", 1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+
+
+def parse_size(text: str) -> int | tuple[int, int]:
+    """Parses `224` or `218x178` (height x width)."""
+    found = re.fullmatch(r"(\d+)(?:\s*[x×]\s*(\d+))?", text.strip(), flags=re.IGNORECASE)
+    if not found:
+        raise typer.BadParameter(f"{text!r} is not a size; write 224 or 218x178 (height x width).")
+    height, width = found.groups()
+    return int(height) if width is None else (int(height), int(width))
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parses names between commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def parse_bytes(text: str) -> int:
+    """Parses `8MiB`, `8M` or `8388608`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if not found or found[2] not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is not a number of bytes; write 8MiB, 8M or 8388608.")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+ChunkBytes = Annotated[
+    Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk, such as 8MiB or 512K.")
+]
+ImageFile = Annotated[Path, typer.Argument(help="A packed file, or another HDF5 file of images.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples in a batch; by default 256.")]
+Split = Annotated[str | None, typer.Option(help="Load this split only.")]
+Size = Annotated[
+    Any,
+    typer.Option(
+        parser=parse_size,
+        metavar="S|HxW",
+        help="Begin the loader's transforms with RandomResizedCrop to this height x width; by default 224 for "
+        "images that differ in size, else no crop.",
+    ),
+]
+Device = Annotated[str | None, typer.Option(help="Where batches go: cpu, cuda, cuda:1.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Report = Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a report as an HTML page.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a report that exists.")]
