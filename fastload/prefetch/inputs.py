@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -139,14 +139,14 @@ class PackedInput:
                 known[name] = coordinates_of(name, field.shape, field.names, frame)
         return known
 
-    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+    def samples(self, rows: NDArray[np.int64]) -> Iterable[Any]:
         """Yields the samples of rows, transformed."""
         samples = self.dataset.samples(rows)
         stopwatch = current()
         if stopwatch is not None:
             stopwatch.lap("reading")
             stopwatch.sample_begins()
-        return map(self.transformed, samples)
+        return samples if self.dataset.transform is None else map(self.dataset.transform, samples)
 
     def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Returns the arrays of a slot that rows can be gathered into: those of the file's shape and dtype."""
@@ -155,10 +155,6 @@ class PackedInput:
             for name, shape, dtype in self.dataset.layout()
             if name in slot and slot[name].shape[1:] == shape and slot[name].dtype == dtype
         }
-
-    def transformed(self, sample: tuple[torch.Tensor, ...]) -> Any:
-        """Returns a sample, made of the tensors of its fields."""
-        return sample if self.dataset.transform is None else self.dataset.transform(sample)
 
     def name_of(self, row: int) -> str:
         """Returns the key of a row, or its number, with the file's name."""
@@ -203,13 +199,9 @@ class OtherInput:
         """Returns the batches as they are: positions are indices."""
         return planned
 
-    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+    def samples(self, rows: NDArray[np.int64]) -> Iterable[Any]:
         """Yields the samples of indices, in order."""
-        if self._many:
-            yield from self._many(rows.tolist())
-        else:
-            for index in rows.tolist():
-                yield self._dataset[index]
+        return self._many(rows.tolist()) if self._many else (self._dataset[index] for index in rows.tolist())
 
     def name_of(self, row: int) -> str:
         """Returns a sample's index, with its path for datasets that list (path, class) pairs, as torchvision's do."""

@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pickle import PicklingError
@@ -33,7 +33,7 @@ from fastload.prefetch.auto_workers import WorkerWatch
 from fastload.prefetch.inputs import Input
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
 from fastload.prefetch.sample_layout import SampleLayout, as_array
-from fastload.prefetch.sample_worker import BatchRequest, Collated, Failure, Filler, TimedResult, WithExtra
+from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import Ahead
 from fastload.prefetch.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
@@ -290,17 +290,13 @@ class ProcessStream:
             raise StopIteration
         try:
             while True:
-                result, work = next(self._results), None
-                if isinstance(result, TimedResult):
-                    result, work = result
-                if isinstance(result, Failure):
+                result: BatchResult = next(self._results)
+                if result.error is not None:
                     raise result.error
-                if isinstance(result, SampleLayout):
-                    self._workers.prepare(result)
-                elif result is not None:
-                    batch = self._hand_over(result)
-                    batch.work = work
-                    return batch
+                if result.slot >= 0:
+                    return self._hand_over(result)
+                if result.layout is not None:
+                    self._workers.prepare(result.layout)
         except StopIteration:
             self._exhausted = True
             self.close()
@@ -327,11 +323,16 @@ class ProcessStream:
         finally:
             self.resources.close()
 
-    def _hand_over(self, result: int | WithExtra | Collated) -> FilledBatch:
+    def _hand_over(self, result: BatchResult) -> FilledBatch:
         ring, layout = self._workers.state.ring, self._workers.state.layout
         assert ring is not None and layout is not None, "a batch is made in a slot"
         planned, slot = self._workers.state.under_way.popleft()
-        if isinstance(result, Collated):
+        assert slot.number == result.slot, "results come in order"
+        if result.layout is None:
+            batch = ring.hand_over(slot, planned, ring.slot_bytes)
+            batch.arrays = layout.in_axes_of_sample(batch.arrays)
+            batch.form, batch.extra = layout.form, result.fields
+        else:
             if result.kept:
                 # The transform holds a part of the slot, and expects that to stay as it is.
                 self._workers.add_slots(1)
@@ -339,20 +340,20 @@ class ProcessStream:
                 ring.give_back(slot)
             if not result.layout.fits(layout):
                 self._warn(result, layout)
-            return self._with_facts(_from_collated(result, planned), ring)
-        assert slot.number == (result if isinstance(result, int) else result.slot), "results come in order"
-        batch = ring.hand_over(slot, planned, ring.slot_bytes)
-        batch.arrays = _as_presented(layout.in_axes_of_sample(batch.arrays))
-        batch.form, batch.extra = layout.form, result.fields if isinstance(result, WithExtra) else {}
-        return self._with_facts(batch, ring)
-
-    def _with_facts(self, batch: FilledBatch, ring: Ring) -> FilledBatch:
-        """Adds `row` and `valid` if requested; always for device batches."""
-        facts = {"row": batch.planned.rows, "valid": batch.planned.valid}
-        batch.arrays.update({name: fact for name, fact in facts.items() if ring.manual_release or name in batch.arrays})
+            known = {name: as_array(value) for name, value in result.fields.items()}
+            arrays = {name: array for name, array in known.items() if array is not None}
+            extra = {name: value for name, value in result.fields.items() if name not in arrays}
+            num_bytes = sum(array.nbytes for array in arrays.values())
+            batch = FilledBatch(arrays, planned, num_bytes, result.layout.form, extra)
+        if "images" in batch.arrays:  # as every batch has them: (B, H, W, C)
+            batch.arrays["images"] = batch.arrays["images"].transpose(0, 2, 3, 1)
+        for name, fact in (("row", planned.rows), ("valid", planned.valid)):
+            if ring.manual_release or name in batch.arrays:
+                batch.arrays[name] = fact
+        batch.work = result.work
         return batch
 
-    def _warn(self, result: Collated, layout: SampleLayout) -> None:
+    def _warn(self, result: BatchResult, layout: SampleLayout) -> None:
         if self._workers.warned:
             return
         self._workers.warned = True
@@ -363,23 +364,6 @@ class ProcessStream:
             f"anew each time (0.4 times the images/s for images of 116 kB). One shape for all samples avoids it.",
             stacklevel=2,
         )
-
-
-def _from_collated(result: Collated, planned: PlannedBatch) -> FilledBatch:
-    arrays, extra = {}, {}
-    for name, value in zip(result.layout.form.names, result.fields, strict=True):
-        array = as_array(value)
-        if array is None:
-            extra[name] = value
-        else:
-            arrays[name] = array
-    num_bytes = sum(array.nbytes for array in arrays.values())
-    return FilledBatch(_as_presented(arrays), planned, num_bytes, result.layout.form, extra)
-
-
-def _as_presented(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Returns the arrays with images as (B, H, W, C), as every `HostBatch` has them."""
-    return {name: array.transpose(0, 2, 3, 1) if name == "images" else array for name, array in arrays.items()}
 
 
 def _as_it_is(item: Any) -> Any:
