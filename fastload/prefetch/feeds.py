@@ -28,7 +28,7 @@ from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
 from fastload.prefetch.row_transformer import RowTransformer
 from fastload.prefetch.sample_layout import SampleLayout
-from fastload.prefetch.thread_stream import Ahead, Present, ThreadStream, gathering, group_size
+from fastload.prefetch.thread_stream import Ahead, Present, ThreadStream, group_size
 from fastload.read.reader import RowReader
 from fastload.system.threads import ShortSwitchInterval
 from fastload.timing.probe import WorkerInfo
@@ -103,7 +103,7 @@ class ThreadFeed:
             timed: whether batches say what they cost the threads or processes that make them.
         """
         if self._transformer is None:
-            fill = gathering(self._reader.gather)
+            fill = functools.partial(_gathered, self._reader)
         else:
             fill = functools.partial(_transformed, self._transformer, epoch)
         with ExitStack() as resources:
@@ -134,6 +134,11 @@ class ThreadFeed:
     def close(self) -> None:
         """Closes the file. Batches handed over stay valid."""
         self._reader.close()
+
+
+def _gathered(reader: RowReader, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+    """Fills a slot with a batch's rows as they are; returns their bytes."""
+    return reader.gather(planned.rows, arrays)
 
 
 def _transformed(

@@ -134,29 +134,33 @@ class Filler(Dataset[Any]):
         raw, gathered = self._gathered(rows, memory)
         if gathered and isinstance(self._source, PackedInput):
             transform = self._source.dataset.transform
-        unchanged = Unwritten([None] * len(arrays), []) if len(gathered) == len(raw) else None
+        all_gathered = bool(gathered) and len(gathered) == len(raw)
         extra: list[list[Any]] = []
         unfit: list[Any] = []  # the first sample that does not fit the slot, or must not be written to it
         num_written = 0
         for index in range(len(rows)):
             self._num_made = index
             # Not by zip, which keeps the last tuple that it gave.
-            given = tuple([torch.from_numpy(column[index]) for column in raw])
-            sample = next(samples) if transform is None else transform(given)
-            new = unchanged if sample is given else None
-            new = new or unwritten(arrays, index, sample, layout.form)
-            del given
+            given: Any = tuple([torch.from_numpy(column[index]) for column in raw]) if transform else None
+            sample = transform(given) if transform else next(samples)
             if stopwatch is not None:
                 stopwatch.lap("transform")
-            if new is None:
-                unfit = [sample]
-                break
-            del sample
-            if any(value is not None for value in new.arrays) and _is_referenced(gathered, index):
-                unfit = [_sample(layout, arrays, index, new)]
-                break
-            num_written += new.write(arrays, index)
-            extra.append(new.extra)
+            if all_gathered and sample is given:
+                extra.append([])
+            else:
+                del given
+                new = unwritten(arrays, index, sample, layout.form)
+                if new is None:
+                    unfit = [sample]
+                    break
+                del sample
+                copies = gathered and any(value is not None for value in new.arrays)
+                if copies and _is_referenced(gathered, index):
+                    unfit = [_sample(layout, arrays, index, new)]
+                    break
+                num_written += new.write(arrays, index)
+                extra.append(new.extra)
+            given = sample = None
             if stopwatch is not None:
                 stopwatch.lap("collate")
                 stopwatch.sample()
