@@ -19,8 +19,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fastload.dataset import PackedDataset
-from fastload.device.backend import open_backend
-from fastload.device.copy import DeviceStage
+from fastload.device import open_backend
 from fastload.distributed.ranks import ShareOption, check_share, resolve_share
 from fastload.errors import OptionError
 from fastload.loader.echo_policy import EchoPolicy, open_echo
@@ -32,6 +31,7 @@ from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
 from fastload.prefetch.cache_load import load_cache
 from fastload.prefetch.cached_feed import CachedFeed
+from fastload.prefetch.device_stage import DeviceStage
 from fastload.prefetch.feeds import ProcessFeed, ThreadFeed
 from fastload.prefetch.inputs import Input, PackedInput, as_input
 from fastload.prefetch.resolved import Resolved

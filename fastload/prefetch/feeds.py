@@ -16,16 +16,16 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset, as_handed_over
-from fastload.device.copy import SLOTS_IN_COPY, BatchStream, copy_fields
 from fastload.errors import OptionError
 from fastload.format.ragged import RAW
 from fastload.plan import PlannedBatch, batch_seed
 from fastload.prefetch.augment import use_one_torch_thread
 from fastload.prefetch.auto_workers import WorkerStats, WorkerWatch
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, copy_fields
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.process_stream import PREFETCH, ProcessStream, SampleWorkers
 from fastload.prefetch.resolved import Resolved
-from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
+from fastload.prefetch.ring import SLACK, Ring, SlotField
 from fastload.prefetch.row_transformer import RowTransformer
 from fastload.prefetch.sample_layout import SampleLayout
 from fastload.prefetch.thread_stream import Ahead, Present, ThreadStream, group_size
@@ -94,7 +94,7 @@ class ThreadFeed:
             num_slots = SLOTS_IN_COPY + 1 + workers
             self._ring = Ring(layout + facts, num_slots, backend.allocate, manual_release=True)
 
-    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream[FilledBatch]:
+    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
         """Begins a pass of the threads.
 
         Args:
@@ -194,7 +194,7 @@ class ProcessFeed:
         ratio = compression_ratio(data.dataset) if isinstance(data, PackedInput) else 0.0
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
-    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream[FilledBatch]:
+    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
         """Begins a pass, see `ThreadFeed`; starts the workers if they do not wait from the last one."""
         options, batch_bytes = self._options, 0
         if isinstance(options.data, PackedInput):

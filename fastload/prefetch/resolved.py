@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fastload.device.backend import Backend
+from fastload.device import Backend
 from fastload.distributed.ranks import Share, local_world_size
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.prefetch.augment import Augmentation
