@@ -130,9 +130,6 @@ class CachedFeed:
         assert self._cache is not None, "the feed was closed"
         return _IndexStream(planned, self._cache, self._ring)
 
-    def worker_stats(self) -> None:
-        """Returns None: the feed has no processes."""
-
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
         """Begins the copy of a batch's indices, row numbers and valid flags; see `BeginCopy`."""
         assert self._cache is not None, "the feed was closed"

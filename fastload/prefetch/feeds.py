@@ -128,9 +128,6 @@ class ThreadFeed:
         ahead = self._group * len(self._ring.slots)
         return WorkerInfo(self._workers, ahead, by_threads=True, compression_ratio=compression_ratio(self._dataset))
 
-    def worker_stats(self) -> None:
-        """Returns None: the feed has no processes."""
-
     def close(self) -> None:
         """Closes the file. Batches handed over stay valid."""
         self._reader.close()
