@@ -10,9 +10,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -59,13 +59,6 @@ class Batch(_Facts, tuple[torch.Tensor, ...]):
     valid: torch.Tensor
     global_valid: int
 
-    @classmethod
-    def of(cls, fields: Iterable[torch.Tensor], facts: Mapping[str, Any]) -> Batch:
-        """Returns a batch of fields with its facts: rows, valid, global_valid."""
-        batch = cls(fields)
-        batch.__dict__["_facts"] = facts
-        return batch
-
 
 class DictBatch(_Facts, dict[Any, Any]):
     """A batch as a dict, for a dataset whose samples are dicts; with the attributes of `Batch`."""
@@ -74,12 +67,14 @@ class DictBatch(_Facts, dict[Any, Any]):
     valid: torch.Tensor
     global_valid: int
 
-    @classmethod
-    def of(cls, fields: Mapping[Any, Any], facts: Mapping[str, Any]) -> DictBatch:
-        """Returns a batch of fields with its facts: rows, valid, global_valid."""
-        batch = cls(fields)
-        batch.__dict__["_facts"] = facts
-        return batch
+
+Facts = TypeVar("Facts", Batch, DictBatch)
+
+
+def _with_facts(batch: Facts, facts: Mapping[str, Any]) -> Facts:
+    """Adds the facts: rows, valid, global_valid."""
+    batch.__dict__["_facts"] = facts
+    return batch
 
 
 @dataclass
@@ -327,8 +322,8 @@ class Iteration:
         counter.consumed += num_valid
         counter.steps += 1
         if form is None:
-            return Batch.of([result[name] for name in options.data.fields or ()], facts)
+            return _with_facts(Batch(result[name] for name in options.data.fields or ()), facts)
         values = [result[name] if name in result else extra[name] for name in form.names]
         if form.keys is not None:
-            return DictBatch.of(dict(zip(form.keys, values, strict=True)), facts)
-        return Batch.of(values, facts)
+            return _with_facts(DictBatch(zip(form.keys, values, strict=True)), facts)
+        return _with_facts(Batch(values), facts)

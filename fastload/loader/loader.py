@@ -277,7 +277,7 @@ class FastLoader:
         if self._auto is not None:
             options = replace(options, workers=self._auto.number)
         feed = self._feed
-        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.worker_info.workers)
+        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.worker_stats().number)
         if feed is not None and (chosen_anew or not feed.usable):
             feed.close()
             self._feed = None

@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pickle import PicklingError
@@ -90,7 +90,6 @@ class SampleWorkers:
         source: the data whose samples they make.
         batch_size: samples in a batch.
         workers: processes, 1 or more.
-        names: of the fields, when the dataset names them.
         on_layout: called with what samples are like, before the first batch; may refuse them.
         pin: makes memory readable for a device, when batches go to one, and returns what undoes that.
         warns_of_many: whether torch may warn of more workers than CPUs, which are right where workers wait.
@@ -106,7 +105,6 @@ class SampleWorkers:
         batch_size: int,
         *,
         workers: int,
-        names: Sequence[str] | None,
         on_layout: Callable[[SampleLayout], None],
         pin: Callable[[NDArray[np.uint8]], Callable[[], None] | None] | None = None,
         warns_of_many: bool = True,
@@ -124,7 +122,7 @@ class SampleWorkers:
             if not warns_of_many:
                 warnings.filterwarnings("ignore", "This DataLoader will create")
             self._loader = WorkerLoader(
-                Filler(source, self._memory, batch_size, names),
+                Filler(source, self._memory, batch_size),
                 batch_size=None,
                 sampler=self._requests,
                 num_workers=workers,
@@ -277,26 +275,20 @@ class ProcessStream:
 
     def __next__(self) -> FilledBatch:
         """Returns the next batch; raises a worker's error, with the sample's name and the worker's traceback."""
-        if self._watch is None:
-            return self._next()
-        ready = self.ready()
-        asked_s = time.perf_counter()
-        batch = self._next()
-        self._watch.note(ready=ready, waited_s=time.perf_counter() - asked_s)
-        return batch
-
-    def _next(self) -> FilledBatch:
         if self._results is None:
             raise StopIteration
+        ready = self._watch is not None and self.ready()
+        asked_s = time.perf_counter()
         try:
             while True:
                 result: BatchResult = next(self._results)
                 if result.error is not None:
                     raise result.error
                 if result.slot >= 0:
-                    return self._hand_over(result)
+                    break
                 if result.layout is not None:
                     self._workers.prepare(result.layout)
+            batch = self._hand_over(result)
         except StopIteration:
             self._exhausted = True
             self.close()
@@ -305,6 +297,9 @@ class ProcessStream:
             self._results = None
             self._workers.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
             raise
+        if self._watch is not None:
+            self._watch.note(ready=ready, waited_s=time.perf_counter() - asked_s)
+        return batch
 
     def ready(self) -> bool:
         """Whether next() would most likely return a batch without waiting."""

@@ -74,11 +74,10 @@ class BatchResult(NamedTuple):
 class Filler(Dataset[Any]):
     """A dataset for torch's fetcher whose keys are requests and whose items are results; pickled into the workers."""
 
-    def __init__(self, source: Input, memory: SharedMemory, batch_size: int, names: Sequence[str] | None) -> None:
+    def __init__(self, source: Input, memory: SharedMemory, batch_size: int) -> None:
         self._source = source
         self._memory = memory
         self._batch_size = batch_size
-        self._names = names
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
         self._in_place = True
         self._num_made = 0  # samples of the present batch, so that an error can name the next one
@@ -94,7 +93,7 @@ class Filler(Dataset[Any]):
             torch.manual_seed(request.seed)
             np.random.seed(request.seed % 2**32)  # noqa: NPY002  # the state that users' transforms draw from
             if request.layout is None:
-                return BatchResult(request.slot, layout_of(next(self._made(request.rows)), self._names))
+                return BatchResult(request.slot, layout_of(next(self._made(request.rows)), self._source.fields))
             if not request.timed:
                 return self._fill(request, request.layout)
             self._stopwatch = stopwatch = current() or Stopwatch("transform", by_threads=False).start()
@@ -199,7 +198,7 @@ class Filler(Dataset[Any]):
 
     def _collated(self, request: BatchRequest, samples: list[Any]) -> BatchResult:
         """Returns the samples collated by torch; raises WorkerError if they differ in structure."""
-        layout, found, name_of = layout_of(samples[0], self._names), describe(samples[0]), self._source.name_of
+        layout, found, name_of = layout_of(samples[0], self._source.fields), describe(samples[0]), self._source.name_of
         for row, sample in zip(request.rows.tolist(), samples, strict=True):
             if describe(sample) != found:
                 raise WorkerError(
