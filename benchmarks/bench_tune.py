@@ -30,6 +30,7 @@ from torch.utils.data import Dataset
 import harness
 from fastload import FastLoader
 from fastload.format.header import read_header
+from fastload.prefetch.feeds import ProcessFeed
 from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
 from fastload.profiling.tune.candidates import Candidate, TuneOptions
 from fastload.profiling.tune.search import Search
@@ -143,7 +144,7 @@ class Bench:
         if "tuned" in rates:
             pairs = zip(rates["auto"], rates["tuned"], strict=True)
             values["auto_over_tuned"] = harness.spread([one / other for one, other in pairs])
-        stats = auto._feed.worker_stats() if auto._feed is not None else None
+        stats = auto._feed.worker_stats() if isinstance(auto._feed, ProcessFeed) else None
         self.journal.note(name, auto_workers=stats.number if stats else base.workers, **record, **values)
         for loader in ways.values():
             loader.close()

@@ -15,7 +15,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from fastload.device.backend import DeviceMemory
+from fastload.device import DeviceMemory
 from gpu_meter import PretendNvml
 
 _CALIBRATION_CYCLES = 50_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -217,13 +218,9 @@ class PackedDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None, "_reader": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def _copy(self) -> PackedDataset:
         """Returns the same dataset without open files."""
-        dataset = object.__new__(type(self))
-        dataset.__setstate__(self.__getstate__())
+        dataset = copy.copy(self)
         dataset._file = self._file
         return dataset
 

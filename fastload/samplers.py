@@ -3,12 +3,14 @@
 plan -> blocks of rows -> announced to the kernel -> positions of the dataset, as Python's integers
 
 `ChunkSampler` is for one process, `DistributedChunkSampler` gives one rank's share, and `ChunkBatchSampler` gives each
-worker of a `DataLoader` windows of its own. An `EpochCursor` knows their epochs and states, a `SamplerFeed` draws.
+worker of a `DataLoader` windows of its own. An `EpochCursor` knows their epochs and states, a `_Feed` draws.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,15 +21,101 @@ from torch.utils.data import DistributedSampler, Sampler
 from fastload.dataset import PackedDataset
 from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError
-from fastload.plan import Ends, Shuffle
-from fastload.plan.cursor import EpochCursor, Position
-from fastload.prefetch.sampler_feed import SamplerFeed, check_dataset
+from fastload.plan import ChunkWindow, Ends, EpochPlan, Shuffle
+from fastload.plan.cursor import EpochCursor, Position, drawn
+from fastload.prefetch.inputs import PackedInput
+from fastload.read.readahead import announced_ahead, has_read_ahead
 from fastload.system.whole_numbers import check_whole
 
 Drawn = TypeVar("Drawn", int, list[int])
 
+# Rows planned at a time; see `plan.epoch`.
+_BLOCK_ROWS = 8192
+
+# Bytes of rows announced beyond what was drawn: enough for a disk to work on, and little of the memory. In pieces, so
+# that announcing keeps pace with drawing. Of a window whole chunks are announced, at most its own and the next one's.
+_AHEAD_BYTES = 64 * 2**20
+_AHEAD_PIECES = 8
+_MAX_AHEAD = 64
+
 # Keys that `ChunkBatchSampler` adds to a state.
 _OWN_KEYS = ("num_workers", "num_replicas", "batch_size", "batches_in_round")
+
+
+class _Feed:
+    """Yields the positions of a dataset that a sampler draws. Holds nothing open.
+
+    Raises:
+        OptionError: samplers cannot draw from the dataset, or the shuffle has no meaning.
+    """
+
+    def __init__(self, dataset: PackedDataset, shuffle: Shuffle) -> None:
+        _check_dataset(dataset)
+        self._data = PackedInput(dataset)
+        self._shuffle = self._data.resolve_shuffle(shuffle)
+
+    def cursor(
+        self, seed: int, *, ends: Ends, world_size: int = 1, batch_size: int = 1, workers: int = 1
+    ) -> EpochCursor:
+        """Returns the cursor of a sampler, at the beginning of the first epoch; arguments as in `EpochPlan`."""
+        plan = EpochPlan(
+            rows=self._data.plan_rows,
+            chunk_rows=self._data.chunk_rows,
+            seed=seed,
+            world_size=world_size,
+            batch_size=batch_size,
+            shuffle=self._shuffle,
+            ends=ends,
+        )
+        if isinstance(self._shuffle, ChunkWindow):
+            self._data.dataset.expect_window(self._shuffle.chunks)
+        return EpochCursor(plan, self._data.identity, functools.partial(drawn, workers=workers))
+
+    def announced(
+        self, plan: EpochPlan, blocks: Iterator[NDArray[np.int64]], piece_rows: int | None = None
+    ) -> Iterator[list[int]]:
+        """Yields blocks of planned rows as positions of the dataset; announces them to the kernel some time before.
+
+        Args:
+            plan: plan of the epoch.
+            blocks: rows of the plan, int64 (P,) each.
+            piece_rows: most rows of a block; None cuts blocks into pieces of the size to be announced at once.
+        """
+        dataset, file, first_row = self._data.dataset, self._data.dataset.file, self._data.plan_rows.start
+        fields = [file.fields[name] for name, _, _ in dataset.layout()]
+        row_bytes = sum(field.row_bytes for field in fields if field.offset is not None)
+        with ExitStack() as resources:
+            # In file order the kernel's own read-ahead is better.
+            if row_bytes and self._shuffle is not False and has_read_ahead():
+                if piece_rows is None:
+                    size = piece_rows = max(1, min(_BLOCK_ROWS, _AHEAD_BYTES // _AHEAD_PIECES // row_bytes))
+                    blocks = (block[at : at + size] for block in blocks for at in range(0, len(block), size))
+                window, chunk_rows = 0, 0
+                if isinstance(self._shuffle, ChunkWindow):
+                    # Each worker of a ChunkBatchSampler is in a window of its own.
+                    window, chunk_rows = self._shuffle.chunks * plan.world_size, self._data.chunk_rows
+                # Twice the windows that are read at a time: rows announced now may lie in the next ones.
+                read_ahead = dataset.read_ahead(chunk_rows=chunk_rows, recent_chunks=max(64, 2 * window))
+                resources.callback(read_ahead.close)
+                selected = None if isinstance(dataset.rows, range) else dataset.rows
+                depth = min(_MAX_AHEAD, _AHEAD_BYTES // (piece_rows * row_bytes))
+                blocks = announced_ahead(
+                    blocks, lambda block: read_ahead.announce(block if selected is None else selected[block]), depth
+                )
+            for block in blocks:
+                yield (block - first_row).tolist()
+
+    def samples(self, begun: Position, *, rank: int) -> Iterator[int]:
+        """Yields the positions of one rank's samples, and counts them as they are drawn."""
+        plan, total = begun.plan, begun.length
+        blocks = (
+            plan.rows_at(rank, np.arange(first, min(first + _BLOCK_ROWS, total)))
+            for first in range(0, total, _BLOCK_ROWS)
+        )
+        for piece in self.announced(plan, blocks):
+            for position in piece:
+                begun.steps += 1
+                yield position
 
 
 class _Epochwise(Sampler[Drawn]):
@@ -65,7 +153,7 @@ class ChunkSampler(_Epochwise[int]):
     """
 
     def __init__(self, dataset: PackedDataset, shuffle: Shuffle = True, seed: int = 0) -> None:
-        self._feed = SamplerFeed(dataset, shuffle)
+        self._feed = _Feed(dataset, shuffle)
         self._epochs = self._feed.cursor(seed, ends="pad")
 
     def __iter__(self) -> Iterator[int]:
@@ -120,7 +208,7 @@ class DistributedChunkSampler(DistributedSampler[Any]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        check_dataset(dataset)
+        _check_dataset(dataset)
         if num_replicas is not None and rank is not None:
             _check_rank(rank, num_replicas)
         try:
@@ -137,7 +225,7 @@ class DistributedChunkSampler(DistributedSampler[Any]):
             )
         self.shuffle = shuffle  # type: ignore[assignment]  # torch has only two
         ends: Ends = "drop" if drop_last else "pad"
-        self._feed = SamplerFeed(dataset, shuffle)
+        self._feed = _Feed(dataset, shuffle)
         self._epochs = self._feed.cursor(seed, ends=ends, world_size=self.num_replicas)
         # The rest of an epoch, from a state. Kept until it is drawn to its end, since a framework may begin an
         # iteration only to look at a batch.
@@ -238,7 +326,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        check_dataset(dataset)
+        _check_dataset(dataset)
         if num_replicas is None and rank is None:
             rank, num_replicas = resolve_share("auto")
         elif num_replicas == 1 and rank is None:
@@ -256,7 +344,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         self._num_shares = max(1, num_workers)
         ends: Ends = "drop" if drop_last else "exact"
         world_size = num_replicas * self._num_shares
-        self._feed = SamplerFeed(dataset, shuffle)
+        self._feed = _Feed(dataset, shuffle)
         self._epochs = self._feed.cursor(
             seed, ends=ends, world_size=world_size, batch_size=batch_size, workers=self._num_shares
         )
@@ -345,3 +433,16 @@ def _check_rank(rank: int, num_replicas: int) -> None:
     check_whole("rank", rank, least=0)
     if rank >= num_replicas:
         raise OptionError(f"rank={rank!r} is outside 0..{num_replicas - 1}, the ranks of num_replicas={num_replicas!r}")
+
+
+def _check_dataset(dataset: object) -> None:
+    """Raises OptionError if samplers cannot draw from it: it is no `PackedDataset`."""
+    if not isinstance(dataset, PackedDataset):
+        advice = (
+            "For a subset of a PackedDataset use its select(rows)"
+            if isinstance(getattr(dataset, "dataset", None), PackedDataset)
+            else "Make one of the packed file, PackedDataset(path), or use torch's own samplers for other datasets"
+        )
+        raise OptionError(
+            f"dataset: chunk samplers draw from a PackedDataset, not from a {type(dataset).__name__}. {advice}."
+        )

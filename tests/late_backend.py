@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fastload.device.backend import DeviceMemory
+from fastload.device import DeviceMemory
 
 POISON = 0xEE
 NOT_YET_COPIED = 0xDD

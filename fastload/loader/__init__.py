@@ -4,7 +4,7 @@ Goes in: a packed file or a dataset, and options. Comes out: batches, tuples of 
 states to resume from.
 
 Read first: `loader` (`FastLoader`: what is kept from epoch to epoch), then `iteration` (one pass, and the `Batch` that
-it hands over). `resolve` decides which stage runs the transforms, `echo_policy` how often a batch is used.
+it hands over). `echo_policy` decides how often a batch is used.
 
 Imports all stages; never `profiling` or `cli`, and prints nothing.
 """

@@ -10,24 +10,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from fastload.device.copy import DeviceBatch, DeviceStage
 from fastload.errors import OptionError
 from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
-from fastload.prefetch.cached_feed import CachedImages
+from fastload.prefetch.device_stage import DeviceBatch, DeviceStage
 from fastload.prefetch.resolved import Resolved
-from fastload.prefetch.ring import FilledBatch
 from fastload.timing.probe import LoaderStats, Probe
 from fastload.timing.ranges import span
-from fastload.transforms.engine.placement import ImageRows
 
 _FACTS = ("rows", "valid", "global_valid")
 
@@ -63,13 +59,6 @@ class Batch(_Facts, tuple[torch.Tensor, ...]):
     valid: torch.Tensor
     global_valid: int
 
-    @classmethod
-    def of(cls, fields: Iterable[torch.Tensor], facts: Mapping[str, Any]) -> Batch:
-        """Returns a batch of fields with its facts: rows, valid, global_valid."""
-        batch = cls(fields)
-        batch.__dict__["_facts"] = facts
-        return batch
-
 
 class DictBatch(_Facts, dict[Any, Any]):
     """A batch as a dict, for a dataset whose samples are dicts; with the attributes of `Batch`."""
@@ -78,12 +67,14 @@ class DictBatch(_Facts, dict[Any, Any]):
     valid: torch.Tensor
     global_valid: int
 
-    @classmethod
-    def of(cls, fields: Mapping[Any, Any], facts: Mapping[str, Any]) -> DictBatch:
-        """Returns a batch of fields with its facts: rows, valid, global_valid."""
-        batch = cls(fields)
-        batch.__dict__["_facts"] = facts
-        return batch
+
+Facts = TypeVar("Facts", Batch, DictBatch)
+
+
+def _with_facts(batch: Facts, facts: Mapping[str, Any]) -> Facts:
+    """Adds the facts: rows, valid, global_valid."""
+    batch.__dict__["_facts"] = facts
+    return batch
 
 
 @dataclass
@@ -152,7 +143,7 @@ class Iteration:
     def __init__(
         self,
         options: Resolved,
-        batches: DeviceStage[FilledBatch],
+        batches: DeviceStage,
         position: Position,
         counter: PassCounter,
         on_end: Callable[[Pace], None] = lambda _: None,
@@ -162,7 +153,7 @@ class Iteration:
         self._batches = batches
         self._position = position
         self._uses = position.uses.uses(position.steps)
-        self._kept: dict[int, DeviceBatch[FilledBatch]] = {}  # by number, batches that will be used
+        self._kept: dict[int, DeviceBatch] = {}  # by number, batches that will be used
         self._counter = counter
         self._on_end: Callable[[Pace], None] | None = on_end
         self._probe = probe
@@ -296,10 +287,10 @@ class Iteration:
         if options.backend is not None and use.echo:
             # The user may have gone on to another stream.
             options.backend.hand_over(device_batch.event, device_batch.tensors)
-        if device_batch.cached:
-            device_batch = device_batch.gathered()
-        planned, fields = device_batch.source.planned, device_batch.fields
-        form, extra = device_batch.source.form, device_batch.source.extra
+        source, fields = device_batch.source, dict[str, Any](device_batch.fields)
+        planned, form, extra = source.planned, source.form, source.extra
+        if device_batch.gather is not None:
+            fields |= device_batch.gather()
         # On the CPU the facts are the plan's arrays, and so keep no slot.
         facts: dict[str, Any] = {"rows": planned.rows, "valid": planned.valid, "global_valid": planned.global_valid}
         if options.backend is not None:
@@ -307,12 +298,22 @@ class Iteration:
         elif form is None:
             for name, fact in (("row", planned.rows), ("valid", planned.valid)):
                 if name in (options.data.fields or ()):
-                    fields = fields | {name: torch.from_numpy(fact)}
-        result = self._transformed(device_batch, fields, use, last=last) if options.at_hand_over else fields
+                    fields[name] = torch.from_numpy(fact)
+        result = fields
+        if options.at_hand_over and "images" in fields:
+            with span("transform"):
+                result = options.augmentation.apply(
+                    fields, planned, epoch=position.plan.epoch, echo=use.echo, kept=not last
+                )
         if not last:
             # The user may write to a batch, and the next echo must not see it.
-            result = {name: _own(tensor, fields.get(name)) for name, tensor in result.items()}
-            facts |= {name: _copied(facts[name]) for name in ("rows", "valid")}
+            own = {one.untyped_storage().data_ptr() for one in fields.values() if isinstance(one, torch.Tensor)}
+            result = {
+                name: tensor.clone() if tensor.untyped_storage().data_ptr() in own else tensor
+                for name, tensor in result.items()
+            }
+            for name in ("rows", "valid"):
+                facts[name] = facts[name].copy() if isinstance(facts[name], np.ndarray) else facts[name].clone()
             extra = copy.deepcopy(extra)
         num_valid = self._count_valid(planned)
         if self._probe is not None:
@@ -321,31 +322,8 @@ class Iteration:
         counter.consumed += num_valid
         counter.steps += 1
         if form is None:
-            return Batch.of([result[name] for name in options.data.fields or ()], facts)
+            return _with_facts(Batch(result[name] for name in options.data.fields or ()), facts)
         values = [result[name] if name in result else extra[name] for name in form.names]
         if form.keys is not None:
-            return DictBatch.of(dict(zip(form.keys, values, strict=True)), facts)
-        return Batch.of(values, facts)
-
-    def _transformed(
-        self, batch: DeviceBatch[FilledBatch], fields: dict[str, torch.Tensor], use: Use, *, last: bool
-    ) -> dict[str, torch.Tensor]:
-        """Returns the fields after the loader's transforms; cached images are read where they lie."""
-        given: dict[str, torch.Tensor | ImageRows] = dict(fields)
-        given |= {n: rows.as_image_rows() for n, rows in batch.cached.items() if isinstance(rows, CachedImages)}
-        if "images" not in given:
-            return fields
-        with span("transform"):
-            return self._options.augmentation.apply(
-                given, batch.source.planned, epoch=self._position.plan.epoch, echo=use.echo, kept=not last
-            )
-
-
-def _own(tensor: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
-    """Returns the tensor, or a copy if it shares memory with the field it was made from."""
-    shared = source is not None and tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-    return tensor.clone() if shared else tensor
-
-
-def _copied(values: torch.Tensor | NDArray[Any]) -> torch.Tensor | NDArray[Any]:
-    return values.clone() if isinstance(values, torch.Tensor) else values.copy()
+            return _with_facts(DictBatch(zip(form.keys, values, strict=True)), facts)
+        return _with_facts(Batch(values), facts)

@@ -19,19 +19,18 @@ import torch
 from torch.utils.data import Dataset
 
 from fastload.dataset import PackedDataset
-from fastload.device.backend import open_backend
-from fastload.device.copy import DeviceStage
+from fastload.device import open_backend
 from fastload.distributed.ranks import ShareOption, check_share, resolve_share
 from fastload.errors import OptionError
 from fastload.loader.echo_policy import EchoPolicy, open_echo
 from fastload.loader.iteration import Batch, Iteration, PassCounter
-from fastload.loader.resolve import with_transforms
 from fastload.plan import Echo, Ends, EpochPlan, Pace, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
 from fastload.prefetch.cache_load import load_cache
 from fastload.prefetch.cached_feed import CachedFeed
+from fastload.prefetch.device_stage import DeviceStage
 from fastload.prefetch.feeds import ProcessFeed, ThreadFeed
 from fastload.prefetch.inputs import Input, PackedInput, as_input
 from fastload.prefetch.resolved import Resolved
@@ -147,8 +146,14 @@ class FastLoader:
             backend=backend,
             cache=location,
         )
-        self._options = with_transforms(options, transform, echo)
-        _require_steps(plan, data.name)
+        self._options = options.with_transforms(transform, echo)
+        if not plan.num_steps:
+            ranks = f" over {plan.world_size} ranks" if plan.world_size > 1 else ""
+            hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if plan.rows else "Choose another split."
+            raise OptionError(
+                f"{data.name}: {len(plan.rows):,} samples{ranks} do not make one batch of {batch_size} with "
+                f"ends={plan.ends!r}. {hint}"
+            )
         warn_of_fixed_shares(plan, resolved_share.rank, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
         self._active: weakref.ref[Iteration] | None = None
@@ -271,21 +276,18 @@ class FastLoader:
             self._feed, self._pid = None, os.getpid()
         if self._auto is not None:
             options = replace(options, workers=self._auto.number)
-        if self._feed is not None and not (self._feed.usable and _has(self._feed, options.workers)):
-            self._feed.close()
+        feed = self._feed
+        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.worker_stats().number)
+        if feed is not None and (chosen_anew or not feed.usable):
+            feed.close()
             self._feed = None
-        if self._feed is None:
-            self._feed = _opened_feed(options, counter)
+        if self._feed is None and options.cache is not None:
+            cache = load_cache(options)
+            counter.bytes_read = cache.nbytes
+            self._feed = CachedFeed(cache, options)
+        elif self._feed is None:
+            self._feed = ProcessFeed(options) if options.data.runs_python else ThreadFeed(options)
         return self._feed
-
-
-def _opened_feed(options: Resolved, counter: PassCounter) -> Feed:
-    """Returns a new feed; a cache is read here, and counted."""
-    if options.cache is None:
-        return ProcessFeed(options) if options.data.runs_python else ThreadFeed(options)
-    cache = load_cache(options)
-    counter.bytes_read = cache.nbytes
-    return CachedFeed(cache, options)
 
 
 def _check_reading(read: object, workers: object, data: Input) -> None:
@@ -301,29 +303,9 @@ def _check_reading(read: object, workers: object, data: Input) -> None:
         check_whole("workers", workers, least=1, others=', "auto" or None')
 
 
-def _require_steps(plan: EpochPlan, name: str) -> None:
-    """Raises OptionError for an epoch without a batch."""
-    if plan.num_steps:
-        return
-    share = f"{len(plan.rows):,} samples" + (f" over {plan.world_size} ranks" if plan.world_size > 1 else "")
-    hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if len(plan.rows) else "Choose another split."
-    raise OptionError(f"{name}: {share} do not make one batch of {plan.batch_size} with ends={plan.ends!r}. {hint}")
-
-
-def _has(feed: Feed, workers: int | None) -> bool:
-    """Whether a feed that has processes has so many of them; None: the default number."""
-    stats = feed.worker_stats() if workers is not None else None
-    return stats is None or stats.number == workers
-
-
 def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter: PassCounter, pace: Pace) -> None:
     """Lets echo and workers be chosen for the next epoch. No method: a pass must not keep its loader alive."""
     echo.ended(pace, counter.echo)
-    stats = feed.worker_stats() if auto is not None else None
-    if auto is not None and stats is not None:
-        auto.ended(
-            stats,
-            batches=pace.batches,
-            elapsed_s=pace.stall_s + pace.work_s,
-            first_s=counter.first_waited_s,
-        )
+    if auto is not None and isinstance(feed, ProcessFeed):
+        elapsed_s = pace.stall_s + pace.work_s
+        auto.ended(feed.worker_stats(), batches=pace.batches, elapsed_s=elapsed_s, first_s=counter.first_waited_s)

@@ -37,8 +37,8 @@ _LEAST_S = 1.0
 _LEAST_GAIN = 1.1
 # Workers beyond those that suffice on average, for the times when a sample takes longer.
 _MARGIN = 1.1
-EPOCHS_TO_PAY = 4
-"""Starting processes takes time that has to be won back within so many epochs: nobody knows how many will come."""
+# Starting processes takes time that has to be won back within so many epochs: nobody knows how many will come.
+_EPOCHS_TO_PAY = 4
 
 _FIRST_REST, _LONGEST_REST = 4, 64
 # The part of the free memory that more workers may take.
@@ -62,6 +62,9 @@ class MeasuredPass(NamedTuple):
     starved_s: float
     busy_s: float | None
     start_s: float = 0.0
+
+
+_NOTHING = MeasuredPass(0, 0.0, 0.0, 0.0)
 
 
 class Limits(NamedTuple):
@@ -107,25 +110,22 @@ class WorkerChoice(NamedTuple):
     history: History
 
 
-def choose_workers(
-    epoch: MeasuredPass, workers: int, limits: Limits, history: History, *, epochs_to_pay: float = EPOCHS_TO_PAY
-) -> WorkerChoice:
+def choose_workers(epoch: MeasuredPass, workers: int, limits: Limits, history: History) -> WorkerChoice | None:
     """Returns the number of workers for the next epoch, from the waits of the last one.
 
     A loop that waits a share w of its time asks for n / (1 - w) workers if n make what it gets. They help as long as
     they wait themselves: if each wants a CPU for a share b of the time, more than cpus / b are of no use. The number
     rises at once to the smaller of the two, and falls again where the loop did not become faster by that. It never
-    falls below what it was at first: workers that wait cost memory and no time.
+    falls below what it was at first: workers that wait cost memory and no time. None: the epoch was too short to tell.
 
     Args:
         epoch: its measurements.
         workers: the number that it ran with.
         limits: of the machine.
         history: of the choice before; the first time an empty one.
-        epochs_to_pay: epochs within which the time to start processes has to be won back.
     """
-    if not is_long_enough(epoch, workers):
-        return WorkerChoice(workers, "the epoch was too short to tell", history)
+    if epoch.batches < max(_LEAST_BATCHES, 2 * workers) or epoch.elapsed_s < _LEAST_S:
+        return None
     rate = epoch.batches / epoch.elapsed_s
     start_s = max(history.start_s, epoch.start_s / workers)
     known = History(start_s=start_s, rest=max(0, history.rest - 1), next_rest=history.next_rest)
@@ -152,15 +152,10 @@ def choose_workers(
     if target <= workers:
         return WorkerChoice(workers, "there is no room for more", known)
     won_s = epoch.starved_s * (1 - workers / target)
-    if won_s * epochs_to_pay < start_s * target:
+    if won_s * _EPOCHS_TO_PAY < start_s * target:
         return WorkerChoice(workers, f"starting {target} would take longer than it saves", known)
     reason = f"the loop waited {wait_share:.0%} of the time, and the workers wanted a CPU {busy_share:.0%} of it"
     return WorkerChoice(target, reason, History(workers, rate, start_s, next_rest=known.next_rest))
-
-
-def is_long_enough(epoch: MeasuredPass, workers: int) -> bool:
-    """Whether a pass was long enough to judge so many workers by."""
-    return epoch.batches >= max(_LEAST_BATCHES, 2 * workers) and epoch.elapsed_s >= _LEAST_S
 
 
 class WorkerStats(NamedTuple):
@@ -213,18 +208,14 @@ class WorkerWatch:
 class AutoWorkers:
     """Chooses the number of workers of one loader, whenever a pass has ended.
 
-    Args:
-        epochs_to_pay: as in `choose_workers`.
-
     Attributes:
         number: for the coming epoch; None: as many as by default.
     """
 
-    def __init__(self, epochs_to_pay: float = EPOCHS_TO_PAY) -> None:
+    def __init__(self) -> None:
         self.number: int | None = None
-        self._epochs_to_pay = epochs_to_pay
         self._history = History()
-        self._so_far = MeasuredPass(0, 0.0, 0.0, 0.0)
+        self._so_far = _NOTHING
 
     def ended(self, stats: WorkerStats, *, batches: int, elapsed_s: float, first_s: float) -> None:
         """Takes note of the end of a pass; never waits.
@@ -236,7 +227,6 @@ class AutoWorkers:
         """
         cpus = max(1, available_cpus() // local_world_size())
         limits = Limits(cpus, available_memory(), stats.worker_bytes, max(MOST_WORKERS, cpus))
-        # Short epochs are taken together, until they are long enough to tell.
         so_far = self._so_far
         busy_s = None if stats.busy_s is None or so_far.busy_s is None else so_far.busy_s + stats.busy_s
         epoch = MeasuredPass(
@@ -246,12 +236,11 @@ class AutoWorkers:
             busy_s,
             max(so_far.start_s, first_s if stats.were_started else 0.0),
         )
-        if is_long_enough(epoch, stats.number):
-            self._so_far = MeasuredPass(0, 0.0, 0.0, 0.0)
-        else:
-            self._so_far = epoch
-        self.number, reason, self._history = choose_workers(
-            epoch, stats.number, limits, self._history, epochs_to_pay=self._epochs_to_pay
-        )
+        self.number, choice = stats.number, choose_workers(epoch, stats.number, limits, self._history)
+        if choice is None:
+            self._so_far = epoch  # short epochs are taken together, until they are long enough to tell
+            return
+        self.number, reason, self._history = choice
+        self._so_far = _NOTHING
         if self.number != stats.number:
             _log.info('workers="auto": %d from now on, not %d: %s', self.number, stats.number, reason)

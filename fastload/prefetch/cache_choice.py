@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fastload.device.backend import Backend, DeviceMemory
+from fastload.device import Backend, DeviceMemory
 from fastload.distributed.consensus import least_of_all_ranks
 from fastload.distributed.ranks import Share, local_world_size
 from fastload.errors import CacheError, OptionError
@@ -74,38 +74,32 @@ def choose_cache(cache: object, data: Input, backend: Backend | None, share: Sha
         raise OptionError(f'cache={cache!r} is not known; choose "device", "host", "auto" or None')
     if cache is None:
         return CacheChoice()
-    if backend is None:
-        if cache == "auto":
-            _log.info('cache="auto": None, since batches stay on the CPU, where the kernel keeps the pages of files')
-            return CacheChoice()
-        raise OptionError(
-            f"cache={cache!r}: rows are cached for a CUDA device; device is None or the CPU. Give device='cuda', or "
-            f"leave cache out: the kernel keeps the pages of a packed file in memory while there is room."
+    if backend is None or not isinstance(data, PackedInput) or data.runs_python:
+        why_none, refusal = (
+            "batches stay on the CPU, where the kernel keeps the pages of files",
+            "rows are cached for a CUDA device; device is None or the CPU. Give device='cuda', or leave cache out: the "
+            "kernel keeps the pages of a packed file in memory while there is room.",
         )
-    if not isinstance(data, PackedInput) or data.runs_python:
+        if backend is not None:
+            why_none = f"{data.name} runs Python code for each sample"
+            refusal = (
+                f"{why_none}, and only rows of a file can be cached. `fastload pack` the samples, and give the "
+                f"transform to FastLoader, or leave cache out."
+            )
         if cache == "auto":
-            _log.info('cache="auto": None, since %s runs Python code for each sample', data.name)
+            _log.info('cache="auto": None, since %s', why_none)
             return CacheChoice()
-        raise OptionError(
-            f"cache={cache!r}: {data.name} runs Python code for each sample, and only rows of a file can be cached. "
-            f"`fastload pack` the samples, and give the transform to FastLoader, or leave cache out."
-        )
-    need = _need(data, share)
-    if cache == "auto":
-        return CacheChoice(_auto(need, backend))
-    if cache == "host":
-        _check_host(need)
-        return CacheChoice("host")
-    return CacheChoice("device", _must_share(need, backend, share))
-
-
-def _need(data: PackedInput, share: Share) -> _Need:
-    """Returns the bytes that the rows take."""
+        raise OptionError(f"cache={cache!r}: {refusal}")
     # A share of a selection may repeat rows, which are cached once; it is counted as if it did not.
     num_rows = len(data.rows_in_file(range(data.plan_rows.start, data.plan_rows.stop)))
     longest = len(rank_share(len(data.plan_rows), rank=0, world_size=share.world_size))
     whole, part = (sum(field.nbytes for field in cached_fields(data.dataset, rows)) for rows in (num_rows, longest))
-    return _Need(data.name, num_rows, whole, min(whole, part))
+    need = _Need(data.name, num_rows, whole, min(whole, part))
+    if cache == "device":
+        return CacheChoice("device", _must_share(need, backend, share))
+    if cache == "host":
+        _check_host(need)
+    return CacheChoice("host" if cache == "host" else _auto(need, backend))
 
 
 def _auto(need: _Need, backend: Backend) -> Location | None:
@@ -202,7 +196,14 @@ def warn_of_fixed_shares(plan: EpochPlan, rank: int, *, file_shuffled: bool) -> 
     if not plan.fixed_shares or plan.shuffle is False or rank != 0:
         return
     figure = ""
-    if (again := share_batchmate_reuse(plan, rank)) is not None:
+    share = rank_share(len(plan.rows), rank=rank, world_size=plan.world_size)
+    whole = len(share) // plan.batch_size * plan.batch_size
+    if plan.batch_size > 1 and whole:
+        positions, first = np.arange(len(share)), plan.rows.start + share.start
+        following = np.empty(len(share), np.int64)
+        following[replace(plan, epoch=plan.epoch + 1).rows_at(rank, positions) - first] = positions
+        batches = plan.rows_at(rank, positions[:whole]).reshape(-1, plan.batch_size)
+        again = batchmate_reuse(following[batches - first], plan.batch_size)
         full = (plan.batch_size - 1) / (len(plan.rows) - 1)
         figure = (
             f" Of the pairs of samples in a batch of a rank, {again:.2%} meet again in the next epoch; under full "
@@ -215,20 +216,3 @@ def warn_of_fixed_shares(plan: EpochPlan, rank: int, *, file_shuffled: bool) -> 
         f'stratified sample, as many rows of each piece.{unmixed} cache="host" or None keep the order.',
         stacklevel=3,
     )
-
-
-def share_batchmate_reuse(plan: EpochPlan, rank: int) -> float | None:
-    """Returns the share of batch-mate pairs of one rank's whole batches that meet again in the next epoch.
-
-    None where there is no pair; see `mates_again`.
-    """
-    share = rank_share(len(plan.rows), rank=rank, world_size=plan.world_size)
-    whole = len(share) // plan.batch_size * plan.batch_size
-    if plan.batch_size < 2 or not whole:
-        return None
-    positions = np.arange(len(share))
-    first = plan.rows.start + share.start
-    following = np.empty(len(share), np.int64)
-    following[replace(plan, epoch=plan.epoch + 1).rows_at(rank, positions) - first] = positions
-    batches = plan.rows_at(rank, positions[:whole]).reshape(-1, plan.batch_size)
-    return batchmate_reuse(following[batches - first], plan.batch_size)

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
-from fastload.device.backend import Backend
-from fastload.device.copy import BatchStream, DeviceBatch, DeviceStage
+from fastload.device import Backend
 from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.cached_feed import RowCache, cached_fields
+from fastload.prefetch.device_stage import BatchStream, DeviceBatch, DeviceStage
 from fastload.prefetch.feeds import ThreadFeed
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, SlotField, allocate_aligned, slot_arrays, slot_bytes
@@ -93,7 +93,10 @@ def _empty_cache(
             f'less, or give cache="auto".'
         ) from exc
     if "images" in tensors:
-        tensors["images"] = _height_width_channels(tensors["images"], image_axes(dataset.file))
+        axes, images = image_axes(dataset.file), tensors["images"]
+        tensors["images"] = images[..., None] if axes == "HW" else images
+        if axes == "CHW":
+            tensors["images"] = images.permute(0, 2, 3, 1)
     return RowCache(rows, location, tensors, nbytes)
 
 
@@ -107,23 +110,16 @@ def _pinned(fields: Sequence[SlotField], backend: Backend) -> dict[str, NDArray[
             f'cache="host": the system does not let {memory.nbytes:,} bytes be pinned, and the device reads no other '
             f"memory of the host. `ulimit -l` says how much it lets; raise it, or leave cache out."
         )
+    pid = os.getpid()
+
+    def release() -> None:
+        if pid == os.getpid():  # a forked child has no device
+            backend.drain()  # a kernel may still read it
+            unpin()
+
     # NumPy's views keep the array that owns the memory, and not the view that they were made of.
-    owner = memory if memory.base is None else memory.base
-    weakref.finalize(owner, _release, backend, unpin, os.getpid()).atexit = False
+    weakref.finalize(memory if memory.base is None else memory.base, release).atexit = False
     return slot_arrays(fields, memory)
-
-
-def _release(backend: Backend, unpin: Callable[[], None], pid: int) -> None:
-    if pid == os.getpid():  # a forked child has no device
-        backend.drain()  # a kernel may still read it
-        unpin()
-
-
-def _height_width_channels(images: torch.Tensor, axes: str) -> torch.Tensor:
-    """Returns images as the file has them, (N, ...), seen as (N, H, W, C)."""
-    if axes == "HW":
-        return images.unsqueeze(-1)
-    return images.permute(0, 2, 3, 1) if axes == "CHW" else images
 
 
 def _in_order(rows: range | NDArray[np.int64], batch_rows: int) -> Iterator[PlannedBatch]:
@@ -133,24 +129,21 @@ def _in_order(rows: range | NDArray[np.int64], batch_rows: int) -> Iterator[Plan
         yield PlannedBatch(part, np.ones(len(part), np.bool_), len(part), step)
 
 
-def _fill(cache: RowCache, stream: BatchStream[FilledBatch], backend: Backend, batch_rows: int) -> None:
+def _fill(cache: RowCache, stream: BatchStream, backend: Backend, batch_rows: int) -> None:
     """Copies batches of `_in_order` into the cache; all copies are done when this returns."""
-    names = [*cache.fields, *(["images"] if cache.images is not None else [])]
 
-    def parts(batch: FilledBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def copy_with(copy: Callable[[torch.Tensor, torch.Tensor], object], batch: FilledBatch) -> None:
         first, count = batch.planned.step * batch_rows, len(batch.planned.rows)  # the last may not fill its slot
-        for name in names:
-            yield cache.tensor(name)[first : first + count], torch.from_numpy(batch.arrays[name][:count])
+        for name, rows in cache.tensors.items():
+            copy(rows[first : first + count], torch.from_numpy(batch.arrays[name][:count]))
 
-    def begin_copy(batch: FilledBatch, backend: Backend) -> DeviceBatch[FilledBatch]:
-        for destination, source in parts(batch):
-            backend.fill(destination, source)
+    def begin_copy(batch: FilledBatch, backend: Backend) -> DeviceBatch:
+        copy_with(backend.fill, batch)
         return DeviceBatch(batch, {})
 
     if cache.location == "host":
         for batch in stream:
-            for destination, source in parts(batch):
-                destination.copy_(source)
+            copy_with(torch.Tensor.copy_, batch)
             batch.release()
         return
     with closing(DeviceStage(stream, backend, begin_copy=begin_copy)) as stage:  # waits for the copies that still run

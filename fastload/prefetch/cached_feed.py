@@ -3,23 +3,23 @@
     planned batch -> rows of the file -> indices into the cache -> device -> gather -> transform (echo) -> training loop
 
 `cache_choice.py` decides whether and where rows are cached, `cache_load.py` fills the cache. From then on a batch is
-its indices, row numbers and valid flags: 17 bytes per sample in one copy. Its fields are `CachedRows` until they are
+its indices, row numbers and valid flags: 17 bytes per sample in one copy. Its images are `ImageRows` until they are
 gathered, so that a gather can be part of another kernel.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
-from fastload.device.backend import Backend
-from fastload.device.copy import CHANNELS_FIRST, SLOTS_IN_COPY, BatchStream, DeviceBatch
+from fastload.device import Backend
 from fastload.plan import PlannedBatch
+from fastload.prefetch.device_stage import CHANNELS_FIRST, SLOTS_IN_COPY, BatchStream, DeviceBatch
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, Ring, SlotField
 from fastload.timing.probe import WorkerInfo
@@ -28,103 +28,13 @@ from fastload.transforms.engine.placement import ImageRows
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
-@dataclass(frozen=True, eq=False)
-class CachedRows:
-    """A field of a batch whose rows are in the cache and not gathered yet; see `CachedField`.
-
-    Attributes:
-        rows: (N, ...), all cached rows, in device memory or in pinned memory of the host.
-        index: int64 (B,), on the device: the indices of the batch's samples in `rows`.
-        host_index: the same on the host, if `rows` are on the host; else None.
-    """
-
-    rows: torch.Tensor
-    index: torch.Tensor
-    host_index: NDArray[np.int64] | None = None
-
-    @property
-    def shape(self) -> torch.Size:
-        """The shape of the field, (B, ...)."""
-        return torch.Size((len(self.index), *self.rows.shape[1:]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the field."""
-        return self.rows.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the batch."""
-        return self.index.device
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The device tensors that `gather` reads."""
-        return (self.index,) if self.host_index is not None else (self.rows, self.index)
-
-    def gather(self) -> torch.Tensor:
-        """Returns the field, (B, ...), as a new tensor on the device, made by the caller's current stream.
-
-        The host waits for nothing.
-        """
-        return self._gathered(self.rows)
-
-    def _gathered(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the rows at `index` of contiguous rows."""
-        words = _as_words(rows)
-        if self.host_index is None:
-            picked = words.index_select(0, self.index)
-        else:
-            # By the CPU, where no kernel reads the host's memory. torch's allocator of pinned memory gives none of it
-            # out again before the copy is done.
-            staged = torch.empty(
-                (len(self.host_index), words.shape[1]), dtype=words.dtype, device="cpu", pin_memory=rows.is_pinned()
-            )
-            torch.index_select(words, 0, torch.from_numpy(self.host_index), out=staged)
-            picked = staged.to(self.device, non_blocking=True)
-        return picked.view(torch.uint8).view(rows.dtype).view(len(self.index), *rows.shape[1:])
-
-
-def _as_words(rows: torch.Tensor) -> torch.Tensor:
-    """Returns contiguous rows (N, ...) as (N, words) of the widest type that divides a row.
-
-    torch gathers element by element (218x178x3 on 2 cores: 2,400 images/s in bytes, 19,000 in words of 4), and has few
-    functions for the larger unsigned types.
-    """
-    row_bytes = rows.unsqueeze(1).flatten(1).view(torch.uint8)
-    return row_bytes.view(next(word for size, word in _WORDS.items() if row_bytes.shape[1] % size == 0))
-
-
-class CachedImages(CachedRows):
-    """The images of a batch: `rows` are (N, H, W, C) in the file's memory order, `gather` gives (B, C, H, W)."""
-
-    def as_image_rows(self) -> ImageRows:
-        """Returns the images for transforms, which read them where they are if they can."""
-        return ImageRows(self.rows, self.index, self.gather)
-
-    @property
-    def shape(self) -> torch.Size:
-        """The shape of the images, (B, C, H, W)."""
-        height, width, channels = self.rows.shape[1:]
-        return torch.Size((len(self.index), channels, height, width))
-
-    def gather(self) -> torch.Tensor:
-        """Returns the images, (B, C, H, W) in channels_last memory; see `CachedRows.gather`."""
-        channels_first = self.rows.permute(CHANNELS_FIRST)
-        if not self.rows.is_contiguous() and channels_first.is_contiguous():
-            # A file that stores (C, H, W): gathered as it lies, and turned by the device.
-            return self._gathered(channels_first).contiguous(memory_format=torch.channels_last)
-        return self._gathered(self.rows).permute(CHANNELS_FIRST)
-
-
 class RowCache:
     """Rows of a file in memory, which is freed with this object, once the device has done with it.
 
     Attributes:
         rows: the cached rows of the file, ascending: a range, or int64 (N,).
         location: where they are: "device" memory, or pinned memory of the "host".
-        images: (N, H, W, C) in the file's memory order; None if images were not asked for.
-        fields: the other fields by name, (N, ...).
+        tensors: all cached rows of each field, (N, ...); images (N, H, W, C) in the file's memory order.
         nbytes: bytes of all of them.
     """
 
@@ -133,8 +43,7 @@ class RowCache:
     ) -> None:
         self.rows = rows
         self.location = location
-        self.images = tensors.get("images")
-        self.fields = {name: tensor for name, tensor in tensors.items() if name != "images"}
+        self.tensors = tensors
         self.nbytes = nbytes
 
     def index_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -154,20 +63,48 @@ class RowCache:
             raise IndexError(f"row {rows[~known][0]} is not among the {len(self.rows):,} rows kept in memory")
         return index
 
-    def batch(self, index: torch.Tensor, host_index: NDArray[np.int64]) -> dict[str, CachedRows]:
-        """Returns the fields of a batch, to be gathered.
+    def gather(self, index: torch.Tensor, host_index: NDArray[np.int64] | None) -> dict[str, torch.Tensor | ImageRows]:
+        """Returns the fields of a batch, made by the caller's current stream; the host waits for nothing.
 
         Args:
             index: int64 (B,), on the device, of `index_of`.
-            host_index: the same on the host; the fields keep it.
+            host_index: the same on the host, if the rows are there.
         """
-        on_host = host_index if self.location == "host" else None
-        fields = {name: CachedRows(rows, index, on_host) for name, rows in self.fields.items()}
-        return fields if self.images is None else fields | {"images": CachedImages(self.images, index, on_host)}
+        fields: dict[str, torch.Tensor | ImageRows] = {}
+        for name, rows in self.tensors.items():
+            if name == "images":
+                gathered = functools.partial(_gathered_images, rows, index, host_index)
+                fields[name] = ImageRows(rows, index, gathered)
+            else:
+                fields[name] = _gathered(rows, index, host_index)
+        return fields
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """Returns all cached rows of a field, images or another."""
-        return self.images if name == "images" and self.images is not None else self.fields[name]
+
+def _gathered(rows: torch.Tensor, index: torch.Tensor, host_index: NDArray[np.int64] | None) -> torch.Tensor:
+    """Returns contiguous rows (N, ...) at the index, (B, ...), as a new tensor on the device."""
+    # In words of the widest type that divides a row: torch gathers element by element (218x178x3 on 2 cores: 2,400
+    # images/s in bytes, 19,000 in words of 4), and has few functions for the larger unsigned types.
+    words = rows.unsqueeze(1).flatten(1).view(torch.uint8)
+    words = words.view(next(word for size, word in _WORDS.items() if words.shape[1] % size == 0))
+    if host_index is None:
+        picked = words.index_select(0, index)
+    else:
+        # By the CPU, where no kernel reads the host's memory. torch's allocator of pinned memory gives none of it
+        # out again before the copy is done.
+        shape = (len(host_index), words.shape[1])
+        staged = torch.empty(shape, dtype=words.dtype, device="cpu", pin_memory=rows.is_pinned())
+        torch.index_select(words, 0, torch.from_numpy(host_index), out=staged)
+        picked = staged.to(index.device, non_blocking=True)
+    return picked.view(torch.uint8).view(rows.dtype).view(len(index), *rows.shape[1:])
+
+
+def _gathered_images(rows: torch.Tensor, index: torch.Tensor, host_index: NDArray[np.int64] | None) -> torch.Tensor:
+    """Returns images (N, H, W, C) at the index, (B, C, H, W) in channels_last memory."""
+    channels_first = rows.permute(CHANNELS_FIRST)
+    if not rows.is_contiguous() and channels_first.is_contiguous():
+        # A file that stores (C, H, W): gathered as it lies, and turned by the device.
+        return _gathered(channels_first, index, host_index).contiguous(memory_format=torch.channels_last)
+    return _gathered(rows, index, host_index).permute(CHANNELS_FIRST)
 
 
 class CachedFeed:
@@ -188,15 +125,12 @@ class CachedFeed:
         facts = SlotField("facts", (17 * options.plan.batch_size,), np.dtype(np.uint8))
         self._ring = Ring([facts], SLOTS_IN_COPY, options.backend.allocate, manual_release=True)
 
-    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream[FilledBatch]:
+    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
         """Begins a pass, which reads nothing."""
         assert self._cache is not None, "the feed was closed"
         return _IndexStream(planned, self._cache, self._ring)
 
-    def worker_stats(self) -> None:
-        """Returns None: the feed has no processes."""
-
-    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch[FilledBatch]:
+    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
         """Begins the copy of a batch's indices, row numbers and valid flags; see `BeginCopy`."""
         assert self._cache is not None, "the feed was closed"
         facts = batch.arrays["facts"]
@@ -204,9 +138,12 @@ class CachedFeed:
         on_device = backend.copy(torch.from_numpy(facts))
         size = 8 * len(host_index)
         index, row = on_device[:size].view(torch.int64), on_device[size : 2 * size].view(torch.int64)
+        fields = {"row": row, "valid": on_device[2 * size :].view(torch.bool)}
+        if self._cache.location == "device":
+            gather = functools.partial(self._cache.gather, index, None)
+            return DeviceBatch(batch, fields, gather, (index, *self._cache.tensors.values()))
         # The slot will be filled again, and a gather from the host's memory needs the indices later.
-        cached = self._cache.batch(index, host_index.copy() if self._cache.location == "host" else host_index)
-        return DeviceBatch(batch, {"row": row, "valid": on_device[2 * size :].view(torch.bool)}, cached)
+        return DeviceBatch(batch, fields, functools.partial(self._cache.gather, index, host_index.copy()), (index,))
 
     def close(self) -> None:
         """Frees the cache."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -16,19 +16,19 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset, as_handed_over
-from fastload.device.copy import SLOTS_IN_COPY, BatchStream, copy_fields
 from fastload.errors import OptionError
 from fastload.format.ragged import RAW
 from fastload.plan import PlannedBatch, batch_seed
 from fastload.prefetch.augment import use_one_torch_thread
 from fastload.prefetch.auto_workers import WorkerStats, WorkerWatch
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, copy_fields
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.process_stream import PREFETCH, ProcessStream, SampleWorkers
 from fastload.prefetch.resolved import Resolved
-from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
+from fastload.prefetch.ring import SLACK, Ring, SlotField
 from fastload.prefetch.row_transformer import RowTransformer
 from fastload.prefetch.sample_layout import SampleLayout
-from fastload.prefetch.thread_stream import Ahead, Present, ThreadStream, gathering, group_size
+from fastload.prefetch.thread_stream import Ahead, ThreadStream, group_size
 from fastload.read.reader import RowReader
 from fastload.system.threads import ShortSwitchInterval
 from fastload.timing.probe import WorkerInfo
@@ -63,8 +63,7 @@ class ThreadFeed:
     begin_copy = staticmethod(copy_fields)
 
     def __init__(self, options: Resolved) -> None:
-        self._options = options
-        self._dataset = dataset = options.packed.dataset
+        self._options, dataset = options, options.packed.dataset
         self._workers = workers = options.num_workers
         window, backend, augmentation = options.window, options.backend, options.augmentation
         # A window's chunks, and those of the next one that it is read into already. Neighbouring batches share a chunk.
@@ -77,7 +76,7 @@ class ThreadFeed:
             )
         fields = self._transformer.fields if self._transformer else dataset.layout()
         self.views = self._transformer.views if self._transformer else {}
-        self._present = None if self._transformer else _presented(dataset)
+        self._present = None if self._transformer else functools.partial(as_handed_over, dataset.file)
         batch_size = options.plan.batch_size
         batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
         # To a device each batch is copied by itself, and its slot returns by itself; mixed samples are of one batch.
@@ -94,7 +93,7 @@ class ThreadFeed:
             num_slots = SLOTS_IN_COPY + 1 + workers
             self._ring = Ring(layout + facts, num_slots, backend.allocate, manual_release=True)
 
-    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream[FilledBatch]:
+    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
         """Begins a pass of the threads.
 
         Args:
@@ -103,7 +102,7 @@ class ThreadFeed:
             timed: whether batches say what they cost the threads or processes that make them.
         """
         if self._transformer is None:
-            fill = gathering(self._reader.gather)
+            fill = functools.partial(_gathered, self._reader)
         else:
             fill = functools.partial(_transformed, self._transformer, epoch)
         with ExitStack() as resources:
@@ -125,15 +124,17 @@ class ThreadFeed:
     @property
     def worker_info(self) -> WorkerInfo:
         """The reading threads, and the batches in the ring."""
-        ahead = self._group * len(self._ring.slots)
-        return WorkerInfo(self._workers, ahead, by_threads=True, compression_ratio=compression_ratio(self._dataset))
-
-    def worker_stats(self) -> None:
-        """Returns None: the feed has no processes."""
+        ratio = _compression_ratio(self._options.packed.dataset)
+        return WorkerInfo(self._workers, self._group * len(self._ring.slots), by_threads=True, compression_ratio=ratio)
 
     def close(self) -> None:
         """Closes the file. Batches handed over stay valid."""
         self._reader.close()
+
+
+def _gathered(reader: RowReader, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+    """Fills a slot with a batch's rows as they are; returns their bytes."""
+    return reader.gather(planned.rows, arrays)
 
 
 def _transformed(
@@ -142,15 +143,6 @@ def _transformed(
     """Fills a slot with a transformed batch; returns the bytes of its rows."""
     use_one_torch_thread()
     return transformer.fill(epoch, planned, arrays)
-
-
-def _presented(dataset: PackedDataset) -> Present | None:
-    """Returns what presents gathered arrays to users; None for a file that has them as they are handed over."""
-    blank = {name: np.empty((0, *shape), dtype) for name, shape, dtype in dataset.layout()}
-    presented = as_handed_over(dataset.file, blank)
-    if all(presented[name] is blank[name] for name in blank):
-        return None
-    return functools.partial(as_handed_over, dataset.file)
 
 
 class ProcessFeed:
@@ -171,7 +163,6 @@ class ProcessFeed:
             options.data,
             options.plan.batch_size,
             workers=options.num_workers,
-            names=options.data.fields,
             on_layout=functools.partial(_check_samples, options.augmentation.transforms, options.data.name),
             pin=options.backend.pin if options.backend is not None else None,
             warns_of_many=not options.auto_workers,
@@ -186,10 +177,10 @@ class ProcessFeed:
     def worker_info(self) -> WorkerInfo:
         """The worker processes, and the batches that they have to do."""
         data, number = self._options.data, self._workers.number
-        ratio = compression_ratio(data.dataset) if isinstance(data, PackedInput) else 0.0
+        ratio = _compression_ratio(data.dataset) if isinstance(data, PackedInput) else 0.0
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
-    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream[FilledBatch]:
+    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
         """Begins a pass, see `ThreadFeed`; starts the workers if they do not wait from the last one."""
         options, batch_bytes = self._options, 0
         if isinstance(options.data, PackedInput):
@@ -254,7 +245,7 @@ def _ahead(options: Resolved, batch_bytes: int, resources: ExitStack) -> Ahead |
     return Ahead(read_ahead.announce, min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, batch_bytes))))
 
 
-def compression_ratio(dataset: PackedDataset) -> float:
+def _compression_ratio(dataset: PackedDataset) -> float:
     """Returns how many times as many bytes a dataset's images would take as raw pixels; 0.0 if none is encoded.
 
     Taken from some of the rows.
@@ -263,11 +254,8 @@ def compression_ratio(dataset: PackedDataset) -> float:
     if "images" not in dataset.fields or field is None or field.ragged is None or not len(dataset):
         return 0.0
     rows = np.asarray(dataset.rows[:: max(1, len(dataset) // _RATIO_ROWS)], np.int64)
-    reader = RowReader(dataset.file, ["images"])
-    try:
+    with closing(RowReader(dataset.file, ["images"])) as reader:
         index = reader.ragged("images").index(rows)
-    finally:
-        reader.close()
     if (index.encoding == RAW).all():
         return 0.0
     pixels = index.shape.prod(axis=1, dtype=np.int64).sum() * field.dtype.itemsize

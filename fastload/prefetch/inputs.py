@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -15,14 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset
 
-from fastload.dataset import PackedDataset
+from fastload.dataset import PackedDataset, as_handed_over
 from fastload.errors import OptionError
-from fastload.format.header import PackedFile
 from fastload.plan import ChunkWindow, PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.identity import check_path
 from fastload.read.ragged_rows import sample_name
-from fastload.read.reader import Read, image_axes
+from fastload.read.reader import Read
 from fastload.timing.stopwatch import current
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 
@@ -83,7 +82,12 @@ class PackedInput:
         # Without chunks, as in a subset or in contiguous storage, there is no window to read.
         chosen_by_file = shuffle is True or shuffle == "auto"
         resolved = "full" if chosen_by_file and not self.chunk_rows else resolve_shuffle(shuffle, self.shuffled)
-        compressed = [name for name, _, _ in self.dataset.layout() if self._is_decoded_again(name)]
+        # Those that full shuffle decodes a chunk of for nearly every row: compressed, and too many to keep.
+        file, compressed = self.dataset.file, []
+        for name, _, _ in self.dataset.layout():
+            field = file.fields[name]
+            if field.filters and field.chunk_rows > 1 and field.row_bytes * file.num_rows > CACHE_BYTES:
+                compressed.append(name)
         if resolved == "full" and compressed and not cached:
             warnings.warn(
                 f"{self.name}: {compressed[0]} is compressed in chunks, and full shuffle decodes a chunk for nearly "
@@ -92,12 +96,6 @@ class PackedInput:
                 stacklevel=3,
             )
         return resolved
-
-    def _is_decoded_again(self, name: str) -> bool:
-        """Whether full shuffle decodes a chunk for nearly every row of a field: compressed ones, too many to keep."""
-        file = self.dataset.file
-        field = file.fields[name]
-        return bool(field.filters) and field.chunk_rows > 1 and field.row_bytes * file.num_rows > CACHE_BYTES
 
     def identity(self) -> str:
         """Returns the digest of the file, with the selected rows if there are some; part of a saved state."""
@@ -126,7 +124,9 @@ class PackedInput:
     def image_spec(self) -> tuple[tuple[int, int, int], torch.dtype]:
         """Returns shape (C, H, W) and dtype of an image as the file has it."""
         field = self.dataset.file.fields["images"]
-        return _image_shape(self.dataset.file), torch.from_numpy(np.empty(0, field.dtype.newbyteorder("="))).dtype
+        blank = np.empty((1, *field.shape), field.dtype.newbyteorder("="))
+        _, height, width, channels = as_handed_over(self.dataset.file, {"images": blank})["images"].shape
+        return (channels, height, width), torch.from_numpy(blank[:0]).dtype
 
     def coordinates(self) -> dict[str, Coordinates]:
         """Returns how fields hold boxes and points, as far as the file says it."""
@@ -139,14 +139,14 @@ class PackedInput:
                 known[name] = coordinates_of(name, field.shape, field.names, frame)
         return known
 
-    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+    def samples(self, rows: NDArray[np.int64]) -> Iterable[Any]:
         """Yields the samples of rows, transformed."""
         samples = self.dataset.samples(rows)
         stopwatch = current()
         if stopwatch is not None:
             stopwatch.lap("reading")
             stopwatch.sample_begins()
-        return map(self.transformed, samples)
+        return samples if self.dataset.transform is None else map(self.dataset.transform, samples)
 
     def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Returns the arrays of a slot that rows can be gathered into: those of the file's shape and dtype."""
@@ -155,10 +155,6 @@ class PackedInput:
             for name, shape, dtype in self.dataset.layout()
             if name in slot and slot[name].shape[1:] == shape and slot[name].dtype == dtype
         }
-
-    def transformed(self, sample: tuple[torch.Tensor, ...]) -> Any:
-        """Returns a sample, made of the tensors of its fields."""
-        return sample if self.dataset.transform is None else self.dataset.transform(sample)
 
     def name_of(self, row: int) -> str:
         """Returns the key of a row, or its number, with the file's name."""
@@ -203,13 +199,9 @@ class OtherInput:
         """Returns the batches as they are: positions are indices."""
         return planned
 
-    def samples(self, rows: NDArray[np.int64]) -> Iterator[Any]:
+    def samples(self, rows: NDArray[np.int64]) -> Iterable[Any]:
         """Yields the samples of indices, in order."""
-        if self._many:
-            yield from self._many(rows.tolist())
-        else:
-            for index in rows.tolist():
-                yield self._dataset[index]
+        return self._many(rows.tolist()) if self._many else (self._dataset[index] for index in rows.tolist())
 
     def name_of(self, row: int) -> str:
         """Returns a sample's index, with its path for datasets that list (path, class) pairs, as torchvision's do."""
@@ -249,11 +241,3 @@ def as_input(source: Any) -> Input:
             f"__len__), got {source.__name__ if isinstance(source, type) else type(source).__name__}."
         )
     return OtherInput(source)
-
-
-def _image_shape(file: PackedFile) -> tuple[int, int, int]:
-    """Returns the shape (C, H, W) of an image."""
-    axes, shape = image_axes(file), file.fields["images"].shape
-    if axes == "HW":
-        return 1, shape[0], shape[1]
-    return (shape[2], shape[0], shape[1]) if axes == "HWC" else (shape[0], shape[1], shape[2])

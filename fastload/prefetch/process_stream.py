@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pickle import PicklingError
@@ -33,7 +33,7 @@ from fastload.prefetch.auto_workers import WorkerWatch
 from fastload.prefetch.inputs import Input
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
 from fastload.prefetch.sample_layout import SampleLayout, as_array
-from fastload.prefetch.sample_worker import BatchRequest, Collated, Failure, Filler, TimedResult, WithExtra
+from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import Ahead
 from fastload.prefetch.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
@@ -90,7 +90,6 @@ class SampleWorkers:
         source: the data whose samples they make.
         batch_size: samples in a batch.
         workers: processes, 1 or more.
-        names: of the fields, when the dataset names them.
         on_layout: called with what samples are like, before the first batch; may refuse them.
         pin: makes memory readable for a device, when batches go to one, and returns what undoes that.
         warns_of_many: whether torch may warn of more workers than CPUs, which are right where workers wait.
@@ -106,7 +105,6 @@ class SampleWorkers:
         batch_size: int,
         *,
         workers: int,
-        names: Sequence[str] | None,
         on_layout: Callable[[SampleLayout], None],
         pin: Callable[[NDArray[np.uint8]], Callable[[], None] | None] | None = None,
         warns_of_many: bool = True,
@@ -124,7 +122,7 @@ class SampleWorkers:
             if not warns_of_many:
                 warnings.filterwarnings("ignore", "This DataLoader will create")
             self._loader = WorkerLoader(
-                Filler(source, self._memory, batch_size, names),
+                Filler(source, self._memory, batch_size),
                 batch_size=None,
                 sampler=self._requests,
                 num_workers=workers,
@@ -277,30 +275,20 @@ class ProcessStream:
 
     def __next__(self) -> FilledBatch:
         """Returns the next batch; raises a worker's error, with the sample's name and the worker's traceback."""
-        if self._watch is None:
-            return self._next()
-        ready = self.ready()
-        asked_s = time.perf_counter()
-        batch = self._next()
-        self._watch.note(ready=ready, waited_s=time.perf_counter() - asked_s)
-        return batch
-
-    def _next(self) -> FilledBatch:
         if self._results is None:
             raise StopIteration
+        ready = self._watch is not None and self.ready()
+        asked_s = time.perf_counter()
         try:
             while True:
-                result, work = next(self._results), None
-                if isinstance(result, TimedResult):
-                    result, work = result
-                if isinstance(result, Failure):
+                result: BatchResult = next(self._results)
+                if result.error is not None:
                     raise result.error
-                if isinstance(result, SampleLayout):
-                    self._workers.prepare(result)
-                elif result is not None:
-                    batch = self._hand_over(result)
-                    batch.work = work
-                    return batch
+                if result.slot >= 0:
+                    break
+                if result.layout is not None:
+                    self._workers.prepare(result.layout)
+            batch = self._hand_over(result)
         except StopIteration:
             self._exhausted = True
             self.close()
@@ -309,6 +297,9 @@ class ProcessStream:
             self._results = None
             self._workers.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
             raise
+        if self._watch is not None:
+            self._watch.note(ready=ready, waited_s=time.perf_counter() - asked_s)
+        return batch
 
     def ready(self) -> bool:
         """Whether next() would most likely return a batch without waiting."""
@@ -327,11 +318,16 @@ class ProcessStream:
         finally:
             self.resources.close()
 
-    def _hand_over(self, result: int | WithExtra | Collated) -> FilledBatch:
+    def _hand_over(self, result: BatchResult) -> FilledBatch:
         ring, layout = self._workers.state.ring, self._workers.state.layout
         assert ring is not None and layout is not None, "a batch is made in a slot"
         planned, slot = self._workers.state.under_way.popleft()
-        if isinstance(result, Collated):
+        assert slot.number == result.slot, "results come in order"
+        if result.layout is None:
+            batch = ring.hand_over(slot, planned, ring.slot_bytes)
+            batch.arrays = layout.in_axes_of_sample(batch.arrays)
+            batch.form, batch.extra = layout.form, result.fields
+        else:
             if result.kept:
                 # The transform holds a part of the slot, and expects that to stay as it is.
                 self._workers.add_slots(1)
@@ -339,20 +335,20 @@ class ProcessStream:
                 ring.give_back(slot)
             if not result.layout.fits(layout):
                 self._warn(result, layout)
-            return self._with_facts(_from_collated(result, planned), ring)
-        assert slot.number == (result if isinstance(result, int) else result.slot), "results come in order"
-        batch = ring.hand_over(slot, planned, ring.slot_bytes)
-        batch.arrays = _as_presented(layout.in_axes_of_sample(batch.arrays))
-        batch.form, batch.extra = layout.form, result.fields if isinstance(result, WithExtra) else {}
-        return self._with_facts(batch, ring)
-
-    def _with_facts(self, batch: FilledBatch, ring: Ring) -> FilledBatch:
-        """Adds `row` and `valid` if requested; always for device batches."""
-        facts = {"row": batch.planned.rows, "valid": batch.planned.valid}
-        batch.arrays.update({name: fact for name, fact in facts.items() if ring.manual_release or name in batch.arrays})
+            known = {name: as_array(value) for name, value in result.fields.items()}
+            arrays = {name: array for name, array in known.items() if array is not None}
+            extra = {name: value for name, value in result.fields.items() if name not in arrays}
+            num_bytes = sum(array.nbytes for array in arrays.values())
+            batch = FilledBatch(arrays, planned, num_bytes, result.layout.form, extra)
+        if "images" in batch.arrays:  # as every batch has them: (B, H, W, C)
+            batch.arrays["images"] = batch.arrays["images"].transpose(0, 2, 3, 1)
+        for name, fact in (("row", planned.rows), ("valid", planned.valid)):
+            if ring.manual_release or name in batch.arrays:
+                batch.arrays[name] = fact
+        batch.work = result.work
         return batch
 
-    def _warn(self, result: Collated, layout: SampleLayout) -> None:
+    def _warn(self, result: BatchResult, layout: SampleLayout) -> None:
         if self._workers.warned:
             return
         self._workers.warned = True
@@ -363,23 +359,6 @@ class ProcessStream:
             f"anew each time (0.4 times the images/s for images of 116 kB). One shape for all samples avoids it.",
             stacklevel=2,
         )
-
-
-def _from_collated(result: Collated, planned: PlannedBatch) -> FilledBatch:
-    arrays, extra = {}, {}
-    for name, value in zip(result.layout.form.names, result.fields, strict=True):
-        array = as_array(value)
-        if array is None:
-            extra[name] = value
-        else:
-            arrays[name] = array
-    num_bytes = sum(array.nbytes for array in arrays.values())
-    return FilledBatch(_as_presented(arrays), planned, num_bytes, result.layout.form, extra)
-
-
-def _as_presented(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Returns the arrays with images as (B, H, W, C), as every `HostBatch` has them."""
-    return {name: array.transpose(0, 2, 3, 1) if name == "images" else array for name, array in arrays.items()}
 
 
 def _as_it_is(item: Any) -> Any:

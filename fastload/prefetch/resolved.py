@@ -1,19 +1,28 @@
-"""A loader's options, resolved once: what its feed and its passes obey, wherever it was decided."""
+"""A loader's options, resolved once: what its feed and its passes obey, and which stage runs its transforms.
+
+size head     the first transforms, where they give images of several sizes one size: run by the reading threads
+augmentation  all transforms: run by the reading threads too on the CPU, else when a batch is handed over
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from fastload.device.backend import Backend
+import torch
+
+from fastload.device import Backend
 from fastload.distributed.ranks import Share, local_world_size
-from fastload.plan import ChunkWindow, EpochPlan
+from fastload.errors import OptionError
+from fastload.plan import ChunkWindow, Echo, EpochPlan
 from fastload.prefetch.augment import Augmentation
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.read.readahead import has_read_ahead
 from fastload.read.reader import Read
 from fastload.system.machine import available_cpus
-from fastload.transforms.engine.size_head import SizeHead
+from fastload.transforms import check_pipeline
+from fastload.transforms.engine.size_head import SizeHead, find_size_head
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""
@@ -97,6 +106,75 @@ class Resolved:
         """Returns the options to read rows once as they lie in the file, so many at a time, untransformed."""
         plan = replace(self.plan, batch_size=batch_rows, shuffle=False, fixed_shares=False)
         return replace(self, plan=plan, cache=None, size_head=None, in_threads=False)
+
+    def with_transforms(self, transform: Sequence[Any] | None, echo: Echo) -> Resolved:
+        """Returns the options with transforms and the stages that run them.
+
+        Args:
+            transform, echo: as in `FastLoader`.
+
+        Raises:
+            OptionError: transforms that do not fit the images, or ragged images without a transform that gives them
+                one size. What Python code makes is looked at before the first batch.
+        """
+        data, transforms = self.data, () if transform is None else transform
+        given: object = transforms
+        if not isinstance(given, Sequence):
+            check_pipeline(transforms, (0, 0, 0), torch.uint8, ())  # which refuses it
+        packed = data if isinstance(data, PackedInput) and not data.runs_python else None
+        size_head = self._size_head(packed, transforms, echo) if packed is not None and packed.ragged else None
+        coordinates = data.coordinates() if isinstance(data, PackedInput) else {}
+        if packed is not None and transforms:
+            fields = packed.dataset.fields
+            if "images" not in fields:
+                raise OptionError(
+                    f"transform: the batch has no images, its fields are {', '.join(fields)}. Add images to fields, or "
+                    f"leave transform out."
+                )
+            shape, dtype = packed.image_spec()
+            done = 0
+            if size_head is not None:
+                shape = size_head.spec.channels, size_head.spec.height, size_head.spec.width
+                done = size_head.count
+            check_pipeline(transforms, shape, dtype, fields, coordinates, done=done)
+        augmentation = Augmentation(tuple(transforms), self.plan.seed, self.share.rank, data.ignore_index, coordinates)
+        in_threads = packed is not None and self.backend is None and echo == 1 and augmentation.in_threads
+        if size_head is not None:
+            # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
+            size_head = size_head.with_flips() if in_threads else size_head
+            augmentation = replace(augmentation, done=size_head.count)
+        left = len(augmentation.transforms) - augmentation.done
+        at_hand_over = self.cache is not None or (left > 0 and not in_threads)
+        return replace(
+            self, augmentation=augmentation, size_head=size_head, in_threads=in_threads, at_hand_over=at_hand_over
+        )
+
+    def _size_head(self, data: PackedInput, transforms: Sequence[Any], echo: Echo) -> SizeHead | None:
+        """Returns the leading transforms to run in the threads that read ragged rows.
+
+        Required for images that differ in size; for JPEGs of one size, they save decoding where each is used once.
+        """
+        if "images" not in data.dataset.fields:
+            if data.varied:
+                raise OptionError(
+                    f"{data.name}: its masks differ in size, and are brought to one size with their images. Add images "
+                    f"to fields."
+                )
+            return None
+        if data.varied and self.cache is not None:
+            raise OptionError(
+                f"{data.name}: cache={self.cache!r} caches images of one size, and these differ in size. Leave cache "
+                f"out, or pack them with `fastload pack --size`."
+            )
+        if not data.varied and (self.cache is not None or echo != 1):
+            return None  # each echo cuts anew
+        (channels, _, _), dtype = data.image_spec()
+        try:
+            return find_size_head(transforms, channels, dtype, name=data.name)
+        except OptionError:
+            if data.varied:
+                raise
+            return None
 
 
 def default_workers(*, processes: bool, computing: bool) -> int:

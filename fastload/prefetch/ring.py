@@ -117,16 +117,15 @@ class Ring:
         self._small = [field.name for field in self.fields if field.nbytes <= SMALL_BYTES]
         self.slot_bytes = slot_bytes(self.fields)
         self.slots: list[Slot] = []
-        for number in range(num_slots):
-            memory = (allocate or allocate_aligned)(max(1, self.slot_bytes))
-            self.slots.append(Slot(number, memory, slot_arrays(self.fields, memory)))
-        self.free = deque(self.slots)
+        self.free: deque[Slot] = deque()
+        for _ in range(num_slots):
+            self.add((allocate or allocate_aligned)(max(1, self.slot_bytes)))
         # put() is reentrant: it may be called by the garbage collector in the middle of a get().
         self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.num_lent = 0
 
     def add(self, memory: NDArray[np.uint8]) -> None:
-        """Adds a free slot over memory of `slot_bytes`; in place of one that cannot be given back."""
+        """Adds a free slot over memory of `slot_bytes`."""
         self.slots.append(Slot(len(self.slots), memory, slot_arrays(self.fields, memory)))
         self.free.append(self.slots[-1])
 
@@ -156,19 +155,16 @@ class Ring:
     def hand_over(
         self, slot: Slot, planned: PlannedBatch, num_bytes: int, work: BatchWork | None = None
     ) -> FilledBatch:
-        """Returns the batch that a slot was filled with."""
+        """Returns the batch that a slot was filled with; copied if the user holds so many that filling would wait."""
         if self.manual_release:
             return FilledBatch(dict(slot.arrays), planned, num_bytes, work=work, _ring=self, _slot=slot)
-        return FilledBatch(self.lend_or_copy(slot), planned, num_bytes, work=work)
-
-    def lend_or_copy(self, slot: Slot) -> dict[str, NDArray[Any]]:
-        """Returns arrays for the user: the slot's, or copies if they hold so many that filling would have to wait."""
         self.collect()
         if self.num_lent < min(SLACK, len(self.slots) - 1):
-            return self.lend(slot)
-        arrays = {name: private_copy(array) for name, array in slot.arrays.items()}
-        self.give_back(slot)
-        return arrays
+            arrays = self.lend(slot)
+        else:
+            arrays = {name: private_copy(array) for name, array in slot.arrays.items()}
+            self.give_back(slot)
+        return FilledBatch(arrays, planned, num_bytes, work=work)
 
     def collect(self) -> int:
         """Takes note of the slots that have come back, and returns how many are free."""

@@ -20,11 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset, as_handed_over
-from fastload.device.copy import fields_on_cpu
 from fastload.format.ragged import JPEG, RAW, RaggedIndex
 from fastload.images.decode_part import FACTORS, offset_in
 from fastload.plan import PlannedBatch
 from fastload.prefetch.augment import Augmentation
+from fastload.prefetch.device_stage import fields_on_cpu
 from fastload.read.reader import RowReader, image_axes
 from fastload.timing.ranges import span
 from fastload.timing.stopwatch import lap

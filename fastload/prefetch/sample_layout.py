@@ -44,6 +44,11 @@ class SampleLayout(NamedTuple):
     form: SampleForm
     leaves: tuple[Leaf | None, ...]
 
+    @property
+    def extra_names(self) -> list[str]:
+        """Names of the extra fields."""
+        return [name for name, leaf in zip(self.form.names, self.leaves, strict=True) if leaf is None]
+
     def fits(self, other: SampleLayout) -> bool:
         """Whether samples of this layout fit a slot of the other, whatever their order in memory."""
         return self.form == other.form and [leaf and leaf[:2] for leaf in self.leaves] == [
@@ -52,11 +57,12 @@ class SampleLayout(NamedTuple):
 
     def slot_fields(self, batch_size: int) -> list[SlotField]:
         """Returns the fields of a slot for so many samples."""
-        return [
-            SlotField(name, (batch_size, *_in_memory(leaf)), leaf.dtype)
-            for name, leaf in zip(self.form.names, self.leaves, strict=True)
-            if leaf is not None
-        ]
+        fields = []
+        for name, leaf in zip(self.form.names, self.leaves, strict=True):
+            if leaf is not None:
+                shape = (*leaf.shape[1:], leaf.shape[0]) if leaf.channels_last else leaf.shape
+                fields.append(SlotField(name, (batch_size, *shape), leaf.dtype))
+        return fields
 
     def in_axes_of_sample(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Returns the slot's arrays as views with the axes that samples have: images (B, C, H, W)."""
@@ -75,15 +81,16 @@ def layout_of(sample: Any, names: Sequence[str] | None) -> SampleLayout:
         names: of the dataset's own fields; used when the sample is a tuple of as many. A field keeps the name "images"
             only if its value has three axes.
     """
+    if sample is None:
+        raise TypeError("the sample is None")
     form = _form(sample, names)
     leaves: list[Leaf | None] = []
     for value in fields_of(sample, form) or ():
-        array = as_array(value)
-        if array is None:
-            leaves.append(None)
-        else:
-            dtype = array.dtype.newbyteorder("=")
-            leaves.append(Leaf(array.shape, dtype, _is_channels_last(array)))
+        array, leaf = as_array(value), None
+        if array is not None:
+            turned = array.ndim == 3 and not array.flags.c_contiguous and array.transpose(1, 2, 0).flags.c_contiguous
+            leaf = Leaf(array.shape, array.dtype.newbyteorder("="), turned)
+        leaves.append(leaf)
     return SampleLayout(form, tuple(leaves))
 
 
@@ -92,7 +99,7 @@ def fields_of(sample: Any, form: SampleForm) -> list[Any] | None:
     if form.keys is not None:
         same = isinstance(sample, Mapping) and sample.keys() == set(form.keys)
         return [sample[key] for key in form.keys] if same else None
-    if _is_row(sample):
+    if isinstance(sample, (tuple, list)):
         return list(sample) if len(sample) == len(form.names) else None
     return [sample] if len(form.names) == 1 and not isinstance(sample, Mapping) else None
 
@@ -143,6 +150,8 @@ def unwritten(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, fo
         sample: as the dataset or its transform made it; it may lie in the slot, or be a view of a part of it.
         form: of the slot.
     """
+    if sample is None:
+        raise TypeError("the sample is None")
     values = fields_of(sample, form)
     if values is None:
         return None
@@ -159,15 +168,11 @@ def unwritten(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, fo
             return None
         if not np.may_share_memory(found, array):
             new.arrays.append(found)
-        elif _same_memory(found, array[index, ...]):
-            new.arrays.append(None)
-        else:
-            new.arrays.append(found.copy())
+            continue
+        here = array[index, ...]
+        same = found.__array_interface__["data"] == here.__array_interface__["data"] and found.strides == here.strides
+        new.arrays.append(None if same else found.copy())
     return new
-
-
-def _same_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides
 
 
 def describe(sample: Any) -> str:
@@ -187,7 +192,9 @@ def _described(value: Any) -> str:
 def _form(sample: Any, names: Sequence[str] | None) -> SampleForm:
     """Returns names for a sample's fields: the dataset's own, or guessed from keys, order and shapes."""
     keys = tuple(sample) if isinstance(sample, Mapping) else None
-    values = list(sample.values()) if keys is not None else list(sample) if _is_row(sample) else [sample]
+    values = [sample]
+    if isinstance(sample, (Mapping, tuple, list)):
+        values = list(sample.values() if isinstance(sample, Mapping) else sample)
     if keys is None and names is not None and len(names) == len(values):
         own = [name if name != "images" or _is_image(value) else "0" for name, value in zip(names, values, strict=True)]
         return SampleForm(tuple(own), None)
@@ -210,10 +217,6 @@ def _form(sample: Any, names: Sequence[str] | None) -> SampleForm:
     return SampleForm(tuple(found), keys)
 
 
-def _is_row(sample: Any) -> bool:
-    return isinstance(sample, (tuple, list))
-
-
 def _is_image(value: Any) -> bool:
     array = as_array(value)
     return array is not None and array.ndim == 3
@@ -222,11 +225,3 @@ def _is_image(value: Any) -> bool:
 def _is_class(value: Any) -> bool:
     array = as_array(value)
     return array is not None and array.ndim == 0 and array.dtype.kind in "iu"
-
-
-def _is_channels_last(array: NDArray[Any]) -> bool:
-    return array.ndim == 3 and not array.flags.c_contiguous and array.transpose(1, 2, 0).flags.c_contiguous
-
-
-def _in_memory(leaf: Leaf) -> tuple[int, ...]:
-    return (*leaf.shape[1:], leaf.shape[0]) if leaf.channels_last else leaf.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ class BatchRequest(NamedTuple):
         slot: number of the slot to fill; -1: there is none yet.
         rows: int64 (B,), rows of the file or indices of the dataset.
         seed: for Python's, NumPy's and torch's random numbers, so that they do not depend on which worker draws them.
-        layout: of the slot; None: find it out from the first sample, if there is one.
+        layout: of the slot; None: find it out from the first sample. Without rows nothing is done.
         timed: whether the result says what it cost.
     """
 
@@ -48,219 +48,171 @@ class BatchRequest(NamedTuple):
     timed: bool = False
 
 
-class WithExtra(NamedTuple):
-    """The number of a filled slot, and the fields that have no array in it: collated, by name."""
-
-    slot: int
-    fields: dict[str, Any]
-
-
-class Collated(NamedTuple):
-    """A batch that is not in its slot, but was collated by torch.
+class BatchResult(NamedTuple):
+    """What became of a request.
 
     Attributes:
-        layout: of its samples.
-        fields: collated.
-        found: its samples' structure in words, when they do not fit the slot.
+        slot: as requested.
+        layout: of samples that are not in the slot: of the first one if that was asked for, or of those that torch
+            collated.
+        fields: collated, by name: all of them, or of a filled slot those that have no array in it.
+        found: structure of the collated samples in words.
         kept: whether the user's code still refers to a part of the slot, so that it must not be used again.
+        work: what it cost, if that was asked for.
+        error: came instead; raised in the training process.
     """
 
-    layout: SampleLayout
-    fields: list[Any]
-    found: str | None
+    slot: int
+    layout: SampleLayout | None = None
+    fields: Mapping[str, Any] = {}
+    found: str = ""
     kept: bool = False
-
-
-class TimedResult(NamedTuple):
-    """A result, and what it cost."""
-
-    result: int | WithExtra | Collated
-    work: BatchWork
-
-
-class Failure(NamedTuple):
-    """The error that came instead of a batch; raised in the training process."""
-
-    error: FastloadError
+    work: BatchWork | None = None
+    error: FastloadError | None = None
 
 
 class Filler(Dataset[Any]):
     """A dataset for torch's fetcher whose keys are requests and whose items are results; pickled into the workers."""
 
-    def __init__(self, source: Input, memory: SharedMemory, batch_size: int, names: Sequence[str] | None) -> None:
+    def __init__(self, source: Input, memory: SharedMemory, batch_size: int) -> None:
         self._source = source
         self._memory = memory
         self._batch_size = batch_size
-        self._names = names
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
         self._in_place = True
+        self._num_made = 0  # samples of the present batch, so that an error can name the next one
         self._stopwatch: Stopwatch | None = None  # while a batch is timed
 
-    def __getitem__(
-        self, request: BatchRequest
-    ) -> int | WithExtra | Collated | TimedResult | Failure | SampleLayout | None:
-        """Carries out a request; returns the number of the filled slot, or what there is instead."""
-        done: list[int] = []  # grows by one with each sample, so that an error can name its sample
+    def __getitem__(self, request: BatchRequest) -> BatchResult:
+        """Carries out a request."""
+        self._num_made = 0
         try:
-            if request.layout is None and not len(request.rows):
-                return None
-            _seed(request.seed)
+            if not len(request.rows):
+                return BatchResult(request.slot)
+            random.seed(request.seed)
+            torch.manual_seed(request.seed)
+            np.random.seed(request.seed % 2**32)  # noqa: NPY002  # the state that users' transforms draw from
             if request.layout is None:
-                return layout_of(next(self._made(request.rows, done)), self._names)
-            if request.timed:
-                return self._fill_timed(request, request.layout, done)
-            return self._fill(request, request.layout, done)
+                return BatchResult(request.slot, layout_of(next(self._made(request.rows)), self._source.fields))
+            if not request.timed:
+                return self._fill(request, request.layout)
+            self._stopwatch = stopwatch = current() or Stopwatch("transform", by_threads=False).start()
+            watch_decoders()
+            stopwatch.begin()
+            result = self._fill(request, request.layout)
+            stopwatch.lap("collate")
+            return result._replace(work=stopwatch.end())
         except FastloadError as error:
-            return Failure(type(error)(f"{error}\n\nIn a worker process:\n{traceback.format_exc()}"))
+            said = f"{error}\n\nIn a worker process:\n{traceback.format_exc()}"
+            return BatchResult(request.slot, error=type(error)(said))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the training loop has to hear of it
-            return Failure(self._named(error, request.rows, len(done)))
+            return BatchResult(request.slot, error=self._named(error, request.rows))
+        finally:
+            self._stopwatch = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_slots": {}, "_stopwatch": None}
 
-    def _made(self, rows: NDArray[np.int64], done: list[int]) -> Iterator[Any]:
+    def _made(self, rows: NDArray[np.int64]) -> Iterator[Any]:
         """Yields the samples of rows, made some at a time."""
         for first in range(0, len(rows), _BLOCK):
-            for sample in self._source.samples(rows[first : first + _BLOCK]):
-                if sample is None:
-                    raise TypeError("the sample is None")
-                if self._stopwatch is not None:
-                    self._stopwatch.lap("transform")
-                yield sample
-                done.append(1)
+            yield from self._source.samples(rows[first : first + _BLOCK])
 
-    def _fill_timed(self, request: BatchRequest, layout: SampleLayout, done: list[int]) -> TimedResult:
-        self._stopwatch = stopwatch = current() or Stopwatch("transform", by_threads=False).start()
-        watch_decoders()
-        try:
-            stopwatch.begin()
-            result = self._fill(request, layout, done)
-            stopwatch.lap("collate")
-            return TimedResult(result, stopwatch.end())
-        finally:
-            self._stopwatch = None
+    def _fill(self, request: BatchRequest, layout: SampleLayout) -> BatchResult:
+        """Writes the samples to the slot; where one does not fit, torch collates them.
 
-    def _fill(self, request: BatchRequest, layout: SampleLayout, done: list[int]) -> int | WithExtra | Collated:
-        arrays = self._arrays(request.slot, layout)
-        if self._in_place and isinstance(self._source, PackedInput):
-            into = self._source.gathered_into(self._in_memory(request.slot, layout))
-            if into:
-                return self._fill_in_place(self._source, request, layout, done, into)
-        extra: list[list[Any]] = []
-        samples = self._made(request.rows, done)
-        stopwatch = self._stopwatch
-        for index, sample in enumerate(samples):
-            new = unwritten(arrays, index, sample, layout.form)
-            if new is None:
-                before = [_sample(layout, arrays, at, Unwritten([], rest)) for at, rest in enumerate(extra)]
-                return self._collated([*before, sample, *samples], request.rows)
-            new.write(arrays, index)
-            extra.append(new.extra)
-            if stopwatch is not None:
-                stopwatch.lap("collate")
-                stopwatch.sample()
-        return _filled(request.slot, layout, extra)
-
-    def _fill_in_place(
-        self,
-        source: PackedInput,
-        request: BatchRequest,
-        layout: SampleLayout,
-        done: list[int],
-        into: dict[str, NDArray[Any]],
-    ) -> int | WithExtra | Collated:
-        """Gathers the rows into the slot and hands the transform its samples there: one copy of the pixels, not two."""
-        arrays = self._arrays(request.slot, layout)
-        columns = source.dataset.columns(request.rows, into)
-        if self._stopwatch is not None:
-            self._stopwatch.lap("reading")
-        # One object per sample and field: its reference count shows whether anybody still refers to its memory.
-        raw = [
-            column if isinstance(column, list) else [column[index, ...] for index in range(len(column))]
-            for column in columns
-        ]
-        gathered = [column for name, column in zip(source.dataset.fields, raw, strict=True) if name in into]
-        extra: list[list[Any]] = []
-        unfit = self._transform_in_place(source, arrays, raw, gathered, layout, extra, done)
-        if not unfit and not any(max(map(sys.getrefcount, column)) > _UNREFERENCED_MAPPED for column in gathered):
-            return _filled(request.slot, layout, extra)
-        # A sample does not fit the slot, or the transform keeps a view of it, to mix it with a later sample or so.
-        self._in_place = False
-        samples = [_sample(layout, arrays, index, Unwritten([], rest)) for index, rest in enumerate(extra)]
-        done.extend([1] * len(unfit))
-        samples += unfit
-        samples += self._made(request.rows[len(samples) :], done)
-        return self._collated(samples, request.rows, kept=True)
-
-    def _transform_in_place(
-        self,
-        source: PackedInput,
-        arrays: Sequence[NDArray[Any] | None],
-        raw: Sequence[Sequence[NDArray[Any]]],
-        gathered: Sequence[Sequence[NDArray[Any]]],
-        layout: SampleLayout,
-        extra: list[list[Any]],
-        done: list[int],
-    ) -> list[Any]:
-        """Writes transformed samples to the slot where they do not lie in it already.
-
-        Returns:
-            The first sample that does not fit the slot, or must not be written to it; or nothing.
+        If possible the rows of a packed file are gathered into the slot and the transform is handed its samples there:
+        one copy of the pixels, not two.
         """
-        all_gathered, transformed, from_numpy = len(gathered) == len(raw), source.transformed, torch.from_numpy
-        num_written, num_samples = 0, len(raw[0])
-        stopwatch = self._stopwatch
-        if stopwatch is not None:
-            stopwatch.sample_begins()
-        for index in range(num_samples):
+        rows, stopwatch = request.rows, self._stopwatch
+        memory = self._slot_arrays(request.slot, layout)
+        named = layout.in_axes_of_sample(memory)
+        arrays = [named.get(name) for name in layout.form.names]
+        samples, transform = self._made(rows), None
+        # One object per sample and field: its reference count shows whether anybody still refers to its memory.
+        raw, gathered = self._gathered(rows, memory)
+        if gathered and isinstance(self._source, PackedInput):
+            transform = self._source.dataset.transform
+        all_gathered = bool(gathered) and len(gathered) == len(raw)
+        extra: list[list[Any]] = []
+        unfit: list[Any] = []  # the first sample that does not fit the slot, or must not be written to it
+        num_written = 0
+        for index in range(len(rows)):
+            self._num_made = index
             # Not by zip, which keeps the last tuple that it gave.
-            given = tuple([from_numpy(column[index]) for column in raw])
-            sample = transformed(given)
-            if sample is given and all_gathered:
-                extra.append([])
-                done.append(1)
-                if stopwatch is not None:
-                    stopwatch.lap("transform")
-                    stopwatch.sample()
-                continue
-            del given
-            if sample is None:
-                raise TypeError("the sample is None")
-            new = unwritten(arrays, index, sample, layout.form)
-            if new is None:
-                return [sample]
-            del sample
+            given: Any = tuple([torch.from_numpy(column[index]) for column in raw]) if transform else None
+            sample = transform(given) if transform else next(samples)
             if stopwatch is not None:
                 stopwatch.lap("transform")
-            if any(value is not None for value in new.arrays) and _is_referenced(gathered, index):
-                return [_sample(layout, arrays, index, new)]
-            num_written += new.write(arrays, index)
-            extra.append(new.extra)
-            done.append(1)
+            if all_gathered and sample is given:
+                extra.append([])
+            else:
+                del given
+                new = unwritten(arrays, index, sample, layout.form)
+                if new is None:
+                    unfit = [sample]
+                    break
+                del sample
+                copies = gathered and any(value is not None for value in new.arrays)
+                if copies and _is_referenced(gathered, index):
+                    unfit = [_sample(layout, arrays, index, new)]
+                    break
+                num_written += new.write(arrays, index)
+                extra.append(new.extra)
+            given = sample = None
             if stopwatch is not None:
                 stopwatch.lap("collate")
                 stopwatch.sample()
-        # A transform that mostly makes new images is better off with samples that are still in the cache.
-        self._in_place = 2 * num_written <= num_samples
-        return []
+        self._num_made = len(extra) + len(unfit)
+        if not unfit and not any(max(map(sys.getrefcount, column)) > _UNREFERENCED_MAPPED for column in gathered):
+            if gathered:
+                # A transform that mostly makes new images is better off with samples that are still in the cache.
+                self._in_place = 2 * num_written <= len(rows)
+            columns = zip(layout.extra_names, zip(*extra, strict=True), strict=True)
+            return BatchResult(request.slot, fields={name: default_collate(list(values)) for name, values in columns})
+        # A sample does not fit the slot, or the transform keeps a view of it, to mix it with a later sample or so.
+        self._in_place = False
+        made = [_sample(layout, arrays, index, Unwritten([], rest)) for index, rest in enumerate(extra)] + unfit
+        for sample in self._made(rows[len(made) :]) if gathered else samples:
+            made.append(sample)
+            self._num_made += 1
+        return self._collated(request, made)._replace(kept=bool(gathered))
 
-    def _collated(self, samples: list[Any], rows: NDArray[np.int64], *, kept: bool = False) -> Collated:
+    def _gathered(
+        self, rows: NDArray[np.int64], memory: Mapping[str, NDArray[Any]]
+    ) -> tuple[list[list[NDArray[Any]]], list[list[NDArray[Any]]]]:
+        """Gathers rows of a packed file into the slot, if samples can be made there.
+
+        Returns:
+            All samples of each field, and those of the fields that were gathered; nothing if none was.
+        """
+        source = self._source
+        if not self._in_place or not isinstance(source, PackedInput) or not (into := source.gathered_into(memory)):
+            return [], []
+        columns = source.dataset.columns(rows, into)
+        raw = [one if isinstance(one, list) else [one[index, ...] for index in range(len(one))] for one in columns]
+        if self._stopwatch is not None:
+            self._stopwatch.lap("reading")
+            self._stopwatch.sample_begins()
+        return raw, [column for name, column in zip(source.dataset.fields, raw, strict=True) if name in into]
+
+    def _collated(self, request: BatchRequest, samples: list[Any]) -> BatchResult:
         """Returns the samples collated by torch; raises WorkerError if they differ in structure."""
-        layout = layout_of(samples[0], self._names)
-        found = describe(samples[0])
-        for row, sample in zip(rows.tolist(), samples, strict=True):
+        layout, found, name_of = layout_of(samples[0], self._source.fields), describe(samples[0]), self._source.name_of
+        for row, sample in zip(request.rows.tolist(), samples, strict=True):
             if describe(sample) != found:
                 raise WorkerError(
-                    f"{self._source.name_of(row)} is {describe(sample)} while {self._source.name_of(int(rows[0]))}, in "
-                    f"the same batch, is {found}. Samples of a batch have the same fields, shapes and dtypes: bring "
-                    f"images to one size with a resize or a crop as the last step of the dataset's own transform, and "
-                    f"numbers to one type. Samples chosen out of a packed file come as PackedDataset.select(rows), not "
-                    f"as a Subset: then FastLoader(transform=[RandomResizedCrop(224), ...]) makes their size."
+                    f"{name_of(row)} is {describe(sample)} while {name_of(int(request.rows[0]))}, in the same batch, "
+                    f"is {found}. Samples of a batch have the same fields, shapes and dtypes: bring images to one size "
+                    f"with a resize or a crop as the last step of the dataset's own transform, and numbers to one "
+                    f"type. Samples chosen out of a packed file come as PackedDataset.select(rows), not as a Subset: "
+                    f"then FastLoader(transform=[RandomResizedCrop(224), ...]) makes their size."
                 )
         columns = zip(*(fields_of(sample, layout.form) or () for sample in samples), strict=True)
-        return Collated(layout, [default_collate(list(values)) for values in columns], found, kept)
+        fields = {name: default_collate(list(one)) for name, one in zip(layout.form.names, columns, strict=True)}
+        return BatchResult(request.slot, layout, fields, found)
 
-    def _in_memory(self, slot: int, layout: SampleLayout) -> dict[str, NDArray[Any]]:
+    def _slot_arrays(self, slot: int, layout: SampleLayout) -> dict[str, NDArray[Any]]:
         """Returns the slot's arrays in memory order, by name."""
         if slot not in self._slots:
             fields = layout.slot_fields(self._batch_size)
@@ -268,34 +220,20 @@ class Filler(Dataset[Any]):
             self._slots[slot] = slot_arrays(fields, self._memory.view(slot * num_bytes, num_bytes))
         return self._slots[slot]
 
-    def _arrays(self, slot: int, layout: SampleLayout) -> list[NDArray[Any] | None]:
-        """Returns the slot's arrays with the axes of a sample, in the order of its fields; None for extra fields."""
-        arrays = layout.in_axes_of_sample(self._in_memory(slot, layout))
-        return [arrays.get(name) for name in layout.form.names]
-
-    def _named(self, error: BaseException, rows: NDArray[np.int64], done: int) -> WorkerError:
+    def _named(self, error: BaseException, rows: NDArray[np.int64]) -> WorkerError:
         """Returns an error that names the sample, as far as it is known."""
+        done, name_of = self._num_made, self._source.name_of
         if done >= len(rows):
-            where = f"the batch that begins with {self._source.name_of(int(rows[0]))}"
+            where = f"the batch that begins with {name_of(int(rows[0]))}"
         elif self._source.at_once:
             first = done // _BLOCK * _BLOCK
-            where = f"one of {', '.join(map(self._source.name_of, rows[first : first + _BLOCK].tolist()))}"
+            where = f"one of {', '.join(map(name_of, rows[first : first + _BLOCK].tolist()))}"
         else:
-            where = self._source.name_of(int(rows[done]))
+            where = name_of(int(rows[done]))
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return WorkerError(
             f"{where}: the dataset or its transform raised {said}\n\nIn a worker process:\n{traceback.format_exc()}"
         )
-
-
-def _filled(slot: int, layout: SampleLayout, extra: Sequence[Sequence[Any]]) -> int | WithExtra:
-    """Returns the result of a slot that was filled."""
-    names = [name for name, leaf in zip(layout.form.names, layout.leaves, strict=True) if leaf is None]
-    if not names:
-        return slot
-    columns = zip(*extra, strict=True)
-    fields = {name: default_collate(list(values)) for name, values in zip(names, columns, strict=True)}
-    return WithExtra(slot, fields)
 
 
 def _is_referenced(raw: Sequence[Sequence[NDArray[Any]]], index: int) -> bool:
@@ -316,9 +254,3 @@ def _sample(layout: SampleLayout, arrays: Sequence[NDArray[Any] | None], index: 
         fresh = next(written)
         values.append(next(extra) if array is None else array[index].copy() if fresh is None else fresh)
     return dict(zip(layout.form.keys, values, strict=True)) if layout.form.keys is not None else tuple(values)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # the state that users' transforms draw from

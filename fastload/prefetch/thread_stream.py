@@ -15,9 +15,10 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import FilledBatch, Ring, Slot
+from fastload.read.readahead import announced_ahead
 from fastload.timing.ranges import span
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch
@@ -51,28 +53,27 @@ class Ahead(NamedTuple):
     depth: int
 
 
-class _Planned(NamedTuple):
-    """Batches that are filled at a time, and one of all their rows."""
+@dataclass(eq=False)
+class _Request:
+    """Batches that a thread is to fill a slot with, and what came of it.
+
+    Attributes:
+        members: the batches.
+        whole: one batch of all their rows.
+        slot: to be filled.
+        bytes_read: copied into the slot.
+        work: its cost, if that is measured.
+        error: came instead.
+        done: whether the thread has given it back.
+    """
 
     members: list[PlannedBatch]
     whole: PlannedBatch
-
-
-class _Request(NamedTuple):
-    """Batches that a thread is to fill a slot with."""
-
-    number: int
-    planned: _Planned
     slot: Slot
-
-
-class _Result(NamedTuple):
-    """The bytes copied into a batch, or the error that came instead; and what it cost, if that is measured."""
-
-    number: int
-    bytes_read: int
-    error: BaseException | None
+    bytes_read: int = 0
     work: BatchWork | None = None
+    error: BaseException | None = None
+    done: bool = False
 
 
 class ThreadStream:
@@ -105,19 +106,17 @@ class ThreadStream:
         timed: bool = False,
     ) -> None:
         self.resources = ExitStack()
-        self._planned: Iterator[PlannedBatch] | None = planned
+        self._coming = _coalesced(planned, group)
+        if ahead is not None:
+            self._coming = announced_ahead(self._coming, lambda coming: ahead.announce(coming[1].rows), ahead.depth)
         self._group = group
         self._ring = ring
         self._present = present
-        self._ahead = ahead
-        self._coming: deque[_Planned] = deque()  # announced, without a slot
         self._begun: deque[_Request] = deque()  # with a slot, in order; the first is handed over next
-        self._done: dict[int, _Result] = {}
         self._split: deque[FilledBatch] = deque()  # left of the request that was taken last
-        self._number = 0
         self._stopped = False
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._pid = os.getpid()
         # The threads know the queues and not this object, so that it can be collected, and end them.
         self._threads: list[threading.Thread] = []
@@ -141,10 +140,9 @@ class ThreadStream:
         try:
             self._begin()
             if not self._begun:
-                assert self._planned is None and not self._coming, "no slot is left that could ever be filled"
                 raise StopIteration
-            while self._begun[0].number not in self._done:
-                self._take_result()
+            while not self._begun[0].done:
+                self._results.get().done = True
             return self._hand_over()
         except BaseException:
             self.close()
@@ -153,28 +151,20 @@ class ThreadStream:
     def ready(self) -> bool:
         """Whether next() would return a batch without waiting."""
         while not self._results.empty():
-            self._take_result()
-        if self._split:
-            return True
-        if not self._begun:
-            return False
-        done = self._done.get(self._begun[0].number)
-        return done is not None and done.error is None
+            self._results.get().done = True
+        return bool(self._split) or (bool(self._begun) and self._begun[0].done and self._begun[0].error is None)
 
     def depth(self) -> int:
         """Returns how many batches next() would give without waiting, one after the other."""
         self.ready()
-        count = 0
-        for request in self._begun:
-            if request.number not in self._done:
-                break
-            count += 1
-        return len(self._split) + self._group * count
+        return len(self._split) + self._group * sum(1 for _ in takewhile(lambda request: request.done, self._begun))
 
     def close(self) -> None:
         """Ends the threads and takes back every slot that is not lent. Returns when no thread writes any more."""
+        self._coming = iter(())
         try:
-            self._end()
+            if self._pid == os.getpid():  # a forked child has neither the threads nor their results
+                self._end()
         finally:
             self.resources.close()
 
@@ -184,11 +174,9 @@ class ThreadStream:
             self.close()
 
     def _end(self) -> None:
-        self._planned = None
-        self._coming.clear()
-        if self._pid != os.getpid():
-            return  # a forked child has neither the threads nor their results
-        self._drop_requests()
+        with suppress(queue.Empty):
+            while True:
+                self._requests.get_nowait()
         self._stopped = False
         self._stop_workers()
         threads, self._threads = self._threads, []
@@ -199,55 +187,35 @@ class ThreadStream:
                 thread.join()
         while self._begun:
             self._ring.give_back(self._begun.popleft().slot)
-        self._done.clear()
         self._split.clear()
 
     def _begin(self) -> None:
-        """Gives every free slot to a thread, and announces the requests after those."""
+        """Gives every free slot to a thread."""
         for _ in range(self._ring.collect()):
-            planned = self._coming.popleft() if self._coming else self._plan_next()
-            if planned is None:
-                break
-            request = _Request(self._number, planned, self._ring.free.popleft())
-            self._number += 1
-            self._begun.append(request)
-            self._requests.put(request)
-        depth = self._ahead.depth if self._ahead is not None else 0
-        while len(self._coming) < depth and (planned := self._plan_next()) is not None:
-            self._coming.append(planned)
-        if self._planned is None and not self._coming:
-            # Asked to end now, the threads are gone when the last batch is handed over, and nobody waits for them.
-            self._stop_workers()
-
-    def _plan_next(self) -> _Planned | None:
-        """Returns the batches of the next request, announced; None at the end."""
-        members = list(islice(self._planned, self._group)) if self._planned is not None else []
-        if not members:
-            self._planned = None
-            return None
-        whole = coalesced(members)
-        if self._ahead is not None:
-            self._ahead.announce(whole.rows)
-        return _Planned(members, whole)
-
-    def _take_result(self) -> None:
-        done = self._results.get()
-        self._done[done.number] = done
+            coming = next(self._coming, None)
+            if coming is None:
+                # Asked to end now, the threads are gone when the last batch is handed over, and nobody waits for them.
+                self._stop_workers()
+                return
+            self._begun.append(_Request(*coming, self._ring.free.popleft()))
+            self._requests.put(self._begun[-1])
 
     def _hand_over(self) -> FilledBatch:
-        done = self._done[self._begun[0].number]
-        if done.error is not None:
-            raise done.error
+        if (error := self._begun[0].error) is not None:
+            raise error
         request = self._begun.popleft()
-        del self._done[request.number]
-        members, whole = request.planned
-        batch = self._ring.hand_over(request.slot, whole, done.bytes_read, done.work)
+        batch = self._ring.hand_over(request.slot, request.whole, request.bytes_read, request.work)
         if self._present is not None:
             batch.arrays = self._present(batch.arrays)
-        if self._group > 1:
-            self._split.extend(split(batch, members))
-            batch = self._split.popleft()
-        return batch
+        if self._group == 1:
+            return batch
+        # Each member has its part of the arrays, and the slot returns when all parts are gone.
+        size, count = len(request.members[0].rows), len(request.members)
+        work = request.work / count if request.work is not None else None
+        for first, planned in zip(range(0, count * size, size), request.members, strict=True):
+            arrays = {name: array[first : first + size] for name, array in batch.arrays.items()}
+            self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work))
+        return self._split.popleft()
 
     def _stop_workers(self) -> None:
         if not self._stopped:
@@ -255,17 +223,10 @@ class ThreadStream:
             for _ in self._threads:
                 self._requests.put(None)
 
-    def _drop_requests(self) -> None:
-        while True:
-            try:
-                self._requests.get_nowait()
-            except queue.Empty:
-                return
-
 
 def _work(
     requests: queue.SimpleQueue[_Request | None],
-    results: queue.SimpleQueue[_Result],
+    results: queue.SimpleQueue[_Request],
     fill: Fill,
     following: threading.Thread | None,
     timed: bool,
@@ -277,31 +238,21 @@ def _work(
             if stopwatch is not None:
                 stopwatch.begin()
             with span("read"):
-                num_bytes = _filled(fill, request)
-            done = _Result(request.number, num_bytes, None, stopwatch.end() if stopwatch is not None else None)
+                whole, count = request.whole, len(request.whole.rows)
+                # The last request of a pass may not fill its slot.
+                arrays = {name: array[:count] for name, array in request.slot.arrays.items()}
+                if "row" in arrays:
+                    arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
+                request.bytes_read = fill(whole, arrays)
+            if stopwatch is not None:
+                request.work = stopwatch.end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
-            done = _Result(request.number, 0, error)
-        results.put(done)
-        del request, done
+            request.error = error
+        results.put(request)
+        del request
         if following is not None:
             following.start()
             following = None
-
-
-def _filled(fill: Fill, request: _Request) -> int:
-    """Fills a request's arrays, with the plan's rows and valid flags where the slot has fields for them."""
-    planned = request.planned.whole
-    count = len(planned.rows)
-    # The last request of a pass may not fill its slot.
-    arrays = {name: array[:count] for name, array in request.slot.arrays.items()}
-    if "row" in arrays:
-        arrays["row"][:], arrays["valid"][:] = planned.rows, planned.valid
-    return fill(planned, arrays)
-
-
-def gathering(gather: Callable[[NDArray[np.int64], Mapping[str, NDArray[Any]]], int]) -> Fill:
-    """Returns a `Fill` that only gathers a batch's rows, by a reader's `gather(rows, arrays) -> bytes copied`."""
-    return lambda planned, arrays: gather(planned.rows, arrays)
 
 
 def group_size(batch_bytes: int, num_steps: int) -> int:
@@ -312,25 +263,16 @@ def group_size(batch_bytes: int, num_steps: int) -> int:
     return max(1, min(GROUP_BYTES // max(1, batch_bytes), num_steps // 8))
 
 
-def coalesced(members: Sequence[PlannedBatch]) -> PlannedBatch:
-    """Returns one batch of all members' rows, in order; a single member as it is."""
-    if len(members) == 1:
-        return members[0]
-    return PlannedBatch(
-        rows=np.concatenate([batch.rows for batch in members]),
-        valid=np.concatenate([batch.valid for batch in members]),
-        global_valid=sum(batch.global_valid for batch in members),
-        step=members[0].step,
-    )
-
-
-def split(group: FilledBatch, members: Sequence[PlannedBatch]) -> Iterator[FilledBatch]:
-    """Yields the members of a coalesced batch, each with its part of the arrays.
-
-    The slot returns when all parts are gone. All members but the last have equal sizes.
-    """
-    size, count = len(members[0].rows), len(members)
-    work = group.work / count if group.work is not None else None
-    for at, planned in enumerate(members):
-        arrays = {name: array[at * size : (at + 1) * size] for name, array in group.arrays.items()}
-        yield FilledBatch(arrays, planned, group.bytes_read // count, work=work)
+def _coalesced(planned: Iterator[PlannedBatch], group: int) -> Iterator[tuple[list[PlannedBatch], PlannedBatch]]:
+    """Yields so many batches at a time, and one batch of all their rows."""
+    while members := list(islice(planned, group)):
+        if group == 1:
+            yield members, members[0]
+            continue
+        whole = PlannedBatch(
+            rows=np.concatenate([batch.rows for batch in members]),
+            valid=np.concatenate([batch.valid for batch in members]),
+            global_valid=sum(batch.global_valid for batch in members),
+            step=members[0].step,
+        )
+        yield members, whole

@@ -8,8 +8,8 @@ all threads; NVTX sees all. No torch here, unless it is imported already.
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 _OFF = nullcontext()
@@ -27,24 +27,12 @@ def span(name: str) -> AbstractContextManager[Any]:
         profiler = sys.modules.get("torch.autograd.profiler")
         if not getattr(profiler, "_is_profiler_enabled", False):
             return _OFF
-    return _Span(f"fastload.{name}") if "torch" in sys.modules else _OFF
+    return _recorded(f"fastload.{name}") if "torch" in sys.modules else _OFF
 
 
-class _Span:
-    def __init__(self, name: str) -> None:
-        torch: Any = sys.modules["torch"]
-        self._name = name
-        self._record = torch.profiler.record_function(name)
-        self._nvtx = torch.cuda.nvtx if _asked[0] and torch.cuda.is_initialized() else None
-
-    def __enter__(self) -> None:
-        if self._nvtx is not None:
-            self._nvtx.range_push(self._name)
-        self._record.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._record.__exit__(kind, error, trace)
-        if self._nvtx is not None:
-            self._nvtx.range_pop()
+@contextmanager
+def _recorded(name: str) -> Iterator[None]:
+    torch: Any = sys.modules["torch"]
+    nvtx = torch.cuda.nvtx.range(name) if _asked[0] and torch.cuda.is_initialized() else _OFF
+    with nvtx, torch.profiler.record_function(name):
+        yield

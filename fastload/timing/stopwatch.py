@@ -84,8 +84,8 @@ class Stopwatch:
         self._wall_s = time.perf_counter()
         self._thread_s = time.thread_time()
 
-    def lap(self, stage: str) -> None:
-        """Adds the time since the last lap to a stage."""
+    def lap(self, stage: str, *, for_lock: bool = False) -> None:
+        """Adds the time since the last lap to a stage; `for_lock`: its blocked part is waiting for a lock."""
         wall_s, thread_s = time.perf_counter(), time.thread_time()
         ran_s = thread_s - self._thread_s
         off_s = wall_s - self._wall_s - ran_s
@@ -96,15 +96,11 @@ class Stopwatch:
             waited_s = self._delay_s()
             blocked_s = max(0.0, off_s - (waited_s - self._waited_s))
             self._waited_s = waited_s
-            self._blocked[stage] = self._blocked.get(stage, 0.0) + blocked_s
             self._spent_s += blocked_s
-
-    def lap_for_lock(self, stage: str) -> None:
-        """Adds the time since the last lap to a stage, its blocked part as waiting for a lock."""
-        before_s = self._blocked.get(stage, 0.0)
-        self.lap(stage)
-        self._lock_s += self._blocked.get(stage, 0.0) - before_s
-        self._blocked[stage] = before_s
+            if for_lock:
+                self._lock_s += blocked_s
+            else:
+                self._blocked[stage] = self._blocked.get(stage, 0.0) + blocked_s
 
     def sample_begins(self) -> None:
         """Begins a sample at the last lap."""
@@ -198,7 +194,7 @@ def lap(stage: str, *, for_lock: bool = False) -> None:
     """Ends a lap of this thread's stopwatch, if it has one."""
     stopwatch = current()
     if stopwatch is not None:
-        (stopwatch.lap_for_lock if for_lock else stopwatch.lap)(stage)
+        stopwatch.lap(stage, for_lock=for_lock)
 
 
 def beyond_usual_s(samples_s: Sequence[float]) -> float:
@@ -234,8 +230,6 @@ def _pread() -> Any:
 
 
 # Times the decoding within a user's dataset, in a worker process that is measured.
-
-
 _DECODERS = {
     "simplejpeg": ("decode_jpeg",),
     "cv2": ("imdecode", "imread"),
@@ -251,17 +245,16 @@ def watch_decoders() -> None:
     A function that a module imported by name before is not wrapped; what it decodes counts as transform.
     """
     if not hasattr(ImageFile.ImageFile.load, _MARK):
-        ImageFile.ImageFile.load = _timed(ImageFile.ImageFile.load, only=_undecoded)  # type: ignore[method-assign]
+        ImageFile.ImageFile.load = _timed(  # type: ignore[method-assign]
+            ImageFile.ImageFile.load,
+            only=lambda image, *_, **__: bool(getattr(image, "tile", None)),  # undecoded
+        )
     for name, functions in _DECODERS.items():
         module = sys.modules.get(name)
         for function in functions:
             found = getattr(module, function, None)
             if found is not None and not hasattr(found, _MARK):
                 setattr(module, function, _timed(found))
-
-
-def _undecoded(image: Any, *_: Any, **__: Any) -> bool:
-    return bool(getattr(image, "tile", None))
 
 
 def _timed(decode: Callable[..., Any], *, only: Callable[..., bool] | None = None) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from late_backend import LateBackend
 
 from fastload import CacheError, FastLoader
-from fastload.device.backend import DeviceMemory
+from fastload.device import DeviceMemory
 from fastload.plan import state_from_dict
 from sample_files import write_packed
 

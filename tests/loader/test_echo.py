@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from fastload import FastLoader, MixedEcho, PackedDataset
-from fastload.device.copy import DeviceStage
 from fastload.distributed.consensus import Agreement
 from fastload.distributed.ranks import Share
 from fastload.errors import StateError
@@ -22,6 +21,7 @@ from fastload.loader.echo_policy import AutoEcho
 from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
+from fastload.prefetch.device_stage import DeviceStage
 from fastload.prefetch.ring import FilledBatch, SampleForm
 
 N = 48

@@ -181,7 +181,7 @@ def test_an_error_in_a_worker_reaches_the_loop_and_ends_it(tmp_path):
 def wait_until_read_ahead(iterator):
     """Until the threads have filled every slot that they were given."""
     stream = iterator._batches._source
-    while len(stream._done) + stream._results.qsize() < len(stream._begun):
+    while stream._results.qsize() < sum(not request.done for request in stream._begun):
         time.sleep(0.001)
 
 

@@ -20,13 +20,15 @@ from small_files import write_random
 import fastload.prefetch.cache_choice
 import fastload.prefetch.cache_load
 from fastload.dataset import PackedDataset
-from fastload.device.backend import DeviceMemory
+from fastload.device import DeviceMemory
 from fastload.errors import CacheError, FileChangedError, OptionError, StateError
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow, MixedEcho, state_from_dict
-from fastload.prefetch.cached_feed import CachedImages, CachedRows, RowCache
+from fastload.prefetch.cached_feed import RowCache
+from fastload.prefetch.ring import Ring
 from fastload.read.reader import RowReader
 from fastload.transforms import Normalize, RandomHorizontalFlip
+from fastload.transforms.engine.placement import ImageRows
 
 N, SHAPE = 61, (10, 8, 3)
 ROW_BYTES = 10 * 8 * 3 + 8  # images and labels
@@ -242,8 +244,8 @@ def test_a_batch_is_told_to_the_allocator_with_what_it_is_gathered_from(packed):
     device = Device()
     loader = FastLoader(packed, 10, cache="device", device=device)
     next(iter(loader))
-    # row, valid; index and rows of two fields
-    assert len(device.readers) == 6 and len(set(device.readers)) == 3
+    # row, valid; index; rows of two fields
+    assert len(device.readers) == 5 and len(set(device.readers)) == 3
 
 
 # The cache
@@ -254,13 +256,10 @@ def test_a_cache_gives_fields_that_are_gathered_when_asked():
     cache = RowCache(np.array([2, 4, 8, 9, 30]), "device", {"images": images, "labels": torch.arange(5)}, 0)
     index = cache.index_of(np.array([30, 4, 4]))
     assert index.tolist() == [4, 1, 1]
-    fields = cache.batch(torch.from_numpy(index), index)
-    assert isinstance(fields["images"], CachedImages) and isinstance(fields["labels"], CachedRows)
-    found = fields["images"].gather()
-    assert fields["images"].shape == found.shape == (3, 1, 2, 3) and fields["images"].dtype == found.dtype
-    assert fields["images"].device == found.device
-    assert torch.equal(found, images[[4, 1, 1]].permute(0, 3, 1, 2))
-    assert fields["labels"].gather().tolist() == [4, 1, 1] and fields["labels"].shape == (3,)
+    fields = cache.gather(torch.from_numpy(index), None)
+    assert isinstance(fields["images"], ImageRows)
+    assert torch.equal(fields["images"].gather(), images[[4, 1, 1]].permute(0, 3, 1, 2))
+    assert fields["labels"].tolist() == [4, 1, 1]
 
 
 @pytest.mark.parametrize("rows", [range(4, 9), np.array([4, 5, 8])])
@@ -309,9 +308,7 @@ def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
     loader = FastLoader(packed, 10, cache="device", device=device)
     batches = iter(loader)
     next(batches)
-    storages = [loader._feed._cache.images, *loader._feed._cache.fields.values()]
-    held = [weakref.ref(tensor) for tensor in storages]
-    del storages
+    held = [weakref.ref(tensor) for tensor in loader._feed._cache.tensors.values()]
     loader.close()
     gc.collect()
     assert len(made) == 2 and all(tensor() is None for tensor in held)
@@ -335,19 +332,19 @@ def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monk
     monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 8 * ROW_BYTES)
     device = Device()
     loader = FastLoader(packed, 8, cache=cache, device=device, seed=3)
-    tensor, calls = RowCache.tensor, []
+    hand_over, calls = Ring.hand_over, []
 
-    def failing(self, name):
-        calls.append(name)
-        if len(calls) == 5:  # in the third of eight batches
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 3:  # of eight batches
             raise error("now")
-        return tensor(self, name)
+        return hand_over(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RowCache, "tensor", failing)
+        patch.setattr(Ring, "hand_over", failing)
         with pytest.raises(error):
             iter(loader)
-    assert len(calls) == 5 and not [t for t in threading.enumerate() if t.name.startswith("fastload")]
+    assert len(calls) == 3 and not [t for t in threading.enumerate() if t.name.startswith("fastload")]
     gc.collect()
     assert device.pinned == 0 and not device.queue
     # The epoch that was asked for is still the next.

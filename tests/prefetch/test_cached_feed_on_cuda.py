@@ -12,7 +12,7 @@ import torch
 from fastload.dataset import PackedDataset
 from fastload.errors import CacheError
 from fastload.loader.loader import FastLoader
-from fastload.prefetch.cached_feed import CachedImages
+from fastload.transforms.engine.placement import ImageRows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,16 +73,16 @@ def test_images_stay_ungathered_until_they_are_asked_for(packed):
     loader = FastLoader(packed, 64, cache="device", device="cuda", shuffle=False)
     feed = loader._open_feed(loader._counter)
     rows = torch.arange(10, 74, device="cuda")
-    images = feed._cache.batch(rows, rows.cpu().numpy())["images"]
-    assert isinstance(images, CachedImages) and images.rows.shape == (N, *SHAPE) and images.rows.is_cuda
-    assert images.gather().shape == images.shape == (64, 3, 48, 40)
+    images = feed._cache.gather(rows, None)["images"]
+    assert isinstance(images, ImageRows) and images.source.shape == (N, *SHAPE) and images.source.is_cuda
+    assert images.gather().shape == (64, 3, 48, 40)
     loader.close()
 
 
 def test_pinned_rows_are_in_memory_that_the_device_reads_and_are_given_back(packed):
     loader = FastLoader(packed, 64, cache="host", device="cuda")
     list(loader)
-    images = loader._feed._cache.images
+    images = loader._feed._cache.tensors["images"]
     assert images.is_pinned() and not images.is_cuda
     held = weakref.ref(images)
     del images

@@ -67,7 +67,7 @@ def test_threads_that_read_nothing_are_blocked_by_a_lock():
         spin()
         watch.lap("reading")
         assert not lock.acquire(timeout=NAP_S)
-        watch.lap_for_lock("reading")
+        watch.lap("reading", for_lock=True)
         works.append(watch.end())
 
     with lock:

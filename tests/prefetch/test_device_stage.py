@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from late_backend import POISON, LateBackend
 
-from fastload.device.backend import open_backend
-from fastload.device.copy import DeviceStage
+from fastload.device import open_backend
 from fastload.errors import OptionError
+from fastload.prefetch.device_stage import DeviceStage
 
 
 @dataclass

@@ -20,42 +20,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
 
-from fastload.device.backend import Backend
+from fastload.device import Backend
+from fastload.prefetch.ring import FilledBatch
 from fastload.timing.probe import Probe
 from fastload.timing.ranges import span
+from fastload.transforms.engine.placement import ImageRows
 
 CHANNELS_FIRST = (0, 3, 1, 2)
 
 
-class HostBatch(Protocol):
-    """A filled slot of the ring."""
-
-    @property
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """The fields by name, (B, ...) each; "images" is (B, H, W, C), in any memory order."""
-        ...
-
-    def release(self) -> None:
-        """Gives the slot back to be filled again; called once, for CUDA only, by the thread that takes the batches."""
-        ...
-
-
-Host = TypeVar("Host", bound=HostBatch)
-HostOut = TypeVar("HostOut", bound=HostBatch, covariant=True)
-
-
-class BatchStream(Protocol[HostOut]):
+class BatchStream(Protocol):
     """A stream of filled slots, in order: one pass of a feed."""
 
-    def __iter__(self) -> Iterator[HostOut]: ...
+    def __iter__(self) -> Iterator[FilledBatch]: ...
 
-    def __next__(self) -> HostOut: ...
+    def __next__(self) -> FilledBatch: ...
 
     def ready(self) -> bool:
         """Whether next() would return a batch at once, and neither end nor raise: then its copy can begin early."""
@@ -70,56 +54,37 @@ class BatchStream(Protocol[HostOut]):
         ...
 
 
-class CachedField(Protocol):
-    """A field of a batch whose rows are cached in memory and not gathered yet."""
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The device tensors that `gather` reads."""
-        ...
-
-    def gather(self) -> torch.Tensor:
-        """Returns the field as a new tensor, made by the caller's current stream."""
-        ...
-
-
 @dataclass(frozen=True)
-class DeviceBatch(Generic[Host]):
+class DeviceBatch:
     """A batch on its device.
 
     Attributes:
         source: the ring's batch it was made from, with its plan and extra fields. On CUDA its arrays must not be read
             any more: the slot may be filled again.
         fields: tensors by name; "images" is (B, C, H, W) in channels_last memory.
-        cached: further fields by name, not gathered yet.
+        gather: returns further fields, made by the caller's current stream out of cached rows; images as rows that the
+            transforms gather, which read them anyway. None: there are none.
+        cached: device tensors that it reads.
         event: of its copy; None on the CPU.
     """
 
-    source: Host
+    source: FilledBatch
     fields: dict[str, torch.Tensor]
-    cached: Mapping[str, CachedField] = dataclass_field(default_factory=dict)
+    gather: Callable[[], dict[str, torch.Tensor | ImageRows]] | None = None
+    cached: tuple[torch.Tensor, ...] = ()
     event: Any = None
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The device tensors that the batch is read from."""
-        return [*self.fields.values(), *(tensor for rows in self.cached.values() for tensor in rows.tensors)]
-
-    def gathered(self) -> DeviceBatch[Host]:
-        """Returns the batch with its cached fields gathered by the caller's current stream.
-
-        Images are left to the transforms, which read them anyway.
-        """
-        gathered = {name: field.gather() for name, field in self.cached.items() if name != "images"}
-        images = {name: field for name, field in self.cached.items() if name == "images"}
-        return DeviceBatch(self.source, self.fields | gathered, images, self.event)
+        return [*self.fields.values(), *self.cached]
 
 
-BeginCopy = Callable[[Host, Backend], DeviceBatch[Host]]
+BeginCopy = Callable[[FilledBatch, Backend], DeviceBatch]
 """Queues the work that makes a batch out of a filled slot on the side stream; called within `Backend.side_stream`."""
 
 
-def copy_fields(batch: Host, backend: Backend) -> DeviceBatch[Host]:
+def copy_fields(batch: FilledBatch, backend: Backend) -> DeviceBatch:
     """Begins the copy of all arrays of a batch to the device; see `BeginCopy`."""
     # As uint8 over the bus: floats are made on the device.
     return DeviceBatch(batch, {name: _copy(name, array, backend) for name, array in batch.arrays.items()})
@@ -129,7 +94,7 @@ SLOTS_IN_COPY = 2
 """Slots that a stage keeps while their copies run."""
 
 
-class DeviceStage(Generic[Host]):
+class DeviceStage:
     """The batches of a stream on their device, in order. An iterator for one thread; `close` gives back every slot.
 
     Args:
@@ -144,12 +109,12 @@ class DeviceStage(Generic[Host]):
 
     def __init__(
         self,
-        source: BatchStream[Host],
+        source: BatchStream,
         backend: Backend | None = None,
         *,
         slots_in_copy: int = SLOTS_IN_COPY,
         views: Mapping[str, torch.dtype] | None = None,
-        begin_copy: BeginCopy[Host] = copy_fields,
+        begin_copy: BeginCopy = copy_fields,
         probe: Probe | None = None,
     ) -> None:
         assert slots_in_copy >= 1, "a batch in copy holds a slot"
@@ -159,14 +124,14 @@ class DeviceStage(Generic[Host]):
         self._views = views or {}
         self._begin_copy = begin_copy
         self._probe = probe
-        self._copying: deque[tuple[Any, Host]] = deque()  # slots that the device may still read, oldest first
-        self._begun: deque[DeviceBatch[Host]] = deque()  # with a copy that has begun, not handed over yet: two at most
+        self._copying: deque[tuple[Any, FilledBatch]] = deque()  # slots that the device may still read, oldest first
+        self._begun: deque[DeviceBatch] = deque()  # with a copy that has begun, not handed over yet: two at most
 
-    def __iter__(self) -> DeviceStage[Host]:
+    def __iter__(self) -> DeviceStage:
         return self
 
     # No generator: its frame would keep the last batch alive, and its memory busy, while the user works on it.
-    def __next__(self) -> DeviceBatch[Host]:
+    def __next__(self) -> DeviceBatch:
         if self._backend is None:
             batch = next(self._source)
             return DeviceBatch(batch, fields_on_cpu(batch.arrays, self._views))
@@ -188,7 +153,7 @@ class DeviceStage(Generic[Host]):
         finally:
             self._source.close()
 
-    def _next_copied(self, backend: Backend) -> DeviceBatch[Host]:
+    def _next_copied(self, backend: Backend) -> DeviceBatch:
         probe = self._probe
         while self._copying and backend.finished(self._copying[0][0]):
             self._release_oldest()
