@@ -44,9 +44,9 @@ import harness
 from fastload import FastLoader, PackedDataset
 from fastload.prefetch.row_transformer import RowTransformer
 from fastload.transforms import ColorJitter, Draws, Normalize, RandomHorizontalFlip, RandomResizedCrop
-from fastload.transforms.engine.place import joint_placement
 from fastload.transforms.engine.placement import Placement
 from fastload.transforms.engine.resample import place_batch
+from fastload.transforms.geometry import joint_placement
 
 BATCH_SIZE, SIDE, THREADS = 256, 224, 2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -73,7 +73,7 @@ def void_unless_fused(kind: str) -> dict[str, Any]:
 
 def kernel_configurations() -> list[gpu.Blocks]:
     """The ways that the kernel can be launched, each for the option `blocks` of `gpu.fused`."""
-    return gpu.configurations()
+    return gpu.CONFIGURATIONS
 
 
 def augmentation(size: int, *, jitter: bool = False, dtype: torch.dtype = torch.bfloat16) -> list[Any]:

@@ -46,7 +46,7 @@ from fastload.images.image_header import (
     png_without_tail,
     upright_size,
 )
-from fastload.images.jpeg import JpegFrame, scan_jpeg
+from fastload.images.jpeg import JpegFrame, run_libjpeg, scan_jpeg
 from fastload.images.sixteen_bit import (
     deep_gray,
     deep_pixels,
@@ -56,7 +56,6 @@ from fastload.images.sixteen_bit import (
     tile_of,
 )
 
-_COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _UINT8 = np.dtype(np.uint8)
 
@@ -79,7 +78,16 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
     frame = scan_jpeg(data)
     with decoding_errors(data):
         if frame is None or not _decode_jpeg(data, frame, target, out):
-            pixels, orientation = _decode_pillow(data, target)
+            with _loaded(data) as loaded:
+                image, orientation = loaded.image, loaded.orientation
+                if target.fit is None:
+                    resample_for(*upright_size(image.height, image.width, orientation), target)
+                if loaded.bits == 16:
+                    pixels = _from_16_bits(data, loaded, target)
+                elif target.dtype != _UINT8:
+                    raise ImageError(TOO_FEW_BITS)
+                else:
+                    pixels = _pixels_of(_converted(image, target.channels))
             resample_pixels(upright(pixels, orientation), target, out)
 
 
@@ -157,43 +165,6 @@ def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any
             pixels = _pixels_of(Image.fromarray(pixels).convert("L"))
         resample_pixels(upright(pixels, orientation), target, out)
     return True
-
-
-def run_libjpeg(
-    data: bytes | bytearray | memoryview, shape: tuple[int, ...], *, factor: int = 1, out: NDArray[Any] | None = None
-) -> NDArray[np.uint8]:
-    """Decodes a gray or colour JPEG with libjpeg-turbo, not turned upright; what it refuses is left to Pillow.
-
-    Args:
-        data: a JPEG file.
-        shape: (H, W, C) of the pixels, shrunk by the factor; C is not 1 if the file has colours.
-        factor: 1, 2, 4 or 8.
-        out: C-contiguous memory of so many bytes.
-
-    Raises:
-        ValueError, RuntimeError: the image has another shape, or libjpeg refuses it or warns of it (strict: of a
-            truncated or corrupt stream it only warns).
-    """
-    height, width = shape[:2] if factor > 1 else (0, 0)
-    pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-        data, _COLORSPACES[shape[2]], min_height=height, min_width=width, min_factor=factor, buffer=out
-    )
-    if pixels.shape != shape:
-        raise ValueError(f"an image of {pixels.shape} where {shape} is expected")
-    return pixels
-
-
-def _decode_pillow(data: bytes, target: Target) -> tuple[NDArray[Any], int]:
-    """Returns pixels (H, W, target.channels) of target.dtype, and the orientation still to be applied to them."""
-    with _loaded(data) as loaded:
-        image, bits, orientation, _ = loaded
-        if target.fit is None:
-            resample_for(*upright_size(image.height, image.width, orientation), target)
-        if bits == 16:
-            return _from_16_bits(data, loaded, target), orientation
-        if target.dtype != _UINT8:
-            raise ImageError(TOO_FEW_BITS)
-        return _pixels_of(_converted(image, target.channels)), orientation
 
 
 class _Loaded(NamedTuple):

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError
 from fastload.format.codecs import decompress_zstd
 from fastload.format.ragged import JPEG, RAW
-from fastload.images.decode import decode_unturned, run_libjpeg, upright
-from fastload.images.image_header import check_size, upright_size
-from fastload.images.jpeg import JpegHead, cut_rows, jpeg_head
+from fastload.images.decode import decode_unturned, upright
+from fastload.images.image_header import upright_size
+from fastload.images.jpeg import JpegHead, cut_rows, jpeg_head, run_libjpeg
 
 Data = bytes | memoryview
 
@@ -90,7 +90,7 @@ def decode_row(
         raise ImageError("a JPEG has 8 bits a channel where the dataset has 16")
     if out is None:
         out = np.empty(shape, np.uint8)
-    _decode_jpeg(data, _head(data, shape), shape, orientation, 1, out.reshape(-1), on_suspect)
+    _decode_jpeg(data, jpeg_head(data), shape, orientation, 1, out.reshape(-1), on_suspect)
     return out
 
 
@@ -125,7 +125,7 @@ def decode_part(
         pixels = _room(shown.shape, scratch)
         pixels[...] = shown
         return DecodedPart(pixels, 1, top)
-    head = _head(data, shape)
+    head = jpeg_head(data)
     if orientation == 1 and head is not None:
         top, stop = top // factor * factor, min(shape[0], -(-(top + height) // factor) * factor)
         part = _decode_rows(data, head, shape, factor, top, stop, scratch)
@@ -221,11 +221,6 @@ def offset_in(memory: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> int:
     """Returns the byte of memory at which pixels begin; -1 if they lie elsewhere."""
     offset: int = pixels.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
     return offset if 0 <= offset < memory.nbytes else -1
-
-
-def _head(data: Data, shape: tuple[int, ...]) -> JpegHead | None:
-    check_size(*shape[:2])
-    return jpeg_head(data)
 
 
 def _is_pillows(head: JpegHead, channels: int) -> bool:

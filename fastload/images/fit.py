@@ -151,9 +151,8 @@ def moved_coordinates(
     stays so. Points may lie outside.
 
     Args:
-        values: (N, ...): points as x, y, x, y, ... along the last axis; boxes of four along it, x, y, width, height
-            or two corners.
-        moves: which of these.
+        values: (N, ...): points as x, y, x, y, ... along the last axis; boxes of four along it.
+        moves: which of these; boxes are x, y, width, height or two corners.
         sizes: (N, 2), height and width of each upright image before.
         target: target of all images; or (N, 2), the height and width to which each is stretched.
 
@@ -241,29 +240,14 @@ def _resized(pixels: NDArray[Any], height: int, width: int, box: tuple[float, fl
         flat = np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
         resized = np.asarray(Image.fromarray(flat).resize((width, height), bilinear, box))
         return resized[..., None] if resized.ndim == 2 else resized
-    if pixels.shape[2] == 4:
-        return _resized_with_alpha(pixels, height, width, box)
     # Pillow resamples 16-bit pixels only to the nearest one; float32 holds them exactly and is rounded once.
-    rounded: NDArray[Any] = np.rint(_resized_planes(pixels.astype(np.float32), height, width, box)).astype(pixels.dtype)
+    values = pixels.astype(np.float32)
+    has_alpha = pixels.shape[2] == 4
+    if has_alpha:  # weighted by it, as Pillow does with 8 bits: transparent pixels give no colour
+        values[..., :3] *= values[..., 3:] / 65535
+    planes = (Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(values, 2, 0))
+    scaled = np.stack([np.asarray(plane.resize((width, height), bilinear, box)) for plane in planes], axis=2)
+    if has_alpha:
+        np.divide(scaled[..., :3] * 65535, scaled[..., 3:], out=scaled[..., :3], where=scaled[..., 3:] > 0)
+    rounded: NDArray[Any] = np.rint(np.clip(scaled, 0, 65535)).astype(pixels.dtype)
     return rounded
-
-
-def _resized_planes(
-    pixels: NDArray[np.float32], height: int, width: int, box: tuple[float, float, float, float]
-) -> NDArray[np.float32]:
-    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(pixels, 2, 0)]
-    resized = [np.asarray(plane.resize((width, height), Image.Resampling.BILINEAR, box)) for plane in planes]
-    stacked: NDArray[np.float32] = np.stack(resized, axis=2)
-    return stacked
-
-
-def _resized_with_alpha(
-    pixels: NDArray[np.uint16], height: int, width: int, box: tuple[float, float, float, float]
-) -> NDArray[np.uint16]:
-    """Returns RGBA resized weighted by alpha, as Pillow does with 8 bits: transparent pixels give no colour."""
-    premultiplied = pixels.astype(np.float32)
-    premultiplied[..., :3] *= premultiplied[..., 3:] / 65535
-    resized = _resized_planes(premultiplied, height, width, box)
-    alpha = resized[..., 3:]
-    np.divide(resized[..., :3] * 65535, alpha, out=resized[..., :3], where=alpha > 0)
-    return np.rint(np.clip(resized, 0, 65535)).astype(np.uint16)

@@ -98,27 +98,24 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         size *= 16
         data = read_head(size)
     with decoding_errors(data), pillow_silenced():
-        return _pillow_header(data)._replace(jpeg=plain_jpeg(frame))
+        image = open_image(data)
+        kind, channels, bits = kind_of(image, data)
+        width, height = image.size
+        if isinstance(image, TiffImageFile):
+            width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
+        # Pillow looks for a PNG's orientation behind the pixels too, and decodes them to get there.
+        orientation = orientation_of(image) if image.format != "PNG" or _png_has_orientation(data) else 1
+        try:
+            frames = int(getattr(image, "n_frames", 1))
+        except Exception:  # noqa: BLE001 - a damaged later frame may raise anything; the first is good
+            frames = 1
+        height, width = upright_size(height, width, orientation)
+        return ImageHeader(height, width, channels, bits, kind, frames, orientation != 1, plain_jpeg(frame))
 
 
 def plain_jpeg(frame: JpegFrame | None) -> int:
     """Returns `ImageHeader.jpeg` of a JPEG with this frame."""
     return frame.orientation if frame is not None and frame.components in (1, 3) else 0
-
-
-def _pillow_header(data: bytes) -> ImageHeader:
-    image = open_image(data)
-    kind, channels, bits = kind_of(image, data)
-    width, height = image.size
-    if isinstance(image, TiffImageFile):
-        width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
-    # Pillow looks for a PNG's orientation behind the pixels too, and decodes them to get there.
-    orientation = orientation_of(image) if image.format != "PNG" or _png_has_orientation(data) else 1
-    try:
-        frames = int(getattr(image, "n_frames", 1))
-    except Exception:  # noqa: BLE001 - a damaged later frame may raise anything; the first is good
-        frames = 1
-    return ImageHeader(*upright_size(height, width, orientation), channels, bits, kind, frames, orientation != 1)
 
 
 def open_image(data: bytes) -> ImageFile.ImageFile:

@@ -14,12 +14,18 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
 
 _SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of the segment counted from itself
 _FRAME = struct.Struct(">BHHB")  # sample precision, lines, samples per line, components
 _SIZE = struct.Struct(">HHB")  # lines, samples per line, components
 _ORIENTATION = 0x0112
+
+_COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 
 # Markers of segments.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of any kind, supported or not
@@ -135,19 +141,13 @@ def _exif_orientation(tiff: bytes) -> int:
 
 
 class JpegRows(NamedTuple):
-    """A JPEG file that decodes to rows [top, stop) of an image.
-
-    Attributes:
-        data: a JPEG file of full width.
-        top: a multiple of the height of an MCU.
-        stop: likewise, or the image's height.
-        ends_early: it holds more data than its height needs, which libjpeg warns of as extraneous.
-    """
+    """A JPEG file of full width that decodes to rows [top, stop) of an image, both between rows of MCUs."""
 
     data: bytearray
     top: int
     stop: int
     ends_early: bool
+    """Whether it holds more data than its height needs, which libjpeg warns of as extraneous."""
 
 
 class JpegHead(NamedTuple):
@@ -194,21 +194,18 @@ def jpeg_head(data: bytes | memoryview) -> JpegHead | None:
                 plain &= marker in _PLAIN
         if not frame_at:
             return None
-        components = data[frame_at + 4]
-        return JpegHead(components, _scan(data, frame_at, interval, ends) if plain else None)
+        height, width, components = _SIZE.unpack_from(data, frame_at)
+        factors = data[frame_at + 6 : frame_at + 6 + 3 * components : 3]
+        across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
+        if not (plain and height and width and min(across + down, default=0)):
+            return JpegHead(components, None)
+        if components == 1:  # a scan of one component has MCUs of one block, whatever its factors say
+            across, down = [1], [1]
+        subsampled_rows = min(down) < max(down)
+        scan = _Scan(frame_at, height, width, 8 * max(down), 8 * max(across), subsampled_rows, interval, ends)
+        return JpegHead(components, scan)
     except (ValueError, IndexError, struct.error):
         return None
-
-
-def _scan(data: bytes | memoryview, frame_at: int, interval: int, begins: int) -> _Scan | None:
-    height, width, components = _SIZE.unpack_from(data, frame_at)
-    factors = data[frame_at + 6 : frame_at + 6 + 3 * components : 3]
-    across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
-    if not height or not width or not min(across + down, default=0):
-        return None
-    if components == 1:  # a scan of one component has MCUs of one block, whatever its factors say
-        across, down = [1], [1]
-    return _Scan(frame_at, height, width, 8 * max(down), 8 * max(across), min(down) < max(down), interval, begins)
 
 
 def cut_rows(data: bytes | memoryview, head: JpegHead, height: int, width: int, top: int, stop: int) -> JpegRows | None:
@@ -232,7 +229,9 @@ def cut_rows(data: bytes | memoryview, head: JpegHead, height: int, width: int, 
     # libjpeg's smooth upsampling of chroma looks at the row above and the one below.
     first = (max(0, top - 1) if scan.subsampled_rows else top) // scan.mcu_height
     last = min(num_rows, -(-(stop + 1 if scan.subsampled_rows else stop) // scan.mcu_height))
-    step = _restart_rows(scan)
+    # Rows of MCUs from one that begins behind a restart marker to the next; 0: there are no markers.
+    per_row = -(-scan.width // scan.mcu_width)
+    step = math.lcm(scan.interval, per_row) // per_row if scan.interval else 0
     first, last = (first // step * step, min(num_rows, -(-last // step) * step)) if step else (0, last)
     if 8 * (last - first) > 7 * num_rows:
         return None
@@ -243,12 +242,6 @@ def cut_rows(data: bytes | memoryview, head: JpegHead, height: int, width: int, 
     rows_top, rows_stop = first * scan.mcu_height, min(height, last * scan.mcu_height)
     cut[scan.height_at : scan.height_at + 2] = (rows_stop - rows_top).to_bytes(2, "big")
     return JpegRows(cut, rows_top, rows_stop, ends_early=not step and last < num_rows)
-
-
-def _restart_rows(scan: _Scan) -> int:
-    """Returns how many rows of MCUs lie between two that begin behind a restart marker; 0: there are no markers."""
-    per_row = -(-scan.width // scan.mcu_width)
-    return math.lcm(scan.interval, per_row) // per_row if scan.interval else 0
 
 
 def _between_markers(data: bytes | memoryview, scan: _Scan, first: int, last: int, num_rows: int) -> bytearray | None:
@@ -282,3 +275,27 @@ def _between_markers(data: bytes | memoryview, scan: _Scan, first: int, last: in
         for number, at in enumerate(markers):
             cut[scan.begins + at - begin + 1] = 0xD0 + number % _KINDS
     return cut
+
+
+def run_libjpeg(
+    data: bytes | bytearray | memoryview, shape: tuple[int, ...], *, factor: int = 1, out: NDArray[Any] | None = None
+) -> NDArray[np.uint8]:
+    """Decodes a gray or colour JPEG with libjpeg-turbo, not turned upright; what it refuses is left to Pillow.
+
+    Args:
+        data: a JPEG file.
+        shape: (H, W, C) of the pixels, shrunk by the factor; C is not 1 if the file has colours.
+        factor: 1, 2, 4 or 8.
+        out: C-contiguous memory of so many bytes.
+
+    Raises:
+        ValueError, RuntimeError: the image has another shape, or libjpeg refuses it or warns of it (strict: of a
+            truncated or corrupt stream it only warns).
+    """
+    height, width = shape[:2] if factor > 1 else (0, 0)
+    pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+        data, _COLORSPACES[shape[2]], min_height=height, min_width=width, min_factor=factor, buffer=out
+    )
+    if pixels.shape != shape:
+        raise ValueError(f"an image of {pixels.shape} where {shape} is expected")
+    return pixels

@@ -27,17 +27,21 @@ def is_deep_colour(image: Image.Image) -> bool:
     return _low_rawmode(image) is not None or _is_deep_ppm(image)
 
 
-def read_low_bytes(image: Image.Image) -> bool:
-    """Makes an opened image of 16-bit colours load the low bytes instead of the high ones; False if it cannot.
+def read_low_bytes(image: Image.Image) -> None:
+    """Makes an opened image of 16-bit colours load the low bytes instead of the high ones.
 
     Gray with alpha, which Pillow opens as RGBA, loads as its four bytes a pixel instead.
     """
     rawmode = _low_rawmode(image)
     if rawmode is None:
-        return False
+        return
     assert isinstance(image, ImageFile.ImageFile)
-    image.tile = [_with_rawmode(tile, rawmode) for tile in image.tile]
-    return True
+    tiles: list[Any] = []
+    for tile in image.tile:
+        args: Any = (rawmode, *tile[3][1:]) if isinstance(tile[3], tuple) else rawmode
+        fields = (*tile[:3], args)
+        tiles.append(fields if type(tile) is tuple else type(tile)(*fields))  # a named one from Pillow 11 on
+    image.tile = tiles
 
 
 def is_gray_alpha(image: Image.Image) -> bool:
@@ -119,9 +123,3 @@ def _low_rawmode(image: Image.Image) -> str | None:
     if rawmode[:-1] == f"{image.mode};16" and image.mode in ("RGB", "RGBA") and rawmode[-1] in _OTHER_ORDER:
         return rawmode[:-1] + _OTHER_ORDER[rawmode[-1]]
     return None
-
-
-def _with_rawmode(tile: Any, rawmode: str) -> Any:
-    args = (rawmode, *tile[3][1:]) if isinstance(tile[3], tuple) else rawmode
-    fields = (*tile[:3], args)
-    return fields if type(tile) is tuple else type(tile)(*fields)  # a named one from Pillow 11 on

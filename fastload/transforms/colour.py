@@ -14,6 +14,7 @@ ones are rounded to nearest. Each step gives whole numbers, all in float32, so d
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from fastload.errors import OptionError
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import OutputPool, as_bits, empty_images
-from fastload.transforms.spec import ImageSpec, is_number, probability
+from fastload.transforms.spec import BaseTransform, ImageSpec, is_number, probability
 
 IDENTITY, BRIGHTNESS, CONTRAST, SATURATION, HUE = range(5)
 
@@ -49,7 +50,26 @@ class ColourSteps:
     factors: NDArray[np.float32]
 
 
-class ColorJitter:
+class ColourTransform(BaseTransform, ABC):
+    """A transform that is a table of colour steps."""
+
+    geometric = False
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        check_colour_spec(type(self).__name__, spec)
+        return spec
+
+    @abstractmethod
+    def steps(self, draws: Draws) -> ColourSteps:
+        """Returns the steps drawn for each sample."""
+
+    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
+        self.output(ImageSpec.of(images))
+        return apply_colour(images, self.steps(draws), self._pool)
+
+
+class ColorJitter(ColourTransform):
     """Changes brightness, contrast, saturation and hue of each image, by factors and in an order drawn for it.
 
     Takes images (B, C, H, W), uint8 or uint16, of one or three channels, and keeps size and dtype. Of images of one
@@ -65,9 +85,6 @@ class ColorJitter:
             loader is made, or at `apply`.
     """
 
-    geometric = False
-    thread_safe = True
-
     def __init__(
         self,
         brightness: float | Sequence[float] = 0,
@@ -75,21 +92,11 @@ class ColorJitter:
         saturation: float | Sequence[float] = 0,
         hue: float | Sequence[float] = 0,
     ) -> None:
+        super().__init__()
         self.brightness = _factor_range("brightness", brightness)
         self.contrast = _factor_range("contrast", contrast)
         self.saturation = _factor_range("saturation", saturation)
         self.hue = _factor_range("hue", hue, centre=0, lowest=-0.5, highest=0.5)
-        self._pool = OutputPool()
-
-    def __repr__(self) -> str:
-        return (
-            f"ColorJitter(brightness={self.brightness}, contrast={self.contrast}, saturation={self.saturation}, "
-            f"hue={self.hue})"
-        )
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        check_colour_spec("ColorJitter", spec)
-        return spec
 
     def steps(self, draws: Draws) -> ColourSteps:
         """Returns the steps drawn for each sample: one for each option whose range is not just "as it is"."""
@@ -105,13 +112,8 @@ class ColorJitter:
         drawn = np.stack(factors, axis=1).astype(np.float32)
         return ColourSteps(ops, np.take_along_axis(drawn, order, axis=1))
 
-    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
-        self.output(ImageSpec.of(images))
-        return apply_colour(images, self.steps(draws), self._pool)
 
-
-class Grayscale:
+class Grayscale(ColourTransform):
     """Turns images gray, floor(0.2989 R + 0.587 G + 0.114 B), with one channel or three equal ones.
 
     Takes images (B, C, H, W), uint8 or uint16, of one or three channels, and keeps size and dtype.
@@ -124,23 +126,16 @@ class Grayscale:
             `apply`.
     """
 
-    geometric = False
-    thread_safe = True
-
     def __init__(self, num_output_channels: int = 1) -> None:
         if isinstance(num_output_channels, bool) or num_output_channels not in (1, 3):
             raise OptionError(
                 f"Grayscale(num_output_channels={num_output_channels!r}): gray images have 1 channel, or 3 equal ones."
             )
+        super().__init__()
         self.num_output_channels = int(num_output_channels)
-        self._pool = OutputPool()
-
-    def __repr__(self) -> str:
-        return f"Grayscale(num_output_channels={self.num_output_channels})"
 
     def output(self, spec: ImageSpec) -> ImageSpec:
-        check_colour_spec("Grayscale", spec)
-        return spec._replace(channels=self.num_output_channels)
+        return super().output(spec)._replace(channels=self.num_output_channels)
 
     def steps(self, draws: Draws) -> ColourSteps:
         """Returns steps of saturation 0 for each sample: they do what `apply` does with three output channels."""
@@ -157,7 +152,7 @@ class Grayscale:
         return output
 
 
-class RandomGrayscale:
+class RandomGrayscale(ColourTransform):
     """Turns each image gray with probability p; its three channels are then equal.
 
     Takes images (B, C, H, W), uint8 or uint16, of one or three channels, and keeps size and dtype.
@@ -169,43 +164,24 @@ class RandomGrayscale:
         OptionError: p is not within [0, 1]. Images that do not fit are refused when the loader is made, or at `apply`.
     """
 
-    geometric = False
-    thread_safe = True
-
     def __init__(self, p: float = 0.1) -> None:
+        super().__init__()
         self.p = probability("RandomGrayscale", p)
-        self._pool = OutputPool()
-
-    def __repr__(self) -> str:
-        return f"RandomGrayscale(p={self.p})"
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        check_colour_spec("RandomGrayscale", spec)
-        return spec
 
     def steps(self, draws: Draws) -> ColourSteps:
         """Returns steps of saturation 0 for the samples drawn, none for the others."""
         return _desaturate(draws.uniform() < self.p)
-
-    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
-        self.output(ImageSpec.of(images))
-        return apply_colour(images, self.steps(draws), self._pool)
 
 
 def apply_colour(images: torch.Tensor, steps: ColourSteps, pool: OutputPool | None = None) -> torch.Tensor:
     """Returns images after their steps, (B, C, H, W) of the same dtype in new channels_last memory.
 
     Args:
-        images: uint8 or uint16 (B, C, H, W) of one or three channels, on any device; not written to. With one channel,
-            saturation and hue change nothing.
+        images: as `check_colour_spec` accepts them, on any device; not written to. With one channel, saturation and hue
+            change nothing.
         steps: of the same B samples.
         pool: whose memory the result may use on the CPU.
-
-    Raises:
-        OptionError: another dtype or number of channels.
     """
-    check_colour_spec("colour", ImageSpec.of(images))
     output = empty_images(images, images.shape[1], pool)
     ops = steps.ops if images.shape[1] == 3 else np.where(steps.ops > CONTRAST, IDENTITY, steps.ops)
     changed = (ops != IDENTITY).any(axis=1)

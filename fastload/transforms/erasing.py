@@ -7,6 +7,7 @@ they are, as in torchvision. Random pixels are a hash of (sample, position in th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,12 +19,46 @@ from fastload.errors import OptionError
 from fastload.system.whole_numbers import is_whole
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import OutputPool, as_bits
-from fastload.transforms.spec import ImageSpec, as_values, check_values, is_number, probability
+from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values, is_number, probability
 
 _ATTEMPTS = 10  # torchvision's: an image on which none of them fits stays as it is
 
 
-class RandomErasing:
+class Eraser(BaseTransform, ABC):
+    """A transform that fills one rectangle of each image."""
+
+    geometric = False
+    filled: tuple[float, ...] | None
+    """Value of erased pixels, one or one per channel; None: random values."""
+    option: str
+    """The option that says so."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = probability(type(self).__name__, p)
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        if spec.dtype not in (torch.uint8, torch.uint16):
+            raise OptionError(
+                f"{type(self).__name__}: images are {spec.dtype}, and it erases in uint8 or uint16 images. "
+                f"Put it before Normalize."
+            )
+        if self.filled is not None:
+            check_values(f"{type(self).__name__}({self.option}", self.filled, spec)
+        return spec
+
+    @abstractmethod
+    def rectangles(self, spec: ImageSpec, draws: Draws) -> NDArray[np.int64]:
+        """Returns top, left, height and width of each sample's rectangle, int64 (B, 4); height 0: nothing is erased."""
+
+    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
+        spec = self.output(ImageSpec.of(images))
+        keys = random_keys(draws) if self.filled is None else None
+        return erase(images, self.rectangles(spec, draws), self.filled or (0.0,), self._pool, keys)
+
+
+class RandomErasing(Eraser):
     """Erases a rectangle of random area, aspect ratio and position from each image, with probability p.
 
     Takes images (B, C, H, W), uint8 or uint16, and keeps size and dtype; it stands before Normalize. Masks, boxes and
@@ -43,8 +78,7 @@ class RandomErasing:
             when the loader is made, or at `apply`.
     """
 
-    geometric = False
-    thread_safe = True
+    option = "value"
 
     def __init__(
         self,
@@ -53,29 +87,18 @@ class RandomErasing:
         ratio: Sequence[float] = (0.3, 3.3),
         value: float | Sequence[float] | Literal["random"] = 0,
     ) -> None:
-        self.p = probability("RandomErasing", p)
+        if isinstance(value, str) and value != "random":
+            raise OptionError(f"RandomErasing(value={value!r}): give a number, one per channel, or 'random'.")
+        super().__init__(p)
+        self.filled = None if isinstance(value, str) else as_values("RandomErasing(value", value)
+        self.value = "random" if self.filled is None else self.filled
         self.scale, self.ratio = _ends("scale", scale), _ends("ratio", ratio)
         if self.scale[0] < 0 or self.scale[1] > 1:
             raise OptionError(f"RandomErasing(scale={scale!r}): areas are parts of the image's, from 0 to 1.")
         if self.ratio[0] <= 0:
             raise OptionError(f"RandomErasing(ratio={ratio!r}): a ratio is height / width, so it is above 0.")
-        if isinstance(value, str) and value != "random":
-            raise OptionError(f"RandomErasing(value={value!r}): give a number, one per channel, or 'random'.")
-        self.value = None if isinstance(value, str) else as_values("RandomErasing(value", value)
-        self._pool = OutputPool()
-
-    def __repr__(self) -> str:
-        value = "random" if self.value is None else self.value
-        return f"RandomErasing(p={self.p}, scale={self.scale}, ratio={self.ratio}, value={value!r})"
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        _check_integers("RandomErasing", spec)
-        if self.value is not None:
-            check_values("RandomErasing(value", self.value, spec)
-        return spec
 
     def rectangles(self, spec: ImageSpec, draws: Draws) -> NDArray[np.int64]:
-        """Returns top, left, height and width of each sample's rectangle, int64 (B, 4); height 0: nothing is erased."""
         attempts = draws.stream(1)
         heights, widths = np.zeros(len(draws), np.int64), np.zeros(len(draws), np.int64)
         fits = np.zeros(len(draws), np.bool_)
@@ -93,14 +116,8 @@ class RandomErasing:
         lefts = draws.stream(3).integers(0, spec.width - widths + 1)
         return np.stack([tops, lefts, heights, widths], axis=1) * erased[:, None]
 
-    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
-        spec = self.output(ImageSpec.of(images))
-        keys = random_keys(draws) if self.value is None else None
-        return erase(images, self.rectangles(spec, draws), self.value or (0.0,), self._pool, keys)
 
-
-class Cutout:
+class Cutout(Eraser):
     """Erases a square from each image, its centre anywhere in the image, so that borders may cut some of it off.
 
     Takes images (B, C, H, W), uint8 or uint16, and keeps size and dtype; it stands before Normalize. Masks, boxes and
@@ -116,23 +133,17 @@ class Cutout:
             square, or do not fit otherwise, are refused when the loader is made, or at `apply`.
     """
 
-    geometric = False
-    thread_safe = True
+    option = "fill"
 
     def __init__(self, size: int, p: float = 1.0, fill: float | Sequence[float] = 0) -> None:
         if not (is_whole(size) and size > 0):
             raise OptionError(f"Cutout(size={size!r}): the side of a square is a positive whole number of pixels.")
+        super().__init__(p)
         self.size = int(size)
-        self.p = probability("Cutout", p)
-        self.fill = as_values("Cutout(fill", fill)
-        self._pool = OutputPool()
-
-    def __repr__(self) -> str:
-        return f"Cutout(size={self.size}, p={self.p}, fill={self.fill})"
+        self.fill = self.filled = as_values("Cutout(fill", fill)
 
     def output(self, spec: ImageSpec) -> ImageSpec:
-        _check_integers("Cutout", spec)
-        check_values("Cutout(fill", self.fill, spec)
+        super().output(spec)
         if self.size > max(spec.height, spec.width):
             raise OptionError(
                 f"Cutout(size={self.size}): images of {spec.height}x{spec.width} (height x width) are smaller than the "
@@ -141,7 +152,6 @@ class Cutout:
         return spec
 
     def rectangles(self, spec: ImageSpec, draws: Draws) -> NDArray[np.int64]:
-        """Returns top, left, height and width of each sample's rectangle, int64 (B, 4); height 0: nothing is erased."""
         erased = draws.stream(0).uniform() < self.p
         starts, sides = [], []  # each side at least 1: the centre is a pixel of the image
         for stream, length in ((1, spec.height), (2, spec.width)):
@@ -151,11 +161,6 @@ class Cutout:
             sides.append(np.minimum(first + self.size, length) - start)
         return np.stack([*starts, *sides], axis=1) * erased[:, None]
 
-    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
-        spec = self.output(ImageSpec.of(images))
-        return erase(images, self.rectangles(spec, draws), self.fill, self._pool)
-
 
 def erase(
     images: torch.Tensor,
@@ -164,14 +169,9 @@ def erase(
     pool: OutputPool,
     keys: NDArray[np.int32] | None = None,
 ) -> torch.Tensor:
-    """Returns images with rectangles filled, (B, C, H, W) of the same dtype in new channels_last memory.
+    """Returns uint8 or uint16 images with rectangles filled, (B, C, H, W) in new channels_last memory.
 
-    Args:
-        images: (B, C, H, W), uint8 or uint16.
-        rectangles: int64 (B, 4): top, left, height, width; height 0: none.
-        values: of filled pixels: one, or one per channel.
-        pool: whose memory the result uses on the CPU.
-        keys: int32 (B, 2): random pixels instead of values; see `random_pixels`.
+    Values are one, or one per channel; with keys, int32 (B, 2), pixels are random instead: see `random_pixels`.
     """
     if images.device.type != "cpu":
         return _erase_at_once(images, rectangles, values, keys)
@@ -245,13 +245,6 @@ def _mix(words: torch.Tensor) -> torch.Tensor:
 
 def _value_indices(height: int, width: int, channels: int, device: torch.device) -> torch.Tensor:
     return torch.arange(height * width * channels, dtype=torch.int32, device=device).view(height, width, channels)
-
-
-def _check_integers(name: str, spec: ImageSpec) -> None:
-    if spec.dtype not in (torch.uint8, torch.uint16):
-        raise OptionError(
-            f"{name}: images are {spec.dtype}, and it erases in uint8 or uint16 images. Put it before Normalize."
-        )
 
 
 def _fill(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:

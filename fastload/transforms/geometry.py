@@ -8,19 +8,20 @@ to nearest; masks are resized by nearest neighbour.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import get_args
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.system.whole_numbers import is_whole
 from fastload.transforms.draws import Draws
-from fastload.transforms.engine.place import PlacedTransform
+from fastload.transforms.engine.place import place_images, place_masks
 from fastload.transforms.engine.placement import PaddingMode, Placement, Whole, flips, resized, windows
 from fastload.transforms.spec import (
+    BaseTransform,
     ImageSpec,
     as_plain,
     as_values,
@@ -33,7 +34,88 @@ from fastload.transforms.spec import (
 _ATTEMPTS = 10  # torchvision's
 
 
-class RandomHorizontalFlip(PlacedTransform):
+class PlacedTransform(BaseTransform, ABC):
+    """A geometric transform that only says where pixels come from: a crop, a resize or a flip.
+
+    The pipeline joins several of them into one placement. Subclasses define `output` and `place`, set `resizes` if they
+    resize, `size` if they give all images one size, and override `pads` if windows may leave their images.
+    """
+
+    geometric = True
+    resizes = False
+    """Whether windows may change their size."""
+    size: tuple[int, ...] = ()
+    """The (height, width) of all outputs; another length: it depends on the image."""
+
+    @abstractmethod
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""
+
+    @abstractmethod
+    def place(self, sizes: Whole, draws: Draws) -> Placement:
+        """Returns where each sample's pixels come from, in images that `output` accepts.
+
+        Args:
+            sizes: int64 (B, 2), height and width of the images; (1, 2) where all have one size.
+            draws: for the batch's samples.
+        """
+
+    def target(self, sizes: Whole) -> Whole:
+        """Returns height and width of the outputs, int64 (B or 1, 2), of images of these sizes."""
+        return np.array([self.size]) if len(self.size) == 2 else sizes
+
+    def pads(self, sizes: Whole) -> bool:
+        """Whether windows may leave images of these sizes, int64 (B or 1, 2)."""
+        return False
+
+    def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Returns the transformed images, (B, C, h, w) of the same dtype in new channels_last memory.
+
+        Raises:
+            OptionError: such images cannot be transformed.
+        """
+        spec = ImageSpec.of(images)
+        self.output(spec)
+        return place_images(images, self.place(spec.sizes, draws), self._pool)
+
+    def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
+        """Returns masks (B, H, W) moved as `apply` moves the images, with `fill` where no image was."""
+        return place_masks(masks, self.place(np.array([masks.shape[1:]]), draws), fill, self._mask_pool)
+
+    def move_points(self, points: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
+        """Returns points float32 (B, P, 2), (x, y) in images of `spec`, where `apply` moves them; some end outside."""
+        return self.place(spec.sizes, draws).move_points(points)
+
+    def move_boxes(self, boxes: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
+        """Returns boxes float32 (B, 4) or (B, M, 4) of images of `spec` where `apply` moves them, not clamped."""
+        return self.place(spec.sizes, draws).move_boxes(boxes)
+
+
+def joint_placement(moves: Iterable[tuple[int, PlacedTransform]], sizes: Whole, draws: Draws) -> Placement:
+    """Returns one placement for transforms that run one after the other; each draws from the stream of its index."""
+    placement = windows(np.zeros((len(draws), 2), np.int64), sizes)
+    for index, transform in moves:
+        placement = placement.then(transform.place(placement.sizes, draws.stream(index)))
+    return placement
+
+
+class RandomFlip(PlacedTransform):
+    """Turns each image about an axis with probability p."""
+
+    axis: Literal[0, 1]
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = probability(type(self).__name__, p)
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        return spec
+
+    def place(self, sizes: Whole, draws: Draws) -> Placement:
+        return flips(sizes, draws.uniform() < self.p, axis=self.axis)
+
+
+class RandomHorizontalFlip(RandomFlip):
     """Mirrors each image left to right with probability p, with its masks, points and boxes.
 
     Takes images (B, C, H, W) of any dtype, and keeps size and dtype.
@@ -45,21 +127,10 @@ class RandomHorizontalFlip(PlacedTransform):
         OptionError: p is not within [0, 1].
     """
 
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        self.p = probability("RandomHorizontalFlip", p)
-
-    def __repr__(self) -> str:
-        return f"RandomHorizontalFlip(p={self.p})"
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        return spec
-
-    def place(self, sizes: Whole, draws: Draws) -> Placement:
-        return flips(sizes, draws.uniform() < self.p, axis=1)
+    axis = 1
 
 
-class RandomVerticalFlip(PlacedTransform):
+class RandomVerticalFlip(RandomFlip):
     """Flips each image upside down with probability p, with its masks, points and boxes.
 
     Takes images (B, C, H, W) of any dtype, and keeps size and dtype.
@@ -71,18 +142,7 @@ class RandomVerticalFlip(PlacedTransform):
         OptionError: p is not within [0, 1].
     """
 
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        self.p = probability("RandomVerticalFlip", p)
-
-    def __repr__(self) -> str:
-        return f"RandomVerticalFlip(p={self.p})"
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        return spec
-
-    def place(self, sizes: Whole, draws: Draws) -> Placement:
-        return flips(sizes, draws.uniform() < self.p, axis=0)
+    axis = 0
 
 
 class RandomCrop(PlacedTransform):
@@ -124,12 +184,6 @@ class RandomCrop(PlacedTransform):
             modes = ", ".join(repr(mode) for mode in get_args(PaddingMode))
             raise OptionError(f"RandomCrop(padding_mode={padding_mode!r}): no such mode. Choose one of {modes}.")
         self.padding_mode = padding_mode
-
-    def __repr__(self) -> str:
-        return (
-            f"RandomCrop(size={self.size}, padding={self.padding}, pad_if_needed={self.pad_if_needed}, "
-            f"fill={self.fill}, padding_mode={self.padding_mode!r})"
-        )
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         (top, left), (bottom, right) = (sides[0].tolist() for sides in self._padding(spec.sizes))
@@ -192,9 +246,6 @@ class CenterCrop(PlacedTransform):
         super().__init__()
         self.size = window_size("CenterCrop", size)
 
-    def __repr__(self) -> str:
-        return f"CenterCrop(size={self.size})"
-
     def output(self, spec: ImageSpec) -> ImageSpec:
         if spec.height < self.size[0] or spec.width < self.size[1]:
             raise OptionError(
@@ -237,9 +288,6 @@ class Resize(PlacedTransform):
                 f"one number, that of the shorter side."
             )
         self.max_size = max_size
-
-    def __repr__(self) -> str:
-        return f"Resize(size={self.size}, max_size={self.max_size})"
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         _check_dtype("Resize", spec)
@@ -298,24 +346,24 @@ class RandomResizedCrop(PlacedTransform):
         self.scale = ordered_pair("RandomResizedCrop", "scale", scale, least=0, most=1)
         self.ratio = ordered_pair("RandomResizedCrop", "ratio", ratio, least=0)
 
-    def __repr__(self) -> str:
-        return f"RandomResizedCrop(size={self.size}, scale={self.scale}, ratio={self.ratio})"
-
     def output(self, spec: ImageSpec) -> ImageSpec:
         _check_dtype("RandomResizedCrop", spec)
         return spec._replace(height=self.size[0], width=self.size[1])
 
     def place(self, sizes: Whole, draws: Draws) -> Placement:
         image_heights, image_widths = (np.zeros((len(draws), 2), np.int64) + sizes).T
-        heights, widths = self._fallback(image_heights, image_widths)
+        # Of images where no attempt fits: the largest central part.
+        ratios = image_widths / image_heights
+        heights = np.where(ratios < self.ratio[0], np.rint(image_widths / self.ratio[0]), image_heights)
+        widths = np.where(ratios > self.ratio[1], np.rint(image_heights * self.ratio[1]), image_widths)
+        heights, widths = (np.maximum(1, sides.astype(np.int64)) for sides in (heights, widths))
         found = np.zeros(len(draws), np.bool_)
-        log_ratios = math.log(self.ratio[0]), math.log(self.ratio[1])
+        (least, most), (low, high) = self.scale, (math.log(end) for end in self.ratio)
         for attempt in range(_ATTEMPTS):
-            area = image_heights * image_widths * _between(*self.scale, draws.stream(2 * attempt).uniform())
-            log_ratio = _between(*log_ratios, draws.stream(2 * attempt + 1).uniform())
+            area = image_heights * image_widths * (least + (most - least) * draws.stream(2 * attempt).uniform())
             # IEEE 754 does not promise the same logarithms and square roots on every machine: NumPy's differ by one
             # unit in the last place between processors, which only counts at a rounding tie.
-            ratio = np.exp(log_ratio)
+            ratio = np.exp(low + (high - low) * draws.stream(2 * attempt + 1).uniform())
             width = np.rint(np.sqrt(area * ratio)).astype(np.int64)
             height = np.rint(np.sqrt(area / ratio)).astype(np.int64)
             fits = (width > 0) & (width <= image_widths) & (height > 0) & (height <= image_heights) & ~found
@@ -330,13 +378,6 @@ class RandomResizedCrop(PlacedTransform):
         first, window = np.stack([tops, lefts], axis=1), np.stack([heights, widths], axis=1)
         return resized(first, window, self.target(sizes))
 
-    def _fallback(self, image_heights: Whole, image_widths: Whole) -> tuple[Whole, Whole]:
-        """Returns heights and widths of the central part, int64 (B,)."""
-        ratios = image_widths / image_heights
-        heights = np.where(ratios < self.ratio[0], np.rint(image_widths / self.ratio[0]), image_heights)
-        widths = np.where(ratios > self.ratio[1], np.rint(image_heights * self.ratio[1]), image_widths)
-        return np.maximum(1, heights.astype(np.int64)), np.maximum(1, widths.astype(np.int64))
-
 
 def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
     padding = as_plain(padding)
@@ -348,10 +389,6 @@ def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
         )
     left, top, right, bottom = (int(side) for side in sides * (4 // len(sides)))
     return left, top, right, bottom
-
-
-def _between(low: float, high: float, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
-    return low + (high - low) * uniform
 
 
 def _check_dtype(name: str, spec: ImageSpec) -> None:

@@ -21,13 +21,86 @@ from fastload.transforms.boxes_and_points import COORDINATE_FIELDS
 from fastload.transforms.colour import sample_blocks
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import OutputPool, as_bits, empty_images
-from fastload.transforms.spec import ImageSpec, is_number
+from fastload.transforms.spec import BaseTransform, ImageSpec, is_number
 
 # Shares are multiples of 2**-16: a product with a uint8 level is then exact in float32, so devices agree to the bit.
 _SHARE_UNITS = 1 << 16
 
 
-class MixUp:
+class MixingTransform(BaseTransform):
+    """A transform that mixes each sample of a batch with the one before it."""
+
+    mixes = True
+
+    def __init__(self, alpha: float = 1.0, num_classes: int | None = None) -> None:
+        super().__init__()
+        self._name = name = type(self).__name__
+        if not (is_number(alpha) and 0 < alpha < math.inf):
+            raise OptionError(
+                f"{name}(alpha={alpha!r}): Beta(alpha, alpha) needs an alpha above 0; 1 is even, 0.2 common."
+            )
+        if num_classes is not None and not (is_whole(num_classes) and num_classes > 0):
+            raise OptionError(f"{name}(num_classes={num_classes!r}): give a whole number above 0, or None.")
+        self.alpha, self.num_classes = float(alpha), None if num_classes is None else int(num_classes)
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        if spec.dtype not in (torch.uint8, torch.uint16) and not spec.dtype.is_floating_point:
+            raise OptionError(f"{self._name}: images are {spec.dtype}, and it mixes uint8, uint16 or floats.")
+        return spec
+
+    def check_fields(self, names: Iterable[str]) -> None:
+        """Raises OptionError for fields that cannot be mixed, and when there are no labels to blend."""
+        names = list(names)
+        coordinates = [name for name in names if name in COORDINATE_FIELDS]
+        if coordinates:
+            raise OptionError(
+                f"{self._name}: an image mixed from two has the objects of both, which {' and '.join(coordinates)} "
+                f"cannot hold. Leave {'them' if len(coordinates) > 1 else 'it'} out of fields, or leave {self._name} "
+                f"out of transform."
+            )
+        if "labels" not in names:
+            raise OptionError(
+                f"{self._name}: there are no labels among the fields {', '.join(names)}, which say how images were "
+                f"mixed. Add labels to fields, or leave {self._name} out of transform."
+            )
+
+    def share(self, draws: Draws) -> float:
+        """Returns the part of each sample that is its own, drawn from Beta(alpha, alpha)."""
+        return round(float(beta(self.alpha, draws.stream(0))[0]) * _SHARE_UNITS) / _SHARE_UNITS
+
+    def blended_labels(self, labels: torch.Tensor, share: float, batch: int) -> torch.Tensor:
+        """Returns labels blended, float32 (B, A), from class numbers (B,) or vectors (B, A)."""
+        name, num_classes = self._name, self.num_classes
+        if labels.ndim not in (1, 2) or len(labels) != batch:
+            raise OptionError(
+                f"{name}: labels {tuple(labels.shape)} for {batch} images. "
+                f"They are class numbers (B,) or vectors (B, A)."
+            )
+        if labels.ndim == 2:
+            if num_classes is not None and labels.shape[1] != num_classes:
+                raise OptionError(
+                    f"{name}(num_classes={num_classes}): labels are vectors of {labels.shape[1]}. "
+                    f"Leave num_classes out: it is for labels that are class numbers."
+                )
+            vectors = labels.to(torch.float32)
+        elif labels.dtype.is_floating_point:
+            raise OptionError(f"{name}: labels (B,) are {labels.dtype}, not class numbers. Give integers, or (B, A).")
+        elif num_classes is None:
+            raise OptionError(f"{name}: labels are class numbers, and become vectors. Say how many: num_classes=...")
+        else:
+            labels = labels.to(torch.int64)
+            # Only where looking at them waits for nothing; a device's scatter_ reports a number out of range itself.
+            if labels.device.type == "cpu" and len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+                raise OptionError(
+                    f"{name}(num_classes={num_classes}): labels go from {int(labels.min())} to {int(labels.max())}. "
+                    f"Class numbers go from 0 to num_classes - 1, so give the file's number of classes."
+                )
+            vectors = torch.zeros((batch, num_classes), dtype=torch.float32, device=labels.device)
+            vectors.scatter_(1, labels[:, None], 1.0)
+        return vectors * share + vectors.roll(1, 0) * (1 - share)
+
+
+class MixUp(MixingTransform):
     """Blends each image and label with the previous sample's: share * own + (1 - share) * the other's.
 
     Takes images (B, C, H, W) of uint8, uint16 or floats, and keeps size and dtype; it may stand before or after
@@ -43,24 +116,10 @@ class MixUp:
             masks, boxes or points is refused when the loader is made, or at `apply_batch`.
     """
 
-    mixes = True
-    thread_safe = True
-
-    def __init__(self, alpha: float = 1.0, num_classes: int | None = None) -> None:
-        self.alpha, self.num_classes = _checked_options("MixUp", alpha, num_classes)
-        self._pool = OutputPool()
-
-    def __repr__(self) -> str:
-        return f"MixUp(alpha={self.alpha}, num_classes={self.num_classes})"
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        _check_dtype("MixUp", spec)
-        return spec
-
     def check_fields(self, names: Iterable[str]) -> None:
         """Raises OptionError for fields that cannot be blended, and when there are no labels to blend."""
         names = list(names)
-        _check_fields("MixUp", names)
+        super().check_fields(names)
         if "masks" in names:
             raise OptionError(
                 "MixUp: masks hold class numbers, which cannot be blended as images are. "
@@ -81,13 +140,12 @@ class MixUp:
         self.check_fields(fields)
         images = fields["images"]
         self.output(ImageSpec.of(images))
-        share = _shares(self.alpha, draws)
+        share = self.share(draws)
         blended = _blended_images(images, share, self._pool)
-        labels = _blended_labels("MixUp", fields["labels"], share, self.num_classes, len(images))
-        return {**fields, "images": blended, "labels": labels}
+        return {**fields, "images": blended, "labels": self.blended_labels(fields["labels"], share, len(images))}
 
 
-class CutMix:
+class CutMix(MixingTransform):
     """Pastes a rectangle of the previous sample's image into each image, and blends labels by area.
 
     Takes images (B, C, H, W) of uint8, uint16 or floats, and keeps size and dtype; it may stand before or after
@@ -103,27 +161,9 @@ class CutMix:
             boxes or points is refused when the loader is made, or at `apply_batch`.
     """
 
-    mixes = True
-    thread_safe = True
-
-    def __init__(self, alpha: float = 1.0, num_classes: int | None = None) -> None:
-        self.alpha, self.num_classes = _checked_options("CutMix", alpha, num_classes)
-        self._pool, self._mask_pool = OutputPool(), OutputPool()
-
-    def __repr__(self) -> str:
-        return f"CutMix(alpha={self.alpha}, num_classes={self.num_classes})"
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        _check_dtype("CutMix", spec)
-        return spec
-
-    def check_fields(self, names: Iterable[str]) -> None:
-        """Raises OptionError for fields that cannot be cut and pasted, and when there are no labels to blend."""
-        _check_fields("CutMix", list(names))
-
     def rectangle(self, spec: ImageSpec, draws: Draws) -> tuple[int, int, int, int]:
         """Returns the pasted rectangle, (top, left, bottom, right), bottom and right exclusive; it may be empty."""
-        reach = 0.5 * math.sqrt(1 - _shares(self.alpha, draws))
+        reach = 0.5 * math.sqrt(1 - self.share(draws))
         ends = []
         for stream, length in ((1, spec.height), (2, spec.width)):
             centre, half = int(draws.stream(stream).integers(0, length)[0]), int(reach * length)
@@ -147,7 +187,7 @@ class CutMix:
         spec = self.output(ImageSpec.of(images))
         top, left, bottom, right = rectangle = self.rectangle(spec, draws)
         share = 1 - (bottom - top) * (right - left) / (spec.height * spec.width)
-        labels = _blended_labels("CutMix", fields["labels"], share, self.num_classes, len(images))
+        labels = self.blended_labels(fields["labels"], share, len(images))
         mixed = {**fields, "images": _pasted(images, rectangle, self._pool), "labels": labels}
         if "masks" in fields:
             mixed["masks"] = _pasted(fields["masks"][:, None], rectangle, self._mask_pool)[:, 0]
@@ -190,10 +230,6 @@ def _log_gamma_variates(alpha: float, draws: Draws) -> NDArray[np.float64]:
     return result
 
 
-def _shares(alpha: float, draws: Draws) -> float:
-    return round(float(beta(alpha, draws.stream(0))[0]) * _SHARE_UNITS) / _SHARE_UNITS
-
-
 def _blended_images(images: torch.Tensor, share: float, pool: OutputPool) -> torch.Tensor:
     output = empty_images(images, images.shape[1], pool)
     wide = torch.float64 if images.dtype == torch.float64 else torch.float32
@@ -218,65 +254,3 @@ def _pasted(images: torch.Tensor, rectangle: tuple[int, int, int, int], pool: Ou
     target[1:][window] = source[:-1][window]
     target[:1][window] = source[-1:][window]
     return output
-
-
-def _blended_labels(name: str, labels: torch.Tensor, share: float, num_classes: int | None, batch: int) -> torch.Tensor:
-    """Returns labels blended, float32 (B, A), from class numbers (B,) or vectors (B, A)."""
-    if labels.ndim not in (1, 2) or len(labels) != batch:
-        raise OptionError(
-            f"{name}: labels {tuple(labels.shape)} for {batch} images. They are class numbers (B,) or vectors (B, A)."
-        )
-    if labels.ndim == 2:
-        if num_classes is not None and labels.shape[1] != num_classes:
-            raise OptionError(
-                f"{name}(num_classes={num_classes}): labels are vectors of {labels.shape[1]}. "
-                f"Leave num_classes out: it is for labels that are class numbers."
-            )
-        vectors = labels.to(torch.float32)
-    elif labels.dtype.is_floating_point:
-        raise OptionError(f"{name}: labels (B,) are {labels.dtype}, not class numbers. Give integers, or (B, A).")
-    else:
-        vectors = _one_hot(name, labels.to(torch.int64), num_classes)
-    return vectors * share + vectors.roll(1, 0) * (1 - share)
-
-
-def _one_hot(name: str, labels: torch.Tensor, num_classes: int | None) -> torch.Tensor:
-    if num_classes is None:
-        raise OptionError(f"{name}: labels are class numbers, and become vectors. Say how many: num_classes=...")
-    # Only where looking at them waits for nothing; on a device, scatter_ has the kernel report a number out of range.
-    if labels.device.type == "cpu" and len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
-        raise OptionError(
-            f"{name}(num_classes={num_classes}): labels go from {int(labels.min())} to {int(labels.max())}. "
-            f"Class numbers go from 0 to num_classes - 1, so give the file's number of classes."
-        )
-    vectors = torch.zeros((len(labels), num_classes), dtype=torch.float32, device=labels.device)
-    return vectors.scatter_(1, labels[:, None], 1.0)
-
-
-def _check_fields(name: str, fields: list[str]) -> None:
-    coordinates = [field for field in fields if field in COORDINATE_FIELDS]
-    if coordinates:
-        raise OptionError(
-            f"{name}: an image mixed from two has the objects of both, which {' and '.join(coordinates)} cannot hold. "
-            f"Leave {'them' if len(coordinates) > 1 else 'it'} out of fields, or leave {name} out of transform."
-        )
-    if "labels" not in fields:
-        raise OptionError(
-            f"{name}: there are no labels among the fields {', '.join(fields)}, which say how images were mixed. "
-            f"Add labels to fields, or leave {name} out of transform."
-        )
-
-
-def _check_dtype(name: str, spec: ImageSpec) -> None:
-    if spec.dtype not in (torch.uint8, torch.uint16) and not spec.dtype.is_floating_point:
-        raise OptionError(f"{name}: images are {spec.dtype}, and it mixes uint8, uint16 or floats.")
-
-
-def _checked_options(name: str, alpha: float, num_classes: int | None) -> tuple[float, int | None]:
-    if not (is_number(alpha) and 0 < alpha < math.inf):
-        raise OptionError(f"{name}(alpha={alpha!r}): Beta(alpha, alpha) needs an alpha above 0; 1 is even, 0.2 common.")
-    if num_classes is None:
-        return float(alpha), None
-    if not (is_whole(num_classes) and num_classes > 0):
-        raise OptionError(f"{name}(num_classes={num_classes!r}): give a whole number above 0, or None.")
-    return float(alpha), int(num_classes)

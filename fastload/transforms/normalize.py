@@ -14,21 +14,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fastload.errors import OptionError
 from fastload.transforms.draws import Draws
-from fastload.transforms.engine.buffers import SERIAL_VALUES, OutputPool, without_gil
-from fastload.transforms.spec import ImageSpec
+from fastload.transforms.engine.resample import normalize_in_blocks
+from fastload.transforms.spec import BaseTransform, ImageSpec
 
 _LARGEST = {torch.uint8: 255, torch.uint16: 65535}
 _OUTPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# A row of constants as long as this keeps vector loops busy and stays in L1.
-_ROW_VALUES = 1 << 12
 
-
-class Normalize:
+class Normalize(BaseTransform):
     """Turns images into floats, (image / 255 - mean) / std per channel; / 65535 for uint16 images.
 
     Takes images (B, C, H, W), uint8 or uint16, as they lie in the file: it does what torchvision's `ToTensor` and
@@ -45,9 +41,9 @@ class Normalize:
     """
 
     geometric = False
-    thread_safe = True
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
         self.mean, self.std = _channel_values("mean", mean), _channel_values("std", std)
         if len(self.mean) != len(self.std):
             raise OptionError(
@@ -68,10 +64,6 @@ class Normalize:
                 f"Give mean and std of images scaled to 0..1, or a wider dtype."
             )
         self.dtype = dtype
-        self._pool = OutputPool()
-
-    def __repr__(self) -> str:
-        return f"Normalize(mean={self.mean}, std={self.std}, dtype={self.dtype})"
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         if spec.dtype not in _LARGEST:
@@ -110,56 +102,12 @@ class Normalize:
         return scale, (-torch.tensor(self.mean, dtype=torch.float64, device="cpu") / std).to(torch.float32)
 
 
-def normalize_in_blocks(
-    images: torch.Tensor, output: torch.Tensor, constants: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    """Fills an output of a float dtype with value * scale + shift on the CPU, in the calling thread.
-
-    Args:
-        images: integers (B, C, H, W).
-        output: of that shape, a view of dense (B, H, W, C) memory.
-        constants: scale and shift, float32 (C,) each.
-    """
-    if output.numel() == 0:
-        return
-    channels, height, width = images.shape[1:]
-    row = row_values(channels, height, width)
-    source = images.permute(0, 2, 3, 1).contiguous().view(-1, row)
-    target = output.permute(0, 2, 3, 1).view(-1, row)
-    scale, shift = (values.repeat(row // channels) for values in constants)
-    without_gil(normalize_lines)(source, target, scale, shift, SERIAL_VALUES // row)
-
-
-def normalize_lines(levels: Tensor, output: Tensor, scale: Tensor, shift: Tensor, rows: int) -> None:
-    """Fills the output (n, row) with levels * scale + shift, so many rows at a time; compiled by `without_gil`."""
-    rows = max(1, min(rows, levels.size(0)))
-    exact = output.dtype == torch.float32
-    scratch = torch.empty([0 if exact else rows, levels.size(1)], dtype=torch.float32, device=output.device)
-    for first in range(0, levels.size(0), rows):
-        count = min(rows, levels.size(0) - first)
-        final = output.narrow(0, first, count)
-        values = final if exact else scratch.narrow(0, 0, count)
-        values.copy_(levels.narrow(0, first, count))
-        torch.addcmul(shift, values, scale, out=values)
-        if not exact:
-            final.copy_(values)
-
-
 def normalize_at_once(
     images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """Returns images scaled and shifted by whole-batch operations, for devices with fast memory; channels_last."""
     values = images.to(torch.float32, memory_format=torch.channels_last)
     return values.mul_(scale[:, None, None]).add_(shift[:, None, None]).to(dtype)
-
-
-def row_values(channels: int, height: int, width: int) -> int:
-    """Returns the length of a row when an image is seen as a matrix for arithmetic.
-
-    A row is as many whole image rows as fit into some thousand values and divide H.
-    """
-    fitting = (n for n in range(min(height, _ROW_VALUES // (width * channels)), 1, -1) if height % n == 0)
-    return width * channels * next(fitting, 1)
 
 
 def _channel_values(name: str, values: Sequence[float]) -> tuple[float, ...]:

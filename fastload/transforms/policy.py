@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,8 +34,8 @@ from fastload.transforms.colour import (
     sample_blocks,
 )
 from fastload.transforms.draws import Draws
-from fastload.transforms.engine.buffers import OutputPool, as_bits, empty_images
-from fastload.transforms.spec import ImageSpec, as_values, check_values
+from fastload.transforms.engine.buffers import as_bits, empty_images
+from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values
 
 OPERATIONS = (
     "Identity",
@@ -66,20 +65,7 @@ Matrices = NDArray[np.float64]
 _UNIT_BITS = 32
 
 
-@dataclass(frozen=True)
-class DrawnOperations:
-    """The operations drawn for B samples, in num_ops rounds.
-
-    Attributes:
-        codes: int64 (B, num_ops), indices into OPERATIONS.
-        signs: int64 (B, num_ops), 1 or -1: the direction of operations that have two, such as rotations.
-    """
-
-    codes: NDArray[np.int64]
-    signs: NDArray[np.int64]
-
-
-class RandAugment:
+class RandAugment(BaseTransform):
     """Applies num_ops operations to each image, drawn for it with replacement out of fourteen, all at one strength.
 
     Takes uint8 images of one or three channels. Masks, points and boxes follow the operations that move pixels:
@@ -97,11 +83,11 @@ class RandAugment:
     """
 
     geometric = True
-    thread_safe = True
 
     def __init__(
         self, num_ops: int = 2, magnitude: int = 9, num_magnitude_bins: int = 31, fill: float | Sequence[float] = 0
     ) -> None:
+        super().__init__()
         where = f"RandAugment(num_ops={num_ops!r}, magnitude={magnitude!r}, num_magnitude_bins={num_magnitude_bins!r})"
         if not (is_whole(num_ops) and num_ops >= 0):
             raise OptionError(f"{where}: num_ops is a whole number of operations an image, 0 or more.")
@@ -109,16 +95,8 @@ class RandAugment:
             raise OptionError(f"{where}: num_magnitude_bins is a whole number, 2 or more.")
         if not (is_whole(magnitude) and 0 <= magnitude < num_magnitude_bins):
             raise OptionError(f"{where}: magnitude is a whole number from 0 to num_magnitude_bins - 1.")
-        self.num_ops, self.magnitude = int(num_ops), int(magnitude)
-        self.num_magnitude_bins = int(num_magnitude_bins)
+        self.num_ops, self.magnitude, self.num_magnitude_bins = int(num_ops), int(magnitude), int(num_magnitude_bins)
         self.fill = as_values("RandAugment(fill", fill)
-        self._pool, self._mask_pool = OutputPool(), OutputPool()
-
-    def __repr__(self) -> str:
-        return (
-            f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, "
-            f"num_magnitude_bins={self.num_magnitude_bins}, fill={self.fill})"
-        )
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         if spec.dtype != torch.uint8:
@@ -134,14 +112,12 @@ class RandAugment:
         check_values("RandAugment(fill", self.fill, spec)
         return spec
 
-    def draw_operations(self, draws: Draws) -> DrawnOperations:
-        """Returns the operations drawn for each sample; `strengths` says how far each one goes."""
-        codes = np.zeros((len(draws), self.num_ops), dtype=np.int64)
-        signs = np.ones((len(draws), self.num_ops), dtype=np.int64)
-        for i in range(self.num_ops):
-            codes[:, i] = draws.stream(2 * i).integers(0, len(OPERATIONS))
-            signs[:, i] -= 2 * draws.stream(2 * i + 1).integers(0, 2)
-        return DrawnOperations(codes, signs)
+    def rounds(self, draws: Draws) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Returns the operations of each round, indices into OPERATIONS, and their directions, 1 or -1; int64 (B,)."""
+        return [
+            (draws.stream(2 * i).integers(0, len(OPERATIONS)), 1 - 2 * draws.stream(2 * i + 1).integers(0, 2))
+            for i in range(self.num_ops)
+        ]
 
     def strengths(self, height: int, width: int) -> dict[str, float]:
         """Returns how far each operation goes on images of that size, for the sign 1, by its name.
@@ -162,10 +138,8 @@ class RandAugment:
     def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Returns the transformed images, uint8 (B, C, H, W) in new channels_last memory."""
         self.output(ImageSpec.of(images))
-        drawn = self.draw_operations(draws)
         output = empty_images(images, images.shape[1], self._pool).copy_(images)
-        for i in range(self.num_ops):
-            codes, signs = drawn.codes[:, i], drawn.signs[:, i]
+        for codes, signs in self.rounds(draws):
             for group in _GROUPS:
                 for rows in row_blocks(np.flatnonzero(np.isin(codes, group)), images):
                     _replace(output, rows, self._operated(_picked(output, rows), codes[rows], signs[rows]))
@@ -173,12 +147,12 @@ class RandAugment:
 
     def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
         """Returns masks (B, H, W) moved as `apply` moves the images, with `fill` where no image was."""
-        drawn, images = self.draw_operations(draws), masks[:, None]
+        images = masks[:, None]
         output = empty_images(images, 1, self._mask_pool).copy_(images)
         value = torch.tensor([fill], device="cpu").to(masks.dtype)
-        for i in range(self.num_ops):
-            matrices = self._moves(drawn.codes[:, i], drawn.signs[:, i], *masks.shape[1:])
-            for rows in row_blocks(np.flatnonzero(np.isin(drawn.codes[:, i], _MOVES)), images):
+        for codes, signs in self.rounds(draws):
+            matrices = self._moves(codes, signs, *masks.shape[1:])
+            for rows in row_blocks(np.flatnonzero(np.isin(codes, _MOVES)), images):
                 _replace(output, rows, sample_nearest(_picked(output, rows), matrices[rows], value))
         return output[:, 0]
 
@@ -191,10 +165,9 @@ class RandAugment:
         return move_boxes(boxes, self._all_matrices(spec, draws))
 
     def _all_matrices(self, spec: ImageSpec, draws: Draws) -> Matrices:
-        drawn, matrices = self.draw_operations(draws), identity(len(draws))
-        for i in range(self.num_ops):
-            later = self._moves(drawn.codes[:, i], drawn.signs[:, i], spec.height, spec.width)
-            matrices = followed(matrices, later)
+        matrices = np.tile(np.eye(2, 3), (len(draws), 1, 1))
+        for codes, signs in self.rounds(draws):
+            matrices = followed(matrices, self._moves(codes, signs, spec.height, spec.width))
         return matrices
 
     def _moves(self, codes: NDArray[np.int64], signs: NDArray[np.int64], height: int, width: int) -> Matrices:
@@ -203,9 +176,7 @@ class RandAugment:
         shear_x, shear_y, x, y, degrees = (
             np.where(codes == code, signs * strengths[OPERATIONS[code]], 0.0) for code in _MOVES
         )
-        # At most one of the three is not the identity, exactly, so their order does not matter.
-        moves = followed(sheared(shear_x, shear_y), translated(x, y))
-        return followed(moves, rotated(degrees, height, width))
+        return affine((shear_x, shear_y), (x, y), degrees, height, width)
 
     def _operated(self, images: torch.Tensor, codes: NDArray[np.int64], signs: NDArray[np.int64]) -> torch.Tensor:
         """Returns images (B, C, H, W) after one round; their `codes`, (B,), are all of one group of `_GROUPS`."""
@@ -279,34 +250,24 @@ def _equalized(images: torch.Tensor) -> torch.Tensor:
     return tables.view(-1)[bins].permute(0, 3, 1, 2)
 
 
-def identity(batch: int) -> Matrices:
-    """Returns matrices (B, 2, 3) that move nothing."""
-    return np.tile(np.eye(2, 3), (batch, 1, 1))
+def affine(
+    shears: Sequence[NDArray[np.float64]],
+    shifts: Sequence[NDArray[np.float64]],
+    degrees: NDArray[np.float64],
+    height: int,
+    width: int,
+) -> Matrices:
+    """Returns moves of B images, of which each is sheared, shifted or rotated, or stays; all numbers are (B,).
 
-
-def sheared(along_x: NDArray[np.float64], along_y: NDArray[np.float64]) -> Matrices:
-    """Returns shears about the upper left corner: the output at (x, y) shows (x + along_x * y, y + along_y * x).
-
-    Both are slopes (B,); of each sample one is 0.
+    Args:
+        shears: slopes along x and y, about the upper left corner: (x, y) shows (x + slope * y, y).
+        shifts: pixels to the right and down.
+        degrees: of counter-clockwise rotations about the image's centre.
     """
-    matrices = identity(len(along_x))
-    matrices[:, 0, 1], matrices[:, 1, 0] = along_x, along_y
-    return matrices
-
-
-def translated(along_x: NDArray[np.float64], along_y: NDArray[np.float64]) -> Matrices:
-    """Returns translations to the right and down, in pixels, (B,) each."""
-    matrices = identity(len(along_x))
-    matrices[:, 0, 2], matrices[:, 1, 2] = -along_x, -along_y
-    return matrices
-
-
-def rotated(degrees: NDArray[np.float64], height: int, width: int) -> Matrices:
-    """Returns counter-clockwise rotations about the image's centre, by degrees (B,)."""
     angles = np.radians(degrees)
     cosine, sine, x, y = np.cos(angles), np.sin(angles), width / 2, height / 2
-    first = np.stack([cosine, -sine, x - cosine * x + sine * y], axis=1)
-    second = np.stack([sine, cosine, y - sine * x - cosine * y], axis=1)
+    first = np.stack([cosine, shears[0] - sine, x - cosine * x + sine * y - shifts[0]], axis=1)
+    second = np.stack([shears[1] + sine, cosine, y - sine * x - cosine * y - shifts[1]], axis=1)
     return np.stack([first, second], axis=1)
 
 
@@ -318,19 +279,20 @@ def followed(matrices: Matrices, later: Matrices) -> Matrices:
     return moved
 
 
-def sample_nearest(
-    images: torch.Tensor, matrices: Matrices, fill: torch.Tensor, pool: OutputPool | None = None
-) -> torch.Tensor:
+def sample_nearest(images: torch.Tensor, matrices: Matrices, fill: torch.Tensor) -> torch.Tensor:
     """Returns the moved images, (B, C, H, W) of the same dtype in new channels_last memory.
 
     Args:
         images: (B, C, H, W), of any dtype.
         matrices: of the moves.
         fill: (C,), of the images' dtype, on the CPU: value of pixels whose position lies outside the input.
-        pool: whose memory the result may use.
     """
-    output = empty_images(images, images.shape[1], pool)
-    moves = _in_units(matrices).to(images.device, non_blocking=True)
+    output = empty_images(images, images.shape[1], None)
+    # The centre of pixel (row, column) lies at m0 * column + m1 * row + m2, in units of 2**-32 pixels.
+    from_indices = matrices.copy()
+    from_indices[:, :, 2] += (matrices[:, :, 0] + matrices[:, :, 1]) / 2
+    units = torch.from_numpy(np.rint(from_indices * 2.0**_UNIT_BITS).astype(np.int64))
+    moves = units.to(images.device, non_blocking=True)
     value = as_bits(fill.contiguous()).to(images.device, non_blocking=True)
     source, target = as_bits(images).permute(0, 2, 3, 1), as_bits(output).permute(0, 2, 3, 1)
     for part in sample_blocks(images):
@@ -338,15 +300,8 @@ def sample_nearest(
     return output
 
 
-def _in_units(matrices: Matrices) -> torch.Tensor:
-    """Returns int64 (B, 2, 3): the centre of pixel (r, c) lies at m0 * c + m1 * r + m2, in units of 2**-32 pixels."""
-    from_indices = matrices.copy()
-    from_indices[:, :, 2] += (matrices[:, :, 0] + matrices[:, :, 1]) / 2
-    return torch.from_numpy(np.rint(from_indices * 2.0**_UNIT_BITS).astype(np.int64))
-
-
 def _sampled(pixels: torch.Tensor, moves: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
-    """Returns pixels (B, H, W, C) moved by `_in_units`' matrices."""
+    """Returns pixels (B, H, W, C) moved by int64 matrices (B, 2, 3), see `sample_nearest`."""
     (batch, height, width, channels), device = pixels.shape, pixels.device
     rows = torch.arange(height, device=device)[:, None]
     columns = torch.arange(width, device=device)

@@ -13,6 +13,7 @@ It returns a new tensor: the next echo may use the batch it is given again.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from fastload.errors import OptionError
 from fastload.system.whole_numbers import is_whole
 from fastload.transforms.draws import Draws
+from fastload.transforms.engine.buffers import OutputPool
 
 
 class ImageSpec(NamedTuple):
@@ -114,6 +116,22 @@ class CheckedTransform(Protocol):
     def output(self, spec: ImageSpec) -> ImageSpec:
         """Returns the spec of the output images. Raises OptionError when such images cannot be transformed."""
         ...
+
+
+class BaseTransform:
+    """Base of fastload's own transforms: safe in any thread, and shown as the call that makes them.
+
+    An option is kept in the attribute of its name; another attribute is left out of what is shown.
+    """
+
+    thread_safe = True
+
+    def __init__(self) -> None:
+        self._pool, self._mask_pool = OutputPool(), OutputPool()
+
+    def __repr__(self) -> str:
+        options = (name for name in inspect.signature(type(self)).parameters if hasattr(self, name))
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in options)})"
 
 
 def probability(name: str, p: object) -> float:

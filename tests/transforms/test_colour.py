@@ -5,6 +5,7 @@ import colorsys
 import numpy as np
 import pytest
 import torch
+from batches import draws_for, in_channels_last_memory, nothing_waits, on_cuda
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
@@ -38,16 +39,8 @@ def batch_of(batch, channels, height, width, dtype=np.uint8, seed=0) -> torch.Te
     return torch.from_numpy(values.astype(dtype)).permute(0, 3, 1, 2)
 
 
-def draws_for(batch: int, epoch: int = 0) -> Draws:
-    return Draws(3, epoch, np.arange(batch) * 7 + 1)
-
-
 def constant_steps(batch: int, op: int, factor: float) -> ColourSteps:
     return ColourSteps(np.full((batch, 1), op, np.int32), np.full((batch, 1), factor, np.float32))
-
-
-def in_channels_last_memory(images: torch.Tensor) -> bool:
-    return images.permute(0, 2, 3, 1).is_contiguous()
 
 
 def exact_step(image: np.ndarray, op: int, factor: float, largest: int) -> np.ndarray:
@@ -256,8 +249,7 @@ def test_grayscale_happens_as_often_as_asked():
         assert torch.equal(result, gray[i] if chosen[i] else images[i])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_cuda
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("op", [BRIGHTNESS, CONTRAST, SATURATION, HUE])
 def test_a_device_gives_the_same_levels_but_one_and_waits_for_nothing(op, dtype):
@@ -265,11 +257,8 @@ def test_a_device_gives_the_same_levels_but_one_and_waits_for_nothing(op, dtype)
     steps = ColourSteps(np.where(np.arange(8) % 3, op, IDENTITY).astype(np.int32)[:, None], np.full((8, 1), 0.37, "f4"))
     there = images.cuda()
     apply_colour(there, steps)  # what is set up once may wait
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         result = apply_colour(there, steps)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert in_channels_last_memory(result)
     off = result.cpu().numpy().astype(int) - apply_colour(images, steps).numpy()
     assert np.abs(off).max() <= 1

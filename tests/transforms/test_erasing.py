@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from batches import draws_for, in_channels_last_memory, nothing_waits, on_cuda
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,14 +21,6 @@ UINT8 = ImageSpec(3, 32, 24, torch.uint8)
 def batch_of(batch, channels, height, width, dtype=np.uint8, seed=0) -> torch.Tensor:
     values = np.random.default_rng(seed).integers(1, 200, (batch, height, width, channels)).astype(dtype)
     return torch.from_numpy(values).permute(0, 3, 1, 2)
-
-
-def draws_for(batch: int, epoch: int = 0) -> Draws:
-    return Draws(3, epoch, np.arange(batch) * 7 + 1)
-
-
-def in_channels_last_memory(images: torch.Tensor) -> bool:
-    return images.permute(0, 2, 3, 1).is_contiguous()
 
 
 def mixed_by_numpy(words: np.ndarray) -> np.ndarray:
@@ -70,7 +63,7 @@ def test_the_rectangle_is_erased_and_nothing_else(transform, batch, channels, he
     assert in_channels_last_memory(result)
     rectangles = transform.rectangles(ImageSpec.of(images), draws)
     assert rectangles.dtype == np.int64
-    value = getattr(transform, "fill", None) or transform.value
+    value = transform.filled
     for i, (top, left, high, wide) in enumerate(rectangles.tolist()):
         assert 0 <= top <= top + high <= height
         assert 0 <= left <= left + wide <= width
@@ -198,19 +191,15 @@ def test_random_pixels_are_drawn_anew_for_each_epoch():
     assert (first[both] == second[both]).float().mean() < 0.02
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_cuda
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("transform", [RandomErasing(0.7, value="random"), RandomErasing(0.7), Cutout(5)], ids=repr)
 def test_a_device_gives_the_same_pixels_and_waits_for_nothing(transform, dtype):
     images, draws = batch_of(8, 3, 31, 45, dtype), draws_for(8)
     there = images.cuda()
     transform.apply(there, draws)  # what is set up once may wait
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         result = transform.apply(there, draws)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert in_channels_last_memory(result)
     assert np.array_equal(result.cpu().numpy(), transform.apply(images, draws).numpy())
 

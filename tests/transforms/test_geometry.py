@@ -3,14 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from batches import draws_for, in_channels_last_memory
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
 from fastload.transforms import CenterCrop, Draws, ImageSpec, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 from fastload.transforms.engine import place, resample
-from fastload.transforms.engine import windows as windows_of
-from fastload.transforms.engine.windows import gather
+from fastload.transforms.engine.place import gather
 
 DTYPES = (np.uint8, np.uint16, np.float32)
 MODES = ("constant", "edge", "reflect", "symmetric")
@@ -26,14 +26,6 @@ def batch_of(shape, dtype=np.uint8, memory="nhwc", seed=0) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2)))
     wide = np.repeat(np.repeat(values, 2, axis=2), 2, axis=0)  # "strided": every second pixel of every second image
     return torch.from_numpy(wide)[::2, :, ::2].permute(0, 3, 1, 2)
-
-
-def draws_for(batch: int, epoch: int = 0) -> Draws:
-    return Draws(3, epoch, np.arange(batch) * 7 + 1)
-
-
-def in_channels_last_memory(images: torch.Tensor) -> bool:
-    return images.permute(0, 2, 3, 1).is_contiguous()
 
 
 def padded_by_numpy(image: np.ndarray, padding: tuple[int, int, int, int], mode: str, fill: tuple) -> np.ndarray:
@@ -69,7 +61,7 @@ def test_flip_mirrors_the_drawn_images_and_no_other(shape, dtype, memory, p, sma
     draws = draws_for(shape[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(place, "SMALL_SAMPLE_BYTES", 1 << 14 if small else 0)
-        for module in (windows_of, resample):
+        for module in (place, resample):
             patch.setattr(module, "SERIAL_VALUES", serial)
         patch.setattr(torch, "get_num_threads", lambda: threads)
         flipped = RandomHorizontalFlip(p).apply(images, draws)
@@ -99,8 +91,7 @@ def test_crop_is_a_window_of_the_padded_image(crop, dtype, memory, small):
     before = images.numpy().copy()
     draws = draws_for(shape[0])
     with pytest.MonkeyPatch.context() as patch:
-        for module in (windows_of, place):
-            patch.setattr(module, "SMALL_SAMPLE_BYTES", 1 << 14 if small else 0)
+        patch.setattr(place, "SMALL_SAMPLE_BYTES", 1 << 14 if small else 0)
         windows = transform.apply(images, draws)
     height, width = transform.size
     left, top, right, bottom = transform.padding
@@ -241,7 +232,7 @@ def test_one_image_is_no_batch(transform):
 def test_photographs_are_larger_than_small_samples():
     # The two ways to flip differ in nothing but speed; this pins that each is reached by the sizes it was measured for.
     images = batch_of((4, 3, 90, 80))
-    assert images[0].numel() > windows_of.SMALL_SAMPLE_BYTES
+    assert images[0].numel() > place.SMALL_SAMPLE_BYTES
     draws = draws_for(4)
     expected = torch.where(torch.from_numpy(draws.uniform() < 0.5)[:, None, None, None], images.flip(3), images)
     assert torch.equal(RandomHorizontalFlip().apply(images, draws), expected)

@@ -6,11 +6,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from batches import in_channels_last_memory, nothing_waits, on_cuda
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
-from fastload.transforms import colour, mixup
+from fastload.transforms import colour
 from fastload.transforms.draws import Draws
 from fastload.transforms.mixup import CutMix, MixUp, beta
 from fastload.transforms.spec import ImageSpec
@@ -29,10 +30,6 @@ def batch_of(batch, channels, height, width, dtype=torch.uint8, seed=0) -> torch
 
 def draws_for_step(step: int) -> Draws:
     return Draws(11, 2, np.array([step]))
-
-
-def in_channels_last_memory(images: torch.Tensor) -> bool:
-    return images.permute(0, 2, 3, 1).is_contiguous()
 
 
 def one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -60,7 +57,7 @@ def test_mixup_is_the_float64_blend(dtype, batch, channels, height, width, step,
         mixed = MixUp(0.8, num_classes=5).apply_batch(fields, draws_for_step(step))
     for name, tensor in fields.items():
         assert torch.equal(tensor, before[name])
-    share = mixup._shares(0.8, draws_for_step(step))
+    share = MixUp(0.8).share(draws_for_step(step))
     assert share * 65536 == int(share * 65536)
     assert abs(share - beta(0.8, draws_for_step(step).stream(0))[0]) <= 2**-17
     exact = images.to(torch.float64).numpy()
@@ -120,7 +117,7 @@ def test_rectangles_are_torchvisions_given_the_numbers_drawn():
     spec, transform = ImageSpec(3, 30, 50, torch.uint8), CutMix(1.0, 2)
     for step in range(300):
         draws = draws_for_step(step)
-        reach = 0.5 * math.sqrt(1 - mixup._shares(1.0, draws))
+        reach = 0.5 * math.sqrt(1 - MixUp(1.0).share(draws))
         y, x = int(draws.stream(1).integers(0, 30)[0]), int(draws.stream(2).integers(0, 50)[0])
         half_height, half_width = int(reach * 30), int(reach * 50)
         expected = (max(y - half_height, 0), max(x - half_width, 0), min(y + half_height, 30), min(x + half_width, 50))
@@ -133,7 +130,7 @@ def test_rectangles_lie_anywhere_and_have_the_area_drawn():
     top, left, bottom, right = corners.T
     inside = (top > 0) & (left > 0) & (bottom < 1000) & (right < 1000)
     assert 400 < inside.sum() < 600  # a sixth, for shares that are even
-    shares = np.array([mixup._shares(1.0, draws_for_step(step)) for step in range(3000)])
+    shares = np.array([MixUp(1.0).share(draws_for_step(step)) for step in range(3000)])
     areas = (bottom - top) * (right - left) / 1e6
     assert np.abs(areas - (1 - shares))[inside].max() < 0.005
     assert (areas <= 1 - shares + 1e-9).all()
@@ -184,7 +181,7 @@ def test_vectors_of_any_kind_are_blended_as_float32():
         torch.tensor([[3, 0, 0], [0, 7, 1]]),
     ):
         mixed = MixUp().apply_batch({"images": images, "labels": labels}, draws_for_step(4))["labels"]
-        share = mixup._shares(1.0, draws_for_step(4))
+        share = MixUp(1.0).share(draws_for_step(4))
         exact = labels.to(torch.float64)
         assert mixed.dtype == torch.float32
         assert torch.allclose(mixed.double(), share * exact + (1 - share) * exact.flip(0), atol=1e-6)
@@ -199,19 +196,15 @@ def test_a_single_sample_is_mixed_with_itself():
         assert mixed["images"].data_ptr() != fields["images"].data_ptr()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_cuda
 @pytest.mark.parametrize("transform", [MixUp(0.7, 5), CutMix(0.7, 5)], ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_device_gives_the_same_and_waits_for_nothing(transform, dtype):
     fields = {"images": batch_of(8, 3, 31, 45, dtype), "labels": torch.arange(8) % 5}
     there = {name: tensor.cuda() for name, tensor in fields.items()}
     transform.apply_batch(there, draws_for_step(0))  # what is set up once may wait
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         mixed = transform.apply_batch(there, draws_for_step(3))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert in_channels_last_memory(mixed["images"])
     tolerance = {torch.uint8: 0, torch.uint16: 1}.get(
         dtype, 4 * torch.finfo(dtype).eps if dtype.is_floating_point else 0

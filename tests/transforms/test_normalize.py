@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from fastload.errors import OptionError
 from fastload.transforms import ImageSpec, Normalize
-from fastload.transforms import normalize as module
+from fastload.transforms.engine import resample
+from fastload.transforms.normalize import normalize_at_once
 
 MEAN, STD = (0.485, 0.456, 0.406, 0.5), (0.229, 0.224, 0.225, 0.01)
 ROUNDING = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half a unit in the last place
@@ -50,7 +51,7 @@ def test_normalize_is_within_its_stated_error(shape, dtype, memory, output, bloc
     before = images.numpy().copy()
     mean, std = MEAN[: shape[1]], STD[: shape[1]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SERIAL_VALUES", block)
+        patch.setattr(resample, "SERIAL_VALUES", block)
         result = Normalize(mean, std, dtype=output).apply(images)
     assert result.dtype == output and result.shape == shape
     assert result.permute(0, 2, 3, 1).is_contiguous()
@@ -68,7 +69,7 @@ def test_the_way_for_devices_keeps_the_same_bound(shape, dtype, memory, output):
     images = batch_of(shape, dtype, memory)
     mean, std = MEAN[: shape[1]], STD[: shape[1]]
     scale, shift = Normalize(mean, std).scale_and_shift(images.dtype)
-    result = module.normalize_at_once(images, scale, shift, output)
+    result = normalize_at_once(images, scale, shift, output)
     assert result.dtype == output
     assert result.permute(0, 2, 3, 1).is_contiguous()
     assert_close(result, images, mean, std)
@@ -84,9 +85,9 @@ def test_float32_agrees_with_torchvisions_formula():
 @settings(max_examples=50)
 @given(channels=st.integers(1, 4), height=st.integers(1, 300), width=st.integers(1, 3000))
 def test_rows_of_constants_are_whole_image_rows(channels, height, width):
-    row = module.row_values(channels, height, width)
+    row = resample.row_values(channels, height, width)
     assert row % (width * channels) == 0 and height % (row // (width * channels)) == 0
-    assert row == width * channels or row <= module._ROW_VALUES
+    assert row == width * channels or row <= resample._ROW_VALUES
 
 
 def test_memory_of_a_batch_let_go_is_used_again():

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from batches import draws_for, in_channels_last_memory, nothing_waits, on_cuda
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
@@ -12,7 +13,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from fastload.errors import OptionError
 from fastload.transforms import colour, policy
 from fastload.transforms.draws import Draws
-from fastload.transforms.policy import OPERATIONS, DrawnOperations, RandAugment
+from fastload.transforms.policy import OPERATIONS, RandAugment
 from fastload.transforms.spec import ImageSpec
 
 FILL = 7
@@ -23,10 +24,10 @@ class Given(RandAugment):
 
     def __init__(self, codes, signs, magnitude=9, fill=FILL):
         super().__init__(codes.shape[1], magnitude, fill=fill)
-        self.drawn = DrawnOperations(codes, signs)
+        self.told = list(zip(codes.T, signs.T, strict=True))
 
-    def draw_operations(self, draws):
-        return self.drawn
+    def rounds(self, draws):
+        return self.told
 
 
 def batch_of(batch, channels, height, width, seed=0) -> torch.Tensor:
@@ -36,14 +37,6 @@ def batch_of(batch, channels, height, width, seed=0) -> torch.Tensor:
     values[2::4] = values[2::4] // 4 + 5
     values[3::4] = values[3::4, :1, :1]
     return torch.from_numpy(values.astype(np.uint8)).permute(0, 3, 1, 2)
-
-
-def draws_for(batch: int, epoch: int = 0) -> Draws:
-    return Draws(3, epoch, np.arange(batch) * 7 + 1)
-
-
-def in_channels_last_memory(images: torch.Tensor) -> bool:
-    return images.permute(0, 2, 3, 1).is_contiguous()
 
 
 def only(name: str, sign: int, batch: int, magnitude: int, fill=FILL) -> Given:
@@ -225,12 +218,9 @@ def test_a_sample_is_augmented_alike_alone_and_in_any_batch(
 def test_rounds_follow_one_another(epoch, num_ops):
     images, draws = batch_of(9, 3, 14, 11, epoch), draws_for(9, epoch)
     transform = RandAugment(num_ops, 20, fill=FILL)
-    drawn = transform.draw_operations(draws)
-    assert drawn.codes.shape == drawn.signs.shape == (9, num_ops)
     one_by_one = images
-    for i in range(num_ops):
-        one_round = Given(drawn.codes[:, i : i + 1], drawn.signs[:, i : i + 1], 20)
-        one_by_one = one_round.apply(one_by_one, draws)
+    for codes, signs in transform.rounds(draws):
+        one_by_one = Given(codes[:, None], signs[:, None], 20).apply(one_by_one, draws)
     assert torch.equal(transform.apply(images, draws), one_by_one)
 
 
@@ -277,21 +267,21 @@ def test_a_marked_pixel_is_found_at_its_moved_centre():
 
 
 def test_operations_and_signs_are_drawn_evenly():
-    drawn = RandAugment(2).draw_operations(draws_for(28000))
-    pairs = drawn.codes[:, 0] * 14 + drawn.codes[:, 1]
-    assert np.abs(np.bincount(drawn.codes[:, 0], minlength=14) - 2000).max() < 220
+    codes, signs = np.array(RandAugment(2).rounds(draws_for(28000))).swapaxes(0, 1)
+    pairs = codes[0] * 14 + codes[1]
+    assert np.abs(np.bincount(codes[0], minlength=14) - 2000).max() < 220
     counts = np.bincount(pairs, minlength=196)
     assert np.abs(counts - 28000 / 196).max() < 60  # five standard deviations of 143
-    assert set(np.unique(drawn.signs)) == {-1, 1}
-    assert abs(drawn.signs.mean()) < 0.02
-    assert abs((drawn.signs[:, 0] * drawn.signs[:, 1]).mean()) < 0.03
-    assert all(abs(drawn.signs[drawn.codes == code].mean()) < 0.1 for code in range(14))
+    assert set(np.unique(signs)) == {-1, 1}
+    assert abs(signs.mean()) < 0.02
+    assert abs((signs[0] * signs[1]).mean()) < 0.03
+    assert all(abs(signs[codes == code].mean()) < 0.1 for code in range(14))
 
 
 def test_an_earlier_round_does_not_depend_on_how_many_follow():
-    one, three = (RandAugment(n).draw_operations(draws_for(40)) for n in (1, 3))
-    assert np.array_equal(one.codes, three.codes[:, :1])
-    assert np.array_equal(one.signs, three.signs[:, :1])
+    one, three = (RandAugment(n).rounds(draws_for(40)) for n in (1, 3))
+    assert (len(one), len(three)) == (1, 3)
+    assert np.array_equal(one[0], three[0])
 
 
 def test_each_channel_may_have_its_fill():
@@ -301,8 +291,7 @@ def test_each_channel_may_have_its_fill():
     assert result[0, :, 0, -1].tolist() == [50, 50, 50]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_cuda
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_device_gives_the_same_levels_but_one_and_waits_for_nothing(name):
     images, masks, spec = batch_of(8, 3, 31, 45), torch.randint(0, 9, (8, 31, 45)), ImageSpec(3, 31, 45, torch.uint8)
@@ -316,11 +305,8 @@ def test_a_device_gives_the_same_levels_but_one_and_waits_for_nothing(name):
 
     there = [tensor.cuda() for tensor in given]
     all_moved(*there)  # what is set up once may wait
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         results = all_moved(*there)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert in_channels_last_memory(results[0])
     tolerances = (1 if name in TOLERANCES else 0, 0, 1e-4, 1e-4)
     for result, expected, tolerance in zip(results, all_moved(*given), tolerances, strict=True):

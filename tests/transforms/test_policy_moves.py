@@ -23,9 +23,14 @@ def random_matrices(batch: int, height: int, width: int, seed: int) -> np.ndarra
     """Shears, moves and turns together, (B, 2, 3)."""
     generator = np.random.default_rng(seed)
     along_x, along_y, x, y, degrees = generator.uniform(-1, 1, (5, batch))
-    sheared = policy.sheared(along_x * (degrees > 0), along_y * (degrees <= 0))
-    moved = policy.followed(sheared, policy.translated(x * width, y * height))
-    return policy.followed(moved, policy.rotated(180 * degrees, height, width))
+    none = np.zeros(batch)
+    sheared = policy.affine((along_x * (degrees > 0), along_y * (degrees <= 0)), (none, none), none, height, width)
+    moved = policy.followed(sheared, policy.affine((none, none), (x * width, y * height), none, height, width))
+    return policy.followed(moved, rotated(180 * degrees, height, width))
+
+
+def rotated(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
+    return policy.affine((0, 0), (0, 0), degrees, height, width)
 
 
 def sampled_by_float64(image: np.ndarray, matrix: np.ndarray, fill: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +96,7 @@ def test_pixels_are_pillows_but_for_its_16_bit_positions(size):
 def test_turns_are_pillows_rotate():
     images = batch_of(9, 3, 33, 46)
     degrees = np.array([-30, -7.5, 0.0, 1.0, 10.1, 30.0, 90.0, 180.0, 123.4])
-    result = policy.sample_nearest(images, policy.rotated(degrees, 33, 46), torch.zeros(3, dtype=torch.uint8))
+    result = policy.sample_nearest(images, rotated(degrees, 33, 46), torch.zeros(3, dtype=torch.uint8))
     for image, angle, mine in zip(images.permute(0, 2, 3, 1).numpy(), degrees.tolist(), result, strict=True):
         theirs = np.asarray(Image.fromarray(image).rotate(angle))
         different = (theirs != mine.permute(1, 2, 0).numpy()).any(axis=2).mean()
@@ -100,7 +105,7 @@ def test_turns_are_pillows_rotate():
 
 def test_quarter_and_half_turns_of_squares_are_exact():
     images = batch_of(3, 2, 8, 8, np.uint16)
-    matrices = policy.rotated(np.array([0.0, 180.0, 360.0]), 8, 8)
+    matrices = rotated(np.array([0.0, 180.0, 360.0]), 8, 8)
     result = policy.sample_nearest(images, matrices, torch.zeros(2, dtype=torch.uint16)).numpy()
     expected = [np.rot90(image.numpy(), k, (1, 2)) for image, k in zip(images, (0, 2, 0), strict=True)]
     assert np.array_equal(result, np.stack(expected))
@@ -109,7 +114,7 @@ def test_quarter_and_half_turns_of_squares_are_exact():
 def test_translations_move_right_and_down_and_leave_fill():
     image = torch.arange(1, 13, dtype=torch.uint8).view(1, 1, 3, 4)
     moved = policy.sample_nearest(
-        image, policy.translated(np.array([1.0]), np.array([-1.0])), torch.tensor([99], dtype=torch.uint8)
+        image, policy.affine((0, 0), (1, -1), np.zeros(1), 3, 4), torch.tensor([99], dtype=torch.uint8)
     )
     assert moved[0, 0].tolist() == [[99, 5, 6, 7], [99, 9, 10, 11], [99, 99, 99, 99]]
 
@@ -118,11 +123,11 @@ def test_shears_are_about_the_upper_left_corner():
     """torchvision's RandAugment has it so: slope m moves row r by m * (r + 0.5) pixels."""
     image = torch.arange(1, 21, dtype=torch.uint8).view(1, 1, 4, 5)
     fill = torch.zeros(1, dtype=torch.uint8)
-    along_x = policy.sample_nearest(image, policy.sheared(np.array([0.75]), np.zeros(1)), fill)
+    along_x = policy.sample_nearest(image, policy.affine((0.75, 0), (0, 0), np.zeros(1), 4, 5), fill)
     rows = [[math.floor(c + 0.5 + 0.75 * (r + 0.5)) for c in range(5)] for r in range(4)]
     expected = [[5 * r + x + 1 if x < 5 else 0 for x in row] for r, row in enumerate(rows)]
     assert along_x[0, 0].tolist() == expected
-    along_y = policy.sample_nearest(image.transpose(2, 3), policy.sheared(np.zeros(1), np.array([0.75])), fill)
+    along_y = policy.sample_nearest(image.transpose(2, 3), policy.affine((0, 0.75), (0, 0), np.zeros(1), 5, 4), fill)
     assert along_y[0, 0].T.tolist() == expected
 
 
@@ -151,7 +156,7 @@ def test_points_and_box_corners_go_where_the_pixels_go(seed, height, width):
 @given(seed=st.integers(0, 999), row=st.integers(0, 30), column=st.integers(0, 40))
 def test_a_marked_pixel_is_found_at_its_moved_centre(seed, row, column):
     generator = np.random.default_rng(seed)
-    matrices = policy.rotated(generator.uniform(-30, 30, 1), 31, 41)
+    matrices = rotated(generator.uniform(-30, 30, 1), 31, 41)
     centre = torch.tensor([[[column + 0.5, row + 0.5]]])
     x, y = policy.move_points(centre, matrices)[0, 0].tolist()
     assume(1 <= x < 40 and 1 <= y < 30)
@@ -172,8 +177,10 @@ def test_one_move_after_another_is_their_composition():
 def test_empty_batches_and_images_pass():
     for shape in ((0, 3, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0)):
         images = torch.zeros(shape, dtype=torch.uint8)
-        result = policy.sample_nearest(images, policy.identity(shape[0]), torch.zeros(3, dtype=torch.uint8))
+        result = policy.sample_nearest(
+            images, rotated(np.zeros(shape[0]), *shape[2:]), torch.zeros(3, dtype=torch.uint8)
+        )
         assert result.shape == shape
-    assert policy.move_points(torch.zeros(0, 5, 2), policy.identity(0)).shape == (0, 5, 2)
-    assert policy.move_points(torch.zeros(3, 0, 2), policy.identity(3)).shape == (3, 0, 2)
-    assert policy.move_boxes(torch.zeros(0, 4), policy.identity(0)).shape == (0, 4)
+    assert policy.move_points(torch.zeros(0, 5, 2), rotated(np.zeros(0), 4, 5)).shape == (0, 5, 2)
+    assert policy.move_points(torch.zeros(3, 0, 2), rotated(np.zeros(3), 4, 5)).shape == (3, 0, 2)
+    assert policy.move_boxes(torch.zeros(0, 4), rotated(np.zeros(0), 4, 5)).shape == (0, 4)

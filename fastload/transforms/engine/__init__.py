@@ -4,7 +4,7 @@ Goes in: a list of transforms, a batch of images (a tensor, or rows of a mapping
 Comes out: a new batch.
 
 Read first: `pipeline` (a list applied to a batch), then `fuse` (lists cut into passes) and `placement` (crops, resizes
-and flips as tables of numbers). `place` and `windows` move whole batches by plain torch and NumPy, `resample` sample by
+and flips as tables of numbers). `place` moves whole batches by plain torch and NumPy, `resample` sample by
 sample on the CPU, `gpu` by the kernel of `triton_kernels`. `size_head` does the same for images that differ in size;
 `buffers` is the memory of outputs.
 

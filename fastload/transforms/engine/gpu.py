@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import warnings
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
-
-from fastload.errors import OptionError
 
 
 class Blocks(NamedTuple):
@@ -28,6 +27,10 @@ class Blocks(NamedTuple):
 
 BLOCKS = Blocks(32, 256, 2)
 """72 registers a thread; more values a thread save instructions and cost occupancy."""
+
+CONFIGURATIONS = [BLOCKS, Blocks(16, 256, 2), Blocks(64, 256, 2), Blocks(32, 128, 1), Blocks(32, 256, 1)]
+CONFIGURATIONS += [Blocks(32, 64, 1), Blocks(32, 512, 4)]
+"""Block sizes that are worth timing."""
 
 CHANNELS = (1, 3, 4)
 """Numbers of channels that the kernel takes."""
@@ -46,17 +49,25 @@ def load_kernels() -> ModuleType:
     return triton_kernels
 
 
-def try_out(device: torch.device) -> None:
-    """Compiles and launches the kernel for one pixel; raises whatever Triton raises."""
-    pixel = torch.zeros((1, 1, 1, 1), dtype=torch.uint8, device=device)
-    windows = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 0, 0, 0]], dtype=torch.int32, device=device)
-    fused(pixel, None, PassTables(windows), (1, 1), resampled=False)
-
-
-def configurations() -> list[Blocks]:
-    """Returns block sizes that are worth timing."""
-    others = [(16, 256, 2), (64, 256, 2), (32, 128, 1), (32, 256, 1), (32, 64, 1), (32, 512, 4)]
-    return [BLOCKS, *(Blocks(*other) for other in others)]
+@functools.cache
+def kernel_runs(device: torch.device) -> bool:
+    """Whether batches on a device go through the kernel, tried out with one pixel; warns, once, if they do not."""
+    why = "Triton is not installed; CUDA builds of torch bring it along, else `pip install triton`"
+    if triton_available():
+        pixel = torch.zeros((1, 1, 1, 1), dtype=torch.uint8, device=device)
+        windows = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 0, 0, 0]], dtype=torch.int32, device=device)
+        try:
+            fused(pixel, None, PassTables(windows), (1, 1), resampled=False)
+            return True
+        # Triton fails to compile or launch in many ways: no C compiler, a driver too old, a card too old.
+        except Exception as error:  # noqa: BLE001
+            why = f"Triton does not run here ({type(error).__name__}: {error})"
+    warnings.warn(
+        f"Augmentation on {device} runs as separate torch operations, each of which reads and writes the whole batch: "
+        f"{why}.",
+        stacklevel=2,
+    )
+    return False
 
 
 @dataclass(frozen=True)
@@ -107,11 +118,8 @@ def fused(
         dtype: of the output: float32, float16 or bfloat16, uint8 without a scale.
         resampled: whether any window changes its size; if not, a shorter way is taken.
         blocks: of the kernel.
-
-    Raises:
-        OptionError: another number of channels or dtype, or only one of two tables that go together.
     """
-    _check(source, tables, dtype)
+    assert source.dtype == torch.uint8 and source.shape[3] in CHANNELS, "images that the kernel reads"
     (height, width), channels, batch, device = size, source.shape[3], len(tables.windows), tables.windows.device
     output = torch.empty((batch, height, width, channels), dtype=dtype, device=device)
     if output.numel() == 0:
@@ -133,21 +141,3 @@ def fused(
                 enable_fp_fusion=True,  # given, since Triton 3.9 warns that its default changes
             )  # fmt: skip
     return output.permute(0, 3, 1, 2)
-
-
-def _check(source: torch.Tensor, tables: PassTables, dtype: torch.dtype) -> None:
-    channels = source.shape[3]
-    if source.dtype != torch.uint8 or channels not in CHANNELS:
-        raise OptionError(
-            f"fused: images are {source.dtype} of {channels} channels, and the kernel reads uint8 of 1, 3 or 4. "
-            f"Apply the transforms one by one."
-        )
-    if tables.ops is not None and tables.ops.shape[1] and channels == 4:
-        raise OptionError("fused: colour steps are for 1 or 3 channels, and these images have 4.")
-    for one, other in (("ops", "factors"), ("rectangles", "value"), ("scale", "shift")):
-        if (getattr(tables, one) is None) != (getattr(tables, other) is None):
-            raise OptionError(f"fused: {one} and {other} go together. Give both or neither.")
-    accepted = (torch.uint8,) if tables.scale is None else (torch.float32, torch.float16, torch.bfloat16)
-    if dtype not in accepted:
-        given = "without scale and shift" if tables.scale is None else "with scale and shift"
-        raise OptionError(f"fused(dtype={dtype}): {given} the output is {' or '.join(str(d) for d in accepted)}.")

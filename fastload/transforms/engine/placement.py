@@ -10,7 +10,7 @@ images of a mapping or a cache they are read from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -72,20 +72,14 @@ class Placement:
 
     def part(self, samples: slice) -> Placement:
         """Returns the placement of some of the samples."""
-        return replace(
-            self,
-            first=self.first[samples],
-            window=self.window[samples],
-            scaled=self.scaled[samples],
-            offset=self.offset[samples],
-            sizes=self.sizes if len(self.sizes) == 1 else self.sizes[samples],
-            turned=self.turned[samples],
-        )
+        sizes = self.sizes if len(self.sizes) == 1 else self.sizes[samples]
+        names = ("first", "window", "scaled", "offset", "turned")
+        return replace(self, sizes=sizes, **{name: getattr(self, name)[samples] for name in names})
 
     def then(self, after: Placement) -> Placement:
         """Returns one placement that does what this one and then another one, of its output, do.
 
-        At most one of them resizes, and neither pads: the caller ensures it.
+        At most one of them resizes, and neither pads.
         """
         assert self.padding is None and after.padding is None, "padded windows are placed one by one"
         # Where `self` turns an image, windows of `after` begin at the other end of the image before the turn.
@@ -166,13 +160,7 @@ class Placement:
 def windows(
     first: Whole, size: Whole, *, padding: PaddingMode | None = None, fill: tuple[float, ...] = (0.0,)
 ) -> Placement:
-    """Returns a placement that cuts a window out of each image.
-
-    Args:
-        first: int64 (B, 2), its first row and column.
-        size: int64 (B or 1, 2), its height and width.
-        padding, fill: as in `Placement`.
-    """
+    """Returns a placement that cuts a window out of each image: first, int64 (B, 2), and size, int64 (B or 1, 2)."""
     return replace(resized(first, np.zeros_like(first) + size, size), padding=padding, fill=fill)
 
 
@@ -183,24 +171,13 @@ def resized(first: Whole, window: Whole, size: Whole) -> Placement:
 
 
 def flips(sizes: Whole, chosen: Flags, *, axis: Literal[0, 1]) -> Placement:
-    """Returns a placement of whole images that turns some of them.
+    """Returns a placement of whole images, of sizes int64 (B or 1, 2), that turns those chosen, bool (B,).
 
-    Args:
-        sizes: int64 (B or 1, 2), height and width of the images.
-        chosen: bool (B,), which of them.
-        axis: 0: upside down; 1: left to right.
+    Axis 0: upside down; 1: left to right.
     """
     placement = windows(np.zeros((len(chosen), 2), np.int64), sizes)
     placement.turned[:, axis] = chosen
     return placement
-
-
-def joined(placements: Sequence[Placement]) -> Placement:
-    """Returns one placement that does what one or more, one after the other, do; see `Placement.then`."""
-    first, *others = placements
-    for other in others:
-        first = first.then(other)
-    return first
 
 
 def _xy(numbers: NDArray[Any], like: torch.Tensor) -> torch.Tensor:

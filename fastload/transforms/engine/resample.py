@@ -20,10 +20,12 @@ from torch import Tensor
 
 from fastload.transforms.engine.buffers import SERIAL_VALUES, without_gil
 from fastload.transforms.engine.placement import Placement
-from fastload.transforms.normalize import normalize_lines, row_values
 
 Constants = tuple[Tensor, Tensor]
 """Scale and shift of a Normalize, float32 (C,) each: level * scale + shift."""
+
+# A row of constants as long as this keeps vector loops busy and stays in L1.
+_ROW_VALUES = 1 << 12
 
 # Values of a window that lose height at a time; larger windows go in blocks of columns, so that an image of 100
 # megapixels asks for a few megabytes. Of 0.5, 1, 2, 4 Mi and no limit, this was the fastest for 3000x4000 (1 MiB of L2
@@ -54,9 +56,8 @@ def place_samples(
     """
     table = torch.from_numpy(np.concatenate([sources, placement.table()], axis=1))
     channels, height, width = output.shape[1:]
-    nothing = torch.empty(0, device="cpu")
     repeats = row_values(channels, height, width) // channels
-    scale, shift = (nothing, nothing) if constants is None else (values.repeat(repeats) for values in constants)
+    scale, shift = [torch.empty(0, device="cpu")] * 2 if constants is None else (v.repeat(repeats) for v in constants)
     without_gil(*_PROGRAM)(flat, table, output, scale, shift, SERIAL_VALUES, _BLOCK_VALUES)
 
 
@@ -76,7 +77,43 @@ def place_batch(
     place_samples(images.view(-1), sources, placement, output, constants)
 
 
+def normalize_in_blocks(images: Tensor, output: Tensor, constants: Constants) -> None:
+    """Fills an output of a float dtype, a view of dense (B, H, W, C) memory, with images * scale + shift on the CPU."""
+    if output.numel() == 0:
+        return
+    channels, height, width = images.shape[1:]
+    row = row_values(channels, height, width)
+    source = images.permute(0, 2, 3, 1).contiguous().view(-1, row)
+    target = output.permute(0, 2, 3, 1).view(-1, row)
+    scale, shift = (values.repeat(row // channels) for values in constants)
+    without_gil(normalize_lines)(source, target, scale, shift, SERIAL_VALUES // row)
+
+
+def row_values(channels: int, height: int, width: int) -> int:
+    """Returns the length of a row when an image is seen as a matrix for arithmetic.
+
+    A row is as many whole image rows as fit into some thousand values and divide H.
+    """
+    fitting = (n for n in range(min(height, _ROW_VALUES // (width * channels)), 1, -1) if height % n == 0)
+    return width * channels * next(fitting, 1)
+
+
 # What follows is compiled: by no other names of the module, with types that TorchScript knows, and no type comments.
+def normalize_lines(levels: Tensor, output: Tensor, scale: Tensor, shift: Tensor, rows: int) -> None:
+    """Fills the output (n, row) with levels * scale + shift, so many rows at a time."""
+    rows = max(1, min(rows, levels.size(0)))
+    exact = output.dtype == torch.float32
+    scratch = torch.empty([0 if exact else rows, levels.size(1)], dtype=torch.float32, device=output.device)
+    for first in range(0, levels.size(0), rows):
+        count = min(rows, levels.size(0) - first)
+        final = output.narrow(0, first, count)
+        values = final if exact else scratch.narrow(0, 0, count)
+        values.copy_(levels.narrow(0, first, count))
+        torch.addcmul(shift, values, scale, out=values)
+        if not exact:
+            final.copy_(values)
+
+
 def _memory(like: Tensor, height: int, width: int, channels: int) -> Tensor:
     """Returns uninitialised memory for an image (1, C, H, W), channels_last."""
     return torch.empty([1, height, width, channels], dtype=like.dtype, device=like.device).permute([0, 3, 1, 2])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,9 @@ from fastload.errors import OptionError
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.pipeline import apply_transforms
-from fastload.transforms.engine.place import PlacedTransform, joint_placement
 from fastload.transforms.engine.placement import Placement
-from fastload.transforms.geometry import RandomHorizontalFlip, RandomVerticalFlip, Resize
+from fastload.transforms.geometry import PlacedTransform, RandomFlip, Resize, joint_placement
 from fastload.transforms.spec import ImageSpec
-
-_Flip = RandomHorizontalFlip | RandomVerticalFlip
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,8 @@ class SizeHead:
 
     def with_flips(self) -> SizeHead:
         """Returns the head with the flips that follow it: placed with the same call, they cost no pass of their own."""
-        more = next((i for i, transform in enumerate(self.rest) if not isinstance(transform, _Flip)), len(self.rest))
-        return replace(self, transforms=(*self.transforms, *self.rest[:more]), rest=self.rest[more:])
+        flips = tuple(takewhile(lambda transform: isinstance(transform, RandomFlip), self.rest))
+        return replace(self, transforms=(*self.transforms, *flips), rest=self.rest[len(flips) :])
 
     def check(self, shapes: NDArray[np.integer[Any]]) -> None:
         """Raises OptionError if images cannot be transformed, with the size of one of them.
@@ -164,7 +162,7 @@ def find_size_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype,
         if isinstance(transform, PlacedTransform) and len(transform.size) == 2:
             head, rest = tuple(transforms[: index + 1]), tuple(transforms[index + 1 :])
             return SizeHead(head, rest, ImageSpec(channels, *transform.size, dtype), name)
-        if not isinstance(transform, (*_Flip.__args__, Resize)):
+        if not isinstance(transform, (RandomFlip, Resize)):
             raise OptionError(
                 f"{name}: its images differ in size, and transform number {index}, {transform!r}, stands before any "
                 f"that gives them one. {_FIX}"

@@ -31,7 +31,7 @@ from fastload.transforms import (
     Resize,
     apply_transforms,
 )
-from fastload.transforms.engine import fuse
+from fastload.transforms.engine import gpu
 from fastload.transforms.engine.fuse import FusedPass, passes_of
 
 RGB = ImageSpec(3, 24, 20, torch.uint8)
@@ -129,14 +129,14 @@ def test_the_kernel_does_in_the_interpreter_what_torch_does():
     [(False, "separate torch operations.*Triton is not installed.*pip install triton"), (True, "no C compiler")],
 )
 def test_a_gpu_where_triton_cannot_run_is_told_of_once(monkeypatch, installed, message):
-    def fail(device):
+    def fail(*args, **options):
         raise RuntimeError("there is no C compiler")
 
-    monkeypatch.setattr(fuse.gpu, "triton_available", lambda: installed)
-    monkeypatch.setattr(fuse.gpu, "try_out", fail)
-    fuse.kernel_runs.cache_clear()
-    device = torch.device("cuda", 3)
+    monkeypatch.setattr(gpu, "triton_available", lambda: installed)
+    monkeypatch.setattr(gpu, "fused", fail)
+    gpu.kernel_runs.cache_clear()
+    device = torch.device("cpu")  # nothing is sent there
     with pytest.warns(UserWarning, match=message):
-        assert not fuse.kernel_runs(device)
-    assert not fuse.kernel_runs(device)  # a second warning would be an error
-    fuse.kernel_runs.cache_clear()
+        assert not gpu.kernel_runs(device)
+    assert not gpu.kernel_runs(device)  # a second warning would be an error
+    gpu.kernel_runs.cache_clear()

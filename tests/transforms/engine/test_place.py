@@ -12,9 +12,8 @@ from resize_cases import reference
 
 from fastload.transforms.engine import place
 from fastload.transforms.engine.buffers import OutputPool
-from fastload.transforms.engine.place import place_images, place_masks
+from fastload.transforms.engine.place import gather, place_images, place_masks
 from fastload.transforms.engine.placement import Placement, resized, windows
-from fastload.transforms.engine.windows import gather
 
 
 @st.composite
