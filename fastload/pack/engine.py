@@ -52,7 +52,7 @@ def run_job(job: PackJob, pool: PackPool, started: float) -> PackReport:
     pool.use(job.listing)
     copies = job.options.size is None and job.options.mode is None and only_arrays(job.listing)
     if copies or job.listing.files is None:
-        pool.use_this_process()
+        pool.workers = 0  # Copying arrays takes less time than sending tasks.
     with closing(Journal(journal_path(job.output))) as journal:
         found = journal.read()
         try:
@@ -70,8 +70,8 @@ def run_job(job: PackJob, pool: PackPool, started: float) -> PackReport:
 def _pack(tasks: PackTasks, journal: Journal, kept: list[TaskRecord], pool: PackPool, started: float) -> PackReport:
     """Makes the rows that are not done yet, gives the file its metadata, publishes it and returns the report."""
     job, survey = tasks.job, tasks.survey
-    if survey.plan is not None and survey.plan.special:
-        pool.use_threads()
+    if survey.plan is not None and survey.plan.special and not pool.workers:
+        pool.local_threads = pool.threads  # Encoding releases the GIL, and takes longer than copying.
     begun = time.perf_counter()
     run = _Run(tasks, journal, kept)
     images = run.make(pool)

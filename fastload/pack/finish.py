@@ -34,7 +34,7 @@ from fastload.pack.pack_worker import RowStream
 from fastload.pack.survey import Survey
 from fastload.pack.tasks import PackTasks
 from fastload.system.files import read_bytes
-from fastload.system.threads import in_order
+from fastload.system.threads import in_threads
 
 _COPY_BYTES = 1 << 24
 
@@ -220,7 +220,7 @@ def _copy_chunks(tasks: PackTasks, stream: RowStream, spec: PixelSpec, rows: NDA
             return data if chunked[number] else spec.compressed_chunk(data)
 
         numbers = range(len(chunked))
-        for number, data in zip(numbers, in_order(chunk, numbers, threads), strict=True):
+        for number, data in zip(numbers, in_threads(chunk, numbers, threads, ordered=True), strict=True):
             dataset.write_direct_chunk((number * spec.chunk_rows, *(0 for _ in spec.row_shape)), data)
             if tasks.job.on_progress:
                 tasks.job.on_progress(f"writing compressed {stream.name}", number + 1, len(numbers))

@@ -8,7 +8,7 @@ faster, and a skipped sample never gets an offset.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
@@ -120,7 +120,7 @@ class PackTasks:
         needs_headers = plan.images == "ragged" or survey.must_keep_size
         return PackTask(
             number=number,
-            rows=np.arange(rows.start, rows.stop),
+            first=rows.start,
             samples=samples,
             headers=survey.headers[samples] if needs_headers else np.zeros(0, HEADERS),
             digests=known[samples] if known is not None and keeps_pixels else np.zeros(0, np.uint64),
@@ -196,7 +196,9 @@ class PackTasks:
         worker = Worker(self.survey.listing.files, self.survey.listing.masks)
         rows, found = 0, dict.fromkeys(names, 0)
         for number in sorted({at * self.num_tasks // _SAMPLED_TASKS for at in range(_SAMPLED_TASKS)}):
-            some = worker.encode(self.task(number).first_chunks(_unit(self.streams))).summary
+            task, count = self.task(number), _unit(self.streams)
+            arrays = {name: getattr(task, name)[:count] for name in ("samples", "headers", "digests")}
+            some = worker.encode(replace(task, **arrays, compress=True))
             if some.reasons:
                 continue  # Packing reports it.
             rows += len(some.rows)
