@@ -7,7 +7,7 @@ moved as resizing moves the pixels under them. `row_order` is the order of rows 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -257,13 +257,22 @@ def read_headers(
         samples: int64, the samples whose headers are read; those of others stay zero. By default all.
     """
     samples = np.arange(len(listing)) if samples is None else samples
-    if isinstance(listing.files, Arrays) and (listing.masks is None or isinstance(listing.masks.files, Arrays)):
-        return _headers_of_arrays(listing, listing.files)
     headers = np.zeros(len(listing), HEADERS)
+    if isinstance(images := listing.files, Arrays) and only_arrays(listing):
+        masks = listing.masks and listing.masks.files
+        if isinstance(masks, Arrays) and masks.shape != images.shape[:2]:
+            raise SourceError(
+                f"its masks are arrays of {masks.shape}, its images of {images.shape}: height and width must be the "
+                f"same."
+            )
+        header = array_header(images)
+        headers[:] = (header.height, header.width, header.channels, header.bits, 0)
+        return Headers(headers, Counter({header.kind: len(listing)}), {})
     kinds: Counter[str] = Counter()
     reasons: dict[int, str] = {}
     done = 0
-    for some, found in pool.run(Worker.probe, _blocks(samples)):
+    blocks = (samples[start : start + _HEADER_BLOCK] for start in range(0, len(samples), _HEADER_BLOCK))
+    for some, found in pool.run(Worker.probe, blocks):
         headers[some] = found.table
         kinds.update(found.kinds)
         reasons.update(found.reasons)
@@ -273,21 +282,10 @@ def read_headers(
     return Headers(headers, kinds, reasons)
 
 
-def _headers_of_arrays(listing: Listing, images: Arrays) -> Headers:
-    header = array_header(images)
-    masks = listing.masks and listing.masks.files
-    if isinstance(masks, Arrays) and masks.shape != images.shape[:2]:
-        raise SourceError(
-            f"its masks are arrays of {masks.shape}, its images of {images.shape}: height and width must be the same."
-        )
-    headers = np.zeros(len(listing), HEADERS)
-    headers[:] = (header.height, header.width, header.channels, header.bits, 0)
-    return Headers(headers, Counter({header.kind: len(listing)}), {})
-
-
-def _blocks(samples: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(samples), _HEADER_BLOCK):
-        yield samples[start : start + _HEADER_BLOCK]
+def only_arrays(listing: Listing) -> bool:
+    """Whether all pixels of a listing are rows of arrays, which are copied."""
+    masks = listing.masks
+    return isinstance(listing.files, Arrays) and (masks is None or isinstance(masks.files, Arrays))
 
 
 def with_moved_coordinates(
