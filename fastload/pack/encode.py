@@ -26,7 +26,7 @@ from fastload.images.decode import decode_image, decode_mask
 from fastload.images.fit import Fit, Target, resample_mask, resample_pixels
 from fastload.images.image_header import ImageHeader, plain_jpeg, probe_image, upright_size
 from fastload.images.jpeg import scan_jpeg
-from fastload.pack.encoding import RaggedPlan, jpegs_kept_and_made
+from fastload.pack.decisions import KINDS, RaggedPlan, jpegs_kept_and_made
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 
 _SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
@@ -120,8 +120,7 @@ def array_header(images: Arrays) -> ImageHeader:
     """Returns the header that all samples of an array have."""
     height, width, *rest = images.shape
     channels, bits = (rest or [1])[0], 8 * images.dtype.itemsize
-    kind = {1: "L", 3: "RGB", 4: "RGBA"}[channels] if bits == 8 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
-    return ImageHeader(height, width, channels, bits, kind, 1)
+    return ImageHeader(height, width, channels, bits, KINDS[bits][channels], 1)
 
 
 def image_filler(images: Files | Pictures | Arrays) -> Fill:

@@ -24,6 +24,7 @@ from fastload.format.digests import pixel_digests
 from fastload.format.ragged import ragged_offsets
 from fastload.format.writer import PixelSpec
 from fastload.images.fit import Target
+from fastload.pack.decisions import RaggedPlan
 from fastload.pack.encode import (
     HEADERS,
     ROW,
@@ -36,7 +37,6 @@ from fastload.pack.encode import (
     reason_of,
     reason_of_mask,
 )
-from fastload.pack.encoding import RaggedPlan
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 from fastload.system.files import read_into, write_at
 

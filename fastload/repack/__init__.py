@@ -22,8 +22,7 @@ from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
 from fastload.format.header import PackedFile, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackOptions, PackReport, pack_listing
-from fastload.pack.encoding import EncodingOption
-from fastload.pack.pack_options import Progress
+from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.read.checked import close_readers, has_ragged
 from fastload.repack.choice import Choice, choose_rows
 from fastload.repack.merge import list_merged
