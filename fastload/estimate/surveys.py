@@ -23,7 +23,7 @@ from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.pack.survey import Survey
 from fastload.read.checked import close_readers
 from fastload.read.reader import RowReader
-from fastload.repack.packed_rows import mask_rows_of, rows_of
+from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Masks
 from fastload.system.machine import available_cpus
 
@@ -97,7 +97,7 @@ def estimate_file(
         return None
     images, masks = rows_of(file, "images"), None
     if "masks" in file.fields:
-        masks = Masks(mask_rows_of(file), np.ones(file.num_rows, np.bool_))
+        masks = Masks(rows_of(file, "masks"), np.ones(file.num_rows, np.bool_))
     if isinstance(images, Arrays):
         shapes, kept = np.tile(np.array([*images.shape, 1][:3], np.int32), (file.num_rows, 1)), False
     else:

@@ -17,7 +17,7 @@ from fastload.format.column import Column
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
 from fastload.format.header import PIXEL_FIELDS, Field, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import index_names
-from fastload.repack.packed_rows import mask_rows_of, rows_of
+from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Listing, Masks, first_few, require_unique
 from fastload.system.text import text_of
 
@@ -63,7 +63,7 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         field = file.fields["masks"]
         extra = {name: value for name, value in field.attrs.items() if name != "ignore_index"}
         masks = Masks(
-            files=mask_rows_of(file),
+            files=rows_of(file, "masks"),
             present=np.ones(file.num_rows, dtype=bool),
             names=field.names,
             ignore_index=_ignored(field),
