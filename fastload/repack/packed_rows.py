@@ -103,7 +103,7 @@ class Hdf5Rows:
                 f"{self.file.path}: {reason} (rows {first_few(self._unreadable(rows, values[:1]))}). List all damage "
                 f"with `fastload verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
             ) from reason
-        if self.name == "masks" and (outside := (values < 0) | (values > 255)).any():
+        if self.name == "masks" and values.dtype != np.uint8 and (outside := (values < 0) | (values > 255)).any():
             bad = rows[outside.reshape(len(rows), -1).any(axis=1)].tolist()
             raise SourceError(
                 f"{self.file.path}: `masks` holds {values[outside][0]} (rows {first_few(list(map(str, bad)))}); a "
