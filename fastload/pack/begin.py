@@ -34,7 +34,7 @@ from fastload.pack.journal import (
     source_table,
 )
 from fastload.pack.pack_options import PackJob, journal_path, output_exists
-from fastload.pack.pack_worker import RowOffsets, Worker
+from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers, survey_listing
 from fastload.sources.listing import first_few
@@ -133,7 +133,6 @@ def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> list[Ta
     for path in {stream.path for stream in tasks.streams} or {str(job.part)}:
         wait_for_orphans(Path(path))
     records: dict[int, TaskRecord] = {}
-    located: list[RowOffsets] = []
     ends = [(0,) * len(tasks.streams)]
     for number in range(tasks.num_tasks):
         rows, start = tasks.rows(number), ends[-1] if tasks.ordered else tasks.starts(number)
@@ -145,19 +144,18 @@ def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> list[Ta
             and (record.first, record.count, record.sources, record.starts) == now
             and not (record.reasons and job.on_error == "fail")
         ):
-            offsets, end = tasks.locate(number, record.rows, start, record.checks)
             records[number] = record
-            located.append(offsets)
-            ends.append(end)
+            ends.append(tasks.ends(record))
         elif tasks.ordered:
             break
     broken = tasks.num_tasks
-    for done, (number, right) in enumerate(pool.run(Worker.check, located)):
+    written = [(record, tasks.streams) for record in records.values()]
+    for done, (number, right) in enumerate(pool.run(Worker.check, written)):
         if not right:
             del records[number]
             broken = min(broken, number)
         if job.on_progress:
-            job.on_progress("checking what an earlier run packed", done + 1, len(located))
+            job.on_progress("checking what an earlier run packed", done + 1, len(written))
     if tasks.ordered:
         records = {number: record for number, record in records.items() if number < broken}
         # This also removes what a call that was stopped in its last step wrote behind the rows: gaps between rows must

@@ -31,7 +31,7 @@ from fastload.pack.decisions import row_lengths
 from fastload.pack.encode import HEADERS, ROW
 from fastload.pack.journal import Journal, TaskRecord, source_table
 from fastload.pack.pack_options import PackJob
-from fastload.pack.pack_worker import PackedRows, PackTask, RowOffsets, RowStream, Worker
+from fastload.pack.pack_worker import PackTask, RowStream, Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import Survey, only_arrays, row_order, unreadable
 
@@ -148,6 +148,7 @@ class PackTasks:
             digests=known[samples] if known is not None and keeps_pixels else np.zeros(0, np.uint64),
             plan=plan,
             streams=self.streams,
+            sources=self.sources_check(number),
             starts=self.starts(number) if at_once else None,
             compress=self.job.on_error == "fail",  # Else it is known in the end which rows share a chunk.
         )
@@ -157,14 +158,10 @@ class PackTasks:
         first = int(self.bounds[number])
         return tuple(first * stream.spec.row_bytes for stream in self.streams if stream.spec is not None)
 
-    def locate(
-        self, number: int, rows: NDArray[np.void], starts: tuple[int, ...], checks: tuple[int, ...] = ()
-    ) -> tuple[RowOffsets, tuple[int, ...]]:
-        """Returns the offsets of a task's rows (ROW) after earlier rows that end at starts, and where they end."""
-        lengths = tuple(rows[stream.name].copy() for stream in self.streams)
-        found = [stream.offsets(each, start) for stream, each, start in zip(self.streams, lengths, starts, strict=True)]
-        located = RowOffsets(number, self.streams, tuple(offsets for offsets, _ in found), lengths, checks)
-        return located, tuple(end for _, end in found)
+    def ends(self, record: TaskRecord) -> tuple[int, ...]:
+        """Returns where a task's rows end in each stream."""
+        streams = zip(self.streams, record.starts, strict=True)
+        return tuple(stream.offsets(record.rows[stream.name], start)[1] for stream, start in streams)
 
     def sources_check(self, number: int) -> int:
         """Returns a number that changes with any source file of a task."""
@@ -280,7 +277,7 @@ class PackRun:
         self._total = len(tasks.samples) - sum(record.count for record in kept)
         self._done = 0
         self._ends: tuple[int, ...] = ()
-        self._located: dict[int, tuple[PackedRows, tuple[int, ...]]] = {}
+        self._located: dict[int, TaskRecord] = {}
 
     def make(self, pool: PackPool) -> int:
         """Makes the rows of the tasks that are not done; returns their number.
@@ -294,14 +291,14 @@ class PackRun:
                     self._check(made)
                     self._skipped = True  # Workers still finish what they have; the tasks before this one count.
                 else:
-                    self._written(made, self._tasks.starts(made.number))
+                    self._written(made)
             # Rows behind a task with skipped samples belong elsewhere.
             first = min(set(range(self._tasks.num_tasks)) - self._records.keys(), default=self._tasks.num_tasks)
             for number in [number for number in self._records if number > first]:
                 self._done -= self._records.pop(number).count
         self._ends = self._end_of(self._records)
         for number in pool.run(Worker.pack, self._to_do(at_once=False), self._locate, Worker.write):
-            self._written(*self._located.pop(number))
+            self._written(self._located.pop(number))
         return self._total
 
     def rows(self) -> tuple[NDArray[np.void], dict[int, str], tuple[int, ...]]:
@@ -322,33 +319,25 @@ class PackRun:
             if number not in self._records:
                 yield self._tasks.task(number, at_once=at_once)
 
-    def _written(self, made: PackedRows, starts: tuple[int, ...]) -> None:
-        rows = self._tasks.rows(made.number)
-        record = TaskRecord(
-            made.number, rows.start, rows.stop - rows.start, self._tasks.sources_check(made.number), starts,
-            made.checks, made.rows, made.reasons,
-        )  # fmt: skip
+    def _written(self, record: TaskRecord) -> None:
         self._journal.written(record)
-        self._records[made.number] = record
+        self._records[record.number] = record
         self._done += record.count
         if self._tasks.job.on_progress:
             self._tasks.job.on_progress("packing", self._done, self._total)
 
     def _end_of(self, records: dict[int, TaskRecord]) -> tuple[int, ...]:
         """Returns where rows end in each stream behind the last of these tasks."""
-        if not records:
-            return (0,) * len(self._tasks.streams)
-        last = records[max(records)]
-        return self._tasks.locate(last.number, last.rows, last.starts)[1]
+        return self._tasks.ends(records[max(records)]) if records else (0,) * len(self._tasks.streams)
 
-    def _locate(self, made: PackedRows) -> RowOffsets:
-        """Returns the offsets of a task's rows; called in the order of tasks."""
+    def _locate(self, made: TaskRecord) -> tuple[int, tuple[int, ...]]:
+        """Returns a task's number and where its rows begin in each stream; called in the order of tasks."""
         self._check(made)
-        self._located[made.number] = made, self._ends
-        located, self._ends = self._tasks.locate(made.number, made.rows, self._ends)
-        return located
+        record = self._located[made.number] = replace(made, starts=self._ends)
+        self._ends = self._tasks.ends(record)
+        return record.number, record.starts
 
-    def _check(self, made: PackedRows) -> None:
+    def _check(self, made: TaskRecord) -> None:
         """Raises SourceError if samples failed that must not be skipped."""
         if made.reasons and self._tasks.job.on_error == "fail":
             bad = self._tasks.named(made.reasons)

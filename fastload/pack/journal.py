@@ -46,14 +46,14 @@ _LENGTH = np.dtype("<u8")
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task whose rows are written.
+    """A task whose rows are made, in the journal once they are written.
 
     Attributes:
         number: number of the task.
         first, count: its rows, in the order of packing.
         sources: XXH3-64 of its samples' part of the table of sources.
-        starts: for each stream, where the rows before it end.
-        checks: as in `PackedRows`.
+        starts: for each stream, where the rows before it end; () until that is known.
+        checks: for each stream XXH3-64 over those of its rows' bytes.
         rows: ROW (n,), the rows that were made.
         reasons: row -> why it was skipped.
     """

@@ -10,9 +10,9 @@ import fcntl
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -37,6 +37,7 @@ from fastload.pack.encode import (
     reason_of,
     reason_of_mask,
 )
+from fastload.pack.journal import TaskRecord
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 from fastload.system.files import read_into, write_at
 
@@ -92,6 +93,7 @@ class PackTask:
         digests: uint64 (k,), the expected digest of each row; empty where it is not known.
         plan: how rows are made.
         streams: the streams that they belong to.
+        sources: XXH3-64 of the samples' part of the table of source files.
         starts: for each stream, where its rows begin after the base; None where that is not known beforehand.
         compress: rows of one size with a codec are whole chunks, and are compressed.
     """
@@ -103,38 +105,17 @@ class PackTask:
     digests: NDArray[np.uint64]
     plan: RaggedPlan
     streams: tuple[RowStream, ...]
+    sources: int
     starts: tuple[int, ...] | None
     compress: bool
 
 
-@dataclass(frozen=True)
-class PackedRows:
-    """The rows that were made of a task: ROW (n,), and row -> why it was skipped.
+class Unwritten(NamedTuple):
+    """Rows that were made of a task and wait for their offsets: ROW (n,), and for each stream the bytes of each row."""
 
-    Attributes:
-        checks: for each stream XXH3-64 over those of its rows' bytes.
-    """
-
-    number: int
-    rows: NDArray[np.void]
-    reasons: dict[int, str]
-    checks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class RowOffsets:
-    """Where a task's rows lie: for each stream int64 (n,), offsets from its base.
-
-    Attributes:
-        lengths: for each stream int64 (n,), bytes of each row.
-        checks: as in `PackedRows`.
-    """
-
-    number: int
     streams: tuple[RowStream, ...]
-    offsets: tuple[NDArray[np.int64], ...]
-    lengths: tuple[NDArray[np.int64], ...]
-    checks: tuple[int, ...] = ()
+    rows: NDArray[np.void]
+    made: list[list[Piece]]
 
 
 class Worker:
@@ -147,12 +128,12 @@ class Worker:
         self,
         images: Files | Pictures | Arrays,
         masks: Masks | None = None,
-        unwritten: dict[int, list[list[Piece]]] | None = None,
+        unwritten: dict[int, Unwritten] | None = None,
     ) -> None:
         self.images = images
         self.masks = masks
         self.unwritten = {} if unwritten is None else unwritten
-        """Task number -> for each stream, the bytes of its rows, which wait for their offsets; threads share it."""
+        """Task number -> its rows; threads share it."""
         self._fill = [image_filler(images), *([] if masks is None else [mask_filler(masks)])]
         self._copies = isinstance(images, Arrays)
         self._memory = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
@@ -169,7 +150,7 @@ class Worker:
         """Returns samples and their headers."""
         return samples, headers_of(self.images, self.masks, samples)
 
-    def pack(self, task: PackTask) -> PackedRows:
+    def pack(self, task: PackTask) -> TaskRecord:
         """Makes the rows of a task, and writes them if it is known where they belong; those that fail are left out."""
         if task.starts is not None:
             return self._pack_in_place(task, task.starts)
@@ -177,7 +158,7 @@ class Worker:
             self.open(stream.path)  # Its lock tells the next packer that this worker still lives.
         return self.encode(task)
 
-    def _pack_in_place(self, task: PackTask, starts: tuple[int, ...]) -> PackedRows:
+    def _pack_in_place(self, task: PackTask, starts: tuple[int, ...]) -> TaskRecord:
         """Makes rows of one size and writes them, a few at a time; nothing is written after the first that fails."""
         table = np.zeros(len(task.samples), ROW)
         checks = [np.zeros(len(table), np.uint64) for _ in task.streams]
@@ -190,9 +171,9 @@ class Worker:
                     assert stream.spec is not None, "only rows of one size have a place beforehand"
                     place = stream.base + starts[at] + part.start * stream.spec.row_bytes
                     self._write(stream.path, [array.reshape(-1).view(np.uint8).data], place)
-        return PackedRows(task.number, table, reasons, tuple(map(_digest_of, checks)))
+        return _record(task, table, reasons, checks)
 
-    def encode(self, task: PackTask) -> PackedRows:
+    def encode(self, task: PackTask) -> TaskRecord:
         """Makes the rows of a task and keeps their bytes in `unwritten`."""
         table, reasons = np.zeros(len(task.samples), ROW), dict[int, str]()
         made: list[list[Piece]] = [[] for _ in task.streams]
@@ -208,9 +189,8 @@ class Worker:
             table = self._encode_rows(task, table, made, reasons)
         if task.compress and not reasons:
             _compress(task.streams, table, made)
-        self.unwritten[task.number] = made
-        checks = (np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(pieces)) for pieces in made)
-        return PackedRows(task.number, table, reasons, tuple(map(_digest_of, checks)))
+        self.unwritten[task.number] = Unwritten(task.streams, table, made)
+        return _record(task, table, reasons, [_digests(pieces) for pieces in made])
 
     def _encode_rows(
         self, task: PackTask, table: NDArray[np.void], made: list[list[Piece]], reasons: dict[int, str]
@@ -302,30 +282,37 @@ class Worker:
             self._memory[which] = np.zeros(num_bytes, np.uint8)
         return self._memory[which][:num_bytes].view(dtype).reshape(shape)
 
-    def write(self, located: RowOffsets) -> int:
-        """Writes a task's rows, which wait in `unwritten`, at their offsets; returns its number."""
-        made = self.unwritten.pop(located.number)
-        for at, (stream, pieces) in enumerate(zip(located.streams, made, strict=True)):
-            offsets, ends = located.offsets[at], located.offsets[at] + located.lengths[at]
-            gaps = np.flatnonzero(offsets[1:] != ends[:-1]) + 1
-            for first, stop in itertools.pairwise([0, *gaps.tolist(), len(offsets)]):
-                for start in range(first, stop, _MAX_BUFFERS):
-                    some = pieces[start : min(stop, start + _MAX_BUFFERS)]
-                    self._write(stream.path, some, stream.base + int(offsets[start]))
-        return located.number
+    def write(self, task: tuple[int, tuple[int, ...]]) -> int:
+        """Writes rows that wait in `unwritten`; returns the number of their task.
 
-    def check(self, located: RowOffsets) -> tuple[int, bool]:
-        """Returns a task's number, and whether its rows lie in the file as they were written."""
-        for at, stream in enumerate(located.streams):
-            offsets, lengths = located.offsets[at], located.lengths[at]
-            first = int(offsets[0]) if len(offsets) else 0
-            data = np.zeros(int(offsets[-1] + lengths[-1]) - first if len(offsets) else 0, np.uint8)
+        Args:
+            task: its number, and for each stream where rows before it end.
+        """
+        number, starts = task
+        streams, rows, made = self.unwritten.pop(number)
+        for stream, pieces, start in zip(streams, made, starts, strict=True):
+            lengths = rows[stream.name]
+            offsets, _ = stream.offsets(lengths, start)
+            gaps = np.flatnonzero(offsets[1:] != (offsets + lengths)[:-1]) + 1
+            for first, stop in itertools.pairwise([0, *gaps.tolist(), len(offsets)]):
+                for at in range(first, stop, _MAX_BUFFERS):
+                    some = pieces[at : min(stop, at + _MAX_BUFFERS)]
+                    self._write(stream.path, some, stream.base + int(offsets[at]))
+        return number
+
+    def check(self, written: tuple[TaskRecord, tuple[RowStream, ...]]) -> tuple[int, bool]:
+        """Returns a task's number, and whether its rows lie in these streams as they were written."""
+        record, streams = written
+        for stream, begin, check in zip(streams, record.starts, record.checks, strict=True):
+            lengths = record.rows[stream.name]
+            offsets, end = stream.offsets(lengths, begin)
+            first = int(offsets[0]) if len(offsets) else end
+            data = np.zeros(end - first, np.uint8)
             read_into(self.open(stream.path), data.data, stream.base + first)
-            pieces = (data[a : a + n].data for a, n in zip((offsets - first).tolist(), lengths.tolist(), strict=True))
-            found = np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(offsets))
-            if _digest_of(found) != located.checks[at]:
-                return located.number, False
-        return located.number, True
+            pieces = [data[a : a + n].data for a, n in zip((offsets - first).tolist(), lengths.tolist(), strict=True)]
+            if _digest_of(_digests(pieces)) != check:
+                return record.number, False
+        return record.number, True
 
     def _write(self, path: str, pieces: list[Any], offset: int) -> None:
         """Writes pieces one after another.
@@ -369,6 +356,19 @@ def _compress(streams: tuple[RowStream, ...], table: NDArray[np.void], made: lis
             pieces[chunk] = [data, *[b""] * (len(pieces[chunk]) - 1)]
         table[stream.name] = [memoryview(piece).nbytes for piece in pieces]
     table["chunked"] = 1
+
+
+def _record(
+    task: PackTask, rows: NDArray[np.void], reasons: dict[int, str], checks: list[NDArray[np.uint64]]
+) -> TaskRecord:
+    return TaskRecord(
+        task.number, task.first, len(task.samples), task.sources, task.starts or (), tuple(map(_digest_of, checks)),
+        rows, reasons,
+    )  # fmt: skip
+
+
+def _digests(pieces: Sequence[Piece]) -> NDArray[np.uint64]:
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(pieces))
 
 
 def _digest_of(digests: NDArray[np.uint64]) -> int:

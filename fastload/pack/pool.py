@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from fastload.errors import OptionError, PackError
-from fastload.pack.pack_worker import Piece, Worker
+from fastload.pack.pack_worker import Unwritten, Worker
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
 from fastload.system.threads import in_threads
 
@@ -53,7 +53,7 @@ class PackPool:
         self.workers = self.threads = workers
         self.local_threads = 0
         self._local: list[Worker] = []
-        self._unwritten: dict[int, list[list[Piece]]] = {}
+        self._unwritten: dict[int, Unwritten] = {}
         self._files: tuple[Files | Pictures | Arrays | None, Masks | None] = None, None
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
         self._files_sent = False

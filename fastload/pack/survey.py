@@ -150,10 +150,8 @@ class Survey:
         Exact for pixels (the last chunk counts whole), for files kept as they are and for rows of a packed file;
         JPEGs to be made are estimated.
         """
-        return sum(self.ragged_bytes.values()) + sum(
-            -(-self.num_samples // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
-            for spec in self.pixels(self.num_samples).values()
-        )
+        specs = self.pixels(self.num_samples).values()
+        return sum(self.ragged_bytes.values()) + sum(spec.allocated_bytes(self.num_samples) for spec in specs)
 
     @cached_property
     def ragged_bytes(self) -> dict[str, int]:
