@@ -24,7 +24,7 @@ from fastload.system.text import format_bytes
 if TYPE_CHECKING:
     from fastload.estimate import EncodingEstimates
     from fastload.pack import PackReport, Survey
-    from fastload.pack.encoding import RaggedPlan
+    from fastload.pack.decisions import RaggedPlan
 
 
 MAX_SIZES = 8

@@ -16,14 +16,13 @@ from fastload.estimate.sample import row_maker, spread
 from fastload.format.codecs import NONE, has_zstd, parse_codec
 from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import RAW
-from fastload.pack.decisions import row_sizes
+from fastload.pack.decisions import Form, RaggedPlan, jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import HEADERS
-from fastload.pack.encoding import EncodingOption, Form, RaggedPlan, jpegs_kept_and_made
-from fastload.pack.pack_options import Progress
+from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.pack.survey import Survey
 from fastload.read.checked import close_readers
 from fastload.read.reader import RowReader
-from fastload.repack.packed_rows import mask_rows_of, rows_of
+from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Masks
 from fastload.system.machine import available_cpus
 
@@ -95,7 +94,7 @@ def estimate_file(
         return None
     images, masks = rows_of(file, "images"), None
     if "masks" in file.fields:
-        masks = Masks(mask_rows_of(file), np.ones(file.num_rows, np.bool_))
+        masks = Masks(rows_of(file, "masks"), np.ones(file.num_rows, np.bool_))
     kept = False  # whether any image is stored other than as raw pixels
     if isinstance(images, Arrays):
         shapes = np.tile(np.array([*images.shape, 1][:3], np.int32), (file.num_rows, 1))

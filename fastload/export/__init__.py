@@ -17,20 +17,18 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OutputError
 from fastload.export.plan import MANIFEST, ExportLayout, plan_export
 from fastload.export.table import fields_bytes, sidecar_text, table_text
-from fastload.export.write import Job, encode_png, image_file, unfinished, write_file, write_images
-from fastload.format.header import PackedFile
+from fastload.export.write import Job, image_file, unfinished, write_file, write_images
 from fastload.format.writer import writer_name
 from fastload.pack.pack_options import Progress, check_choice
 from fastload.read.checked import close_readers
@@ -38,7 +36,7 @@ from fastload.repack.choice import Choice, choose_rows
 from fastload.repack.packed_listing import list_packed, regroup
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR
-from fastload.sources.listing import Listing, first_few
+from fastload.sources.listing import first_few
 from fastload.system.files import write_at
 from fastload.system.machine import worker_count
 
@@ -47,10 +45,6 @@ __all__ = ["ExportReport", "export_file"]
 Format = Literal["png"]
 
 JOURNAL = ".fastload-export"
-_ENCODERS: dict[str, tuple[str, Callable[[NDArray[Any]], bytes]]] = {"png": (".png", encode_png)}
-"""Format -> suffix and encoder."""
-_JPEG_SUFFIX = ".jpg"
-
 _SAMPLED = 8
 _DISK_BLOCK = 4096
 
@@ -115,14 +109,20 @@ def export_file(
     check_choice("format", format, get_args(Format))
     threads = max(1, worker_count(workers))
     header, listing = list_packed(file)
-    _check_pixels(header, listing)
+    if listing.files is None:
+        arrays = [name for name in header.fields if name not in ("split", "key", "digest", "digest_fields")]
+        raise FormatError(
+            f"{header.path}: holds no images to export, only arrays ({first_few(arrays)}). Read these with h5py: "
+            f"`h5py.File({header.path.name!r})[{arrays[0]!r}][:]`."
+        )
     if split is not None:
         listing = regroup(listing, choose_rows(listing, Choice(splits=(split,)), header.path))
-    suffix, encode = _ENCODERS[format]
     jpegs = np.flatnonzero(listing.files.is_jpeg).tolist() if isinstance(listing.files, RaggedRows) else []
-    plan = plan_export(listing, layout, suffix, dict.fromkeys(jpegs, _JPEG_SUFFIX))
-    job = Job(listing, plan, Path(folder), encode, header.path)
-    identity = _identity_of(header, split, plan.layout, format)
+    plan = plan_export(listing, layout, jpegs)
+    job = Job(listing, plan, Path(folder), header.path)
+    # What must be the same for an export to be continued.
+    same = {"release": writer_name(), "file": header.header_digest, "split": split, "layout": plan.layout}
+    identity = json.dumps({**same, "format": format}, sort_keys=True)
     _check_folder(job.folder, identity)
     notes = [*listing.notes, *plan.notes]
     if jpegs:
@@ -134,7 +134,14 @@ def export_file(
         _check_space(job)
         with _locked(job.folder, identity) as resumed:
             kept = write_images(job, resumed, threads, progress)
-            notes += _write_table(job)
+            table = None
+            if plan.layout == "csv":
+                text, left_out = table_text(listing, plan)
+                table = text.encode("utf-8", errors="backslashreplace")
+                write_file(job.folder / MANIFEST, table)
+                notes += left_out
+            write_file(job.folder / FIELDS, fields_bytes(listing))
+            write_file(job.folder / SIDECAR, sidecar_text(listing, plan, table))
             (job.folder / JOURNAL).unlink()
     finally:
         close_readers()
@@ -151,39 +158,6 @@ def export_file(
         seconds=seconds,
         images_per_s=(len(listing) - kept) / max(seconds, 1e-9),
     )
-
-
-def _write_table(job: Job) -> list[str]:
-    """Writes the table and the extra files; returns notes on what the table leaves out."""
-    table, left_out = None, list[str]()
-    if job.plan.layout == "csv":
-        text, left_out = table_text(job.listing, job.plan)
-        table = text.encode("utf-8", errors="backslashreplace")
-        write_file(job.folder / MANIFEST, table)
-    write_file(job.folder / FIELDS, fields_bytes(job.listing))
-    write_file(job.folder / SIDECAR, sidecar_text(job.listing, job.plan, table))
-    return left_out
-
-
-def _check_pixels(header: PackedFile, listing: Listing) -> None:
-    if listing.files is None:
-        arrays = [name for name in header.fields if name not in ("split", "key", "digest", "digest_fields")]
-        raise FormatError(
-            f"{header.path}: holds no images to export, only arrays ({first_few(arrays)}). Read these with h5py: "
-            f"`h5py.File({header.path.name!r})[{arrays[0]!r}][:]`."
-        )
-
-
-def _identity_of(header: PackedFile, split: str | None, layout: str, format: str) -> str:
-    """Returns what must be the same for an export to be continued, as JSON."""
-    identity = {
-        "release": writer_name(),
-        "file": header.header_digest,
-        "split": split,
-        "layout": layout,
-        "format": format,
-    }
-    return json.dumps(identity, sort_keys=True)
 
 
 def _check_space(job: Job) -> None:

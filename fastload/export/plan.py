@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ from fastload.errors import OptionError
 from fastload.format.column import Column
 from fastload.pack.pack_options import check_choice
 from fastload.sources.exported import FIELDS, SIDECAR
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, first_few
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, Masks, first_few
 
 MAX_NAME_BYTES = 200
 """Limit for one name with its suffix: file systems allow 255, and temporary names are longer."""
@@ -30,11 +29,10 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNOREC
 
 ExportLayout = Literal["auto", "folder", "csv"]
 
+_PNG = ".png"
 IMAGES, MASKS, MANIFEST = "images", "masks", "manifest.csv"
 TABLE_MASKS = "mask_images"
 """Folder of masks next to a table: `masks` would be recognised as another layout, which ignores the table."""
-
-_NONE: Mapping[int, str] = MappingProxyType({})
 
 RENUMBERED = (
     "Packed again without fastload.json, classes get other numbers: those of their sorted names, without unused ones."
@@ -58,23 +56,34 @@ class ExportPlan:
     notes: tuple[str, ...]
 
 
-def plan_export(listing: Listing, layout: ExportLayout, suffix: str, others: Mapping[int, str] = _NONE) -> ExportPlan:
+def plan_export(listing: Listing, layout: ExportLayout, jpegs: Collection[int] = ()) -> ExportPlan:
     """Returns the paths of all rows.
 
     Args:
-        suffix: suffix of all images except `others`, and of all masks.
-        others: row -> suffix of its image.
+        jpegs: rows whose image is a JPEG; all other images, and all masks, are PNG.
 
     Raises:
         OptionError: the layout is not known, or cannot hold what the file does.
     """
     check_choice("layout", layout, get_args(ExportLayout))
     why = _no_folders(listing)
-    if layout == "csv" or (layout == "auto" and (why or _more_than_classes(listing))):
-        return _with_table(listing, suffix, others)
-    if why:
+    more = listing.masks is not None or bool(set(listing.columns) - {"labels"})
+    if layout == "csv" or (layout == "auto" and (why or more)):
+        layout, images, notes = "csv", _table_names(listing), list[str]()
+        masks = [f"{TABLE_MASKS}/{path}" for path in images]
+    elif why:
         raise OptionError(f"class folders cannot hold this file: {why}. Choose `--layout csv`.")
-    return _by_folders(listing, suffix, others)
+    else:
+        layout = "folder"
+        images, notes = _folder_names(listing)
+        masks = [f"{MASKS}/{path}" for path in images]
+    # They stay unique with another suffix, as a mask is named like its image.
+    again = {row: f"{images[row].removesuffix(_PNG)}.jpg" for row in jpegs}
+    above = f"{IMAGES}/" if layout == "csv" or listing.masks is not None else ""
+    images = [above + again.get(row, path) for row, path in enumerate(images)]
+    if listing.masks is None:
+        return ExportPlan(layout, tuple(images), (), tuple(notes))
+    return ExportPlan(layout, tuple(images), tuple(masks), (*notes, *_mask_notes(listing.masks)))
 
 
 def _no_folders(listing: Listing) -> str:
@@ -100,54 +109,37 @@ def _no_folders(listing: Listing) -> str:
     return ""
 
 
-def _more_than_classes(listing: Listing) -> bool:
-    return listing.masks is not None or bool(set(listing.columns) - {"labels"})
-
-
-def _by_folders(listing: Listing, suffix: str, others: Mapping[int, str]) -> ExportPlan:
-    labels = _classes(listing)
+def _folder_names(listing: Listing) -> tuple[list[str], list[str]]:
+    """Returns the path of each row in folders of splits and classes, and notes on what these do not say."""
+    labels = listing.columns.get("labels")
     names = _class_names(labels) if labels is not None else ()
     folders, given, notes = class_folders(names), Names(), []
     several = len(listing.split_names) > 1
-    images = []
+    paths = []
     for row, key in enumerate(listing.keys):
         above = [listing.split_names[int(listing.split[row])]] if several else []
         if labels is not None and labels.values[row] >= 0:
             above.append(folders[int(labels.values[row])])
-        images.append(given.path(above, safe_parts(key)[-1], suffix))
-    masks: list[str] = []
-    if listing.masks is not None:
-        masks = [f"{MASKS}/{path}" for path in images]
-        images = [f"{IMAGES}/{path}" for path in images]
-    images = _resuffixed(images, suffix, others)
+        paths.append(given.path(above, safe_parts(key)[-1], _PNG))
     left = sorted(set(listing.columns) - {"labels"})
     if left:
         notes.append(
             f"Folders cannot say it, only fastload.json and fields.npz do: {first_few(left)}. `--layout csv` does."
         )
-    notes += _class_notes(labels, names, folders)
-    return ExportPlan("folder", tuple(images), tuple(masks), (*notes, *_mask_notes(listing)))
+    renamed = [f"{name} as {folder}" for name, folder in zip(names, folders, strict=True) if name != folder]
+    if renamed:
+        notes.append(f"Classes whose names are no names of folders ({len(renamed)}): {first_few(renamed)}.")
+    if labels is not None:
+        used = [folders[number] for number in np.unique(labels.values[labels.values >= 0]).tolist()]
+        if used != sorted(folders):
+            notes.append(RENUMBERED)
+    return paths, notes
 
 
-def _with_table(listing: Listing, suffix: str, others: Mapping[int, str]) -> ExportPlan:
-    """Plans images in one folder, named after their keys, and masks of the same names in another."""
+def _table_names(listing: Listing) -> list[str]:
+    """Returns names after the keys, all in one folder: `img_align_celeba/` would be taken for that dataset."""
     given = Names()
-    # Without the folders of the keys: such names as `img_align_celeba/` would be taken for that dataset.
-    images = [given.path([], safe_name("_".join(safe_parts(key))), suffix) for key in listing.keys]
-    masks = () if listing.masks is None else tuple(f"{TABLE_MASKS}/{path}" for path in images)
-    images = _resuffixed(images, suffix, others)
-    return ExportPlan("csv", tuple(f"{IMAGES}/{path}" for path in images), masks, _mask_notes(listing))
-
-
-def _resuffixed(paths: list[str], suffix: str, others: Mapping[int, str]) -> list[str]:
-    """Returns the paths, some with another suffix; they were unique before, as a mask is named like its image."""
-    return [path.removesuffix(suffix) + others[row] if row in others else path for row, path in enumerate(paths)]
-
-
-def _classes(listing: Listing) -> Column | None:
-    """Returns the labels, if each row has one class."""
-    column = listing.columns.get("labels")
-    return column if column is not None and column.values.ndim == 1 and column.values.dtype.kind in "iu" else None
+    return [given.path([], safe_name("_".join(safe_parts(key))), _PNG) for key in listing.keys]
 
 
 def _class_names(labels: Column) -> tuple[str, ...]:
@@ -158,29 +150,12 @@ def _class_names(labels: Column) -> tuple[str, ...]:
     return names + tuple(f"{number:0{digits}d}" for number in range(len(names), most + 1))
 
 
-def _class_notes(labels: Column | None, names: tuple[str, ...], folders: list[str]) -> list[str]:
-    if labels is None:
-        return []
-    notes = []
-    renamed = [f"{name} as {folder}" for name, folder in zip(names, folders, strict=True) if name != folder]
-    if renamed:
-        notes.append(f"Classes whose names are no names of folders ({len(renamed)}): {first_few(renamed)}.")
-    used = [folders[number] for number in np.unique(labels.values[labels.values >= 0]).tolist()]
-    if used != sorted(folders):
-        notes.append(RENUMBERED)
-    return notes
-
-
-def _mask_notes(listing: Listing) -> tuple[str, ...]:
+def _mask_notes(masks: Masks) -> list[str]:
     """Returns notes on what files of masks do not say."""
-    masks = listing.masks
-    if masks is None or (not masks.names and masks.ignore_index is None):
-        return ()
-    ignored = "" if masks.ignore_index is None else f"the value {masks.ignore_index} is no class (ignore_index)"
-    names = f"classes are {first_few(list(masks.names))}" if masks.names else ""
-    return (
-        f"Masks hold numbers, only fastload.json says what they mean: {'; '.join(filter(None, (names, ignored)))}.",
-    )
+    said = [f"classes are {first_few(list(masks.names))}"] if masks.names else []
+    if masks.ignore_index is not None:
+        said.append(f"the value {masks.ignore_index} is no class (ignore_index)")
+    return [f"Masks hold numbers, only fastload.json says what they mean: {'; '.join(said)}."] if said else []
 
 
 class Names:

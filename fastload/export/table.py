@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.export.plan import RENUMBERED, ExportPlan
@@ -54,7 +53,8 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
         assert listing.masks is not None, "the plan has masks"
         present = listing.masks.present.tolist()
         columns["mask"] = [path if there else "" for path, there in zip(plan.masks, present, strict=True)]
-    boxed = _has_boxes(listing)
+    # Images have a varying number of boxes with a class each, and no labels.
+    boxed = all(name in listing.columns for name in _BOXES) and "labels" not in listing.columns
     left = []
     for name, column in listing.columns.items():
         if boxed and name in _BOXES:
@@ -63,7 +63,9 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
             left.append(name)
             continue
         for title, cells in _cells_of(name, column, notes):
-            columns[_free(title, columns)] = cells
+            while title in columns:
+                title += "_"
+            columns[title] = cells
     labels = listing.columns.get("labels")
     if labels is not None and labels.values.ndim == 2 and len(listing.columns) > 1:
         titles = [name for name, _ in _cells_of("labels", labels, notes)]
@@ -83,11 +85,6 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
     writer.writerow(head)
     writer.writerows(rows)
     return out.getvalue(), notes
-
-
-def _has_boxes(listing: Listing) -> bool:
-    """Whether images have a varying number of boxes with a class each, and no labels."""
-    return all(name in listing.columns for name in _BOXES) and "labels" not in listing.columns
 
 
 def _cells_of(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str, _Cells]]:
@@ -163,12 +160,6 @@ def _rows(columns: list[_Cells], listing: Listing, notes: list[str]) -> tuple[li
     return ["x", "y", "width", "height", *titles], rows()
 
 
-def _free(title: str, columns: dict[str, _Cells]) -> str:
-    while title in columns:
-        title += "_"
-    return title
-
-
 def sidecar_text(listing: Listing, plan: ExportPlan, table: bytes | None) -> bytes:
     """Returns the content of fastload.json.
 
@@ -207,19 +198,13 @@ def fields_bytes(listing: Listing) -> bytes:
     """Returns the content of fields.npz: `split` and every column, for `np.load`."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name, values in {"split": listing.split, **_values(listing)}.items():
+        columns = {name: column.values for name, column in listing.columns.items()}
+        for name, values in {"split": listing.split, **columns}.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy", _TIMESTAMP), "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, _bare(values), allow_pickle=False)
+                # Without the metadata that h5py adds to the dtype of texts.
+                bare = np.ascontiguousarray(values).view(values.dtype.str)
+                np.lib.format.write_array(file, bare, allow_pickle=False)
     return out.getvalue()
-
-
-def _values(listing: Listing) -> dict[str, NDArray[Any]]:
-    return {name: column.values for name, column in listing.columns.items()}
-
-
-def _bare(values: NDArray[Any]) -> NDArray[Any]:
-    """Returns the values without the metadata that h5py adds to the dtype of texts."""
-    return np.ascontiguousarray(values).view(values.dtype.str)
 
 
 def _moves(name: str, column: Column) -> Moves:

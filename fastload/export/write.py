@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,14 +36,12 @@ class Job:
         listing: the rows.
         plan: their paths, relative to the folder.
         folder: the folder to write to.
-        encode: returns the bytes of a file for pixels (H, W, C) or (H, W).
         where: path of the packed file, for messages.
     """
 
     listing: Listing
     plan: ExportPlan
     folder: Path
-    encode: Callable[[NDArray[Any]], bytes]
     where: Path
 
 
@@ -83,7 +80,7 @@ def image_file(job: Job, row: int) -> bytes:
         SourceError: the row is damaged; the message names it.
     """
     found = _read(job, row)
-    return found.jpeg or job.encode(found.image)
+    return found.jpeg or encode_png(found.image)
 
 
 def _write_row(job: Job, row: int, resumed: bool) -> bool:
@@ -132,27 +129,21 @@ def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resu
     """
     path = job.folder / name
     if resumed and path.exists():
-        if jpeg and path.read_bytes() == jpeg:
-            return True
-        found = _decoded(path, pixels)
-        if found is not None:
+        height, width, *rest = pixels.shape
+        found = np.empty((height, width, *(rest or [1])), pixels.dtype)
+        try:
+            data = path.read_bytes()
+            if jpeg and data == jpeg:
+                return True
+            decode_image(data, Target(height, width, found.shape[2], found.dtype), found)
+        except (OSError, ImageError):
+            pass  # Cut off, as a power failure leaves it: it is written again.
+        else:
             if jpeg or not np.array_equal(found.reshape(-1), pixels.reshape(-1)):
                 raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
             return True
-    write_file(path, jpeg or job.encode(pixels))
+    write_file(path, jpeg or encode_png(pixels))
     return False
-
-
-def _decoded(path: Path, like: NDArray[Any]) -> NDArray[Any] | None:
-    """Returns the pixels of an image file in the shape of like; None if it is cut off, as a power failure leaves it."""
-    height, width, *rest = like.shape
-    channels = (rest or [1])[0]
-    out = np.empty((height, width, channels), like.dtype)
-    try:
-        decode_image(path.read_bytes(), Target(height, width, channels, like.dtype), out)
-    except (OSError, ImageError):
-        return None
-    return out
 
 
 def unfinished(path: Path) -> Path:

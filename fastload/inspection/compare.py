@@ -17,9 +17,9 @@ from fastload.format.ragged import JPEG, EncodedRow
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row
 from fastload.images.fit import Fit, Target
+from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.pack.encode import RowEncoder
-from fastload.pack.encoding import EncodingOption, RaggedPlan, jpegs_kept_and_made, parse_encoding
-from fastload.pack.pack_options import PackOptions
+from fastload.pack.pack_options import EncodingOption, PackOptions, parse_encoding
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers, with_moved_coordinates

@@ -4,7 +4,7 @@
 every header (`survey`, `decisions`, `encoding`), lets worker processes make and write rows (`pool`, `pack_worker`,
 `encode`), and gives the finished file its metadata and its name (`finish`). It returns a `PackReport`.
 
-Read `engine` first, then `tasks`: how rows are cut into tasks, and where they are written. Unfinished work lies in
+Read `engine` first: how rows are cut into tasks, and where they are written. Unfinished work lies in
 `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill (`begin`, `journal`).
 
 Imports `sources`, `images`, `format` and below; never `read`, the loader or torch.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -22,9 +23,10 @@ import numpy as np
 
 from fastload.errors import OutputError
 from fastload.format.writer import CHUNK_BYTES
-from fastload.pack.begin import free_bytes
-from fastload.pack.engine import run_job
-from fastload.pack.finish import PackReport
+from fastload.pack.begin import begin_or_resume, discard, free_bytes
+from fastload.pack.engine import PackRun
+from fastload.pack.finish import PackReport, finish, finished_report
+from fastload.pack.journal import Journal
 from fastload.pack.pack_options import (
     Bits,
     Fit,
@@ -37,13 +39,13 @@ from fastload.pack.pack_options import (
     output_exists,
 )
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import Survey, survey_listing
+from fastload.pack.survey import Survey, only_arrays, survey_listing
 from fastload.sources.listing import Listing, MasksWanted, OnError
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import Tree
 from fastload.system.machine import worker_count
 
-__all__ = ["PackOptions", "PackReport", "Survey", "check_output", "pack_images", "pack_listing", "survey_source"]
+__all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
 
 
 def pack_images(
@@ -120,14 +122,20 @@ def pack_images(
     if not isinstance(source, (str, Path)):
         from fastload.sources.objects import list_objects
 
+        listing = _limited(list_objects(source, on_error=on_error), options)
         return pack_listing(
-            _limited(list_objects(source, on_error=on_error), options), output, options=options,
-            source_name=type(source).__name__, workers=workers or 0, on_error=on_error, overwrite=overwrite,
-            progress=progress,
+            listing, output, options=options, source_name=type(source).__name__, workers=workers or 0,
+            on_error=on_error, overwrite=overwrite, progress=progress,
         )  # fmt: skip
     started = time.perf_counter()
     output = _checked_output(output, overwrite)
-    _check_not_source(Path(source), output)
+    if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
+        raise OutputError(
+            f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "
+            f"folder outside of it."
+        )
+    if Path(source).exists() and output.exists() and output.samefile(source):
+        raise OutputError(f"{output}: is the source itself. Choose another name.")
     with PackPool(worker_count(workers)) as pool:
         # Imported here, as repacking does not need all the layouts.
         from fastload.sources.layouts import LAYOUTS, detect_layout
@@ -137,7 +145,7 @@ def pack_images(
         if name not in LAYOUTS or LAYOUTS[name].decodes:
             pool.start_early()
         listing = _list_samples(tree, name, options, on_error)
-        return run_job(PackJob(str(source), output, listing, options, on_error, overwrite, progress), pool, started)
+        return _run(PackJob(str(source), output, listing, options, on_error, overwrite, progress), pool, started)
 
 
 def pack_listing(
@@ -159,7 +167,32 @@ def pack_listing(
     started = time.perf_counter()
     output = _checked_output(output, overwrite)
     with PackPool(worker_count(workers)) as pool:
-        return run_job(PackJob(source_name, output, listing, options, on_error, overwrite, progress), pool, started)
+        return _run(PackJob(source_name, output, listing, options, on_error, overwrite, progress), pool, started)
+
+
+def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:
+    """Begins or continues a pack, under the journal's lock, and returns the report of the finished file."""
+    pool.use(job.listing)
+    copies = job.options.size is None and job.options.mode is None and only_arrays(job.listing)
+    if copies or job.listing.files is None:
+        pool.workers = 0  # Copying arrays takes less time than sending tasks.
+    with closing(Journal(journal_path(job.output))) as journal:
+        found = journal.read()
+        try:
+            if report := finished_report(job, journal, found, started):
+                return report
+            tasks, kept = begin_or_resume(job, journal, found, pool)
+        except BaseException:
+            if not job.part.exists():
+                discard(job, found)
+                journal.remove()  # Nothing was begun, so there is nothing to continue.
+            raise
+        if tasks.survey.plan is not None and tasks.survey.plan.special and not pool.workers:
+            pool.local_threads = pool.threads  # Encoding releases the GIL, and takes longer than copying.
+        begun = time.perf_counter()
+        run = PackRun(tasks, journal, kept)
+        rate = run.make(pool) / max(time.perf_counter() - begun, 1e-9)
+        return finish(tasks, run, journal, pool, images_per_s=rate, chunks_kept=tasks.chunks_of(kept), started=started)
 
 
 def survey_source(
@@ -203,18 +236,14 @@ def _limited(listing: Listing, options: PackOptions) -> Listing:
 
 
 def _checked_output(output: str | Path, overwrite: bool) -> Path:
-    """Returns the path to write to: the target of a symbolic link, so that the link stays."""
+    """Returns the path to write to: the target of a symbolic link, so that the link stays.
+
+    Raises:
+        OutputError: it cannot be written, before any work.
+    """
     output = Path(output)
     if output.is_symlink():
         output = output.resolve()
-    check_output(output)
-    if output.exists() and not overwrite and not journal_path(output).exists():
-        raise output_exists(output)
-    return output
-
-
-def check_output(output: Path) -> None:
-    """Raises OutputError for an output that cannot be written, before any work."""
     if output.is_dir():
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
     if output.exists() and not output.is_file():
@@ -223,14 +252,6 @@ def check_output(output: Path) -> None:
         raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
     if not output.absolute().parent.is_dir():
         raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first.")
-
-
-def _check_not_source(source: Path, output: Path) -> None:
-    """Raises OutputError for an output that is the source, or lies in it."""
-    if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
-        raise OutputError(
-            f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "
-            f"folder outside of it."
-        )
-    if source.exists() and output.exists() and output.samefile(source):
-        raise OutputError(f"{output}: is the source itself. Choose another name.")
+    if output.exists() and not overwrite and not journal_path(output).exists():
+        raise output_exists(output)
+    return output

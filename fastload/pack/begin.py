@@ -23,6 +23,7 @@ from fastload.format.header import IMAGES_OFFSET
 from fastload.format.writer import writer_name
 from fastload.images.decode import decoder_versions
 from fastload.pack.encode import Headers
+from fastload.pack.engine import PackTasks
 from fastload.pack.journal import (
     Journal,
     JournalContents,
@@ -33,10 +34,9 @@ from fastload.pack.journal import (
     source_table,
 )
 from fastload.pack.pack_options import PackJob, journal_path, output_exists
-from fastload.pack.pack_worker import RowOffsets, Worker
+from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import Survey, read_headers, survey_listing
-from fastload.pack.tasks import PackTasks
+from fastload.pack.survey import read_headers, survey_listing
 from fastload.sources.listing import first_few
 
 SYNC_BYTES = 256 * 2**20
@@ -59,39 +59,27 @@ def begin_or_resume(
         SourceError, OptionError: as survey_listing.
         OutputError: the output exists, or the disk is too full.
     """
-    sources, old = source_table(job.listing), None
+    old = None
     if job.part.exists():
-        changed = _what_changed(job, found)
-        if changed:
-            _require_overwrite(job, changed)
+        if found is not None:
+            changed = changed_since(job, found.head, found.sources)
+        elif any(map(of_another_release, (journal_path(job.output), job.part))):
+            changed = f"another release of fastload began it and can finish it; {writer_name()} cannot read its journal"
         else:
+            changed = "its journal is missing or damaged"
+        if not changed:
             old = found
+        elif not job.overwrite:
+            raise _cannot_continue(job, changed)
     elif job.output.exists() and not job.overwrite:
         raise output_exists(job.output)
     headers = None
     if job.listing.files is not None:
-        if old is not None and np.array_equal(old.sources, sources):
-            headers = headers_from_json(old.head["headers"], len(sources))
+        if old is not None and np.array_equal(old.sources, source_table(job.listing)):
+            headers = headers_from_json(old.head["headers"], len(job.listing))
         headers = headers or read_headers(job.listing, pool, job.on_progress)
-    survey = _survey(job, pool, headers, old)
-    if old is not None:
-        if repr(survey.plan) == old.head["plan"]:
-            placed = {name: (file, base) for name, file, base in old.head["streams"]}
-            tasks = PackTasks.of(job, survey, placed)
-            if all(os.path.exists(stream.path) for stream in tasks.streams):
-                return tasks, _resume(tasks, old, pool)
-        else:
-            _require_overwrite(job, _other_images(job, old, headers, f"now {survey.plan}, formerly {old.head['plan']}"))
-    discard(job, found)
-    tasks = PackTasks.of(job, survey)
-    _begin(tasks, journal, headers)
-    return tasks, []
-
-
-def _survey(job: PackJob, pool: PackPool, headers: Headers | None, old: JournalContents | None) -> Survey:
-    """Returns the survey; where a pack is to be continued, an error names the images that changed since it began."""
     try:
-        return survey_listing(
+        survey = survey_listing(
             job.listing, job.options, pool, source=job.source, on_error=job.on_error, progress=job.on_progress,
             found=headers,
         )  # fmt: skip
@@ -99,8 +87,27 @@ def _survey(job: PackJob, pool: PackPool, headers: Headers | None, old: JournalC
         if old is None or job.overwrite:
             raise
         if headers is not None and not headers.reasons:
-            raise ResumeError(_cannot_continue(job, _other_images(job, old, headers, str(exc)))) from exc
+            raise _cannot_continue(job, _other_images(job, old, headers, str(exc))) from exc
         raise SourceError(f"{exc} {_KEPT}") from exc
+    if old is not None and repr(survey.plan) == old.head["plan"]:
+        placed = {name: (file, base) for name, file, base in old.head["streams"]}
+        tasks = PackTasks.of(job, survey, placed)
+        if all(os.path.exists(stream.path) for stream in tasks.streams):
+            return tasks, _resume(tasks, old, pool)
+    elif old is not None and not job.overwrite:
+        why = f"now {survey.plan}, formerly {old.head['plan']}"
+        raise _cannot_continue(job, _other_images(job, old, headers, why))
+    discard(job, found)
+    tasks = PackTasks.of(job, survey)
+    _begin(tasks, journal, headers)
+    return tasks, []
+
+
+def _cannot_continue(job: PackJob, changed: str) -> ResumeError:
+    return ResumeError(
+        f"{job.part}: left by an interrupted pack that this call cannot continue: {changed}. Start again with "
+        f"`--overwrite`, or remove {job.part.name} and {journal_path(job.output).name}."
+    )
 
 
 def _other_images(job: PackJob, old: JournalContents, headers: Headers | None, why: str) -> str:
@@ -117,65 +124,66 @@ def _other_images(job: PackJob, old: JournalContents, headers: Headers | None, w
 
 
 def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> list[TaskRecord]:
-    """Returns the tasks of an interrupted call that are done and whole, and reserves space for the others."""
+    """Returns the tasks whose sources are the same and whose rows lie where they belong, as they were written.
+
+    Where offsets depend on the rows before, these are the tasks before the first that is not so. Space for the others
+    is reserved.
+    """
     job = tasks.job
     for path in {stream.path for stream in tasks.streams} or {str(job.part)}:
         wait_for_orphans(Path(path))
-    kept = _whole_tasks(tasks, found, pool)
-    job.meta.unlink(missing_ok=True)  # Left by a last step that was interrupted; it is made again.
-    check_space(tasks, kept)
-    if tasks.known_end is not None:
-        reserve(job.part, tasks.known_end, again=True)
-    return kept
-
-
-def _whole_tasks(tasks: PackTasks, found: JournalContents, pool: PackPool) -> list[TaskRecord]:
-    """Returns the tasks whose sources are the same and whose rows lie where they belong, as they were written.
-
-    Where offsets depend on the rows before, these are the tasks before the first that is not so.
-    """
     records: dict[int, TaskRecord] = {}
-    located: list[RowOffsets] = []
     ends = [(0,) * len(tasks.streams)]
     for number in range(tasks.num_tasks):
-        start = ends[-1] if tasks.ordered else tasks.starts(number)
+        rows, start = tasks.rows(number), ends[-1] if tasks.ordered else tasks.starts(number)
+        now = (rows.start, rows.stop - rows.start, tasks.sources_check(number), start)
         record = found.tasks.get(number)
         # What was skipped is tried again where it must not be: it may have been repaired, or its error is to be shown.
-        usable = record is not None and tasks.is_of(record) and record.starts == start
-        if record is None or not usable or (record.reasons and tasks.job.on_error == "fail"):
-            if tasks.ordered:
-                break
-            continue
-        offsets, end = tasks.locate(number, record.rows, start, record.checks)
-        records[number] = record
-        located.append(offsets)
-        ends.append(end)
+        if (
+            record is not None
+            and (record.first, record.count, record.sources, record.starts) == now
+            and not (record.reasons and job.on_error == "fail")
+        ):
+            records[number] = record
+            ends.append(tasks.ends(record))
+        elif tasks.ordered:
+            break
     broken = tasks.num_tasks
-    for done, (number, right) in enumerate(pool.run(Worker.check, located)):
+    written = [(record, tasks.streams) for record in records.values()]
+    for done, (number, right) in enumerate(pool.run(Worker.check, written)):
         if not right:
             del records[number]
             broken = min(broken, number)
-        if tasks.job.on_progress:
-            tasks.job.on_progress("checking what an earlier run packed", done + 1, len(located))
-    if not tasks.ordered:
-        return list(records.values())
-    kept = [record for number, record in records.items() if number < broken]
-    # This also removes what a call that was stopped in its last step wrote behind the rows: gaps between rows must
-    # stay zero.
-    behind = {stream.path: stream.base + end for stream, end in zip(tasks.streams, ends[len(kept)], strict=True)}
-    for path, end_of_rows in behind.items():
-        os.truncate(path, end_of_rows)
+        if job.on_progress:
+            job.on_progress("checking what an earlier run packed", done + 1, len(written))
+    if tasks.ordered:
+        records = {number: record for number, record in records.items() if number < broken}
+        # This also removes what a call that was stopped in its last step wrote behind the rows: gaps between rows must
+        # stay zero.
+        behind = {stream.path: stream.base + end for stream, end in zip(tasks.streams, ends[len(records)], strict=True)}
+        for path, end_of_rows in behind.items():
+            os.truncate(path, end_of_rows)
+    job.meta.unlink(missing_ok=True)  # Left by a last step that was interrupted; it is made again.
+    kept = list(records.values())
+    _check_space(tasks, kept)
+    if tasks.known_end is not None:
+        _reserve(job.part, tasks.known_end, again=True)
     return kept
 
 
 def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
     """Starts a new pack: its journal, and its files with the space that is known to be needed."""
     job, known = tasks.job, tasks.known_end
-    if any(stream.path == str(job.masks) for stream in tasks.streams):
-        _remove_masks_file(job)
-    check_space(tasks, [])
+    if any(stream.path == str(job.masks) for stream in tasks.streams) and job.masks.exists():
+        if not job.overwrite:
+            raise ResumeError(
+                f"{job.masks}: exists, and is of no unfinished pack of {job.output.name}, which needs that name until "
+                f"it is complete. Move it away, choose another output, or replace it with `--overwrite`."
+            )
+        job.masks.unlink()
+    _check_space(tasks, [])
     head = {
-        **identity_of(job),
+        **_identity_of(job),
         "plan": repr(tasks.survey.plan),
         "streams": [(stream.name, os.path.basename(stream.path), stream.base) for stream in tasks.streams],
         "headers": headers_to_json(headers),
@@ -183,30 +191,13 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
     journal.begin(head, tasks.sources, sync=tasks.survey.bytes_needed >= SYNC_BYTES)
     made: list[Path] = []
     try:
-        for path in dict.fromkeys([str(job.part), *(stream.path for stream in tasks.streams)]):
-            in_part = path == str(job.part)
-            reserve(Path(path), (known or IMAGES_OFFSET) if in_part else 1)
-            made.append(Path(path))
+        for path in dict.fromkeys([job.part, *(Path(stream.path) for stream in tasks.streams)]):
+            _reserve(path, (known or IMAGES_OFFSET) if path == job.part else 1)
+            made.append(path)
     except OutputError:
         for each in made:
             each.unlink(missing_ok=True)
         raise
-
-
-def _remove_masks_file(job: PackJob) -> None:
-    """Removes a file that has the name of the rows of masks, which is not the packer's.
-
-    Raises:
-        ResumeError: it may not be overwritten.
-    """
-    if not job.masks.exists():
-        return
-    if not job.overwrite:
-        raise ResumeError(
-            f"{job.masks}: exists, and is of no unfinished pack of {job.output.name}, which needs that name until it "
-            f"is complete. Move it away, choose another output, or replace it with `--overwrite`."
-        )
-    job.masks.unlink()
 
 
 def own_files(job: PackJob, found: JournalContents | None) -> list[Path]:
@@ -235,20 +226,7 @@ def wait_for_orphans(part: Path) -> None:
         os.close(fd)
 
 
-def _require_overwrite(job: PackJob, changed: str) -> None:
-    """Raises ResumeError about an unfinished pack that cannot be continued, unless it may be overwritten."""
-    if not job.overwrite:
-        raise ResumeError(_cannot_continue(job, changed))
-
-
-def _cannot_continue(job: PackJob, changed: str) -> str:
-    return (
-        f"{job.part}: left by an interrupted pack that this call cannot continue: {changed}. Start again with "
-        f"`--overwrite`, or remove {job.part.name} and {journal_path(job.output).name}."
-    )
-
-
-def identity_of(job: PackJob) -> dict[str, Any]:
+def _identity_of(job: PackJob) -> dict[str, Any]:
     """Returns what must be the same for a pack to be continued, besides the source files."""
     fields = xxhash.xxh3_64()
     for name, column in sorted(job.listing.columns.items()):
@@ -267,22 +245,13 @@ def identity_of(job: PackJob) -> dict[str, Any]:
     }
 
 
-def _what_changed(job: PackJob, found: JournalContents | None) -> str:
-    """Returns the first difference to the pack of a journal, in words; "" when there is none."""
-    if found is None:
-        if any(map(of_another_release, (journal_path(job.output), job.part))):
-            return f"another release of fastload began it and can finish it; {writer_name()} cannot read its journal"
-        return "its journal is missing or damaged"
-    return changed_since(job, found.head, found.sources)
-
-
 def changed_since(job: PackJob, head: Mapping[str, Any], old: NDArray[np.void]) -> str:
     """Returns the first difference to what a journal's head says, in words; "" when there is none.
 
     Args:
         old: SOURCE (N,), the sources in the journal.
     """
-    identity, table = identity_of(job), source_table(job.listing)
+    identity, table = _identity_of(job), source_table(job.listing)
     for name in ("release", "decoder", "layout"):
         if head[name] != identity[name]:
             return f"the {name} was {head[name]}, now it is {identity[name]}"
@@ -301,7 +270,7 @@ def changed_since(job: PackJob, head: Mapping[str, Any], old: NDArray[np.void]) 
     return ""
 
 
-def check_space(tasks: PackTasks, done: list[TaskRecord]) -> None:
+def _check_space(tasks: PackTasks, done: list[TaskRecord]) -> None:
     """Raises OutputError if the disk has too little free space for the rows that are not done."""
     output, survey = tasks.job.output, tasks.survey
     free, needed = free_bytes(output), tasks.bytes_to_come(done)
@@ -329,7 +298,7 @@ def free_bytes(output: Path) -> int:
         ) from exc
 
 
-def reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
+def _reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
     """Creates the file with all its space, so that a full disk is noticed before the first image is decoded.
 
     Args:
@@ -343,7 +312,7 @@ def reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
     except OSError as exc:
         raise OutputError(f"{part}: cannot be written ({exc.strerror}). Choose another folder.") from exc
     try:
-        if _in_memory(fd):
+        if _on_tmpfs(fd):
             # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its free
             # space has just been checked.
             os.ftruncate(fd, num_bytes)
@@ -360,7 +329,7 @@ def reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
         os.close(fd)
 
 
-def _in_memory(fd: int) -> bool:
+def _on_tmpfs(fd: int) -> bool:
     """Whether an open file lies on tmpfs, by its device number in the kernel's table of mounts."""
     device = os.fstat(fd).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"

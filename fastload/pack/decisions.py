@@ -1,22 +1,23 @@
-"""Decisions from the headers of all images: common format, one size or several, the form of rows, bytes needed."""
+"""Decisions from the headers of all images: their common format, one size or several, which are stored as JPEG.
+
+`plan_rows` makes them, before packing begins. A `RaggedPlan` says what the rows of one dataset become.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import ImageError, OptionError, SourceError
-from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, has_zstd, parse_codec
-from fastload.images.fit import Fit, Target
-from fastload.pack.encode import RowEncoder
-from fastload.pack.encoding import EncodingOption, RaggedPlan, fitted_sizes, jpegs_kept_and_made
-from fastload.pack.pack_options import Bits, Mode, PackOptions
+from fastload.errors import OptionError, SourceError
+from fastload.format.codecs import NONE, Codec, parse_codec
+from fastload.images.fit import Target
+from fastload.pack.pack_options import Bits, EncodingOption, Mode, PackOptions
 from fastload.sources.listing import Listing
 
 _MAX_ROW_BYTES = 2**32 - 1
@@ -25,55 +26,176 @@ _JPEG_BITS = {50: 1.0, 75: 1.3, 90: 2.0, 95: 2.7, 100: 5.0}
 """Quality -> estimated bits a pixel, a quarter above 43 photos of 400x533 pixels (0.95, 1.1, 1.6, 2.1 and 3.4)."""
 
 
+Form = Literal["rows", "ragged"]
+"""The form of a pixel dataset: rows of one size (N, H, W[, C]), or rows of varying length in one array of bytes."""
+
+MAX_JPEG_SIDE = 65_500
+"""The limit of libjpeg; larger images are stored as pixels."""
+
+KINDS = {8: {1: "L", 3: "RGB", 4: "RGBA"}, 16: {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}}
+"""Bits a value -> channels -> the kind of images that the file holds without conversion."""
 _CHANNELS = {"gray": 1, "rgb": 3, "rgba": 4}
 _MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
-_OWN_KINDS = {
-    1: {1: {"L"}, 3: {"RGB"}, 4: {"RGBA"}},
-    2: {1: {"I;16"}, 3: {"RGB;16"}, 4: {"RGBA;16"}},
-}
-"""Bytes a value -> channels -> the kinds of images that the file holds without conversion."""
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The format of all images in the packed file.
+class RaggedPlan:
+    """How each row of a dataset is made; decided before packing begins, and picklable for the workers.
 
     Attributes:
-        channels, dtype: of every image.
-        target: the size of all images; None where they keep sizes that differ.
-        sizes: (height, width) in the source -> number of images, most frequent first.
+        channels, dtype: of every decoded image.
+        option: the encoding asked for.
+        target: the size of all images (`--size`, or the one they share); None where they keep their own.
+        max_size: limit for an image's shorter side in pixels; larger images are resized, antialiased; None: no limit.
+        images, masks: the form of each dataset; masks None where there are none.
+        image_codec, mask_codec: in the form "rows" an HDF5 filter, in the form "ragged" zstd for each row that is not
+            JPEG.
+        chunk_bytes: the size that chunks should have.
     """
 
     channels: int
     dtype: np.dtype[Any]
+    option: EncodingOption
     target: Target | None
-    sizes: dict[tuple[int, int], int]
+    max_size: int | None
+    images: Form
+    masks: Form | None
+    image_codec: Codec = NONE
+    mask_codec: Codec = NONE
+    chunk_bytes: int = 8 * 2**20
+
+    @property
+    def keeps(self) -> bool:
+        """Whether rows are copied as a packed file holds them."""
+        return self.option.kind == "keep"
+
+    @property
+    def special(self) -> bool:
+        """Whether rows are anything but uncompressed pixels of one size."""
+        return self.images == "ragged" or self.image_codec != NONE or self.mask_codec != NONE
+
+    def row_size(self, height: int, width: int) -> tuple[int, int]:
+        """Returns (height, width) of the row for an image of this size."""
+        if self.target is not None:
+            return self.target.height, self.target.width
+        return fitted_size(height, width, self.max_size)
 
 
-def decide(headers: NDArray[np.void], options: PackOptions, source: str | Path) -> Decision:
-    """Returns what the images with these headers become.
+def fitted_size(height: int, width: int, max_size: int | None) -> tuple[int, int]:
+    """Returns (height, width) with the shorter side at most max_size; the aspect ratio stays, to the nearest pixel."""
+    short = min(height, width)
+    if max_size is None or short <= max_size:
+        return height, width
+    return (2 * height * max_size + short) // (2 * short), (2 * width * max_size + short) // (2 * short)
+
+
+def fitted_sizes(sizes: NDArray[np.int64], max_size: int | None) -> NDArray[np.int64]:
+    """Returns `fitted_size` of many images, int64 (N, 2).
+
+    Args:
+        sizes: int64 (N, 2), heights and widths; 0 where not known, which stays 0.
+    """
+    short = sizes.min(axis=1, keepdims=True)
+    if max_size is None or not (short > max_size).any():
+        return sizes
+    return np.where(short > max_size, (2 * sizes * max_size + short) // np.maximum(2 * short, 1), sizes)
+
+
+def jpegs_kept_and_made(plan: RaggedPlan, samples: Any, headers: Any) -> tuple[Any, Any]:
+    """Returns which samples keep the bytes of their JPEG file, and which are encoded as JPEG; the others become pixels.
+
+    Args:
+        samples: int64 (n,), numbers in the listing; or one number.
+        headers: HEADERS (n,) of these samples; or one of them, also as a dict of plain numbers.
+
+    Returns:
+        Two bool arrays (n,), or two bools.
+    """
+    kind, height, width = plan.option.kind, headers["height"], headers["width"]
+    nothing = height < 0
+    if kind in ("raw", "keep"):
+        return nothing, nothing
+    # x ^ True negates NumPy's bools and Python's alike, ~x does not; Python's numbers take a tenth of the time.
+    wanted = nothing ^ True
+    if kind == "mixed":  # Spread evenly over the listing, so that the order of packing does not matter.
+        wanted = (samples + 1) * plan.option.fraction // 1 > samples * plan.option.fraction // 1
+    own = nothing
+    if kind != "jpeg":
+        fits = (headers["channels"] == plan.channels) | ((headers["channels"] == 1) & (plan.channels == 3))
+        possible = (headers["jpeg"] > 0) & fits
+        own = wanted & possible & (_resized(plan, height, width) ^ True)
+        if kind == "source":  # Other files stay lossless; a JPEG to be resized would grow as pixels.
+            wanted = possible
+    return own, wanted & (own ^ True) & (height <= MAX_JPEG_SIDE) & (width <= MAX_JPEG_SIDE)
+
+
+def _resized(plan: RaggedPlan, height: Any, width: Any) -> Any:
+    if plan.target is not None:
+        return (height != plan.target.height) | (width != plan.target.width)
+    if plan.max_size is None:
+        return height < 0
+    return (height > plan.max_size) & (width > plan.max_size)
+
+
+def plan_rows(
+    headers: NDArray[np.void], options: PackOptions, source: str | Path, *, masks: bool, encoded: bool = False
+) -> RaggedPlan:
+    """Returns what the images with these headers become; masks are compressed only if the options say so.
+
+    Args:
+        masks: there are masks.
+        encoded: rows to be kept are encoded ones.
 
     Raises:
         SourceError: their kinds cannot share one dataset.
         OptionError: they cannot be stored as the options say.
     """
     channels, dtype = common_format(source, headers, options.mode, options.bits)
-    _check_jpeg(options, channels, dtype, source)
+    option = options.store or EncodingOption()
+    if option.kind in ("jpeg", "mixed"):
+        _check_jpeg(options, channels, dtype, source)
+    target = _target(headers, options, channels, dtype)
+    codec = NONE if options.codec == "auto" else parse_codec(options.codec)
+    pixels = target is not None and (option.kind == "raw" or (option.kind == "keep" and not encoded))
+    if codec.name == "gzip" and not pixels:
+        raise OptionError(
+            f"{source}: its images differ in size or are kept as they are encoded, and rows of varying length are "
+            f"compressed with zstd only. Say `--codec zstd`, or pack the images with `--size`."
+        )
+    return RaggedPlan(
+        channels=channels,
+        dtype=dtype,
+        option=option,
+        target=target,
+        max_size=options.max_size if target is None else None,
+        images="rows" if pixels else "ragged",
+        masks=("ragged" if target is None else "rows") if masks else None,
+        image_codec=codec,
+        mask_codec=codec if masks else NONE,
+        chunk_bytes=options.chunk_bytes,
+    )
+
+
+def _target(headers: NDArray[np.void], options: PackOptions, channels: int, dtype: np.dtype[Any]) -> Target | None:
+    """Returns the size of all images; None where they keep sizes that differ."""
+    if options.size is not None:
+        height, width = options.size
+        return Target(height, width, channels, dtype, options.fit)
+    sizes = np.array(list(size_counts(headers)))
+    fitted = fitted_sizes(sizes, options.max_size)
+    if (fitted != fitted[0]).any():
+        return None
+    # Aspect ratios equal the target's but for rounding, so stretching cuts nothing off.
+    height, width = fitted[0].tolist()
+    return Target(height, width, channels, dtype, None if np.array_equal(sizes, fitted[:1]) else "stretch")
+
+
+def size_counts(headers: NDArray[np.void]) -> dict[tuple[int, int], int]:
+    """Returns {(height, width): number of images}, most frequent first."""
     # One number for each size: sorting numbers is much faster than sorting pairs.
     found, counts = np.unique(headers["height"].astype(np.int64) << 32 | headers["width"], return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    sizes = {(int(found[i] >> 32), int(found[i] & 0xFFFFFFFF)): int(counts[i]) for i in order}
-    target = Target(height=0, width=0, channels=channels, dtype=dtype)
-    if options.size is not None:
-        height, width = options.size
-        return Decision(channels, dtype, replace(target, height=height, width=width, fit=options.fit), sizes)
-    fitted = fitted_sizes(np.array(list(sizes)), options.max_size)
-    if (fitted != fitted[0]).any():
-        return Decision(channels, dtype, None, sizes)
-    height, width = fitted[0].tolist()
-    # Aspect ratios equal the target's but for rounding, so stretching cuts nothing off.
-    fit: Fit | None = None if set(sizes) == {(height, width)} else "stretch"
-    return Decision(channels, dtype, replace(target, height=height, width=width, fit=fit), sizes)
+    return {(int(found[i] >> 32), int(found[i] & 0xFFFFFFFF)): int(counts[i]) for i in order}
 
 
 def common_format(
@@ -84,48 +206,37 @@ def common_format(
     Raises:
         SourceError: they differ, and no option says what they should become.
     """
-    dtype = _depth(source, headers, bits)
-    if mode is not None:
-        return _CHANNELS[mode], dtype
-    total, alpha = len(headers), int(np.sum(headers["channels"] == 4))
-    if alpha and alpha < total:
-        raise SourceError(
-            f"{source}: {alpha} of {total} images have an alpha channel. Say what all should become: `--mode rgb` "
-            f"drops alpha, `--mode rgba` makes the others opaque."
-        )
-    if alpha:
-        return 4, dtype
-    return (3 if np.any(headers["channels"] == 3) else 1), dtype
-
-
-def _depth(source: str | Path, headers: NDArray[np.void], bits: Bits | None) -> np.dtype[Any]:
-    total, deep = len(headers), int(np.sum(headers["bits"] == 16))
-    if bits == 8:
-        return np.dtype(np.uint8)
+    total, deep, alpha = len(headers), int(np.sum(headers["bits"] == 16)), int(np.sum(headers["channels"] == 4))
     if bits == 16 and deep < total:
         raise SourceError(
             f"{source}: {total - deep} of {total} images have 8 bits a channel, which are never passed off as 16. "
             f"Leave `--bits 16` out, or pack the 16-bit images by themselves."
         )
-    if deep and deep < total:
+    if bits is None and 0 < deep < total:
         raise SourceError(
             f"{source}: {deep} of {total} images have 16 bits a channel, the others 8. Say that all should have 8: "
             f"`--bits 8` keeps the high byte of the 16-bit ones."
         )
-    return np.dtype(np.uint16 if deep else np.uint8)
+    dtype = np.dtype(np.uint16 if deep and bits != 8 else np.uint8)
+    if mode is not None:
+        return _CHANNELS[mode], dtype
+    if 0 < alpha < total:
+        raise SourceError(
+            f"{source}: {alpha} of {total} images have an alpha channel. Say what all should become: `--mode rgb` "
+            f"drops alpha, `--mode rgba` makes the others opaque."
+        )
+    return (4 if alpha else 3 if np.any(headers["channels"] == 3) else 1), dtype
 
 
 def conversions(kinds: Counter[str], channels: int, dtype: np.dtype[Any]) -> dict[str, int]:
     """Returns the number of images converted, by a description such as "L -> RGB of 8 bits"."""
     goal = f"{_MODES[channels]} of {dtype.itemsize * 8} bits"
-    own = _OWN_KINDS[dtype.itemsize][channels]
-    return {f"{kind} -> {goal}": count for kind, count in sorted(kinds.items()) if count and kind not in own}
+    own = KINDS[8 * dtype.itemsize][channels]
+    return {f"{kind} -> {goal}": count for kind, count in sorted(kinds.items()) if count and kind != own}
 
 
 def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], source: str | Path) -> None:
-    """Raises OptionError if JPEGs should be made of images that a JPEG cannot hold."""
-    if options.store is None or options.store.kind not in ("jpeg", "mixed"):
-        return
+    """Raises OptionError for images that a JPEG cannot hold."""
     if dtype != np.uint8:
         raise OptionError(
             f"{source}: its images have 16 bits a channel, a JPEG holds 8. Keep their high byte with `--bits 8`, or "
@@ -141,40 +252,6 @@ def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], sourc
             f"{source}: its images have an alpha channel, which a JPEG does not hold. Drop it with `--mode rgb`, or "
             f"store them with `--store raw`."
         )
-
-
-def plan_ragged(
-    decision: Decision, options: PackOptions, *, masks: bool, encoded: bool = False, source: str | Path
-) -> RaggedPlan:
-    """Returns the plan of rows; masks are compressed only if the options say so.
-
-    Args:
-        encoded: rows to be kept are encoded ones.
-
-    Raises:
-        OptionError: a codec that rows of several sizes cannot have.
-    """
-    option = options.store or EncodingOption()
-    codec = NONE if options.codec == "auto" else parse_codec(options.codec)
-    one_size = decision.target is not None
-    pixels = one_size and (option.kind == "raw" or (option.kind == "keep" and not encoded))
-    if codec.name == "gzip" and not pixels:
-        raise OptionError(
-            f"{source}: its images differ in size or are kept as they are encoded, and rows of varying length are "
-            f"compressed with zstd only. Say `--codec zstd`, or pack the images with `--size`."
-        )
-    return RaggedPlan(
-        channels=decision.channels,
-        dtype=decision.dtype,
-        option=option,
-        target=decision.target,
-        max_size=None if one_size else options.max_size,
-        images="rows" if pixels else "ragged",
-        masks=("rows" if one_size else "ragged") if masks else None,
-        image_codec=codec,
-        mask_codec=codec if masks else NONE,
-        chunk_bytes=options.chunk_bytes,
-    )
 
 
 def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Path) -> dict[int, str]:
@@ -268,86 +345,13 @@ def shrunk(options: PackOptions, headers: NDArray[np.void]) -> dict[str, int]:
     return {f"larger than --max-size {options.max_size} -> shrunk": count} if count else {}
 
 
-def note_on_kept(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> list[str]:
-    """Returns a note if JPEG files are kept without having been decoded."""
-    if not np.any(jpegs_kept_and_made(plan, samples, headers[samples])[0]):
-        return []
-    return ["JPEGs kept as they are were not decoded: `fastload verify` finds what is damaged inside of them."]
-
-
-def note_on_unused_codec(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> list[str]:
-    """Returns a note if a codec was asked for and no image is left that it would compress."""
+def notes_on_encoding(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> list[str]:
+    """Returns notes if JPEG files are kept without having been decoded, and if a codec finds nothing to compress."""
     own, made = jpegs_kept_and_made(plan, samples, headers[samples])
-    if plan.image_codec == NONE or not np.all(own | made):
-        return []
-    rest = "only the masks are compressed" if plan.masks else "nothing is left to compress"
-    return [f"Every image is stored as JPEG, which {plan.image_codec.name} makes no smaller: {rest}."]
-
-
-# The choice of the masks' codec under `--codec auto`: some masks are compressed to see what that saves.
-
-
-_MASKS = 64
-_TRIAL_BYTES = 64 * 2**20
-_WORTH_BYTES = 2**20
-"""Masks of fewer bytes in all are read in no time, however they are stored."""
-
-
-def choose_mask_codec(
-    listing: Listing, plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]
-) -> tuple[Codec, str]:
-    """Returns the codec of masks for `--codec auto`, and a note for the user, or "".
-
-    zstd if it halves some 64 of the masks, else none.
-
-    Args:
-        listing: of images with masks.
-        plan: how rows are made.
-        samples: int64, the samples to pack.
-        headers: HEADERS (N,) of all samples of the listing.
-    """
-    sizes = np.prod(row_sizes(plan, headers[samples]), axis=1)
-    total = int(sizes.sum())
-    if total < _WORTH_BYTES:
-        return NONE, ""
-    if not has_zstd():
-        return NONE, (
-            "Masks are stored as they are: to see whether zstd would make them smaller needs zstandard. Install it "
-            "with: pip install zstandard hdf5plugin."
-        )
-    count = max(1, min(_MASKS, len(samples), _TRIAL_BYTES * len(samples) // total))
-    some = samples[np.arange(count) * len(samples) // count]
-    codec = parse_codec("zstd")
-    before, after = _compressed(_masks_of(listing, plan, some, headers), codec)
-    share = after / max(before, 1)
-    if share <= 0.5:
-        return codec, f"Masks are compressed with {codec}: {count} of them came to {share:.1%} of their size."
-    return NONE, f"Masks are stored as they are: {codec} made {count} of them no smaller than {share:.0%}."
-
-
-def _masks_of(
-    listing: Listing, plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]
-) -> list[NDArray[np.uint8]]:
-    """Returns the pixels of these masks as rows hold them; packing reports those that cannot be read."""
-    assert listing.files is not None, "masks belong to images"
-    encoder = RowEncoder(listing.files, listing.masks, plan)
-    found = []
-    for sample in samples.tolist():
-        try:
-            found.append(encoder.mask(sample, headers[sample]))
-        except (ImageError, OSError):
-            continue
-    return found
-
-
-def _compressed(masks: list[NDArray[np.uint8]], codec: Codec) -> tuple[int, int]:
-    """Returns the bytes of the masks before and after compression, in pieces of about the size of a chunk."""
-    before = after = size = 0
-    piece: list[bytes] = []
-    for at, mask in enumerate(masks):
-        piece.append(mask.tobytes())
-        size += mask.nbytes
-        if size >= CODEC_CHUNK_BYTES or at == len(masks) - 1:
-            before, after = before + size, after + len(codec.compress(b"".join(piece)))
-            piece, size = [], 0
-    return before, after
+    notes = []
+    if np.any(own):
+        notes.append("JPEGs kept as they are were not decoded: `fastload verify` finds what is damaged inside of them.")
+    if plan.image_codec != NONE and np.all(own | made):
+        rest = "only the masks are compressed" if plan.masks else "nothing is left to compress"
+        notes.append(f"Every image is stored as JPEG, which {plan.image_codec.name} makes no smaller: {rest}.")
+    return notes

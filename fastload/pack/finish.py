@@ -11,7 +11,7 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,24 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, OutputError
+from fastload.errors import FormatError, OutputError, SourceError
 from fastload.format.column import Column
 from fastload.format.digests import plain
 from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
-from fastload.format.ragged import RaggedIndex, common_shape, index_names
+from fastload.format.ragged import ENCODINGS, RaggedIndex, common_shape, index_names
 from fastload.format.writer import PixelSpec, RaggedSpec, create_file, dump_options
 from fastload.images.decode import decoder_versions
 from fastload.pack.begin import changed_since, own_files
+from fastload.pack.decisions import source_exceptions
+from fastload.pack.engine import PackRun, PackTasks
 from fastload.pack.journal import Journal, JournalContents, source_table
-from fastload.pack.pack_options import PackJob
+from fastload.pack.pack_options import PackJob, output_exists
 from fastload.pack.pack_worker import RowStream
-from fastload.pack.survey import Survey
-from fastload.pack.tasks import PackTasks
+from fastload.pack.pool import PackPool
+from fastload.pack.survey import Survey, unreadable
+from fastload.sources.listing import first_few
 from fastload.system.files import read_bytes
-from fastload.system.threads import in_order
+from fastload.system.threads import in_threads
 
 _COPY_BYTES = 1 << 24
 
@@ -86,29 +89,143 @@ class PackReport:
     encodings: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The report of a complete file, as the journal holds it."""
+def finish(
+    tasks: PackTasks,
+    run: PackRun,
+    journal: Journal,
+    pool: PackPool,
+    *,
+    images_per_s: float,
+    chunks_kept: int,
+    started: float,
+) -> PackReport:
+    """Makes the complete file, synced to disk, gives it its final name, removes what only packing needed, and reports.
 
-    header_digest: str
-    converted: dict[str, int]
-    skipped: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
-    store: str
-    encodings: dict[str, int]
-    chunks: int
+    Args:
+        run: has made all rows.
+        started: time.perf_counter() when the call began.
+
+    Raises:
+        SourceError: no sample could be packed.
+        OutputError: the disk is full, or the output was made meanwhile; what was packed stays.
+    """
+    job, survey = tasks.job, tasks.survey
+    rows, reasons, ends = run.rows()
+    skipped = tasks.named(reasons)
+    if not len(rows):
+        raise SourceError(unreadable(job.source, skipped, len(tasks.samples)))
+    path = _complete(tasks, rows, ends, pool.threads)
+    # Read from the file, as every reader will.
+    with open_hdf5(job.meta) as file:
+        header_digest = str(plain(file.attrs["header_digest"]))
+    if job.output.exists() and not job.overwrite:
+        raise output_exists(job.output)
+    counts = np.bincount(rows["encoding"], minlength=len(ENCODINGS)).tolist() if tasks.streams else []
+    # The part of the report that no reader of the file could find out.
+    done = {
+        "converted": _converted(tasks, rows),
+        "skipped": (*survey.skipped, *skipped),
+        "notes": (*survey.notes, *_notes(tasks, rows)),
+        "store": "raw" if survey.plan is None else str(survey.plan.option),
+        "encodings": {name: count for name, count in zip(ENCODINGS, counts, strict=False) if count},
+        "chunks": tasks.chunks,
+    }
+    journal.finished({**done, "header_digest": header_digest, "path": path.name, "sources": _sources_check(job)})
+    os.replace(path, job.output)
+    fd = os.open(job.output.parent, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    for each in (job.meta, job.part, *(Path(stream.path) for stream in tasks.streams)):
+        each.unlink(missing_ok=True)
+    journal.remove()
+    return _report(job, read_header(job.output), done, started, images_per_s, chunks_kept)
 
 
-def finish(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], threads: int) -> tuple[Path, str]:
-    """Makes the complete file, all of it synced to disk.
+def finished_report(job: PackJob, journal: Journal, found: JournalContents | None, started: float) -> PackReport | None:
+    """Returns the report of a pack that was killed between the file's final name and the removal of its journal."""
+    if found is None or found.finished is None or not job.output.exists():
+        return None
+    done = dict(found.finished)
+    same_sources, header_digest = done.pop("sources") == _sources_check(job), done.pop("header_digest")
+    unpublished = job.output.with_name(done.pop("path")).exists()
+    if unpublished or not same_sources or changed_since(job, found.head, found.sources):
+        return None
+    with suppress(FormatError):
+        file = read_header(job.output)
+        if file.header_digest == header_digest:
+            for path in (job.meta, *own_files(job, found)):
+                path.unlink(missing_ok=True)
+            journal.remove()
+            return _report(job, file, done, started, 0.0, done["chunks"])
+    return None
+
+
+def _sources_check(job: PackJob) -> int:
+    return xxhash.xxh3_64_intdigest(source_table(job.listing).tobytes())
+
+
+def _report(
+    job: PackJob, file: PackedFile, done: dict[str, Any], started: float, images_per_s: float, chunks_kept: int
+) -> PackReport:
+    """Returns the report of a finished file; done may have passed through JSON."""
+    images = file.fields.get("images")
+    ragged = [name for name in PIXEL_FIELDS if name in file.fields and file.fields[name].ragged is not None]
+    hidden = {*_NOT_OF_THE_SAMPLE, *(part for name in ragged for part in index_names(name))}
+    lists = {"skipped": tuple((key, reason) for key, reason in done["skipped"]), "notes": tuple(done["notes"])}
+    return PackReport(
+        path=job.output,
+        layout=job.listing.layout,
+        num_samples=file.num_rows,
+        image_shape=images.shape if images else (),
+        dtype=str(images.dtype) if images else "",
+        fields=tuple(name for name in file.fields if name not in hidden),
+        splits={name: len(rows) for name, rows in file.splits.items()},
+        file_bytes=file.identity.size,
+        seconds=time.perf_counter() - started,
+        images_per_s=images_per_s,
+        chunks_kept=chunks_kept,
+        chunks_decoded=done["chunks"] - chunks_kept,
+        **{**done, **lists},
+    )
+
+
+def _notes(tasks: PackTasks, rows: NDArray[np.void]) -> list[str]:
+    """Returns notes about the rows that were made."""
+    ragged = [stream for stream in tasks.streams if stream.spec is None]
+    large = sum(int(np.sum(rows[stream.name] > stream.chunk_bytes)) for stream in ragged)
+    notes = []
+    if large:
+        size = f"{ragged[0].chunk_bytes:,} bytes"
+        notes.append(f"{large} images or masks are larger than a chunk ({size}) and have chunks of their own")
+    cut_short = tasks.samples[rows["row"][rows["missing_eoi"] > 0]].tolist()
+    if cut_short:
+        names = first_few([tasks.survey.listing.keys[sample] for sample in cut_short])
+        notes.append(
+            f"{len(cut_short)} JPEGs end without their end marker, as a download does that was interrupted: {names}. "
+            f"They can be decoded and were kept, but part of the picture may be gray or noise."
+        )
+    return notes
+
+
+def _converted(tasks: PackTasks, rows: NDArray[np.void]) -> dict[str, int]:
+    """Returns the conversions of the survey; those that depend on the encoding without samples skipped since."""
+    survey, plan, headers = tasks.survey, tasks.survey.plan, tasks.survey.headers
+    if plan is None or headers is None:
+        return survey.converted
+    expected = source_exceptions(plan, survey.samples, headers)
+    others = {name: count for name, count in survey.converted.items() if name not in expected}
+    return others | source_exceptions(plan, tasks.samples[rows["row"]], headers)
+
+
+def _complete(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], threads: int) -> Path:
+    """Makes the complete file, all of it synced to disk; returns its path, which is `OUT.h5.part` or `OUT.h5.meta`.
 
     Args:
         rows: ROW (N,), all rows that were made.
         ends: for each stream, where its rows end.
         threads: number of threads that compress.
-
-    Returns:
-        The path of the complete file, which is `OUT.h5.part` or `OUT.h5.meta`, and its header digest.
 
     Raises:
         OutputError: the disk is full; what was packed stays.
@@ -129,7 +246,10 @@ def finish(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], thre
         for stream in tasks.streams:
             if stream.compressed:
                 _copy_chunks(tasks, stream, of_one_size[stream.name], rows, threads)
-        target = job.part if _fits(tasks, bases) else job.meta
+        # `OUT.h5.part` becomes the file if what lies in it has no codec, and lies where HDF5 will look for it. Masks
+        # behind the images do not, where samples were skipped that a first call was not to skip.
+        in_part = [stream for stream in tasks.streams if stream.path == str(job.part)]
+        target = job.part if all(bases.get(stream.name) == stream.base for stream in in_part) else job.meta
         _join(tasks, specs, bases, ends, len(rows), target)
     except OSError as exc:
         job.meta.unlink(missing_ok=True)
@@ -137,18 +257,7 @@ def finish(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], thre
             f"{job.output}: cannot be finished ({_reason(exc)}). What was packed is kept: make room, then run "
             f"the same command again."
         ) from exc
-    # Read from the file, as every reader will.
-    with open_hdf5(job.meta) as file:
-        return target, str(plain(file.attrs["header_digest"]))
-
-
-def _fits(tasks: PackTasks, bases: dict[str, int]) -> bool:
-    """Whether `OUT.h5.part` becomes the file: what lies in it has no codec, and lies where HDF5 will look for it.
-
-    Masks behind the images do not, where samples were skipped that a first call was not to skip.
-    """
-    in_part = [stream for stream in tasks.streams if stream.path == str(tasks.job.part)]
-    return all(bases.get(stream.name) == stream.base for stream in in_part)
+    return target
 
 
 def _reason(exc: OSError) -> str:
@@ -169,7 +278,11 @@ def _described(
     listing = survey.listing
     columns = {name: Column(column.values[samples], column.attrs) for name, column in listing.columns.items()}
     columns["split"] = Column(listing.split[samples], {"names": listing.split_names})
-    columns["key"] = Column(_encoded(listing.keys)[samples])
+    try:
+        keys = np.array(listing.keys, "S")  # ASCII, six times as fast
+    except UnicodeEncodeError:
+        keys = np.array([key.encode() for key in listing.keys])
+    columns["key"] = Column(keys[samples])
     columns["digest"] = Column(digests)
     attrs = {
         "decoder": decoder_versions(),
@@ -180,13 +293,6 @@ def _described(
         **listing.attrs,
     }
     return columns, attrs
-
-
-def _encoded(keys: tuple[str, ...]) -> NDArray[np.bytes_]:
-    try:
-        return np.array(keys, "S")  # ASCII, six times as fast
-    except UnicodeEncodeError:
-        return np.array([key.encode() for key in keys])
 
 
 def _ragged_spec(
@@ -220,7 +326,7 @@ def _copy_chunks(tasks: PackTasks, stream: RowStream, spec: PixelSpec, rows: NDA
             return data if chunked[number] else spec.compressed_chunk(data)
 
         numbers = range(len(chunked))
-        for number, data in zip(numbers, in_order(chunk, numbers, threads), strict=True):
+        for number, data in zip(numbers, in_threads(chunk, numbers, threads, ordered=True), strict=True):
             dataset.write_direct_chunk((number * spec.chunk_rows, *(0 for _ in spec.row_shape)), data)
             if tasks.job.on_progress:
                 tasks.job.on_progress(f"writing compressed {stream.name}", number + 1, len(numbers))
@@ -265,85 +371,6 @@ def _copy_bytes(source: Any, target: Any, start: int, stop: int, to: int | None 
     while start < stop and (data := source.read(min(_COPY_BYTES, stop - start))):
         target.write(data)
         start += len(data)
-
-
-def publish(tasks: PackTasks, journal: Journal, path: Path, done: Finished) -> None:
-    """Gives the complete file its final name and removes the files that only packing needed."""
-    job = tasks.job
-    journal.finished({**asdict(done), "path": path.name, "sources": _sources_check(job)})
-    os.replace(path, job.output)
-    fd = os.open(job.output.parent, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    for each in (job.meta, job.part, *(Path(stream.path) for stream in tasks.streams)):
-        each.unlink(missing_ok=True)
-    journal.remove()
-
-
-def _sources_check(job: PackJob) -> int:
-    return xxhash.xxh3_64_intdigest(source_table(job.listing).tobytes())
-
-
-def finished_report(job: PackJob, journal: Journal, found: JournalContents | None, started: float) -> PackReport | None:
-    """Returns the report of a pack that was killed between the file's final name and the removal of its journal."""
-    if found is None or found.finished is None or not job.output.exists():
-        return None
-    values = dict(found.finished)
-    same_sources = values.pop("sources") == _sources_check(job)
-    if job.output.with_name(values.pop("path")).exists() or not same_sources:
-        return None
-    if changed_since(job, found.head, found.sources):
-        return None
-    done = Finished(**values)
-    with suppress(FormatError):
-        file = read_header(job.output)
-        if file.header_digest == done.header_digest:
-            for path in (job.meta, *own_files(job, found)):
-                path.unlink(missing_ok=True)
-            journal.remove()
-            return report_of(job, file, done, started=started, images_per_s=0.0, chunks_kept=done.chunks)
-    return None
-
-
-def report_of(
-    job: PackJob, file: PackedFile, done: Finished, *, started: float, images_per_s: float, chunks_kept: int
-) -> PackReport:
-    """Returns the report of a finished file.
-
-    Args:
-        started: time.perf_counter() when the call began.
-    """
-    images = file.fields.get("images")
-    return PackReport(
-        path=job.output,
-        layout=job.listing.layout,
-        num_samples=file.num_rows,
-        image_shape=images.shape if images else (),
-        dtype=str(images.dtype) if images else "",
-        fields=tuple(name for name in file.fields if name not in _NOT_OF_THE_SAMPLE and not _is_index(name, file)),
-        splits={name: len(rows) for name, rows in file.splits.items()},
-        converted=done.converted,
-        skipped=tuple((key, reason) for key, reason in done.skipped),
-        notes=tuple(done.notes),
-        file_bytes=file.identity.size,
-        seconds=time.perf_counter() - started,
-        images_per_s=images_per_s,
-        chunks=done.chunks,
-        chunks_kept=chunks_kept,
-        chunks_decoded=done.chunks - chunks_kept,
-        store=done.store,
-        encodings=done.encodings,
-    )
-
-
-def _is_index(name: str, file: PackedFile) -> bool:
-    """Whether a dataset only says where rows of varying length lie."""
-    return any(
-        field is not None and field.ragged is not None and name in index_names(field.name)
-        for field in map(file.fields.get, PIXEL_FIELDS)
-    )
 
 
 def pixel_bytes(path: str | Path) -> int:

@@ -17,8 +17,9 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,14 @@ _LENGTH = np.dtype("<u8")
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task whose rows are written.
+    """A task whose rows are made, in the journal once they are written.
 
     Attributes:
         number: number of the task.
         first, count: its rows, in the order of packing.
         sources: XXH3-64 of its samples' part of the table of sources.
-        starts: for each stream, where the rows before it end.
-        checks: as in `PackedRows`.
+        starts: for each stream, where the rows before it end; () until that is known.
+        checks: for each stream XXH3-64 over those of its rows' bytes.
         rows: ROW (n,), the rows that were made.
         reasons: row -> why it was skipped.
     """
@@ -81,7 +82,7 @@ class TaskRecord:
         return cls(number=number, rows=rows, **values)
 
 
-@dataclass(frozen=True)
+@dataclass
 class JournalContents:
     """The content of a journal.
 
@@ -94,16 +95,36 @@ class JournalContents:
 
     head: dict[str, Any]
     sources: NDArray[np.void]
-    tasks: dict[int, TaskRecord]
-    finished: dict[str, Any] | None
+    tasks: dict[int, TaskRecord] = field(default_factory=dict)
+    finished: dict[str, Any] | None = None
 
 
 class Journal:
-    """An open journal, locked against a second packer for as long as it is open."""
+    """An open journal, locked against a second packer for as long as it is open.
+
+    Raises:
+        OutputError: the file cannot be opened, or made where it is absent.
+        PackError: another process holds the lock.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = _open_locked(path)
+        while True:
+            try:
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError as exc:
+                raise OutputError(
+                    f"{path}: cannot be written ({exc.strerror}). Choose another folder for the output."
+                ) from exc
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as exc:
+                os.close(self._fd)
+                raise PackError(f"{path}: another process is packing to this output. Wait for it, or stop it.") from exc
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._fd), os.stat(path)):
+                    return
+            os.close(self._fd)  # Its owner finished and removed it between our open and our lock.
 
     def close(self) -> None:
         """Releases the lock; the file stays."""
@@ -117,26 +138,28 @@ class Journal:
         """Starts over with a head and the table of sources, synced to disk if sync is set."""
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
-        self._write(MAGIC)
-        self._append(_HEAD, _join_table(head, sources))
+        self._append(_HEAD, _join_table(head, sources), before=MAGIC)
         if sync:
             os.fsync(self._fd)
 
     def read(self) -> JournalContents | None:
         """Returns its content up to the last whole record, None without a whole head; cuts off what comes behind."""
-        if os.pread(self._fd, len(MAGIC), 0) != MAGIC or (first := self._record_at(len(MAGIC))) is None:
+        at, contents = len(MAGIC), None
+        if os.pread(self._fd, at, 0) != MAGIC:
             return None
-        if first[0] != _HEAD:
-            return None
-        head, sources = _split_table(first[1], SOURCE)
-        tasks: dict[int, TaskRecord] = {}
-        finished: dict[str, Any] | None = None
-        for number, body in self._records():
-            if number >= 0:
-                tasks[number] = TaskRecord.of_bytes(number, body)
-            elif number == _FINISHED:
-                finished = json.loads(body)
-        return JournalContents(head, sources, tasks, finished)
+        while (record := self._record_at(at)) is not None:
+            number, body = record
+            if contents is None:
+                contents = JournalContents(*_split_table(body, SOURCE))
+            elif number >= 0:
+                contents.tasks[number] = TaskRecord.of_bytes(number, body)
+            else:
+                contents.finished = json.loads(body)
+            at += _RECORD.itemsize + len(body)
+        if contents is not None:
+            os.ftruncate(self._fd, at)
+            os.lseek(self._fd, 0, os.SEEK_END)
+        return contents
 
     def written(self, task: TaskRecord) -> None:
         """Appends that a task's rows are written."""
@@ -146,29 +169,17 @@ class Journal:
         """Appends that the file is complete and about to get its final name."""
         self._append(_FINISHED, json.dumps(dict(report)).encode())
 
-    def _append(self, number: int, body: bytes) -> None:
+    def _append(self, number: int, body: bytes, *, before: bytes = b"") -> None:
         header = np.zeros(1, _RECORD)
         header["number"], header["length"], header["check"] = number, len(body), xxhash.xxh3_64_intdigest(body)
         header["header_check"] = xxhash.xxh3_64_intdigest(header.tobytes()[:24])
-        self._write(header.tobytes() + body)
-
-    def _write(self, data: bytes) -> None:
         try:
-            write_all(self._fd, data)
+            write_all(self._fd, before + header.tobytes() + body)
         except OSError as exc:
             raise OutputError(
                 f"{self.path}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the "
                 f"same command again."
             ) from exc
-
-    def _records(self) -> Iterator[tuple[int, bytes]]:
-        """Yields number and body of each record; then cuts an incomplete one off and goes to the end."""
-        at = len(MAGIC)
-        while (record := self._record_at(at)) is not None:
-            yield record
-            at += _RECORD.itemsize + len(record[1])
-        os.ftruncate(self._fd, at)
-        os.lseek(self._fd, 0, os.SEEK_END)
 
     def _record_at(self, at: int) -> tuple[int, bytes] | None:
         """Returns number and body of the record at a byte of the file; None if there is no whole one."""
@@ -231,35 +242,3 @@ def _join_table(values: Mapping[str, Any], table: NDArray[np.void]) -> bytes:
 def _split_table(body: bytes, dtype: np.dtype[Any]) -> tuple[dict[str, Any], NDArray[np.void]]:
     stop = 8 + int(np.frombuffer(body, _LENGTH, 1)[0])
     return json.loads(body[8:stop]), np.frombuffer(body, dtype, offset=stop)
-
-
-def _open_locked(path: Path) -> int:
-    """Opens a file, made if it is absent, with a lock that lasts until it is closed; returns the descriptor.
-
-    Raises:
-        OutputError: the file cannot be opened.
-        PackError: another process holds the lock.
-    """
-    while not _same_file(fd := _open_and_lock(path), path):
-        os.close(fd)  # Its owner finished and removed it between our open and our lock.
-    return fd
-
-
-def _open_and_lock(path: Path) -> int:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot be written ({exc.strerror}). Choose another folder for the output.") from exc
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        os.close(fd)
-        raise PackError(f"{path}: another process is packing to this output. Wait for it, or stop it.") from exc
-    return fd
-
-
-def _same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False

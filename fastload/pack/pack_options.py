@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,14 +11,57 @@ from typing import Any, Literal, get_args
 from fastload.errors import OptionError, OutputError
 from fastload.format.codecs import parse_codec
 from fastload.format.writer import CHUNK_BYTES
-from fastload.pack.encoding import EncodingOption, parse_encoding
 from fastload.sources.listing import Listing, OnError, SourceOptions
 
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
 Bits = Literal[8, 16]
+EncodingKind = Literal["raw", "jpeg", "source", "mixed", "keep"]
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
+
+JPEG_QUALITY = 90
+"""The default quality of JPEGs made here, the same as FFCV's."""
+
+
+@dataclass(frozen=True)
+class EncodingOption:
+    """The encoding that `--store` asks for.
+
+    Attributes:
+        kind: "raw": pixels; "jpeg": every image encoded as JPEG; "source": the file's own bytes if it is a JPEG that
+            the loader can decode, else pixels (a JPEG that `--max-size` makes smaller is encoded again, which loses a
+            second time); "mixed": a fraction of the rows as JPEG (their own bytes where possible), the others as
+            pixels; "keep": as a packed file holds them (`repack`), encoded or as pixels to be compressed.
+        quality: 1 to 100, of JPEGs made here.
+        fraction: 0 to 1, for "mixed".
+    """
+
+    kind: EncodingKind = "raw"
+    quality: int = JPEG_QUALITY
+    fraction: float = 0.0
+
+    def __str__(self) -> str:
+        extra = {"jpeg": f":{self.quality}", "mixed": f":{self.fraction:g}"}
+        return self.kind + extra.get(self.kind, "")
+
+
+def parse_encoding(text: str) -> EncodingOption:
+    """Returns the option named by "raw", "jpeg", "jpeg:QUALITY", "source" or "mixed:FRACTION".
+
+    Raises:
+        OptionError: the text is none of these.
+    """
+    accepted = "accepted: raw, jpeg, jpeg:1 to jpeg:100, source, mixed:FRACTION with 0 < FRACTION < 1."
+    if text in ("raw", "source"):
+        return EncodingOption("raw" if text == "raw" else "source")
+    if found := re.fullmatch(r"jpeg(?::([0-9]{1,3}))?", text):
+        quality = int(found[1] or JPEG_QUALITY)
+        if 1 <= quality <= 100:
+            return EncodingOption("jpeg", quality)
+    if (found := re.fullmatch(r"mixed:([0-9]*\.?[0-9]+)", text)) and 0 < float(found[1]) < 1:
+        return EncodingOption("mixed", fraction=float(found[1]))
+    raise OptionError(f"store={text!r} is not known; {accepted}")
 
 
 @dataclass(frozen=True)
@@ -37,7 +81,7 @@ class PackOptions:
     """None: "raw"."""
     max_size: int | None = None
     codec: str = "auto"
-    """"auto" (masks that it makes half as large, see `fastload.pack.encoding`) or what `parse_codec` reads."""
+    """"auto" (masks that it makes half as large, see `fastload.pack.survey`) or what `parse_codec` reads."""
 
     def __post_init__(self) -> None:
         check_choice("fit", self.fit, get_args(Fit))

@@ -7,11 +7,12 @@ Where the offsets of rows are known beforehand, it writes them at once; else it 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, OutputError
 from fastload.format.codecs import NONE
 from fastload.format.digests import pixel_digests
-from fastload.format.ragged import EncodedRow, ragged_offsets
+from fastload.format.ragged import ragged_offsets
 from fastload.format.writer import PixelSpec
 from fastload.images.fit import Target
+from fastload.pack.decisions import RaggedPlan
 from fastload.pack.encode import (
     HEADERS,
     ROW,
@@ -35,7 +37,7 @@ from fastload.pack.encode import (
     reason_of,
     reason_of_mask,
 )
-from fastload.pack.encoding import RaggedPlan
+from fastload.pack.journal import TaskRecord
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 from fastload.system.files import read_into, write_at
 
@@ -85,72 +87,35 @@ class PackTask:
 
     Attributes:
         number: number of the task, from 0.
-        rows: int64 (k,), ascending.
+        first: its first row.
         samples: int64 (k,), the sample of the listing for each row.
         headers: HEADERS (k,) of the samples; empty where nothing depends on them.
         digests: uint64 (k,), the expected digest of each row; empty where it is not known.
         plan: how rows are made.
         streams: the streams that they belong to.
+        sources: XXH3-64 of the samples' part of the table of source files.
         starts: for each stream, where its rows begin after the base; None where that is not known beforehand.
         compress: rows of one size with a codec are whole chunks, and are compressed.
     """
 
     number: int
-    rows: NDArray[np.int64]
+    first: int
     samples: NDArray[np.int64]
     headers: NDArray[np.void]
     digests: NDArray[np.uint64]
     plan: RaggedPlan
     streams: tuple[RowStream, ...]
+    sources: int
     starts: tuple[int, ...] | None
     compress: bool
 
-    def first_chunks(self, count: int) -> PackTask:
-        """Returns a task of the first rows alone, compressed."""
-        arrays = {name: getattr(self, name)[:count] for name in ("rows", "samples", "headers", "digests")}
-        return replace(self, **arrays, compress=True)
 
+class Unwritten(NamedTuple):
+    """Rows that were made of a task and wait for their offsets: ROW (n,), and for each stream the bytes of each row."""
 
-@dataclass(frozen=True)
-class PackedRows:
-    """The rows that were made of a task: ROW (n,), and row -> why it was skipped.
-
-    Attributes:
-        checks: for each stream XXH3-64 over those of its rows' bytes.
-    """
-
-    number: int
-    rows: NDArray[np.void]
-    reasons: dict[int, str]
-    checks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Unwritten:
-    """Rows that wait with the worker that made them until their offsets are known.
-
-    Attributes:
-        made: for each stream, the bytes of each row.
-    """
-
-    summary: PackedRows
-    made: list[list[Piece]]
-
-
-@dataclass(frozen=True)
-class RowOffsets:
-    """Where a task's rows lie: for each stream int64 (n,), offsets from its base.
-
-    Attributes:
-        lengths: for each stream int64 (n,), bytes of each row.
-        checks: as in `PackedRows`.
-    """
-
-    number: int
     streams: tuple[RowStream, ...]
-    offsets: tuple[NDArray[np.int64], ...]
-    lengths: tuple[NDArray[np.int64], ...]
-    checks: tuple[int, ...] = ()
+    rows: NDArray[np.void]
+    made: list[list[Piece]]
 
 
 class Worker:
@@ -159,16 +124,21 @@ class Worker:
     Methods that take a task are sent to worker processes by name (`PackPool.run`).
     """
 
-    def __init__(self, images: Files | Pictures | Arrays, masks: Masks | None = None) -> None:
+    def __init__(
+        self,
+        images: Files | Pictures | Arrays,
+        masks: Masks | None = None,
+        unwritten: dict[int, Unwritten] | None = None,
+    ) -> None:
         self.images = images
         self.masks = masks
+        self.unwritten = {} if unwritten is None else unwritten
+        """Task number -> its rows; threads share it."""
         self._fill = [image_filler(images), *([] if masks is None else [mask_filler(masks)])]
         self._copies = isinstance(images, Arrays)
         self._memory = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
         self._outputs: dict[str, int] = {}
         self._encoder: RowEncoder | None = None  # Made with the first task; all tasks share its plan.
-        self.unwritten: dict[int, Any] = {}
-        """Task number -> rows that wait for their offsets (`PackPool.run`)."""
 
     def close(self) -> None:
         """Closes the output files."""
@@ -180,7 +150,7 @@ class Worker:
         """Returns samples and their headers."""
         return samples, headers_of(self.images, self.masks, samples)
 
-    def pack(self, task: PackTask) -> PackedRows | Unwritten:
+    def pack(self, task: PackTask) -> TaskRecord:
         """Makes the rows of a task, and writes them if it is known where they belong; those that fail are left out."""
         if task.starts is not None:
             return self._pack_in_place(task, task.starts)
@@ -188,10 +158,10 @@ class Worker:
             self.open(stream.path)  # Its lock tells the next packer that this worker still lives.
         return self.encode(task)
 
-    def _pack_in_place(self, task: PackTask, starts: tuple[int, ...]) -> PackedRows:
+    def _pack_in_place(self, task: PackTask, starts: tuple[int, ...]) -> TaskRecord:
         """Makes rows of one size and writes them, a few at a time; nothing is written after the first that fails."""
-        table = np.zeros(len(task.rows), ROW)
-        checks = [np.zeros(len(task.rows), np.uint64) for _ in task.streams]
+        table = np.zeros(len(task.samples), ROW)
+        checks = [np.zeros(len(table), np.uint64) for _ in task.streams]
         reasons: dict[int, str] = {}
         for part, arrays, failed in self._decoded(task, table, fresh=False):
             reasons |= failed
@@ -201,49 +171,53 @@ class Worker:
                     assert stream.spec is not None, "only rows of one size have a place beforehand"
                     place = stream.base + starts[at] + part.start * stream.spec.row_bytes
                     self._write(stream.path, [array.reshape(-1).view(np.uint8).data], place)
-        return PackedRows(task.number, table, reasons, tuple(map(_digest_of, checks)))
+        return _record(task, table, reasons, checks)
 
-    def encode(self, task: PackTask) -> Unwritten:
-        """Makes the rows of a task and keeps them."""
-        make = self._encode_pixels if task.plan.images == "rows" else self._encode_rows
-        table, made, reasons = make(task)
+    def encode(self, task: PackTask) -> TaskRecord:
+        """Makes the rows of a task and keeps their bytes in `unwritten`."""
+        table, reasons = np.zeros(len(task.samples), ROW), dict[int, str]()
+        made: list[list[Piece]] = [[] for _ in task.streams]
+        if task.plan.images == "rows":
+            for _, arrays, failed in self._decoded(task, table, fresh=True):
+                reasons |= failed
+                for pieces, array in zip(made, arrays, strict=True):
+                    pieces += [row.data for row in array.reshape(len(array), -1).view(np.uint8)]
+            if reasons:
+                good = np.delete(np.arange(len(table)), [row - task.first for row in reasons])
+                table, made = table[good], [[pieces[at] for at in good.tolist()] for pieces in made]
+        else:
+            table = self._encode_rows(task, table, made, reasons)
         if task.compress and not reasons:
             _compress(task.streams, table, made)
-        checks = (np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(pieces)) for pieces in made)
-        return Unwritten(PackedRows(task.number, table, reasons, tuple(map(_digest_of, checks))), made)
+        self.unwritten[task.number] = Unwritten(task.streams, table, made)
+        return _record(task, table, reasons, [_digests(pieces) for pieces in made])
 
-    def _encode_pixels(self, task: PackTask) -> tuple[NDArray[np.void], list[list[Piece]], dict[int, str]]:
-        table, reasons = np.zeros(len(task.rows), ROW), dict[int, str]()
-        made: list[list[Piece]] = [[] for _ in task.streams]
-        for _, arrays, failed in self._decoded(task, table, fresh=True):
-            reasons |= failed
-            for pieces, array in zip(made, arrays, strict=True):
-                pieces += [row.data for row in array.reshape(len(array), -1).view(np.uint8)]
-        if reasons:
-            good = np.flatnonzero(~np.isin(task.rows, list(reasons)))
-            table, made = table[good], [[pieces[at] for at in good.tolist()] for pieces in made]
-        return table, made, reasons
-
-    def _encode_rows(self, task: PackTask) -> tuple[NDArray[np.void], list[list[Piece]], dict[int, str]]:
+    def _encode_rows(
+        self, task: PackTask, table: NDArray[np.void], made: list[list[Piece]], reasons: dict[int, str]
+    ) -> NDArray[np.void]:
+        """Fills table, made and reasons with rows of varying length; returns the part of table that was filled."""
         if self._encoder is None:
             self._encoder = RowEncoder(self.images, self.masks, task.plan)
-        made: list[EncodedRow] = []
-        table, reasons = np.zeros(len(task.rows), ROW), dict[int, str]()
-        for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
+        count = 0
+        for at, sample in enumerate(task.samples.tolist()):
             try:
-                encoded = self._encoder.encode(sample, task.headers[at])
+                row = self._encoder.encode(sample, task.headers[at])
             except (ImageError, OSError) as exc:
-                reasons[row] = reason_of(exc)
+                reasons[task.first + at] = reason_of(exc)
                 continue
-            if len(task.digests) and encoded.digest != task.digests[at]:
-                reasons[row] = _OTHER_PIXELS
+            if len(task.digests) and row.digest != task.digests[at]:
+                reasons[task.first + at] = _OTHER_PIXELS
                 continue
-            table[len(made)] = _described(row, encoded)
-            made.append(encoded)
-        pieces: list[list[Piece]] = [[row.image for row in made]]
-        if len(task.streams) > 1:
-            pieces.append([b"" if row.mask is None else row.mask for row in made])
-        return table[: len(made)], pieces, reasons
+            pieces: list[Piece] = [row.image, b"" if row.mask is None else row.mask]
+            lengths = [memoryview(piece).nbytes for piece in pieces]
+            table[count] = (
+                task.first + at, row.digest, *lengths, row.shape, row.encoding, row.orientation, row.mask_encoding,
+                not row.ended, False,
+            )  # fmt: skip
+            count += 1
+            for stream_pieces, piece in zip(made, pieces, strict=False):
+                stream_pieces.append(piece)
+        return table[:count]
 
     def _decoded(
         self, task: PackTask, table: NDArray[np.void], *, fresh: bool
@@ -251,30 +225,26 @@ class Worker:
         """Yields which rows of a task, their arrays as `decode`, and row -> why it failed; describes them in table."""
         target = task.plan.target
         assert target is not None, "rows of one size have a target"
-        # A few images at a time, so that they are hashed and written while they are still in the core's cache. Copied
-        # rows are so quick that calls count more: 0.7 s a GB of 116 kB rows in steps of 2 MiB, 1.0 s of 512 KiB.
-        step_bytes = _COPY_BYTES if self._copies else _CACHE_BYTES
-        row_bytes = sum(stream.spec.row_bytes for stream in task.streams if stream.spec is not None)
-        step = max(1, step_bytes // (row_bytes + self._source_row_bytes(target)))
-        table["row"], table["orientation"] = task.rows, 1
+        table["row"], table["orientation"] = np.arange(task.first, task.first + len(table)), 1
         table["shape"] = target.height, target.width, target.channels
+        row_bytes = 0
         for stream in task.streams:
             assert stream.spec is not None, "masks have one size where images have"
             table[stream.name] = stream.spec.row_bytes
-        for start in range(0, len(task.rows), step):
-            part = slice(start, min(start + step, len(task.rows)))
+            row_bytes += stream.spec.row_bytes
+        if isinstance(self.images, Arrays) and must_convert(self.images, target):  # They are read together, too.
+            row_bytes += math.prod(self.images.shape) * self.images.dtype.itemsize
+        # A few images at a time, so that they are hashed and written while they are still in the core's cache. Copied
+        # rows are so quick that calls count more: 0.7 s a GB of 116 kB rows in steps of 2 MiB, 1.0 s of 512 KiB.
+        step = max(1, (_COPY_BYTES if self._copies else _CACHE_BYTES) // row_bytes)
+        for start in range(0, len(table), step):
+            part = slice(start, min(start + step, len(table)))
             arrays, failed = self.decode(task.samples[part], target, task.headers[part], fresh=fresh)
             table["digest"][part] = pixel_digests(arrays)
             if len(task.digests):
                 for at in np.flatnonzero(table["digest"][part] != task.digests[part]).tolist():
                     failed.setdefault(at, _OTHER_PIXELS)
-            yield part, arrays, {int(task.rows[start + at]): reason for at, reason in failed.items()}
-
-    def _source_row_bytes(self, target: Target) -> int:
-        """Returns the bytes of a row of the source where rows are read together and then converted, else 0."""
-        if not isinstance(self.images, Arrays) or not must_convert(self.images, target):
-            return 0
-        return math.prod(self.images.shape) * self.images.dtype.itemsize
+            yield part, arrays, {task.first + start + at: reason for at, reason in failed.items()}
 
     def decode(
         self,
@@ -312,27 +282,37 @@ class Worker:
             self._memory[which] = np.zeros(num_bytes, np.uint8)
         return self._memory[which][:num_bytes].view(dtype).reshape(shape)
 
-    def write(self, located: RowOffsets, made: list[list[Piece]]) -> int:
-        """Writes a task's rows at their offsets; returns its number."""
-        for stream, offsets, pieces in zip(located.streams, located.offsets, made, strict=True):
-            for first, stop in _runs(offsets, np.array([memoryview(piece).nbytes for piece in pieces], np.int64)):
-                for start in range(first, stop, _MAX_BUFFERS):
-                    some = pieces[start : min(stop, start + _MAX_BUFFERS)]
-                    self._write(stream.path, some, stream.base + int(offsets[start]))
-        return located.number
+    def write(self, task: tuple[int, tuple[int, ...]]) -> int:
+        """Writes rows that wait in `unwritten`; returns the number of their task.
 
-    def check(self, located: RowOffsets) -> tuple[int, bool]:
-        """Returns a task's number, and whether its rows lie in the file as they were written."""
-        for at, stream in enumerate(located.streams):
-            offsets, lengths = located.offsets[at], located.lengths[at]
-            first = int(offsets[0]) if len(offsets) else 0
-            data = np.zeros(int(offsets[-1] + lengths[-1]) - first if len(offsets) else 0, np.uint8)
+        Args:
+            task: its number, and for each stream where rows before it end.
+        """
+        number, starts = task
+        streams, rows, made = self.unwritten.pop(number)
+        for stream, pieces, start in zip(streams, made, starts, strict=True):
+            lengths = rows[stream.name]
+            offsets, _ = stream.offsets(lengths, start)
+            gaps = np.flatnonzero(offsets[1:] != (offsets + lengths)[:-1]) + 1
+            for first, stop in itertools.pairwise([0, *gaps.tolist(), len(offsets)]):
+                for at in range(first, stop, _MAX_BUFFERS):
+                    some = pieces[at : min(stop, at + _MAX_BUFFERS)]
+                    self._write(stream.path, some, stream.base + int(offsets[at]))
+        return number
+
+    def check(self, written: tuple[TaskRecord, tuple[RowStream, ...]]) -> tuple[int, bool]:
+        """Returns a task's number, and whether its rows lie in these streams as they were written."""
+        record, streams = written
+        for stream, begin, check in zip(streams, record.starts, record.checks, strict=True):
+            lengths = record.rows[stream.name]
+            offsets, end = stream.offsets(lengths, begin)
+            first = int(offsets[0]) if len(offsets) else end
+            data = np.zeros(end - first, np.uint8)
             read_into(self.open(stream.path), data.data, stream.base + first)
-            pieces = (data[a : a + n].data for a, n in zip((offsets - first).tolist(), lengths.tolist(), strict=True))
-            found = np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(offsets))
-            if _digest_of(found) != located.checks[at]:
-                return located.number, False
-        return located.number, True
+            pieces = [data[a : a + n].data for a, n in zip((offsets - first).tolist(), lengths.tolist(), strict=True)]
+            if _digest_of(_digests(pieces)) != check:
+                return record.number, False
+        return record.number, True
 
     def _write(self, path: str, pieces: list[Any], offset: int) -> None:
         """Writes pieces one after another.
@@ -365,15 +345,6 @@ class Worker:
 _OTHER_PIXELS = "its pixels are not those that were packed (their digest differs)"
 
 
-def _described(row: int, encoded: EncodedRow) -> tuple[object, ...]:
-    """Returns the values of ROW."""
-    images, masks = (0 if data is None else memoryview(data).nbytes for data in (encoded.image, encoded.mask))
-    return (
-        row, encoded.digest, images, masks, encoded.shape, encoded.encoding, encoded.orientation,
-        encoded.mask_encoding, not encoded.ended, False,
-    )  # fmt: skip
-
-
 def _compress(streams: tuple[RowStream, ...], table: NDArray[np.void], made: list[list[Piece]]) -> None:
     """Compresses the chunks of rows of one size; each then stands for its first row, and the others are empty."""
     for stream, pieces in zip(streams, made, strict=True):
@@ -387,10 +358,17 @@ def _compress(streams: tuple[RowStream, ...], table: NDArray[np.void], made: lis
     table["chunked"] = 1
 
 
-def _runs(offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Returns the first row of each run of adjacent rows, and the one after its last."""
-    begins = np.flatnonzero(np.concatenate(([True], offsets[1:] != (offsets + lengths)[:-1])))[: len(offsets)].tolist()
-    return list(zip(begins, [*begins[1:], len(offsets)], strict=True)) if begins else []
+def _record(
+    task: PackTask, rows: NDArray[np.void], reasons: dict[int, str], checks: list[NDArray[np.uint64]]
+) -> TaskRecord:
+    return TaskRecord(
+        task.number, task.first, len(task.samples), task.sources, task.starts or (), tuple(map(_digest_of, checks)),
+        rows, reasons,
+    )  # fmt: skip
+
+
+def _digests(pieces: Sequence[Piece]) -> NDArray[np.uint64]:
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), np.uint64, len(pieces))
 
 
 def _digest_of(digests: NDArray[np.uint64]) -> int:

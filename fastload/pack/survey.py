@@ -7,7 +7,7 @@ moved as resizing moves the pixels under them. `row_order` is the order of rows 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,26 +17,26 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError, SourceError
-from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE
+from fastload.errors import ImageError, OptionError, SourceError
+from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, has_zstd, parse_codec
 from fastload.format.column import Column
 from fastload.format.ragged import ragged_offsets
 from fastload.format.writer import PixelSpec, chunk_rows_for
 from fastload.images.fit import Target, moved_coordinates
 from fastload.pack.decisions import (
-    choose_mask_codec,
+    RaggedPlan,
     conversions,
-    decide,
-    note_on_kept,
-    note_on_unused_codec,
-    plan_ragged,
+    fitted_sizes,
+    notes_on_encoding,
+    plan_rows,
     row_lengths,
+    row_sizes,
     shrunk,
+    size_counts,
     source_exceptions,
     too_large,
 )
-from fastload.pack.encode import HEADERS, Headers, array_header
-from fastload.pack.encoding import RaggedPlan, fitted_sizes
+from fastload.pack.encode import HEADERS, Headers, RowEncoder, array_header
 from fastload.pack.pack_options import PackOptions, Progress
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
@@ -44,6 +44,10 @@ from fastload.plan import permute
 from fastload.sources.listing import Arrays, Listing, OnError, first_few
 
 _HEADER_BLOCK = 512
+_TRIAL_MASKS = 64
+_TRIAL_BYTES = 64 * 2**20
+_WORTH_BYTES = 2**20
+"""Masks of fewer bytes in all are read in no time, however they are stored."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,6 @@ class Survey:
         listing: every sample found; boxes and points are moved as the pixels will be.
         samples: int64, the samples to pack: all whose header can be read.
         options: the options that shape the bytes.
-        target: the size of all images; None for a dataset without images, and where images keep sizes that differ.
-        sizes: (height, width) in the source -> number of images, most frequent first.
         converted: number of images changed in kind, by a description such as "gray -> RGB".
         skipped: (key, reason) of each sample left out so far.
         disk_free: bytes free where the output goes; -1 when no output was named.
@@ -67,14 +69,22 @@ class Survey:
     listing: Listing
     samples: NDArray[np.int64]
     options: PackOptions
-    target: Target | None
-    sizes: dict[tuple[int, int], int]
     converted: dict[str, int]
     skipped: tuple[tuple[str, str], ...]
     disk_free: int = -1
     headers: NDArray[np.void] | None = None
     plan: RaggedPlan | None = None
     more_notes: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> Target | None:
+        """The size of all images; None for a dataset without images, and where images keep sizes that differ."""
+        return None if self.plan is None else self.plan.target
+
+    @property
+    def sizes(self) -> dict[tuple[int, int], int]:
+        """(height, width) in the source -> number of images, most frequent first."""
+        return {} if self.headers is None else size_counts(self.headers[self.samples])
 
     @property
     def num_samples(self) -> int:
@@ -140,10 +150,8 @@ class Survey:
         Exact for pixels (the last chunk counts whole), for files kept as they are and for rows of a packed file;
         JPEGs to be made are estimated.
         """
-        return sum(self.ragged_bytes.values()) + sum(
-            -(-self.num_samples // spec.chunk_rows) * spec.chunk_rows * spec.row_bytes
-            for spec in self.pixels(self.num_samples).values()
-        )
+        specs = self.pixels(self.num_samples).values()
+        return sum(self.ragged_bytes.values()) + sum(spec.allocated_bytes(self.num_samples) for spec in specs)
 
     @cached_property
     def ragged_bytes(self) -> dict[str, int]:
@@ -181,64 +189,53 @@ def survey_listing(
         OptionError: they cannot be stored as the options say.
     """
     if listing.files is None:
-        return _survey_without_images(listing, options, source)
+        codec = None if options.codec in ("auto", "none") else options.codec
+        given = {
+            name: getattr(options, name.replace("-", "_")) for name in ("size", "max-size", "mode", "bits", "store")
+        }
+        for name, value in {**given, "codec": codec}.items():
+            if value is not None:
+                raise OptionError(f"{source}: holds no images, so `--{name}` has nothing to act on. Leave it out.")
+        return Survey(listing, np.arange(len(listing)), options, {}, listing.skipped)
     headers, kinds, reasons = found or read_headers(listing, pool, progress)
     kinds, reasons = kinds.copy(), reasons | too_large(headers, options, source)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
-    samples = all_but(len(listing), reasons)
+    samples = np.delete(np.arange(len(listing)), sorted(reasons))
     if not len(samples) or (reasons and on_error == "fail"):
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
     frames, turned = kinds.pop("frames", 0), kinds.pop("turned", 0)
-    decision = decide(headers[samples], options, source)
-    target = decision.target
-    converted = conversions(kinds, decision.channels, decision.dtype)
+    encoded, masks = hasattr(listing.files, "encoded"), listing.masks is not None
+    plan = plan_rows(headers[samples], options, source, masks=masks, encoded=encoded)
+    converted = conversions(kinds, plan.channels, plan.dtype)
     if frames:
         converted["several frames -> the first"] = frames
     if turned:
-        upright = listing.masks or _has_coordinates(listing)
-        kept = " (masks, boxes and points count as upright already)" if upright else ""
+        kept = " (masks, boxes and points count as upright already)" if masks or _has_coordinates(listing) else ""
         converted[f"EXIF orientation -> upright{kept}"] = turned
-    _check_masks(listing, source)
-    _check_known_coordinates(listing, options, source)
-    encoded = hasattr(listing.files, "encoded")
-    plan = plan_ragged(decision, options, masks=listing.masks is not None, encoded=encoded, source=source)
-    moved = with_moved_coordinates(listing, headers, target, plan.max_size)
+    _check_masks_and_coordinates(listing, options, source)
+    moved = with_moved_coordinates(listing, headers, plan.target, plan.max_size)
     if lost := count_lost_boxes(listing, moved, samples):
         converted["boxes that the crop cuts away whole -> no area"] = lost
     converted |= source_exceptions(plan, samples, headers) | shrunk(options, headers[samples])
-    notes = note_on_kept(plan, samples, headers) + note_on_unused_codec(plan, samples, headers)
-    if options.codec == "auto" and plan.masks is not None and not plan.keeps:
-        codec, why = choose_mask_codec(listing, plan, samples, headers)
-        plan = replace(plan, mask_codec=codec)
+    notes = notes_on_encoding(plan, samples, headers)
+    if options.codec == "auto" and masks and not plan.keeps:
+        mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)
+        plan = replace(plan, mask_codec=mask_codec)
         notes += [why] if why else []
     return Survey(
-        moved, samples, options, target, decision.sizes, converted, tuple(skipped), headers=headers, plan=plan,
-        more_notes=tuple(notes),
-    )  # fmt: skip
-
-
-def _survey_without_images(listing: Listing, options: PackOptions, source: str | Path) -> Survey:
-    codec = None if options.codec in ("auto", "none") else options.codec
-    given = {name: getattr(options, name.replace("-", "_")) for name in ("size", "max-size", "mode", "bits", "store")}
-    for name, value in {**given, "codec": codec}.items():
-        if value is not None:
-            raise OptionError(f"{source}: holds no images, so `--{name}` has nothing to act on. Leave it out.")
-    return Survey(listing, np.arange(len(listing)), options, None, {}, {}, listing.skipped)
-
-
-def _check_masks(listing: Listing, source: str | Path) -> None:
-    """Raises SourceError if samples have no mask and no value is defined for those."""
-    if (masks := listing.masks) is None or masks.ignore_index is not None or masks.present.all():
-        return
-    lacking = [listing.keys[i] for i in np.flatnonzero(~masks.present).tolist()]
-    raise SourceError(
-        f"{source}: images have no mask ({len(lacking)}): {first_few(lacking)}. Add their masks, or leave all masks "
-        f"out with `--masks none`."
+        moved, samples, options, converted, tuple(skipped), headers=headers, plan=plan, more_notes=tuple(notes)
     )
 
 
-def _check_known_coordinates(listing: Listing, options: PackOptions, source: str | Path) -> None:
-    """Raises SourceError if images are to be resized and the meaning of their boxes' numbers is not known."""
+def _check_masks_and_coordinates(listing: Listing, options: PackOptions, source: str | Path) -> None:
+    """Raises SourceError for a lack of masks that nothing stands for, and for boxes that cannot be resized."""
+    masks = listing.masks
+    if masks is not None and masks.ignore_index is None and not masks.present.all():
+        lacking = [listing.keys[i] for i in np.flatnonzero(~masks.present).tolist()]
+        raise SourceError(
+            f"{source}: images have no mask ({len(lacking)}): {first_few(lacking)}. Add their masks, or leave all "
+            f"masks out with `--masks none`."
+        )
     unknown = [name for name, column in listing.columns.items() if column.attrs.get("coordinates") == "unknown"]
     option = "--size" if options.size else "--max-size" if options.max_size else ""
     if option and unknown:
@@ -246,6 +243,35 @@ def _check_known_coordinates(listing: Listing, options: PackOptions, source: str
             f"{source}: `{option}` would leave {first_few(unknown)} behind: it is not known whether the numbers are "
             f"corners, or a corner and a size. Pack without it, or bring the images to their size beforehand."
         )
+
+
+def _choose_mask_codec(
+    listing: Listing, plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]
+) -> tuple[Codec, str]:
+    """Returns the codec of masks for `--codec auto`, zstd if it halves some 64 of them, and a note or ""."""
+    total = int(np.prod(row_sizes(plan, headers[samples]), axis=1).sum())
+    if total < _WORTH_BYTES:
+        return NONE, ""
+    if not has_zstd():
+        return NONE, (
+            "Masks are stored as they are: to see whether zstd would make them smaller needs zstandard. Install it "
+            "with: pip install zstandard hdf5plugin."
+        )
+    assert listing.files is not None, "masks belong to images"
+    encoder, codec = RowEncoder(listing.files, listing.masks, plan), parse_codec("zstd")
+    count = max(1, min(_TRIAL_MASKS, len(samples), _TRIAL_BYTES * len(samples) // total))
+    before = after = 0
+    chunk = b""
+    for at in range(count):
+        sample = int(samples[at * len(samples) // count])
+        with suppress(ImageError, OSError):  # Packing reports masks that cannot be read.
+            chunk += encoder.mask(sample, headers[sample]).tobytes()
+        if chunk and (len(chunk) >= CODEC_CHUNK_BYTES or at == count - 1):
+            before, after, chunk = before + len(chunk), after + len(codec.compress(chunk)), b""
+    share = after / max(before, 1)
+    if share <= 0.5:
+        return codec, f"Masks are compressed with {codec}: {count} of them came to {share:.1%} of their size."
+    return NONE, f"Masks are stored as they are: {codec} made {count} of them no smaller than {share:.0%}."
 
 
 def read_headers(
@@ -257,13 +283,22 @@ def read_headers(
         samples: int64, the samples whose headers are read; those of others stay zero. By default all.
     """
     samples = np.arange(len(listing)) if samples is None else samples
-    if isinstance(listing.files, Arrays) and (listing.masks is None or isinstance(listing.masks.files, Arrays)):
-        return _headers_of_arrays(listing, listing.files)
     headers = np.zeros(len(listing), HEADERS)
+    if isinstance(images := listing.files, Arrays) and only_arrays(listing):
+        masks = listing.masks and listing.masks.files
+        if isinstance(masks, Arrays) and masks.shape != images.shape[:2]:
+            raise SourceError(
+                f"its masks are arrays of {masks.shape}, its images of {images.shape}: height and width must be the "
+                f"same."
+            )
+        header = array_header(images)
+        headers[:] = (header.height, header.width, header.channels, header.bits, 0)
+        return Headers(headers, Counter({header.kind: len(listing)}), {})
     kinds: Counter[str] = Counter()
     reasons: dict[int, str] = {}
     done = 0
-    for some, found in pool.run(Worker.probe, _blocks(samples)):
+    blocks = (samples[start : start + _HEADER_BLOCK] for start in range(0, len(samples), _HEADER_BLOCK))
+    for some, found in pool.run(Worker.probe, blocks):
         headers[some] = found.table
         kinds.update(found.kinds)
         reasons.update(found.reasons)
@@ -273,21 +308,10 @@ def read_headers(
     return Headers(headers, kinds, reasons)
 
 
-def _headers_of_arrays(listing: Listing, images: Arrays) -> Headers:
-    header = array_header(images)
-    masks = listing.masks and listing.masks.files
-    if isinstance(masks, Arrays) and masks.shape != images.shape[:2]:
-        raise SourceError(
-            f"its masks are arrays of {masks.shape}, its images of {images.shape}: height and width must be the same."
-        )
-    headers = np.zeros(len(listing), HEADERS)
-    headers[:] = (header.height, header.width, header.channels, header.bits, 0)
-    return Headers(headers, Counter({header.kind: len(listing)}), {})
-
-
-def _blocks(samples: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(samples), _HEADER_BLOCK):
-        yield samples[start : start + _HEADER_BLOCK]
+def only_arrays(listing: Listing) -> bool:
+    """Whether all pixels of a listing are rows of arrays, which are copied."""
+    masks = listing.masks
+    return isinstance(listing.files, Arrays) and (masks is None or isinstance(masks.files, Arrays))
 
 
 def with_moved_coordinates(
@@ -325,23 +349,11 @@ def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]
     lost = 0
     for name, column in before.columns.items():
         if column.moves in ("xywh", "xyxy") and after.columns[name] is not column:
-            was, now = (_areas(each.columns[name], samples) for each in (before, after))
+            boxes = (each.values[samples].astype(np.float64) for each in (column, after.columns[name]))
+            sides = (b[..., 2:] - b[..., :2] if column.moves == "xyxy" else b[..., 2:] for b in boxes)
+            was, now = (np.prod(each, axis=-1) for each in sides)
             lost += int(np.sum((was > 0) & (now <= 0)))
     return lost
-
-
-def _areas(column: Column, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-    boxes = column.values[samples].astype(np.float64)
-    sides = boxes[..., 2:] - boxes[..., :2] if column.moves == "xyxy" else boxes[..., 2:]
-    area: NDArray[np.float64] = sides[..., 0] * sides[..., 1]
-    return area
-
-
-def all_but(total: int, left_out: Iterable[int]) -> NDArray[np.int64]:
-    """Returns the numbers below total without those left out, ascending."""
-    keep = np.ones(total, np.bool_)
-    keep[np.fromiter(left_out, np.int64)] = False
-    return np.flatnonzero(keep).astype(np.int64)
 
 
 def row_order(survey: Survey) -> NDArray[np.int64]:

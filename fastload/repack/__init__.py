@@ -22,8 +22,7 @@ from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
 from fastload.format.header import PackedFile, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackOptions, PackReport, pack_listing
-from fastload.pack.encoding import EncodingOption
-from fastload.pack.pack_options import Progress
+from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.read.checked import close_readers, has_ragged
 from fastload.repack.choice import Choice, choose_rows
 from fastload.repack.merge import list_merged
@@ -78,7 +77,7 @@ def repack_file(
         OptionError: an option is not accepted for this file, or no row is left.
         OutputError, ResumeError, PackError: as pack_images.
     """
-    wanted = _parse_codec(codec)
+    wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
     choice = choice or Choice()
     _check_not_input([Path(file)], Path(output))
     header, listing = list_packed(file)
@@ -92,7 +91,7 @@ def repack_file(
             chunk_bytes = header.fields["images"].chunk_rows * header.fields["images"].row_bytes
         elif wanted not in (None, NONE) and not has_ragged(header):
             chunk_bytes = CODEC_CHUNK_BYTES
-    of_masks = _codec_of([header]) if wanted is None else "none"
+    of_masks = _masks_codec([header]) if wanted is None else "none"
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=of_masks)
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
@@ -131,7 +130,7 @@ def merge_files(
         SourceError: two files differ in a way that one file cannot hold; or rows are damaged.
         OptionError, MissingFileError, FormatError, OutputError, ResumeError, PackError: as `repack_file`.
     """
-    wanted = _parse_codec(codec)
+    wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
     _check_not_input(list(map(Path, files)), Path(output))
     listing = list_merged(files)
     headers = [read_header(file) for file in files]
@@ -141,7 +140,7 @@ def merge_files(
         note = f"{names}: images are compressed differently, and are stored without a codec now."
         listing = replace(listing, notes=(*listing.notes, note))
     kept = codecs.pop() if wanted is None and len(codecs) == 1 else NONE
-    of_masks = _codec_of(headers) if wanted is None else "none"
+    of_masks = _masks_codec(headers) if wanted is None else "none"
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=of_masks)
     packed_with: dict[str, Any] = json.loads(listing.attrs["pack_options"])
     call = _Call(output, wanted, workers, on_error, overwrite, progress)
@@ -176,12 +175,13 @@ def _write(
         source_name: name of the source in messages.
         kept: the codec that images of one size have now and keep if no other is asked for.
     """
-    codec = kept if call.wanted is None else call.wanted
-    ragged = isinstance(listing.files, RaggedRows)
-    if isinstance(listing.files, RaggedRows):
+    codec, rows = kept if call.wanted is None else call.wanted, listing.files
+    if isinstance(rows, RaggedRows):
         now = str(packed_with.get("codec", "auto")) if call.wanted is None else str(call.wanted)
         options = replace(options, codec=now)
-        listing = _ragged_listing(call, listing, listing.files)
+        listing = replace(listing, files=replace(rows, plain=call.wanted == NONE))
+        if call.on_error == "skip":
+            listing = _decodable(listing, rows, call)
     attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
@@ -191,13 +191,11 @@ def _write(
         given["codec"] = str(codec)
     elif options.codec == "none":
         given.pop("codec", None)
-    attrs["pack_options"] = dump_options(given)
-    listing = replace(listing, attrs=attrs)
-    if ragged:
+    listing = replace(listing, attrs={**attrs, "pack_options": dump_options(given)})
+    if isinstance(rows, RaggedRows):
         options = replace(options, store=EncodingOption("keep"))
     elif codec != NONE:
-        store = EncodingOption("keep") if listing.files is not None else None
-        options = replace(options, codec=str(codec), store=store)
+        options = replace(options, codec=str(codec), store=EncodingOption("keep") if rows is not None else None)
     if call.on_error == "skip" and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
@@ -210,46 +208,33 @@ def _write(
         close_readers()
 
 
-def _parse_codec(text: str) -> Codec | None:
-    """Returns the codec named by an option; None for "keep"."""
-    return None if text == "keep" else parse_codec(text, besides=("keep",))
-
-
 def _images_codec(file: PackedFile) -> Codec:
     """Returns the codec of images of one size in a packed file; its level only if the file's options have it."""
     images = file.fields.get("images")
     if images is None or images.ragged is not None or file.version is None:
         return NONE
-    name = next((name for name in images.filters if name in _CODEC_OF_FILTER), None)
-    if name is None:
-        return NONE
+    codec = next((_CODEC_OF_FILTER[name] for name in images.filters if name in _CODEC_OF_FILTER), "none")
     option = str(pack_options(file).get("codec", ""))
-    codec = _CODEC_OF_FILTER[name]
     return parse_codec(option if option.partition(":")[0] == codec else codec)
 
 
-def _ragged_listing(call: _Call, listing: Listing, rows: RaggedRows) -> Listing:
-    """Returns a listing of ragged rows, decompressed and without JPEGs that cannot be decoded if that is asked for."""
-    listing = replace(listing, files=replace(rows, plain=call.wanted == NONE))
-    if call.on_error == "fail":
-        return listing
+def _masks_codec(files: Sequence[PackedFile]) -> str:
+    """Returns the codec for packing rows of one size: "auto" if it was chosen for the masks when they were packed."""
+    for file in files:
+        images, masks = file.fields.get("images"), file.fields.get("masks")
+        if file.version is None or images is None or images.offset is None or masks is None or not masks.filters:
+            return "none"
+    return "auto"
+
+
+def _decodable(listing: Listing, rows: RaggedRows, call: _Call) -> Listing:
+    """Returns the listing without JPEGs that cannot be decoded."""
     bad = undecodable(rows, call.workers, call.progress)
-    keep = np.setdiff1d(np.arange(len(listing)), np.array(sorted(bad), np.int64))
+    keep = np.delete(np.arange(len(listing)), sorted(bad))
     if not len(keep):
         raise SourceError(f"Not one of {len(listing)} rows can be decoded, the first: {bad[0]}. Pack them again.")
     left_out = tuple((listing.keys[i], bad[i]) for i in sorted(bad))
     return replace(listing.take(keep), skipped=(*listing.skipped, *left_out))
-
-
-def _codec_of(files: Sequence[PackedFile]) -> str:
-    """Returns the codec for packing rows of one size: "auto" if it was chosen for the masks when they were packed."""
-
-    def chosen(file: PackedFile) -> bool:
-        images, masks = file.fields.get("images"), file.fields.get("masks")
-        plain = file.version is not None and images is not None and images.offset is not None
-        return plain and masks is not None and bool(masks.filters)
-
-    return "auto" if all(map(chosen, files)) else "none"
 
 
 def _check_not_input(files: Sequence[Path], output: Path) -> None:

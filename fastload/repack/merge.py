@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.column import Column
@@ -49,6 +48,7 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
         np.array([split_names.index(name) for name in listing.split_names], np.uint8)[listing.split]
         for _, listing in parts
     ]
+    files = [listing.files for _, listing in parts if listing.files is not None]
     known = [listing.digests for _, listing in parts if listing.digests is not None]
     joined = Listing(
         layout=_only({listing.layout for _, listing in parts}, "merged"),
@@ -59,7 +59,7 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
         notes=tuple(notes),
         sizes=np.concatenate([listing.sizes for _, listing in parts]),
         mtimes_ns=np.concatenate([listing.mtimes_ns for _, listing in parts]),
-        files=_joined([listing.files for _, listing in parts], parts),
+        files=_joined(files, parts) if files else None,
         masks=_join_masks(parts),
         attrs=_attrs(parts),
         digests=np.concatenate(known) if len(known) == len(parts) else None,
@@ -104,22 +104,18 @@ def _check_same_fields(first: _Part, other: _Part) -> None:
 def _kinds(part: _Part) -> dict[str, str]:
     """Returns {field: "dtype (shape of a row)"} of a file."""
     _, listing = part
-    kinds = {name: f"{c.values.dtype.name} {c.values.shape[1:]}" for name, c in listing.columns.items()}
+    kinds = {}
+    for name, rows in {"images": listing.files, "masks": listing.masks and listing.masks.files}.items():
+        if isinstance(rows, RaggedRows):
+            kinds[name] = rows.kind
+        elif isinstance(rows, Arrays):
+            kinds[name] = f"{rows.dtype} {rows.shape}"
+    for name, column in listing.columns.items():
+        kinds[name] = f"{column.values.dtype.name} {column.values.shape[1:]}"
     for name in _of_boxes(listing):
         values = listing.columns[name].values
         kinds[name] = f"{values.dtype.name} ({', '.join(['boxes', *map(str, values.shape[2:])])})"
-    if listing.files is not None:
-        kinds = {"images": _kind(listing.files), **kinds}
-    if listing.masks is not None:
-        kinds["masks"] = _kind(listing.masks.files)
     return kinds
-
-
-def _kind(rows: Files | Pictures | Arrays) -> str:
-    if isinstance(rows, RaggedRows):
-        return rows.kind
-    assert isinstance(rows, Arrays), "rows of an HDF5 file"
-    return f"{rows.dtype} {rows.shape}"
 
 
 def _of_boxes(listing: Listing) -> list[str]:
@@ -159,7 +155,7 @@ def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column
     names = [tuple(column.attrs.get("names", ())) for column in columns]
     if len(set(names)) == 1:
         attrs = _with_ids(name, columns, names, names[0], notes)
-        return replace(columns[0], values=_concatenate([column.values for column in columns]), attrs=attrs)
+        return replace(columns[0], values=np.concatenate([column.values for column in columns]), attrs=attrs)
     _check_mappable(name, parts, columns, names)
     union = tuple(dict.fromkeys(label for group in names for label in group))
     values = []
@@ -213,10 +209,6 @@ def _check_mappable(
             )
 
 
-def _concatenate(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(list(values))
-
-
 def _keys(parts: Sequence[_Part], notes: list[str]) -> tuple[str, ...]:
     """Returns the keys of all rows; if two files share one, all keys begin with their file's name."""
     keys = [key for _, listing in parts for key in listing.keys]
@@ -234,14 +226,12 @@ def _keys(parts: Sequence[_Part], notes: list[str]) -> tuple[str, ...]:
     return tuple(f"{stem}/{key}" for stem, (_, listing) in zip(stems, parts, strict=True) for key in listing.keys)
 
 
-def _joined(
-    files: Sequence[Files | Pictures | Arrays | None], parts: Sequence[_Part]
-) -> JoinedRows | RaggedRows | None:
-    kept = [rows for rows in files if isinstance(rows, RaggedRows)]
-    if kept:
-        return RaggedRows.joined(kept)
-    arrays = [(rows, len(listing)) for rows, (_, listing) in zip(files, parts, strict=True) if isinstance(rows, Arrays)]
-    return JoinedRows.of(arrays) if arrays else None
+def _joined(files: Sequence[Files | Pictures | Arrays], parts: Sequence[_Part]) -> JoinedRows | RaggedRows:
+    ragged = [rows for rows in files if isinstance(rows, RaggedRows)]
+    if ragged:
+        return RaggedRows.joined(ragged)
+    counts = [file.num_rows for file, _ in parts]
+    return JoinedRows.of(list(zip([rows for rows in files if isinstance(rows, Arrays)], counts, strict=True)))
 
 
 def _join_masks(parts: Sequence[_Part]) -> Masks | None:
@@ -258,30 +248,23 @@ def _join_masks(parts: Sequence[_Part]) -> Masks | None:
                     f"{parts[0][0].path}, {_short(getattr(other, what))} in {file.path}. Pack "
                     f"both with the same classes, or one way without masks: `--masks none`."
                 )
-    every = [m for m in masks if m is not None]
-    files = _joined([m.files for m in every], parts)
-    assert files is not None, "rows of HDF5 files"
-    return replace(first, files=files, present=_concatenate([m.present for m in every]))
+    every = [each for each in masks if each is not None]
+    files = _joined([each.files for each in every], parts)
+    return replace(first, files=files, present=np.concatenate([each.present for each in every]))
 
 
 def _short(value: Any) -> str:
     return first_few(list(map(str, value))) if isinstance(value, tuple) else str(value)
 
 
-_JOIN: dict[str, Callable[[set[str]], str]] = {
-    "decoder": lambda found: "; ".join(sorted(found)),
-    "source_layout": lambda found: _only(found, "merged"),
-}
-
-
 def _attrs(parts: Sequence[_Part]) -> dict[str, Any]:
     """Returns the root attributes: equal ones stay; rows of several files one after another are not shuffled."""
-    attrs: dict[str, Any] = {name: join({str(part[1].attrs[name]) for part in parts}) for name, join in _JOIN.items()}
     options = [pack_options(file) for file, _ in parts]
     same = {name: value for name, value in options[0].items() if all(o.get(name) == value for o in options)}
     merged = [{"name": file.path.name, "rows": file.num_rows} for file, _ in parts]
     return {
-        **attrs,
+        "decoder": "; ".join(sorted({str(listing.attrs["decoder"]) for _, listing in parts})),
+        "source_layout": _only({str(listing.attrs["source_layout"]) for _, listing in parts}, "merged"),
         "pack_options": json.dumps(same),
         "seed": 0,
         "shuffled": False,

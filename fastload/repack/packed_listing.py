@@ -15,14 +15,14 @@ from fastload.errors import FormatError, SourceError
 from fastload.format.codecs import load_filters
 from fastload.format.column import Column
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
-from fastload.format.header import PIXEL_FIELDS, Field, PackedFile, open_hdf5, read_header
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import index_names
-from fastload.repack.packed_rows import mask_rows_of, rows_of
+from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Listing, Masks, first_few, require_unique
 from fastload.system.text import text_of
 
-CARRIED = ("decoder", "source_layout", "seed", "shuffled", "pack_options", "repacked")
-"""Root attributes that also hold for copied rows."""
+_CARRIED = {"decoder": "unknown", "source_layout": "hdf5", "seed": 0, "shuffled": False, "pack_options": "{}"}
+"""Root attributes that also hold for copied rows, as does `repacked`, with the values for files of other tools."""
 
 _OWN = {*PIXEL_FIELDS, *DIGEST_FIELDS, "split", "key"}
 
@@ -41,7 +41,11 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
     file = read_header(path)
     with open_hdf5(file.path) as hdf5:
         try:
-            _check_header(file, hdf5)
+            if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
+                raise FormatError(
+                    f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: "
+                    f"it was changed or damaged after packing. Copy the file again, or pack it again."
+                )
             notes = _left_out(file, hdf5)
             names = [name for name in file.fields if name not in PIXEL_FIELDS]
             for name in names:
@@ -56,21 +60,25 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
     split = np.zeros(file.num_rows, np.uint8)
     for number, rows in enumerate(file.splits.values()):
         split[rows.start : rows.stop] = number
-    own = _OWN.union(*(index_names(name) for name in PIXEL_FIELDS if name in file.fields and file.fields[name].ragged))
+    own, sizes = {*_OWN}, np.zeros(file.num_rows, np.int64)
+    for name in (name for name in PIXEL_FIELDS if name in file.fields):
+        field = file.fields[name]
+        own.update(index_names(name) if field.ragged else ())
+        sizes += values[f"{name}_bytes"] if field.ragged else field.row_bytes
     columns = {name: _column(file, name, values[name]) for name in file.fields if name not in own and values[name].size}
     masks = None
     if "masks" in file.fields:
         field = file.fields["masks"]
-        extra = {name: value for name, value in field.attrs.items() if name != "ignore_index"}
+        extra = dict(field.attrs)
+        ignored = extra.pop("ignore_index", None)  # Only a value that masks can hold counts.
         masks = Masks(
-            files=mask_rows_of(file),
+            files=rows_of(file, "masks"),
             present=np.ones(file.num_rows, dtype=bool),
             names=field.names,
-            ignore_index=_ignored(field),
+            ignore_index=int(ignored) if isinstance(ignored, (int, float)) and ignored in range(256) else None,
             attrs={} if file.version is None else extra,
         )
     hashed = file.version is not None and any(name in file.fields for name in PIXEL_FIELDS)
-    digests = values["digest"].astype(np.uint64) if hashed else None
     return file, Listing(
         layout=str(file.attrs.get("source_layout", "hdf5")),
         keys=tuple(keys),
@@ -78,31 +86,13 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         split_names=split_names,
         columns=columns,
         notes=notes,
-        sizes=_sizes(file, values),
+        sizes=sizes,
         mtimes_ns=np.full(file.num_rows, file.identity.mtime_ns, np.int64),
         files=rows_of(file, "images") if "images" in file.fields else None,
         masks=masks,
-        attrs=_attrs(file),
-        digests=digests,
+        attrs=_CARRIED | {name: file.attrs[name] for name in (*_CARRIED, "repacked") if name in file.attrs},
+        digests=values["digest"].astype(np.uint64) if hashed else None,
     )
-
-
-def _sizes(file: PackedFile, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
-    """Returns the bytes of each row's image and mask as they are stored, int64 (N,)."""
-    sizes = np.zeros(file.num_rows, np.int64)
-    for name in PIXEL_FIELDS:
-        if name in file.fields:
-            field = file.fields[name]
-            sizes += field.row_bytes if field.ragged is None else values[f"{name}_bytes"]
-    return sizes
-
-
-def _check_header(file: PackedFile, hdf5: h5py.File) -> None:
-    if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
-        raise FormatError(
-            f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
-            f"changed or damaged after packing. Copy the file again, or pack it again."
-        )
 
 
 def _left_out(file: PackedFile, hdf5: h5py.File) -> tuple[str, ...]:
@@ -137,18 +127,6 @@ def regroup(listing: Listing, order: NDArray[np.int64]) -> Listing:
     return replace(part, split=renumber[part.split], split_names=names)
 
 
-def _ignored(field: Field) -> int | None:
-    """Returns the masks' attribute `ignore_index`, if it is a value that they can hold."""
-    found = field.attrs.get("ignore_index")
-    return int(found) if isinstance(found, (int, float)) and found in range(256) else None
-
-
-def _attrs(file: PackedFile) -> dict[str, Any]:
-    """Returns the root attributes to carry over, with defaults for those that another tool's file lacks."""
-    given = {"decoder": "unknown", "source_layout": "hdf5", "seed": 0, "shuffled": False, "pack_options": "{}"}
-    return given | {name: file.attrs[name] for name in CARRIED if name in file.attrs}
-
-
 def _keys(file: PackedFile, values: dict[str, NDArray[Any]]) -> list[str]:
     found = values.get("key")
     if found is None or found.dtype.kind != "S" or found.ndim != 1:
@@ -162,14 +140,12 @@ def _keys(file: PackedFile, values: dict[str, NDArray[Any]]) -> list[str]:
 
 def _column(file: PackedFile, name: str, values: NDArray[Any]) -> Column:
     field = file.fields[name]
-    attrs = dict(field.attrs)
+    # Attributes of other tools may have any type, so only names are copied.
+    attrs = dict(field.attrs) if file.version is not None else {}
     if field.names:
-        attrs["names"] = field.names
-    if file.version is None:
-        # Attributes of other tools may have any type, so only names are copied.
-        attrs = {"names": tuple(map(str, field.names))} if field.names else {}
-        if name == "labels":
-            return _labels(file, values, attrs)
+        attrs["names"] = field.names if file.version is not None else tuple(map(str, field.names))
+    if file.version is None and name == "labels":
+        return _labels(file, values, attrs)
     return Column(values.astype(values.dtype.newbyteorder("="), copy=False), attrs)
 
 

@@ -1,14 +1,13 @@
 """The images and masks of a packed file (or another HDF5 file) as the images and masks of a listing.
 
-`rows_of` and `mask_rows_of` choose: rows that lie back to back are read from the file itself (`RawRows`), compressed or
-scattered ones through HDF5 (`Hdf5Rows`), rows of varying length as they are stored (`RaggedRows`).
+`rows_of` chooses: rows that lie back to back are read from the file itself (`RawRows`), compressed or scattered ones
+through HDF5 (`Hdf5Rows`), rows of varying length as they are stored (`RaggedRows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from fastload.errors import FormatError, ImageError, SourceError
 from fastload.format.header import PackedFile
 from fastload.format.ragged import RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader
+from fastload.pack.decisions import KINDS
 from fastload.pack.encode import array_header
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import SAMPLES, CheckedSample, CheckedSamples, DamagedBefore, has_ragged
@@ -29,92 +29,34 @@ from fastload.system.threads import in_threads
 
 
 def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | RaggedRows:
-    """Returns every row of a pixel dataset."""
-    field = file.fields[name]
+    """Returns every row of a pixel dataset; masks are uint8 (H, W), whatever integers the file holds.
+
+    Raises:
+        FormatError: the masks are not integers, or have several numbers for a pixel.
+    """
+    field, axes = file.fields[name], image_axes(file) if name == "images" else "HWC"
+    if name == "masks" and (field.dtype.kind not in "biu" or field.shape[2:] not in ((), (1,))):
+        raise FormatError(
+            f"{file.path}: `masks` is {field.dtype} {(file.num_rows, *field.shape)}; expected one class number a "
+            f"pixel, uint8 (N, H, W). Convert them."
+        )
     if has_ragged(file):
         return RaggedRows.of(file, name)
-    shape, axes = field.shape, image_axes(file) if name == "images" else "HWC"
-    if field.offset is None:
+    if field.offset is None or (name == "masks" and (field.dtype != np.uint8 or len(field.shape) > 2)):
         return Hdf5Rows(file, name, np.arange(file.num_rows))
     return RawRows.of(
         file.path,
         offset=field.offset,
         num_rows=file.num_rows,
-        shape=(*shape, 1) if axes == "HW" else shape,
+        shape=(*field.shape, 1) if axes == "HW" else field.shape,
         dtype=field.dtype,
         axes="CHW" if axes == "CHW" else "HWC",
     )
 
 
-def mask_rows_of(file: PackedFile) -> Arrays | RaggedRows:
-    """Returns every row of `masks` as uint8 (H, W), whatever integers the file holds.
-
-    Raises:
-        FormatError: the masks are not integers, or have several numbers for a pixel.
-    """
-    field = file.fields["masks"]
-    single = len(field.shape) == 2 or (len(field.shape) == 3 and field.shape[2] == 1)
-    if field.dtype.kind not in "biu" or not single:
-        raise FormatError(
-            f"{file.path}: `masks` is {field.dtype} {(file.num_rows, *field.shape)}; expected one class number a "
-            f"pixel, uint8 (N, H, W). Convert them."
-        )
-    rows = rows_of(file, "masks")
-    plain = field.dtype == np.uint8 and len(field.shape) == 2
-    return rows if plain or isinstance(rows, RaggedRows) else MaskRows(rows, file.path, np.arange(file.num_rows))
-
-
-@dataclass(frozen=True, eq=False)
-class MaskRows:
-    """Masks of other integers as uint8 `Arrays`; each value is checked to be 0 to 255.
-
-    Attributes:
-        source: the rows as the file holds them.
-        path: the file, for messages.
-        rows: int64 (N,), the row of the file for each sample, for messages.
-    """
-
-    source: Arrays
-    path: Path
-    rows: NDArray[np.int64]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(H, W)."""
-        return self.source.shape[:2]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """uint8."""
-        return np.dtype(np.uint8)
-
-    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fills out with these rows.
-
-        Raises:
-            SourceError: a value is not 0 to 255.
-        """
-        found = np.empty((len(indices), *self.source.shape), self.source.dtype)
-        self.source.read_rows(indices, found)
-        found = found.reshape(out.shape)
-        outside = (found < 0) | (found > 255)
-        if outside.any():
-            bad = np.flatnonzero(outside.reshape(len(found), -1).any(axis=1))
-            raise SourceError(
-                f"{self.path}: `masks` holds {found[outside][0]} (rows "
-                f"{first_few([str(row) for row in self.rows[indices[bad]].tolist()])}); a packed mask holds 0 to 255. "
-                f"Give what is no class a value in there, such as 255, and say so in its attribute ignore_index."
-            )
-        out[:] = found
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> MaskRows:
-        """Returns some of the rows, in the order of indices."""
-        return MaskRows(self.source.take(indices), self.path, self.rows[indices])
-
-
 @dataclass(frozen=True, eq=False)
 class Hdf5Rows:
-    """Rows that only HDF5 can read, as `Arrays`: compressed ones, or chunks that do not lie back to back.
+    """Rows that do not lie back to back as they are needed, as `Arrays`: compressed or scattered, or other integers.
 
     Each process opens the file for itself, at its first read; a pickle holds the header only.
 
@@ -131,60 +73,59 @@ class Hdf5Rows:
     @property
     def shape(self) -> tuple[int, ...]:
         """(H, W, C) of images, whichever order of axes the file has; (H, W) of masks."""
-        in_file, axes = self.file.fields[self.name].shape, self._axes
-        if axes == "CHW":
-            return (*in_file[1:], in_file[0])
-        return (*in_file, 1) if axes == "HW" else in_file
+        in_file = self.file.fields[self.name].shape
+        if self.name == "masks":
+            return in_file[:2]
+        axes = image_axes(self.file)
+        return (*in_file[1:], in_file[0]) if axes == "CHW" else (*in_file, 1) if axes == "HW" else in_file
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """uint8 or uint16, in native byte order."""
-        return self.file.fields[self.name].dtype.newbyteorder("=")
+        return np.dtype(np.uint8) if self.name == "masks" else self.file.fields[self.name].dtype.newbyteorder("=")
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Fills out with these rows.
 
         Raises:
-            SourceError: rows cannot be read; it names them.
+            SourceError: rows cannot be read, or hold masks outside of 0 to 255; it names them.
         """
         rows = np.ascontiguousarray(self.rows[indices], dtype=np.int64)
         if len(rows) == 0:
             return
-        values = np.empty((len(rows), *self.file.fields[self.name].shape), self.dtype)
+        field = self.file.fields[self.name]
+        values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
         try:
-            self._gather(rows, values)
+            SAMPLES.of(self.file).gather(self.name, rows, values)
         except ImageError as exc:
-            bad = self._unreadable(rows) or rows.tolist()
+            reason = ImageError(f"`{self.name}` {exc}")
             raise SourceError(
-                f"{self.file.path}: {exc} (rows {first_few(list(map(str, bad)))}). List all damage with `fastload "
-                f"verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
-            ) from exc
-        out[:] = np.moveaxis(values, 1, -1) if self._axes == "CHW" else values.reshape(out.shape)
+                f"{self.file.path}: {reason} (rows {first_few(self._unreadable(rows, values[:1]))}). List all damage "
+                f"with `fastload verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
+            ) from reason
+        if self.name == "masks" and values.dtype != np.uint8 and (outside := (values < 0) | (values > 255)).any():
+            bad = rows[outside.reshape(len(rows), -1).any(axis=1)].tolist()
+            raise SourceError(
+                f"{self.file.path}: `masks` holds {values[outside][0]} (rows {first_few(list(map(str, bad)))}); a "
+                f"packed mask holds 0 to 255. Give what is no class a value in there, such as 255, and say so in its "
+                f"attribute ignore_index."
+            )
+        chw = self.name == "images" and image_axes(self.file) == "CHW"
+        out[:] = np.moveaxis(values, 1, -1) if chw else values.reshape(out.shape)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Hdf5Rows:
         """Returns some of the rows, in the order of indices."""
         return Hdf5Rows(self.file, self.name, self.rows[indices])
 
-    def _gather(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        try:
-            SAMPLES.of(self.file).gather(self.name, rows, out)
-        except ImageError as exc:
-            raise ImageError(f"`{self.name}` {exc}") from exc
-
-    def _unreadable(self, rows: NDArray[np.int64]) -> list[int]:
-        """Returns which of these rows cannot be read: as a rule those of one damaged chunk."""
+    def _unreadable(self, rows: NDArray[np.int64], out: NDArray[Any]) -> list[str]:
+        """Returns which of these rows cannot be read one by one, or all: as a rule those of one damaged chunk."""
         bad = []
-        one = np.empty((1, *self.file.fields[self.name].shape), self.dtype)
-        for row in rows.tolist():
+        for row in rows:
             try:
-                self._gather(np.array([row]), one)
+                SAMPLES.of(self.file).gather(self.name, np.array([row]), out)
             except ImageError:
-                bad.append(row)
-        return bad
-
-    @property
-    def _axes(self) -> str:
-        return image_axes(self.file) if self.name == "images" else "HWC"
+                bad.append(str(row))
+        return bad or list(map(str, rows.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,11 +142,8 @@ class RowByRow:
     def of(files: Files | Pictures | Arrays) -> Files | Pictures | Arrays:
         """Returns rows one by one if reading one can fail; rows that lie back to back stay, digests check those."""
         parts = files.parts if isinstance(files, JoinedRows) else (files,)
-        return (
-            RowByRow(files)
-            if isinstance(files, Arrays) and any(isinstance(p, (Hdf5Rows, MaskRows)) for p in parts)
-            else files
-        )
+        can_fail = any(isinstance(part, Hdf5Rows) for part in parts)
+        return RowByRow(files) if can_fail and isinstance(files, Arrays) else files
 
     def header(self, i: int) -> ImageHeader:
         """Returns the header that every row has."""
@@ -279,8 +217,7 @@ class RaggedRows:
         height, width, channels = samples.shape(row)
         channels = 1 if self.name == "masks" else channels
         bits = 8 * self.files[self.part[i]].fields[self.name].dtype.itemsize
-        kind = {1: "L", 3: "RGB", 4: "RGBA"}[channels] if bits == 8 else {1: "I;16"}.get(channels, "RGB;16")
-        return ImageHeader(height, width, channels, bits, kind, 1)
+        return ImageHeader(height, width, channels, bits, KINDS[bits][channels], 1)
 
     def read(self, i: int) -> NDArray[Any]:
         """Returns (H, W, C) of an image, (H, W) of a mask.
@@ -290,28 +227,22 @@ class RaggedRows:
         """
         return self.checked(i).pixels[self.name]
 
-    def pixels(self, i: int) -> NDArray[Any]:
-        """Returns the same as `read`, without comparing digests."""
-        samples, row = self._at(i)
-        return samples.pixels(self.name, row)
-
     @property
     def is_jpeg(self) -> NDArray[np.bool_]:
         """bool (N,): whether the image of a sample is stored as JPEG."""
-        found = np.zeros(len(self.row), bool)
-        for number, file in enumerate(self.files):
-            here = self.part == number
-            found[here] = SAMPLES.of(file).is_jpeg()[self.row[here]]
-        return found
+        return self._of_each(CheckedSamples.is_jpeg)
 
     @property
     def stored_bytes(self) -> NDArray[np.int64]:
         """int64 (N,): bytes of each sample's row as it is stored."""
-        found = np.zeros(len(self.row), np.int64)
-        for number, file in enumerate(self.files):
-            here = self.part == number
-            found[here] = SAMPLES.of(file).stored_bytes(self.name)[self.row[here]]
-        return found
+        return self._of_each(lambda samples: samples.stored_bytes(self.name))
+
+    def _of_each(self, values: Callable[[CheckedSamples], NDArray[Any]]) -> NDArray[Any]:
+        """Returns the value of each sample, picked from those of all rows of its file."""
+        found = np.concatenate([values(SAMPLES.of(file)) for file in self.files])
+        firsts = np.cumsum([0, *(file.num_rows for file in self.files)])
+        picked: NDArray[Any] = found[firsts[self.part] + self.row]
+        return picked
 
     def encoded(self, i: int) -> EncodedRow:
         """Returns the whole sample, image and mask, as it is stored, or decompressed.
@@ -330,18 +261,13 @@ class RaggedRows:
             found = replace(found, mask=_bytes_of(samples.pixels("masks", row)), mask_encoding=RAW)
         return found
 
-    def check(self, i: int) -> None:
-        """Decodes a sample as a test.
+    def checked(self, i: int, *, jpeg: bool = True) -> CheckedSample:
+        """Returns a sample as it is stored with its pixels, those of a JPEG only if `jpeg` is set.
 
         Raises:
             DamagedBefore: it is what was packed, and its JPEG cannot be decoded.
             ImageError: it cannot be read, or is not what was packed; the message is the reason only.
         """
-        samples, row = self._at(i)
-        samples.checked(row)
-
-    def checked(self, i: int, *, jpeg: bool = True) -> CheckedSample:
-        """Returns a sample as it is stored with its pixels, those of a JPEG only if `jpeg` is set."""
         samples, row = self._at(i)
         return samples.checked(row, jpeg=jpeg)
 
@@ -369,9 +295,9 @@ def undecodable(rows: RaggedRows, threads: int | None, progress: Progress | None
     """
     jpegs = np.flatnonzero(rows.is_jpeg).tolist()
 
-    def tried(i: int) -> tuple[int, str]:
+    def reason(i: int) -> tuple[int, str]:
         try:
-            rows.check(i)
+            rows.checked(i)
         except DamagedBefore as exc:
             return i, str(exc)
         except ImageError:
@@ -379,9 +305,9 @@ def undecodable(rows: RaggedRows, threads: int | None, progress: Progress | None
         return i, ""
 
     found = {}
-    for done, (i, reason) in enumerate(in_threads(tried, jpegs, worker_count(threads))):
-        if reason:
-            found[i] = reason
+    for done, (i, why) in enumerate(in_threads(reason, jpegs, worker_count(threads))):
+        if why:
+            found[i] = why
         if progress:
             progress("decoding", done + 1, len(jpegs))
     return found

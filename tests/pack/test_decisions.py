@@ -16,24 +16,20 @@ from fastload.errors import OptionError, SourceError
 from fastload.format.codecs import Codec
 from fastload.pack import PackOptions, pack_images, survey_source
 from fastload.pack.decisions import (
-    decide,
+    RaggedPlan,
+    fitted_size,
+    fitted_sizes,
     image_row_bytes,
-    note_on_unused_codec,
-    plan_ragged,
+    jpegs_kept_and_made,
+    notes_on_encoding,
+    plan_rows,
     row_sizes,
     shrunk,
     source_exceptions,
     too_large,
 )
 from fastload.pack.encode import HEADERS
-from fastload.pack.encoding import (
-    EncodingOption,
-    RaggedPlan,
-    fitted_size,
-    fitted_sizes,
-    jpegs_kept_and_made,
-    parse_encoding,
-)
+from fastload.pack.pack_options import EncodingOption, parse_encoding
 
 
 def headers(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
@@ -48,7 +44,7 @@ def planned(rows: np.ndarray, *, masks: bool = False, **options: object) -> Ragg
     if "store" in options:
         options["store"] = parse_encoding(str(options["store"]))
     chosen = PackOptions(**options)  # type: ignore[arg-type]
-    return plan_ragged(decide(rows, chosen, "SRC"), chosen, masks=masks, source="SRC")
+    return plan_rows(rows, chosen, "SRC", masks=masks)
 
 
 def test_plain_rows_of_one_size_are_packed_as_ever():
@@ -120,12 +116,13 @@ def test_what_is_shrunk_is_counted():
 
 def test_a_codec_without_anything_to_compress_is_noted():
     rows = np.arange(4)
-    (said,) = note_on_unused_codec(planned(VARIED, store="jpeg", codec="zstd"), rows, VARIED)
+    (said,) = notes_on_encoding(planned(VARIED, store="jpeg", codec="zstd"), rows, VARIED)
     assert said == "Every image is stored as JPEG, which zstd makes no smaller: nothing is left to compress."
-    (said,) = note_on_unused_codec(planned(VARIED, masks=True, store="jpeg", codec="zstd"), rows, VARIED)
+    (said,) = notes_on_encoding(planned(VARIED, masks=True, store="jpeg", codec="zstd"), rows, VARIED)
     assert "only the masks" in said
-    assert note_on_unused_codec(planned(VARIED, store="source", codec="zstd"), rows, VARIED) == []
-    assert note_on_unused_codec(planned(VARIED, store="jpeg"), rows, VARIED) == []
+    (said,) = notes_on_encoding(planned(VARIED, store="source", codec="zstd"), rows, VARIED)
+    assert "`fastload verify`" in said, "the PNG is compressed"
+    assert notes_on_encoding(planned(VARIED, store="jpeg"), rows, VARIED) == []
 
 
 def test_options_are_written_down_only_where_something_is_said():

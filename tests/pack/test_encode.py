@@ -21,7 +21,7 @@ from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.pack import PackOptions, Survey, survey_source
 from fastload.pack.encode import RowEncoder
-from fastload.pack.encoding import EncodingOption, parse_encoding
+from fastload.pack.pack_options import EncodingOption, parse_encoding
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.sources.arrays.raw_rows import MemoryRows

@@ -21,7 +21,7 @@ from fastload.errors import OptionError, OutputError, ResumeError, SourceError
 from fastload.format.codecs import has_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.pack import PackOptions, PackReport, pack_images, pack_listing
-from fastload.pack.encoding import parse_encoding
+from fastload.pack.pack_options import parse_encoding
 from fastload.sources.arrays.raw_rows import MemoryRows
 from fastload.sources.listing import Listing
 

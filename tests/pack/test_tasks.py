@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.format.writer import PixelSpec
+from fastload.pack.engine import task_bounds
 from fastload.pack.pack_worker import RowStream
-from fastload.pack.tasks import task_bounds
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=80), st.integers(1, 120))

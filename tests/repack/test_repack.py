@@ -317,15 +317,15 @@ def _stopped(source: Path, output: Path, at: int, codec: str, chunk_bytes: int =
             raise _Stop
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(_Stop):
-        patch.setattr("fastload.pack.tasks.COPY_TASK_BYTES", 0)
+        patch.setattr("fastload.pack.engine.COPY_TASK_BYTES", 0)
         repack_file(source, output, chunk_bytes=chunk_bytes, codec=codec, workers=1, progress=progress)
 
 
 _SCRIPT = """
 import os, signal, sys
-import fastload.pack.tasks
+import fastload.pack.engine
 from fastload.repack import repack_file
-fastload.pack.tasks.COPY_TASK_BYTES = 0  # so that there are moments between the chunks
+fastload.pack.engine.COPY_TASK_BYTES = 0  # so that there are moments between the chunks
 source, output, kill_at, codec = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 seen = 0
 def progress(stage, done, total):
@@ -339,7 +339,7 @@ repack_file(source, output, chunk_bytes=1000, codec=codec, workers=1, progress=p
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_killed_the_same_call_continues_and_gives_the_same_bytes(tmp_path, monkeypatch, codec):
-    monkeypatch.setattr("fastload.pack.tasks.COPY_TASK_BYTES", 0)  # as the calls that are stopped
+    monkeypatch.setattr("fastload.pack.engine.COPY_TASK_BYTES", 0)  # as the calls that are stopped
     source = make(tmp_path / "a.h5")
     options = {"chunk_bytes": 1000, "codec": codec, "workers": 1}
     repack_file(source, tmp_path / "whole.h5", **options)

@@ -17,7 +17,7 @@ from fastload.format.header import read_header
 from fastload.format.ragged import ENCODINGS
 from fastload.inspection.verify import verify_file
 from fastload.pack import PackOptions, pack_images
-from fastload.pack.encoding import EncodingOption
+from fastload.pack.pack_options import EncodingOption
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.read.checked import CheckedSamples, close_readers
