@@ -178,7 +178,8 @@ class EpochCursor:
         Raises:
             StateError: it is no state, or of other data or another order.
         """
-        return self._begin(self._plan_after(self.checked(state)))
+        loaded = self.checked(state)
+        return self._begin(replace(self.plan, epoch=loaded.epoch, segments=loaded.segments))
 
     def resumed(
         self, state: PlanState, schedule_of: Callable[[int, int], EchoSchedule], *, keeps_all: bool
@@ -194,8 +195,30 @@ class EpochCursor:
             StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares.
         """
         state = _with_shares_of(replace(self.plan, epoch=state.epoch), state, keeps_all=keeps_all)
-        plan = replace(self._plan_after(state), fixed_shares=state.fixed_shares)
-        return _resumed(state, plan, schedule_of(plan.num_steps, state.echo))
+        plan = replace(self.plan, epoch=state.epoch, segments=state.segments, fixed_shares=state.fixed_shares)
+        schedule = schedule_of(plan.num_steps, state.echo)
+        last = state.segments[-1] if state.segments else Segment(plan.world_size, plan.batch_size, 0)
+        saved = replace(plan, world_size=last.world_size, batch_size=last.batch_size, ends=state.ends)
+        theirs = EchoSchedule(saved.num_steps, state.echo, state.echo_distance)
+        steps = state.echo_position
+        if steps and (steps >= theirs.num_steps or theirs.finished(steps)):
+            raise StateError(
+                f"the loader state is damaged: echo_position is {steps}, of {saved.num_steps} batches left"
+            )
+        same = (
+            (last.world_size, last.batch_size) == (plan.world_size, plan.batch_size)
+            and (theirs.factor, theirs.distance) == (schedule.factor, schedule.distance)
+            # Other ends do not matter to a single batch.
+            and (not theirs.distance or theirs.num_batches == schedule.num_batches)
+        )
+        if steps and not same:
+            # Batches in use count as done: each of their rows was used at least once.
+            plan = replace(plan, segments=saved.segments_after(theirs.begun(steps)))
+            saved, steps = replace(saved, segments=plan.segments), 0
+        if state.segments and saved.num_steps == 0:
+            # With a smaller batch size, rows that "drop" left out may fill batches now; but that epoch is over.
+            plan = replace(plan, segments=plan.segments_after(plan.num_steps))
+        return Position(plan, replace(schedule, num_batches=plan.num_steps), steps)
 
     def load(self, position: Position) -> None:
         """Makes a position the next iteration; if nothing is left of it, the epoch after it, until it is named."""
@@ -207,9 +230,6 @@ class EpochCursor:
     def whole(self, epoch: int) -> Position:
         """Returns the beginning of an epoch."""
         return self._begin(replace(self.plan, epoch=epoch))
-
-    def _plan_after(self, state: PlanState) -> EpochPlan:
-        return replace(self.plan, epoch=state.epoch, segments=state.segments)
 
 
 def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:
@@ -235,39 +255,6 @@ def num_batches(plan: EpochPlan, *, workers: int) -> int:
 
 def _shuffle_of(plan: EpochPlan) -> ResolvedShuffle:
     return resolve_shuffle(plan.shuffle, file_shuffled=False)
-
-
-def _resumed(state: PlanState, plan: EpochPlan, schedule: EchoSchedule) -> Position:
-    """Returns how far a state leaves its epoch, which may be finished.
-
-    Args:
-        state: a state of the same data and order.
-        plan: a plan with the state's epoch and segments, and the world, batch size and ends to go on with.
-        schedule: schedule of the plan's batches.
-
-    Raises:
-        StateError: the state counts more steps than its batches have.
-    """
-    last = state.segments[-1] if state.segments else Segment(plan.world_size, plan.batch_size, 0)
-    saved = replace(plan, world_size=last.world_size, batch_size=last.batch_size, ends=state.ends)
-    theirs = EchoSchedule(saved.num_steps, state.echo, state.echo_distance)
-    steps = state.echo_position
-    if steps and (steps >= theirs.num_steps or theirs.finished(steps)):
-        raise StateError(f"the loader state is damaged: echo_position is {steps}, of {saved.num_steps} batches left")
-    same = (
-        (last.world_size, last.batch_size) == (plan.world_size, plan.batch_size)
-        and (theirs.factor, theirs.distance) == (schedule.factor, schedule.distance)
-        # Other ends do not matter to a single batch.
-        and (not theirs.distance or theirs.num_batches == schedule.num_batches)
-    )
-    if steps and not same:
-        # Batches in use count as done: each of their rows was used at least once.
-        plan = replace(plan, segments=saved.segments_after(theirs.begun(steps)))
-        saved, steps = replace(saved, segments=plan.segments), 0
-    if state.segments and saved.num_steps == 0:
-        # With a smaller batch size, rows that "drop" left out may fill batches now; but that epoch is over.
-        plan = replace(plan, segments=plan.segments_after(plan.num_steps))
-    return Position(plan, replace(schedule, num_batches=plan.num_steps), steps)
 
 
 def _with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> PlanState:
