@@ -169,6 +169,7 @@ class CheckedSamples:
             return self._decoded(name, self.encoded_bytes(name, row))
         found: NDArray[Any] = self._read_rows(name, np.array([row]))[0]
         return found
+
     def encoded(self, row: int) -> EncodedRow:
         """Returns the encoded bytes of a sample, after checking that they are what was packed.
 
