@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,11 @@ def inspect_file(path: str | Path) -> FileInfo:
     try:
         header = read_header(path)
     except FormatError as exc:
-        if not _is_foreign(path):
+        with open_hdf5(path) as file, suppress(RuntimeError, KeyError, OSError):
+            if "fastload_version" not in file.attrs:
+                refusal = f"FastLoader cannot read this file as it is: {exc}"
+        if not refusal:  # a packed file, or not even its attributes can be read
             raise
-        refusal = f"FastLoader cannot read this file as it is: {exc}"
     with open_hdf5(path) as file:
         try:
             return _inspect(path, file, header, refusal)
@@ -128,16 +130,12 @@ def inspect_file(path: str | Path) -> FileInfo:
             ) from exc
 
 
-def _is_foreign(path: Path) -> bool:
-    with open_hdf5(path) as file:
-        try:
-            return "fastload_version" not in file.attrs
-        except (RuntimeError, KeyError, OSError):
-            return False  # not even its attributes can be read: the error of `read_header` says so
-
-
 def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:
-    datasets = {name: file[name] for name in header.fields} if header else dict(_walk(file))
+    datasets: dict[str, h5py.Dataset] = {}
+    if header:
+        datasets = {name: file[name] for name in header.fields}
+    else:  # every group; soft and external links are not followed
+        file.visititems(lambda name, item: datasets.update({name: item} if isinstance(item, h5py.Dataset) else {}))
     offsets = {name: header.fields[name].offset if header else linear_offset(item) for name, item in datasets.items()}
     fields = {name: _field_info(name, item, offsets[name]) for name, item in datasets.items()}
     ragged = [name for name, field in header.fields.items() if field.ragged is not None] if header else []
@@ -189,13 +187,6 @@ def _pack_options(value: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     return options if isinstance(options, dict) else {}
-
-
-def _walk(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
-    """Yields every dataset of every group; soft and external links are not followed."""
-    found: dict[str, h5py.Dataset] = {}
-    file.visititems(lambda name, item: found.__setitem__(name, item) if isinstance(item, h5py.Dataset) else None)
-    yield from found.items()
 
 
 def _field_info(name: str, item: h5py.Dataset, offset: int | None) -> FieldInfo:
