@@ -65,7 +65,18 @@ class FilteredChunks:
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(self._shape, self._chunks, strict=True))
         self._whole_rows = self._chunks[1:] == self._shape[1:]
         self.one_row = self._whole_rows and self._chunks[0] == 1 and self._dtype.isnative
-        self._table = self._chunk_table(item)
+        # Offset, compressed bytes and filter mask of each chunk, int64 (chunks, 3); offset -1: never written.
+        self._table = np.full((math.prod(self._grid), 3), -1, np.int64)
+        found = array("q")
+        item.id.chunk_iter(lambda chunk: found.extend((*chunk.chunk_offset, *chunk[1:])))
+        entries = np.frombuffer(found, np.int64).reshape(-1, item.ndim + 3)
+        if (entries[:, : item.ndim] >= self._shape).any():
+            raise FormatError(
+                f"{path}: `{name}` has a chunk outside its {self._shape[0]:,} rows: its HDF5 metadata is damaged. "
+                f"Copy the file again."
+            )
+        numbers = np.ravel_multi_index(tuple((entries[:, : item.ndim] // self._chunks).T), self._grid)
+        self._table[numbers] = entries[:, [item.ndim + 1, item.ndim + 2, item.ndim]]
 
     @classmethod
     def of(cls, path: Path, name: str, item: h5py.Dataset) -> FilteredChunks | None:
@@ -102,20 +113,18 @@ class FilteredChunks:
             FormatError: a chunk cannot be decoded; the cause says why.
             FileChangedError: the file ends inside it.
         """
-        first = number * self._chunks[0]
-        count = min(self._chunks[0], self._shape[0] - first)
+        count = min(self._chunks[0], self._shape[0] - number * self._chunks[0])
         chunk = np.empty(self._chunks, self._dtype)
         native = self._dtype.newbyteorder("=")
         if self._whole_rows:
             self._fetch(fd, number, chunk)
             return chunk[:count].astype(native, copy=False)
         rows = np.empty((count, *self._shape[1:]), native)
-        across = math.prod(self._grid[1:])
         for i, at in enumerate(np.ndindex(self._grid[1:])):
-            self._fetch(fd, number * across + i, chunk)
-            starts = [index * size for index, size in zip(at, self._chunks[1:], strict=True)]
-            part = rows[(slice(None), *(slice(a, a + size) for a, size in zip(starts, self._chunks[1:], strict=True)))]
-            part[...] = chunk[tuple(slice(size) for size in part.shape)]
+            self._fetch(fd, number * math.prod(self._grid[1:]) + i, chunk)
+            places = [slice(n * size, (n + 1) * size) for n, size in zip(at, self._chunks[1:], strict=True)]
+            part = rows[:, *places]
+            part[...] = chunk[tuple(map(slice, part.shape))]
         return rows
 
     def rows_into(self, fd: int, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -143,21 +152,6 @@ class FilteredChunks:
                     first[row] = i
                     self._decode(row, read[row], out[i : i + 1])
             lap("decoding")
-
-    def _chunk_table(self, item: h5py.Dataset) -> NDArray[np.int64]:
-        """Returns offset, compressed bytes and filter mask of chunks, int64 (chunks, 3); offset -1: never written."""
-        found = array("q")
-        item.id.chunk_iter(lambda chunk: found.extend((*chunk.chunk_offset, *chunk[1:])))
-        entries = np.frombuffer(found, np.int64).reshape(-1, item.ndim + 3)
-        if (entries[:, : item.ndim] >= self._shape).any():
-            raise FormatError(
-                f"{self._path}: `{self._name}` has a chunk outside its {self._shape[0]:,} rows: its HDF5 metadata "
-                f"is damaged. Copy the file again."
-            )
-        table = np.full((math.prod(self._grid), 3), -1, np.int64)
-        numbers = np.ravel_multi_index(tuple((entries[:, : item.ndim] // self._chunks).T), self._grid)
-        table[numbers] = entries[:, [item.ndim + 1, item.ndim + 2, item.ndim]]
-        return table
 
     def _fetch(self, fd: int, number: int, out: NDArray[Any]) -> None:
         data = self._read(fd, number)
