@@ -144,9 +144,10 @@ class ChunkedRows:
         if fd >= 0:
             os.close(fd)
         self._filtered = {}
-        if self._pid == os.getpid() and self._hdf5 is not None:
-            self._hdf5.close()
-        self._reset()
+        if self._pid == os.getpid():
+            if self._hdf5 is not None:
+                self._hdf5.close()
+            self._reset()
 
     def _warn_of_misses(self, chunk_bytes: Mapping[str, int], window_chunks: int) -> None:
         """Warns if one of these chunks, or with windows a window of them, is larger than the cache."""
@@ -155,8 +156,8 @@ class ChunkedRows:
         largest = max(chunk_bytes, key=chunk_bytes.__getitem__, default="")
         if largest and chunk_bytes[largest] > self._cache_bytes:
             what = (
-                f"one chunk of {largest} is {_mib(chunk_bytes[largest])} decoded, larger than the cache of {cache}: each "
-                f"is decoded again for nearly every batch that has a row of it."
+                f"one chunk of {largest} is {_mib(chunk_bytes[largest])} decoded, larger than the cache of {cache}: "
+                f"each is decoded again for nearly every batch that has a row of it."
             )
         elif window_chunks and window > self._cache_bytes:
             fitting = max(1, window_chunks * self._cache_bytes // window)
@@ -167,8 +168,8 @@ class ChunkedRows:
         else:
             return
         warnings.warn(
-            f"{self._file.path}: {what} Pack the original files with `fastload pack`; `fastload info {self._file.path}` "
-            f"shows the chunks.",
+            f"{self._file.path}: {what} Pack the original files with `fastload pack`; "
+            f"`fastload info {self._file.path}` shows the chunks.",
             stacklevel=3,
         )
 

@@ -61,13 +61,14 @@ class RowReader:
         self._ragged: dict[str, RaggedReader] = {}
         try:
             linear, other = list[str](), list[str]()
-            # Small fields first: the pixels push everything else out of the CPU's cache.
-            for name in sorted(fields, key=lambda name: file.fields[name].row_bytes):
+            for name in fields:
                 if file.fields[name].ragged is not None:
                     self._ragged[name] = RaggedReader(self._fd, file, name, read, verify)
                 else:
                     (other if file.fields[name].offset is None else linear).append(name)
             if linear:
+                # Small fields first: the pixels push everything else out of the CPU's cache.
+                linear.sort(key=lambda name: file.fields[name].row_bytes)
                 kind = MappedRows if read == "map" else PreadRows
                 self._sources.append((kind(self._fd, file, linear), linear))
             if other:
