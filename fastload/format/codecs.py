@@ -82,7 +82,7 @@ def parse_codec(text: str, *, besides: tuple[str, ...] = ()) -> Codec:
     """Returns the codec named "none", "gzip", "gzip:LEVEL", "zstd" or "zstd:LEVEL".
 
     Args:
-        text: the name given by the user.
+        text: the name.
         besides: other words that the caller accepts, for the message.
 
     Raises:
@@ -109,11 +109,7 @@ def has_zstd() -> bool:
 
 
 def decompress_zstd(data: Any, out: NDArray[np.uint8]) -> None:
-    """Decompresses a zstd frame into memory; releases the GIL.
-
-    Args:
-        data: the frame, any bytes-like object.
-        out: uint8, one axis, C-contiguous; nothing is written beyond it, whatever length the frame claims.
+    """Decompresses a zstd frame into C-contiguous memory, and never beyond it; releases the GIL.
 
     Raises:
         ValueError: the frame is damaged, or holds more or fewer bytes than `out`.

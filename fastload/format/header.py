@@ -20,6 +20,7 @@ from fastload.format.digests import header_digest, linear_offset, plain
 from fastload.format.ragged import INDEX_DTYPES, RaggedExtent, index_names
 
 FORMAT_VERSION = 1
+_CHANGED = "The file was changed after packing; pack it again."
 IMAGES_OFFSET = 4096
 """Byte at which the first row of `images` lies in every file that fastload writes."""
 
@@ -229,8 +230,7 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
             continue
         if packed or name in ("labels", "masks"):
             raise FormatError(
-                f"{path}: `{name}` has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. The file was changed "
-                f"after packing; pack it again."
+                f"{path}: `{name}` has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {_CHANGED}"
             )
         del datasets[name]
     if "images" in datasets and "images" not in ragged:
@@ -250,9 +250,7 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
     for name in ragged:
         field = fields[name]
         if field.offset is None or field.chunks is None:
-            raise FormatError(
-                f"{path}: `{name}` does not lie in one piece. The file was changed after packing; pack it again."
-            )
+            raise FormatError(f"{path}: `{name}` does not lie in one piece. {_CHANGED}")
         extent = RaggedExtent(field.offset, int(datasets[name].shape[0]), field.chunks[0], num_rows)
         attrs = dict(field.attrs)
         shape, dtype = attrs.pop("row_shape"), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
@@ -298,17 +296,14 @@ def _check_ragged(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -
     fits = fits and (rank == 2 or shape[2] in (1, 3, 4)) and plain(item.attrs.get("row_dtype")) in ("uint8", "uint16")
     if item.dtype != np.uint8 or len(item.shape) != 1 or not fits:
         raise FormatError(
-            f"{path}: `{name}` is {item.dtype} {item.shape} with rows {shape!r}, not images of varying size. The file "
-            f"was changed after packing; pack it again."
+            f"{path}: `{name}` is {item.dtype} {item.shape} with rows {shape!r}, not images of varying size. {_CHANGED}"
         )
     for index in index_names(name):
         dtype, row = INDEX_DTYPES[index.removeprefix(f"{name}_")]
         found = datasets.get(index)
         if found is None or found.dtype != np.dtype(dtype) or tuple(found.shape[1:]) != row:
-            raise FormatError(
-                f"{path}: `{index}`, part of the index of `{name}`, is missing or of another type. The file was "
-                f"changed after packing; pack it again."
-            )
+            what = f"`{index}`, part of the index of `{name}`, is missing or of another type"
+            raise FormatError(f"{path}: {what}. {_CHANGED}")
 
 
 def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Field:
@@ -343,8 +338,5 @@ def _splits(path: Path, file: h5py.File, fields: Mapping[str, Field]) -> dict[st
     stops = np.append(starts[1:], len(values))
     runs = values[starts]
     if len(set(runs.tolist())) != len(runs) or runs.max() >= len(names):
-        raise FormatError(
-            f"{path}: `split` is not one contiguous run of rows per split. The file was changed after packing; "
-            f"pack it again."
-        )
+        raise FormatError(f"{path}: `split` is not one contiguous run of rows per split. {_CHANGED}")
     return {names[run]: range(int(a), int(b)) for run, a, b in zip(runs, starts, stops, strict=True)}

@@ -80,22 +80,18 @@ class SourceReport:
 
 @dataclass(frozen=True)
 class _Task:
-    """Rows of a file to compare.
-
-    Attributes:
-        file: header of the packed file.
-        plan: how its rows were made, as far as it affects their pixels.
-        rows, samples: int64 (n,), rows and the indices of their samples in the listing.
-        headers: HEADERS (n,) of the samples; only of a file with ragged fields.
-        unread: sample -> why its header cannot be read.
-    """
+    """Rows of a file to compare."""
 
     file: PackedFile
     plan: RaggedPlan
+    """How its rows were made, as far as it affects their pixels."""
     rows: NDArray[np.int64]
     samples: NDArray[np.int64]
+    """Indices of the rows' samples in the listing."""
     headers: NDArray[np.void] | None
+    """HEADERS (n,) of the samples; only of a file with ragged fields."""
     unread: dict[int, str]
+    """Sample -> why its header cannot be read."""
 
 
 def compare_source(

@@ -1,8 +1,6 @@
 """How far an epoch is, and which comes next: one cursor for the loader and for samplers, saved in states.
 
-A `Position` counts the steps of one iteration, in a loader the uses of batches, in a sampler the samples or batches
-drawn. `EpochCursor` has the position of the running iteration and that of the next one, and makes states of them and
-them of states.
+A step is in a loader the use of a batch, in a sampler the sample or batch drawn.
 """
 
 from __future__ import annotations
@@ -69,12 +67,8 @@ class Position:
     def after(self, done: int | None, name: str) -> Position:
         """Returns the position after those steps of the iteration that a caller counted; None: after all of them.
 
-        Args:
-            done: the count, at most `length` of which counts: a short last batch may be counted as a full one.
-            name: name of that argument, for the message.
-
-        Raises:
-            OptionError: more steps than were taken of an unfinished iteration.
+        At most `length` of them count: a short last batch may be counted as a full one. Raises OptionError, with the
+        name of that argument, if there are more than were taken of an unfinished iteration.
         """
         if done is None:
             return self
@@ -119,7 +113,7 @@ class EpochCursor:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration if it is decided, else of the last one."""
+        """The epoch of `standing`."""
         return self.standing.plan.epoch
 
     def coming(self, *, running: bool = False) -> Position:
@@ -173,11 +167,7 @@ class EpochCursor:
         return loaded
 
     def rest(self, state: object) -> Position:
-        """Returns what a user's state leaves of its epoch, from the beginning of a step of the plan on.
-
-        Raises:
-            StateError: it is no state, or of other data or another order.
-        """
+        """Returns what a user's state leaves of its epoch, from the beginning of a step of the plan on."""
         loaded = self.checked(state)
         return self._begin(replace(self.plan, epoch=loaded.epoch, segments=loaded.segments))
 
@@ -233,12 +223,7 @@ class EpochCursor:
 
 
 def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:
-    """Returns the position of a sampler that draws what a plan has for one rank, each batch once.
-
-    Args:
-        plan: of the rank's samples, as batches of one, or of the batches of all workers.
-        workers: as in `Position`.
-    """
+    """Returns the position of a sampler that draws once each sample or batch that a plan has for one rank."""
     return Position(plan, EchoSchedule(num_batches(plan, workers=workers)), workers=workers)
 
 
@@ -262,14 +247,6 @@ def _with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> Pl
 
     Within an epoch, a state of fixed shares needs the same number of ranks, the same batch size and fixed shares; any
     other state needs ranks that can read any row. Between epochs everything may change.
-
-    Args:
-        plan: plan of the state's whole epoch, as the loader would begin it.
-        state: a state of the same data and shuffle.
-        keeps_all: whether the loader can have fixed shares although its plan has none.
-
-    Raises:
-        StateError: the state was saved within an epoch of other shares; the message says which.
     """
     here = Segment(plan.world_size, plan.batch_size, 0)
     done = [segment for segment in state.segments if segment.steps]

@@ -67,12 +67,7 @@ def check_echo(echo: Echo) -> Echo:
 
 
 class Use(NamedTuple):
-    """The batch that a step uses.
-
-    Attributes:
-        batch: number of the batch, in the order of the plan.
-        echo: times it was used before; 0: it is fresh.
-    """
+    """The batch that a step uses, by its number in the plan, and how often it was used before; 0: it is fresh."""
 
     batch: int
     echo: int
@@ -102,11 +97,7 @@ class EchoSchedule:
         return self.num_batches * self.factor
 
     def uses(self, step: int = 0) -> Iterator[Use]:
-        """Yields the uses from a step on; finding that step takes logarithmic time.
-
-        Args:
-            step: steps to skip, in [0, num_steps].
-        """
+        """Yields the uses from a step in [0, num_steps] on; finding that step takes logarithmic time."""
         if not self.distance:
             yield from map(Use._make, map(divmod, range(step, self.num_steps), repeat(self.factor)))
             return
@@ -163,14 +154,7 @@ _MOST_PATIENCE = 16
 
 
 class Pace(NamedTuple):
-    """The times of an epoch, from its first batch on.
-
-    Attributes:
-        batches: fresh batches.
-        steps: steps of the training loop, echoes included.
-        stall_s: time waited for fresh batches.
-        work_s: all other time: the steps.
-    """
+    """The times of an epoch, from its first batch on: waiting for fresh batches, and all others, the steps."""
 
     batches: int = 0
     steps: int = 0
@@ -210,11 +194,6 @@ def choose_factor(pace: Pace, factor: int, history: EchoHistory) -> EchoChoice:
     measured then, since a source that keeps up is asked for less than it could give; so one use less is tried for an
     epoch. If that was too few, the next trial is twice as many epochs away. An epoch of fewer than 9 batches says too
     little and changes nothing.
-
-    Args:
-        pace: times of the epoch.
-        factor: factor that it ran with.
-        history: history of the choice before; `EchoHistory()` the first time.
     """
     if pace.batches < _LEAST_BATCHES or pace.steps < 1:
         return EchoChoice(factor, f"{pace.batches} fresh batches are too few to tell", history)

@@ -68,12 +68,9 @@ def has_ragged(file: PackedFile) -> bool:
 
 
 class CheckedSamples:
-    """Reads images and masks of a file. Threads may share it; it cannot be pickled, and must not cross a fork.
+    """Reads images and masks of any file. Threads may share it; it cannot be pickled, and must not cross a fork.
 
-    Rows of a field that is not ragged count as encoded raw.
-
-    Args:
-        file: header, as `read_header` gave it; packed, or another HDF5 file with images, which has no digests.
+    Rows of a field that is not ragged count as encoded raw. A file that fastload did not write has no digests.
 
     Raises:
         MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
@@ -171,11 +168,7 @@ class CheckedSamples:
         return found
 
     def encoded(self, row: int) -> EncodedRow:
-        """Returns the encoded bytes of a sample, after checking that they are what was packed.
-
-        Raises:
-            ImageError: it cannot be read, or differs from what was packed; the reason only.
-        """
+        """Returns the encoded bytes of a sample, checked to be what was packed; otherwise like `checked`."""
         return self.checked(row, jpeg=False).row
 
     def checked(self, row: int, *, jpeg: bool = True) -> CheckedSample:
@@ -187,7 +180,7 @@ class CheckedSamples:
 
         Raises:
             DamagedBefore: the packed JPEG cannot be decoded, and is what was packed.
-            ImageError: as in `encoded`.
+            ImageError: it cannot be read, or differs from what was packed; the reason only.
         """
         image = self.encoded_bytes("images", row)
         is_jpeg = image.encoding == JPEG

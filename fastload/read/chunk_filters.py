@@ -32,7 +32,6 @@ from fastload.format.codecs import (
     GZIP_FILTER,
     SHUFFLE_FILTER,
     ZSTD_FILTER,
-    Filter,
     decompress_zstd,
     is_decoded_here,
     pipeline,
@@ -50,8 +49,7 @@ _Undo = Callable[[Any, NDArray[np.uint8]], None]
 class FilteredChunks:
     """Reads and decodes the chunks of one dataset; any number of threads may, also in a forked child.
 
-    Attributes:
-        one_row: whether each chunk is one row, so that `rows_into` may be used.
+    `one_row` says whether each chunk is one row, so that `rows_into` may be used.
     """
 
     def __init__(self, path: Path, name: str, item: h5py.Dataset, undo: list[_Undo]) -> None:
@@ -80,11 +78,7 @@ class FilteredChunks:
 
     @classmethod
     def of(cls, path: Path, name: str, item: h5py.Dataset) -> FilteredChunks | None:
-        """Returns the chunks of a dataset; None if they are not compressed, or h5py has to decode them.
-
-        Raises:
-            FormatError: the parameters of a filter are impossible.
-        """
+        """Returns the chunks of a dataset; None if they are not compressed, or h5py has to decode them."""
         filters = pipeline(item)
         codecs = [one for one in filters if one.number != SHUFFLE_FILTER]
         # With two codecs the number of bytes between them is not known.
@@ -100,14 +94,12 @@ class FilteredChunks:
                 f"{path}: `{name}` is shuffled by elements of no bytes: its HDF5 metadata is damaged. Copy the file "
                 f"again."
             )
-        return cls(path, name, item, [_undo(one) for one in filters])
+        undo = {GZIP_FILTER: _inflate, ZSTD_FILTER: decompress_zstd}
+        inverses: list[_Undo] = [undo.get(one.number) or partial(_unshuffle, size=one.parameters[0]) for one in filters]
+        return cls(path, name, item, inverses)
 
     def rows(self, fd: int, number: int) -> NDArray[Any]:
         """Returns the rows of the chunks with this number along the first axis: (rows, ...), native byte order.
-
-        Args:
-            fd: descriptor of the file.
-            number: number * chunk rows is the first row.
 
         Raises:
             FormatError: a chunk cannot be decoded; the cause says why.
@@ -128,16 +120,7 @@ class FilteredChunks:
         return rows
 
     def rows_into(self, fd: int, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Decodes rows, each of which is a chunk, into existing memory.
-
-        Args:
-            fd: descriptor of the file.
-            rows: int64 (B,), any order, repeats allowed.
-            out: (B, ...) of the dataset's type, C-contiguous.
-
-        Raises:
-            FormatError, FileChangedError: as `rows`.
-        """
+        """Decodes rows, each of which is a chunk, into `out`, (B, ...) of the dataset's type; otherwise like `rows`."""
         # In groups: reading the clock twice for each chunk would take a tenth of the time of small ones.
         borders = np.flatnonzero(np.diff(np.cumsum(self._table[rows, 1]) // _GROUP_BYTES)) + 1
         for positions in np.split(np.arange(len(rows)), borders):
@@ -195,13 +178,6 @@ class FilteredChunks:
         first = number // math.prod(self._grid[1:]) * self._chunks[0]
         last = min(first + self._chunks[0], self._shape[0]) - 1
         return f"row {first}" if first == last else f"the chunk of rows {first} to {last}"
-
-
-def _undo(one: Filter) -> _Undo:
-    """Returns the inverse of a filter."""
-    if one.number == SHUFFLE_FILTER:
-        return partial(_unshuffle, size=one.parameters[0])
-    return {GZIP_FILTER: _inflate, ZSTD_FILTER: decompress_zstd}[one.number]
 
 
 def _copy(data: Any, out: NDArray[np.uint8]) -> None:

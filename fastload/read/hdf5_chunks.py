@@ -69,9 +69,8 @@ class ChunkedRows:
         self._cache_bytes = cache_bytes
         self._fd = -1
         self._filtered: dict[str, FilteredChunks | None] = {}
-        self._units: dict[
-            str, int
-        ] = {}  # rows read at once: those of a chunk, or of a piece if whole chunks do not help
+        # Rows read at once: those of a chunk, or of a piece if whole chunks do not help.
+        self._units: dict[str, int] = {}
         self._max_units: dict[str, int] = {}
         chunk_bytes: dict[str, int] = {}  # decoded, of fields read by whole chunks
         windowed = file.fields.get("images", file.fields[fields[0]]).chunk_rows

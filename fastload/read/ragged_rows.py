@@ -77,14 +77,7 @@ class RaggedReader:
         return self._flat
 
     def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
-        """Returns the index entries of rows, checked.
-
-        Args:
-            rows: int64 (n,), checked to be in range; any order, repeats allowed.
-
-        Raises:
-            FormatError: an entry is impossible; names the row.
-        """
+        """Returns the index entries of rows, int64 (n,), in range; raises FormatError if one is impossible."""
         index = self.look_up(rows)
         for at, reason in impossible_rows(index, self._field).items():
             raise FormatError(
@@ -98,12 +91,7 @@ class RaggedReader:
         return RaggedIndex(*(self.part(part, rows) for part in INDEX_DTYPES))
 
     def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns one array of `look_up`.
-
-        Args:
-            part: "offset", "bytes", "shape", "encoding" or "orientation".
-            rows: as in `look_up`.
-        """
+        """Returns one array of `look_up`: "offset", "bytes", "shape", "encoding" or "orientation"."""
         dtype, shape = INDEX_DTYPES[part]
         dataset = self._parts.get(part)
         if dataset is None:
@@ -116,8 +104,7 @@ class RaggedReader:
     def take(self, index: RaggedIndex) -> list[memoryview]:
         """Returns the encoded bytes of rows: views of the mapping, valid until `close`, or copies.
 
-        Raises:
-            FileChangedError: the file ends before a row does.
+        Raises FileChangedError if the file ends before a row does.
         """
         starts, lengths = index.offset.tolist(), index.bytes.tolist()
         view = self._view
@@ -189,11 +176,7 @@ class RaggedReader:
     def _each(
         self, rows: NDArray[np.int64], index: RaggedIndex, decode: Callable[[int, memoryview, OnSuspect], Decoded]
     ) -> list[Decoded]:
-        """Returns `decode(number, bytes, on_suspect)` of each row of a checked index, in order.
-
-        Raises:
-            FormatError: a row cannot be decoded; names its sample.
-        """
+        """Returns `decode(number, bytes, on_suspect)` of each row of a checked index, in order."""
         taken = self.take(index)
         lap("reading")
         found = []
@@ -227,12 +210,7 @@ class RaggedReader:
 
 
 def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
-    """Returns the impossible entries of an index: number of the entry -> reason. Empty unless the file is damaged.
-
-    Args:
-        index: entries as the file has them.
-        field: `images` or `masks`, ragged.
-    """
+    """Returns the impossible entries of an index as the file has it: number of the entry -> reason."""
     assert field.ragged is not None, "a ragged field"
     name, end = field.name, field.ragged.num_bytes
     outside = (index.offset < 0) | (index.bytes < 0) | (index.offset > end - index.bytes)
@@ -271,13 +249,7 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
 
 
 def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
-    """Returns the error to raise for a damaged row: it names the sample, and says what to do.
-
-    Args:
-        file: header.
-        row: row of the file.
-        reason: what is wrong, such as "its stored JPEG cannot be decoded (...)".
-    """
+    """Returns the error to raise for a damaged row: it names the sample, and says what to do."""
     return FormatError(
         f"{sample_name(file, row)}: {reason}. The file was damaged after packing: list all damage with "
         f"`fastload verify {file.path}`, then copy it again, or pack it again."
@@ -285,11 +257,7 @@ def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
 
 
 def sample_name(file: PackedFile, row: int) -> str:
-    """Returns what messages call a sample: its file, key and row.
-
-    Raises:
-        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
-    """
+    """Returns what messages call a sample: its file, key and row."""
     field = file.fields.get("key")
     if field is None or field.dtype.kind != "S":
         return f"{file.path}: row {row}"

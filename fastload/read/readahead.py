@@ -239,13 +239,7 @@ class LinearExtents(NamedTuple):
 
 
 class RaggedExtents:
-    """Byte ranges of the rows of a ragged field, like `LinearExtents`; reads its index from the file.
-
-    Args:
-        fd: descriptor of the file, open for reading as long as this lives.
-        file: its header.
-        field: a ragged field.
-    """
+    """Byte ranges of the rows of a ragged field, like `LinearExtents`; reads its index from the open file."""
 
     def __init__(self, fd: int, file: PackedFile, field: Field) -> None:
         assert field.ragged is not None, f"{field.name} is not ragged"
@@ -289,12 +283,7 @@ class RaggedExtents:
 
 
 class KernelAdvice:
-    """Asks the kernel to read ranges of a file into memory; waits only for room in the disk's queue.
-
-    Args:
-        fd: descriptor of the file.
-        num_bytes: size of the file.
-    """
+    """Asks the kernel to read ranges of a file into memory; waits only for room in the disk's queue."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self._fd = fd
