@@ -76,45 +76,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CacheError": "fastload.errors",
     "ChunkBatchSampler": "fastload.samplers",
     "ChunkSampler": "fastload.samplers",
     "ChunkWindow": "fastload.plan",
     "DistributedChunkSampler": "fastload.samplers",
     "EpochPlan": "fastload.plan",
     "FastLoader": "fastload.loader.loader",
-    "FastloadError": "fastload.errors",
-    "FileChangedError": "fastload.errors",
-    "FormatError": "fastload.errors",
-    "ImageError": "fastload.errors",
     "Meter": "fastload.profiling.meter",
-    "MissingExtraError": "fastload.errors",
-    "MissingFileError": "fastload.errors",
     "MixedEcho": "fastload.plan",
-    "OptionError": "fastload.errors",
-    "OutputError": "fastload.errors",
-    "PackError": "fastload.errors",
     "PackedDataset": "fastload.dataset",
-    "ResumeError": "fastload.errors",
-    "ShareError": "fastload.errors",
-    "SharedMemoryError": "fastload.errors",
-    "SourceError": "fastload.errors",
-    "StateError": "fastload.errors",
-    "WorkerError": "fastload.errors",
     "diagnose": "fastload.profiling.doctor.in_process",
     "inspect_file": "fastload.inspection.info",
     "pack_images": "fastload.pack",
     "verify_file": "fastload.inspection.verify",
     "write_report": "fastload.profiling.report",
 }
+"""Module of each name in `__all__`; the others are in `fastload.errors`."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "transforms":
         return import_module("fastload.transforms")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'fastload' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_HOMES.get(name, "fastload.errors")), name)
     globals()[name] = value
     return value
 

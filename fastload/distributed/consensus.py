@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from datetime import timedelta
+from collections import deque
 from typing import Any
 
 import torch.distributed as dist
@@ -40,11 +40,11 @@ class Agreement:
         self._share = share
         self._what = what
         self._timeout_s = timeout_s
-        self._published: list[int] = []
+        self._published: deque[int] = deque()
 
     def publish(self, round_number: int, value: int) -> None:
         """Publishes this rank's number for a round, once; never waits for another rank."""
-        self._store.set(_key(round_number, self._share.rank), str(value))
+        self._store.set(f"{round_number}/{self._share.rank}", str(value))
         self._published.append(round_number)
 
     def largest(self, round_number: int) -> int:
@@ -55,17 +55,13 @@ class Agreement:
         """
         values = [self._read(round_number, rank) for rank in range(self._share.world_size)]
         # A rank that gave a number for this round has read all rounds before.
-        for earlier in [number for number in self._published if number < round_number]:
-            self._store.delete_key(_key(earlier, self._share.rank))
-            self._published.remove(earlier)
+        while self._published and self._published[0] < round_number:
+            self._store.delete_key(f"{self._published.popleft()}/{self._share.rank}")
         return max(values)
 
     def _read(self, round_number: int, rank: int) -> int:
-        key, wait_s = _key(round_number, rank), _FIRST_WAIT_S
-        timeout_s = self._timeout_s
-        if timeout_s is None:
-            timeout: timedelta = self._store.timeout
-            timeout_s = timeout.total_seconds()
+        key, wait_s = f"{round_number}/{rank}", _FIRST_WAIT_S
+        timeout_s: float = self._store.timeout.total_seconds() if self._timeout_s is None else self._timeout_s
         deadline = time.monotonic() + timeout_s
         # Polled: TCPStore.wait() holds a lock meanwhile that NCCL's watchdog needs for the same store.
         while not self._store.check([key]):
@@ -139,7 +135,3 @@ def _default_store() -> Any | None:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
-
-
-def _key(round_number: int, rank: int) -> str:
-    return f"{round_number}/{rank}"

@@ -12,6 +12,7 @@ through h5py only.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
@@ -37,11 +38,11 @@ in order.
 
 CodecName = Literal["none", "gzip", "zstd"]
 
-GZIP_FILTER, SHUFFLE_FILTER, LZF_FILTER, ZSTD_FILTER = 1, 2, 32000, 32015
+GZIP_FILTER, SHUFFLE_FILTER, ZSTD_FILTER = 1, 2, 32015
 
 FILTER_NAMES = {
     GZIP_FILTER: "deflate", SHUFFLE_FILTER: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset",
-    307: "bzip2", LZF_FILTER: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp",
+    307: "bzip2", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32013: "zfp",
     ZSTD_FILTER: "zstd", 32017: "sz", 32024: "sz3", 32026: "blosc2",
 }  # fmt: skip
 """Names by registered number (HDF Group); the name that a file gives is up to the plugin that wrote it."""
@@ -81,18 +82,18 @@ def parse_codec(text: str, *, besides: tuple[str, ...] = ()) -> Codec:
     """Returns the codec named "none", "gzip", "gzip:LEVEL", "zstd" or "zstd:LEVEL".
 
     Args:
-        text: the name given by the user.
+        text: the name.
         besides: other words that the caller accepts, for the message.
 
     Raises:
         OptionError: the name is unknown, or needs an extra that is not installed.
     """
-    found = re.fullmatch(r"(none|gzip|zstd)(?::([0-9]+))?", text)
-    if found is None or (found[1] == "none" and found[2]):
+    if text == "none":
+        return NONE
+    found = re.fullmatch(r"(gzip|zstd)(?::([0-9]+))?", text)
+    if found is None:
         accepted = ", ".join([*besides, "none", "gzip[:0-9]", "zstd[:1-19]"])
         raise OptionError(f"codec={text!r} is not known; accepted: {accepted}.")
-    if found[1] == "none":
-        return NONE
     low, high, usual = _LEVELS[found[1]]
     level = int(found[2] or usual)
     if not low <= level <= high:
@@ -102,26 +103,13 @@ def parse_codec(text: str, *, besides: tuple[str, ...] = ()) -> Codec:
     return Codec("gzip" if found[1] == "gzip" else "zstd", level)
 
 
-def filter_name(number: int, given: bytes = b"") -> str:
-    """Returns the name of an HDF5 filter for messages.
-
-    Args:
-        given: the name in the file, used for numbers unknown here.
-    """
-    return FILTER_NAMES.get(number) or given.decode(errors="backslashreplace") or str(number)
-
-
 def has_zstd() -> bool:
     """Whether the extra [zstd] is installed."""
     return importlib.util.find_spec("zstandard") is not None
 
 
 def decompress_zstd(data: Any, out: NDArray[np.uint8]) -> None:
-    """Decompresses a zstd frame into memory; releases the GIL.
-
-    Args:
-        data: the frame, any bytes-like object.
-        out: uint8, one axis, C-contiguous; nothing is written beyond it, whatever length the frame claims.
+    """Decompresses a zstd frame into C-contiguous memory, and never beyond it; releases the GIL.
 
     Raises:
         ValueError: the frame is damaged, or holds more or fewer bytes than `out`.
@@ -130,7 +118,7 @@ def decompress_zstd(data: Any, out: NDArray[np.uint8]) -> None:
     module = _zstd("reading what is compressed with zstd")
     try:
         said = module.content_size(data)
-        reader = module.decompressor().stream_reader(data)
+        reader = module.decompressor.stream_reader(data)
         found = len(out) + 1 if said > len(out) else reader.readinto(out)
         if said < 0 and found == len(out):
             found += len(reader.read(1))
@@ -144,21 +132,10 @@ class _Zstd(threading.local):
     """The zstandard module with its contexts, one set a thread: threads must not share them."""
 
     def __init__(self, module: Any) -> None:
-        self._module = module
         self.error = module.ZstdError
         self.content_size = module.frame_content_size
-        self._compressors: dict[int, Any] = {}
-        self._decompressor: Any = None
-
-    def compressor(self, level: int) -> Any:
-        if level not in self._compressors:
-            self._compressors[level] = self._module.ZstdCompressor(level=level)
-        return self._compressors[level]
-
-    def decompressor(self) -> Any:
-        if self._decompressor is None:
-            self._decompressor = self._module.ZstdDecompressor()
-        return self._decompressor
+        self.compressor = functools.cache(lambda level: module.ZstdCompressor(level=level))
+        self.decompressor = module.ZstdDecompressor()
 
 
 _loaded: list[_Zstd] = []
@@ -186,8 +163,11 @@ class Filter(NamedTuple):
 def pipeline(item: h5py.Dataset) -> tuple[Filter, ...]:
     """Returns the filters of a dataset, in the order in which they were applied."""
     plist = item.id.get_create_plist()
-    found = [plist.get_filter(i) for i in range(plist.get_nfilters())]
-    return tuple(Filter(number, tuple(values), filter_name(number, given)) for number, _, values, given in found)
+    filters = []
+    for number, _, values, given in map(plist.get_filter, range(plist.get_nfilters())):
+        name = FILTER_NAMES.get(number) or given.decode(errors="backslashreplace") or str(number)
+        filters.append(Filter(number, tuple(values), name))
+    return tuple(filters)
 
 
 def is_decoded_here(one: Filter) -> bool:

@@ -28,7 +28,10 @@ def pixel_digests(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
     Args:
         arrays: (N, ...) of equal N, any byte and memory order.
     """
-    parts = [_row_bytes(array) for array in arrays]
+    parts = []
+    for array in arrays:
+        little_endian = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+        parts.append(little_endian.reshape(len(array), -1).view(np.uint8))
     count, row_bytes = len(parts[0]), sum(part.shape[1] for part in parts)
     # Several arrays are joined in blocks that stay in the CPU's cache.
     step = max(1, count if len(parts) == 1 else _JOINED_BYTES // max(row_bytes, 1))
@@ -46,11 +49,6 @@ def row_digest(parts: Sequence[Any]) -> int:
     for part in parts:
         digest.update(part)
     return int(digest.intdigest())
-
-
-def _row_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
-    values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
-    return values.reshape(len(values), -1).view(np.uint8)
 
 
 def header_digest(file: h5py.File) -> str:
@@ -99,12 +97,8 @@ def linear_offset(item: h5py.Dataset) -> int | None:
     num_chunks = -(-int(item.shape[0]) // chunk_rows)
     if not num_chunks or item.id.get_num_chunks() != num_chunks:
         return None
-    table = np.full(num_chunks, -1, dtype=np.int64)
-
-    def note(chunk: Any) -> None:
-        table[chunk.chunk_offset[0] // chunk_rows] = chunk.byte_offset
-
-    item.id.chunk_iter(note)
+    offsets: dict[int, int] = {}
+    item.id.chunk_iter(lambda chunk: offsets.update({chunk.chunk_offset[0] // chunk_rows: chunk.byte_offset}))
     chunk_bytes = int(np.prod(item.chunks, dtype=np.int64)) * item.dtype.itemsize
-    base = int(table[0])
-    return base if np.array_equal(table, base + np.arange(num_chunks) * chunk_bytes) else None
+    base = offsets.get(0, -1)
+    return int(base) if offsets == {i: base + i * chunk_bytes for i in range(num_chunks)} else None

@@ -20,6 +20,7 @@ from fastload.format.digests import header_digest, linear_offset, plain
 from fastload.format.ragged import INDEX_DTYPES, RaggedExtent, index_names
 
 FORMAT_VERSION = 1
+_CHANGED = "The file was changed after packing; pack it again."
 IMAGES_OFFSET = 4096
 """Byte at which the first row of `images` lies in every file that fastload writes."""
 
@@ -128,33 +129,27 @@ def read_header(path: str | Path) -> PackedFile:
     path = Path(path)
     with open_hdf5(path) as file:
         try:
-            return _read_header(path, file)
+            identity = FileIdentity.of(os.stat(path))
+            attrs = {name: plain(value) for name, value in file.attrs.items()}
+            version = _version(path, attrs)
+            num_rows, fields = _fields(path, file, packed=version is not None, file_bytes=identity.size)
+            digest = attrs.get("header_digest") if version is not None else None
+            return PackedFile(
+                path=path,
+                version=version,
+                num_rows=num_rows,
+                fields=fields,
+                splits=_splits(path, file, fields),
+                header_digest=str(digest) if digest else header_digest(file),
+                shuffled=bool(attrs.get("shuffled", False)),
+                seed=int(attrs.get("seed", 0)),
+                identity=identity,
+                attrs=attrs,
+            )
         except (OSError, RuntimeError, KeyError) as exc:  # h5py, where the checksum of some metadata fails
             raise FormatError(
                 f"{path}: its HDF5 metadata is damaged ({exc}). Copy it again, or pack it again."
             ) from exc
-
-
-def _read_header(path: Path, file: h5py.File) -> PackedFile:
-    identity = FileIdentity.of(os.stat(path))
-    attrs = {name: plain(value) for name, value in file.attrs.items()}
-    version = _version(path, attrs)
-    fields = _fields(path, file, packed=version is not None, file_bytes=identity.size)
-    num_rows = int(file[_counted(fields)].shape[0])
-    splits = _splits(path, file, fields)
-    digest = attrs.get("header_digest") if version is not None else None
-    return PackedFile(
-        path=path,
-        version=version,
-        num_rows=num_rows,
-        fields=fields,
-        splits=splits,
-        header_digest=str(digest) if digest else header_digest(file),
-        shuffled=bool(attrs.get("shuffled", False)),
-        seed=int(attrs.get("seed", 0)),
-        identity=identity,
-        attrs=attrs,
-    )
 
 
 def open_hdf5(path: Path) -> h5py.File:
@@ -173,7 +168,15 @@ def open_hdf5(path: Path) -> h5py.File:
     if not path.is_file():
         raise FormatError(f"{path}: a pipe or device, not a file. Name a packed file.")
     try:
-        return _open_with_or_without_lock(path)
+        # Locks fail on NFS and Lustre (h5py #1101), and HDF5 refuses to open a file that this process has already open
+        # with another choice of locking; so each choice is tried.
+        for locking in (None, False, True):
+            try:
+                return h5py.File(path, "r", locking=locking)
+            except OSError as exc:
+                if "lock" not in str(exc):
+                    raise
+        return h5py.File(path, "r", locking="best-effort")
     except PermissionError as exc:
         raise FormatError(f"{path}: permission denied. Make it readable for this user.") from exc
     except OSError as exc:
@@ -190,21 +193,6 @@ def open_hdf5(path: Path) -> h5py.File:
         ) from exc
 
 
-def _open_with_or_without_lock(path: Path) -> h5py.File:
-    """Opens a file with HDF5's lock if possible.
-
-    Locks fail on NFS and Lustre (h5py #1101), and HDF5 refuses to open a file that this process has already open with
-    another choice of locking; so each choice is tried.
-    """
-    for locking in (None, False, True):
-        try:
-            return h5py.File(path, "r", locking=locking)
-        except OSError as exc:
-            if "lock" not in str(exc):
-                raise
-    return h5py.File(path, "r", locking="best-effort")
-
-
 def _version(path: Path, attrs: Mapping[str, Any]) -> int | None:
     if "fastload_version" not in attrs:
         return None
@@ -219,8 +207,11 @@ def _version(path: Path, attrs: Mapping[str, Any]) -> int | None:
     return version
 
 
-def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> dict[str, Field]:
-    """Returns every readable dataset of the root group; refuses unsafe ones and, in a packed file, wrong shapes."""
+def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tuple[int, dict[str, Field]]:
+    """Returns N and every readable dataset of the root group.
+
+    Refuses unsafe ones and, in a packed file, wrong shapes.
+    """
     datasets = {name: item for name in file if (item := _dataset(path, file, name, packed=packed)) is not None}
     if not packed and "images" not in datasets:
         found = ", ".join(datasets) or "nothing"
@@ -239,26 +230,32 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> di
             continue
         if packed or name in ("labels", "masks"):
             raise FormatError(
-                f"{path}: `{name}` has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. The file was changed "
-                f"after packing; pack it again."
+                f"{path}: `{name}` has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {_CHANGED}"
             )
         del datasets[name]
     if "images" in datasets and "images" not in ragged:
-        _check_images(path, datasets["images"], packed=packed)
+        images = datasets["images"]
+        if images.dtype.type not in (np.uint8, np.uint16) or len(images.shape) not in ((4,) if packed else (3, 4)):
+            raise FormatError(
+                f"{path}: `images` is {images.dtype} {images.shape}; expected uint8 or uint16 (N, H, W, C). "
+                f"Pack the original files."
+            )
+        if packed and images.shape[3] not in (1, 3, 4):
+            raise FormatError(
+                f"{path}: `images` has {images.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again."
+            )
     front = [name for name in ("images", "masks", "labels") if name in datasets]
     order = front + sorted(set(datasets) - set(front))
-    return {
-        name: _ragged_field(path, name, datasets[name], num_rows, file_bytes=file_bytes)
-        if name in ragged
-        else _field(path, name, datasets[name], file_bytes=file_bytes)
-        for name in order
-    }
-
-
-def _counted(fields: Mapping[str, Field]) -> str:
-    """Returns the name of the dataset whose first dimension is the number of rows."""
-    first = next(iter(fields.values()))
-    return f"{first.name}_offset" if first.ragged is not None else first.name
+    fields = {name: _field(path, name, datasets[name], file_bytes=file_bytes) for name in order}
+    for name in ragged:
+        field = fields[name]
+        if field.offset is None or field.chunks is None:
+            raise FormatError(f"{path}: `{name}` does not lie in one piece. {_CHANGED}")
+        extent = RaggedExtent(field.offset, int(datasets[name].shape[0]), field.chunks[0], num_rows)
+        attrs = dict(field.attrs)
+        shape, dtype = attrs.pop("row_shape"), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
+        fields[name] = replace(field, dtype=dtype, shape=tuple(shape), offset=None, attrs=attrs, ragged=extent)
+    return num_rows, fields
 
 
 def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Dataset | None:
@@ -290,17 +287,6 @@ def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Da
     return item
 
 
-def _check_images(path: Path, item: h5py.Dataset, *, packed: bool) -> None:
-    ranks = (4,) if packed else (3, 4)
-    if item.dtype.type not in (np.uint8, np.uint16) or len(item.shape) not in ranks:
-        raise FormatError(
-            f"{path}: `images` is {item.dtype} {item.shape}; expected uint8 or uint16 (N, H, W, C). "
-            f"Pack the original files."
-        )
-    if packed and item.shape[3] not in (1, 3, 4):
-        raise FormatError(f"{path}: `images` has {item.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again.")
-
-
 def _check_ragged(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -> None:
     """Raises FormatError for a ragged dataset of the wrong type, or without its index."""
     item = datasets[name]
@@ -310,30 +296,14 @@ def _check_ragged(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -
     fits = fits and (rank == 2 or shape[2] in (1, 3, 4)) and plain(item.attrs.get("row_dtype")) in ("uint8", "uint16")
     if item.dtype != np.uint8 or len(item.shape) != 1 or not fits:
         raise FormatError(
-            f"{path}: `{name}` is {item.dtype} {item.shape} with rows {shape!r}, not images of varying size. The file "
-            f"was changed after packing; pack it again."
+            f"{path}: `{name}` is {item.dtype} {item.shape} with rows {shape!r}, not images of varying size. {_CHANGED}"
         )
     for index in index_names(name):
         dtype, row = INDEX_DTYPES[index.removeprefix(f"{name}_")]
         found = datasets.get(index)
         if found is None or found.dtype != np.dtype(dtype) or tuple(found.shape[1:]) != row:
-            raise FormatError(
-                f"{path}: `{index}`, part of the index of `{name}`, is missing or of another type. The file was "
-                f"changed after packing; pack it again."
-            )
-
-
-def _ragged_field(path: Path, name: str, item: h5py.Dataset, num_rows: int, *, file_bytes: int) -> Field:
-    """Returns the field of a ragged dataset that `_check_ragged` accepted."""
-    plain_field = _field(path, name, item, file_bytes=file_bytes)
-    if plain_field.offset is None or plain_field.chunks is None:
-        raise FormatError(
-            f"{path}: `{name}` does not lie in one piece. The file was changed after packing; pack it again."
-        )
-    attrs = dict(plain_field.attrs)
-    ragged = RaggedExtent(plain_field.offset, int(item.shape[0]), plain_field.chunks[0], num_rows)
-    shape, dtype = attrs.pop("row_shape"), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
-    return replace(plain_field, dtype=dtype, shape=tuple(shape), offset=None, attrs=attrs, ragged=ragged)
+            what = f"`{index}`, part of the index of `{name}`, is missing or of another type"
+            raise FormatError(f"{path}: {what}. {_CHANGED}")
 
 
 def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Field:
@@ -350,8 +320,8 @@ def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Fie
         attrs=attrs,
     )
     if result.offset is not None:
-        num_rows = int(item.shape[0])
-        end = result.offset + -(-num_rows // (result.chunk_rows or 1)) * (result.chunk_rows or 1) * result.row_bytes
+        rows = result.chunk_rows or 1  # chunks are allocated whole
+        end = result.offset + -(-int(item.shape[0]) // rows) * rows * result.row_bytes
         if end > file_bytes:
             raise FormatError(
                 f"{path}: truncated: `{name}` ends at byte {end:,}, the file at {file_bytes:,}. Copy or pack it again."
@@ -368,8 +338,5 @@ def _splits(path: Path, file: h5py.File, fields: Mapping[str, Field]) -> dict[st
     stops = np.append(starts[1:], len(values))
     runs = values[starts]
     if len(set(runs.tolist())) != len(runs) or runs.max() >= len(names):
-        raise FormatError(
-            f"{path}: `split` is not one contiguous run of rows per split. The file was changed after packing; "
-            f"pack it again."
-        )
+        raise FormatError(f"{path}: `split` is not one contiguous run of rows per split. {_CHANGED}")
     return {names[run]: range(int(a), int(b)) for run, a, b in zip(runs, starts, stops, strict=True)}

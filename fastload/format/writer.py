@@ -114,20 +114,14 @@ def create_file(
         FormatError: this HDF5 library does not lay the chunks back to back.
     """
     with _new_file(path) as file:
-        for name, spec in pixels.items():
-            _create_pixels(file, name, num_rows, spec)
+        offsets = _create_pixels(file, path, num_rows, pixels)
         for name, column in columns.items():
             _create_column(file, name, column)
         hashed = {name: column.values for name, column in columns.items() if name != "digest"}
         _create_column(file, "digest_fields", Column(row_digests(hashed)))
         _set_attrs(file, {"fastload_version": FORMAT_VERSION, "fastload_writer": writer_name(), **attrs})
         _set_attrs(file, {"header_digest": header_digest(file)})
-        return {name: _pixel_offset(path, file[name]) for name, spec in pixels.items() if is_linear(spec)}
-
-
-def is_linear(spec: PixelSpec | RaggedSpec) -> bool:
-    """Whether the dataset is one linear array that plain pwrite can fill: it has no compression filter."""
-    return isinstance(spec, RaggedSpec) or spec.codec == NONE
+    return offsets
 
 
 def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpec | RaggedSpec]) -> dict[str, int]:
@@ -140,9 +134,7 @@ def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpe
     """
     try:
         with _new_file(path) as file:
-            for name, spec in pixels.items():
-                _create_pixels(file, name, num_rows, spec)
-            return {name: _pixel_offset(path, file[name]) for name, spec in pixels.items() if is_linear(spec)}
+            return _create_pixels(file, path, num_rows, pixels)
     finally:
         Path(path).unlink(missing_ok=True)
 
@@ -163,27 +155,41 @@ def dump_options(options: Mapping[str, Any]) -> str:
     return json.dumps(dict(options), sort_keys=True, separators=(",", ":"))
 
 
-def _create_pixels(file: h5py.File, name: str, num_rows: int, spec: PixelSpec | RaggedSpec) -> None:
-    plist = h5p.create(h5p.DATASET_CREATE)
-    attrs = spec.attrs
-    if isinstance(spec, RaggedSpec):
-        shape: tuple[int, ...] = (spec.num_bytes,)
-        element = np.dtype(np.uint8)
-        plist.set_chunk((spec.chunk,))
-        attrs = attrs | {"row_shape": np.array(spec.row_shape), "row_dtype": spec.row_dtype.newbyteorder("=").name}
-    else:
-        shape, element = (num_rows, *spec.row_shape), spec.dtype
-        plist.set_chunk((spec.chunk_rows, *spec.row_shape))
-    if is_linear(spec):
-        plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
-    elif isinstance(spec, PixelSpec) and (found := spec.codec.filter) is not None:
-        # Optional, so that HDF5 creates the dataset without having the filter: fastload compresses the chunks.
-        plist.set_filter(found[0], h5z.FLAG_OPTIONAL, found[1])
-    plist.set_fill_time(h5d.FILL_TIME_NEVER)
-    plist.set_obj_track_times(False)
-    dtype = h5t.py_create(element.newbyteorder("<"))
-    h5d.create(file.id, name.encode(), dtype, h5s.create_simple(shape, shape), plist)
-    _set_attrs(file[name], attrs)
+def _create_pixels(
+    file: h5py.File, path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpec | RaggedSpec]
+) -> dict[str, int]:
+    """Creates the pixel datasets; returns the offsets of those that plain pwrite can fill: they have no filter."""
+    offsets = {}
+    for name, spec in pixels.items():
+        plist = h5p.create(h5p.DATASET_CREATE)
+        attrs, codec_filter = spec.attrs, None
+        if isinstance(spec, RaggedSpec):
+            shape: tuple[int, ...] = (spec.num_bytes,)
+            element = np.dtype(np.uint8)
+            plist.set_chunk((spec.chunk,))
+            attrs = attrs | {"row_shape": np.array(spec.row_shape), "row_dtype": spec.row_dtype.newbyteorder("=").name}
+        else:
+            shape, element, codec_filter = (num_rows, *spec.row_shape), spec.dtype, spec.codec.filter
+            plist.set_chunk((spec.chunk_rows, *spec.row_shape))
+        if codec_filter is None:
+            plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+        else:
+            # Optional, so that HDF5 creates the dataset without having the filter: fastload compresses the chunks.
+            plist.set_filter(codec_filter[0], h5z.FLAG_OPTIONAL, codec_filter[1])
+        plist.set_fill_time(h5d.FILL_TIME_NEVER)
+        plist.set_obj_track_times(False)
+        dtype = h5t.py_create(element.newbyteorder("<"))
+        h5d.create(file.id, name.encode(), dtype, h5s.create_simple(shape, shape), plist)
+        _set_attrs(file[name], attrs)
+        if codec_filter is None:
+            offset = linear_offset(file[name])
+            if offset is None or (name == "images" and offset != IMAGES_OFFSET):
+                raise FormatError(
+                    f"{path}: HDF5 {h5py.version.hdf5_version} did not lay the chunks of {name} back to back from "
+                    f"byte {IMAGES_OFFSET}. Install h5py 3.16, whose wheels carry an HDF5 that does."
+                )
+            offsets[name] = offset
+    return offsets
 
 
 def _create_column(file: h5py.File, name: str, column: Column) -> None:
@@ -210,13 +216,3 @@ def _set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
 def _text(values: tuple[str, ...] | list[str]) -> NDArray[np.bytes_]:
     text = np.array([value.encode("utf-8", errors="backslashreplace") for value in values])
     return text.view(h5py.string_dtype("utf-8", max(text.dtype.itemsize, 1)))
-
-
-def _pixel_offset(path: str | Path, dataset: h5py.Dataset) -> int:
-    offset = linear_offset(dataset)
-    if offset is None or (dataset.name == "/images" and offset != IMAGES_OFFSET):
-        raise FormatError(
-            f"{path}: HDF5 {h5py.version.hdf5_version} did not lay the chunks of {dataset.name[1:]} back to back from "
-            f"byte {IMAGES_OFFSET}. Install h5py 3.16, whose wheels carry an HDF5 that does."
-        )
-    return offset

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, ImageError, OptionError
 from fastload.format.header import PackedFile, open_hdf5
-from fastload.format.ragged import JPEG, EncodedRow
+from fastload.format.ragged import JPEG
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row
 from fastload.images.fit import Fit, Target
@@ -80,22 +80,18 @@ class SourceReport:
 
 @dataclass(frozen=True)
 class _Task:
-    """Rows of a file to compare.
-
-    Attributes:
-        file: header of the packed file.
-        plan: how its rows were made, as far as it affects their pixels.
-        rows, samples: int64 (n,), rows and the indices of their samples in the listing.
-        headers: HEADERS (n,) of the samples; only of a file with ragged fields.
-        unread: sample -> why its header cannot be read.
-    """
+    """Rows of a file to compare."""
 
     file: PackedFile
     plan: RaggedPlan
+    """How its rows were made, as far as it affects their pixels."""
     rows: NDArray[np.int64]
     samples: NDArray[np.int64]
+    """Indices of the rows' samples in the listing."""
     headers: NDArray[np.void] | None
+    """HEADERS (n,) of the samples; only of a file with ragged fields."""
     unread: dict[int, str]
+    """Sample -> why its header cannot be read."""
 
 
 def compare_source(
@@ -178,7 +174,11 @@ def _prepare(
 ) -> tuple[Listing, list[_Task]]:
     """Returns the listing with coordinates moved as packing moved them, and the tasks of the pool."""
     field = file.fields["images"]
-    target = None if field.varied else _target_of(file, options)
+    target: Target | None = None
+    if not field.varied:
+        height, width, channels = field.shape
+        fit: Fit | None = options.fit if options.size else "stretch" if options.max_size else None
+        target = Target(height, width, channels, field.dtype, fit)
     plan = RaggedPlan(
         channels=field.shape[2],
         dtype=field.dtype.newbyteorder("="),
@@ -194,21 +194,13 @@ def _prepare(
         listing = with_moved_coordinates(listing, headers, target, options.max_size)
     elif target is not None and target.fit and any(column.moves for column in listing.columns.values()):
         listing = with_moved_coordinates(listing, read_headers(listing, pool, None)[0], target)
-    parts = [slice(start, start + _TASK_ROWS) for start in range(0, len(rows), _TASK_ROWS)]
     tasks = []
-    for part in parts:
-        known = {sample: unread[sample] for sample in samples[part].tolist() if sample in unread}
-        tasks.append(
-            _Task(file, plan, rows[part], samples[part], None if headers is None else headers[samples[part]], known)
-        )
+    for start in range(0, len(rows), _TASK_ROWS):
+        part = slice(start, start + _TASK_ROWS)
+        some = samples[part]
+        known = {sample: unread[sample] for sample in some.tolist() if sample in unread}
+        tasks.append(_Task(file, plan, rows[part], some, None if headers is None else headers[some], known))
     return listing, tasks
-
-
-def _target_of(file: PackedFile, options: PackOptions) -> Target:
-    """Returns the size and type that every image was brought to, from the file's shape and its pack options."""
-    height, width, channels = file.fields["images"].shape
-    fit: Fit | None = options.fit if options.size else "stretch" if options.max_size else None
-    return Target(height=height, width=width, channels=channels, dtype=file.fields["images"].dtype, fit=fit)
 
 
 def _pack_options(file: PackedFile) -> PackOptions:
@@ -266,16 +258,46 @@ def _compare_rows(worker: Worker, task: _Task, stored: CheckedSamples) -> tuple[
 
 
 def _compare_ragged(worker: Worker, task: _Task, stored: CheckedSamples) -> tuple[NDArray[np.int64], dict[int, str]]:
-    """Does the same as `_compare_rows` for rows of varying length, one by one."""
+    """Does the same as `_compare_rows` for rows of varying length, each encoded again as it was packed."""
     assert task.headers is not None, "read before"
+    masks = worker.masks if task.plan.masks else None
+    from_source = replace(task.plan, option=EncodingOption("source"))
+    to_jpeg = replace(task.plan, option=replace(task.plan.option, kind="jpeg"))
+    raw, source, jpeg = (
+        RowEncoder(worker.images, masks, plan)
+        for plan in (replace(task.plan, option=EncodingOption()), from_source, to_jpeg)
+    )
+    keeps = task.plan.option.kind != "jpeg"
+
+    def compare(row: int, sample: int, header: np.void) -> int | str:
+        """Returns the largest difference of a row in levels, or why it differs."""
+        then = stored.encoded_bytes("images", row)
+        is_jpeg = then.encoding == JPEG
+        # A JPEG may be the source's own file or newly compressed; the file does not say which, so both are tried.
+        now = (source if is_jpeg and keeps else jpeg if is_jpeg else raw).encode(sample, header)
+        if is_jpeg and now.encoding != JPEG:
+            now = jpeg.encode(sample, header)
+        if now.shape != then.shape:
+            (height, width, _), packed = now.shape, then.shape
+            return f"its image is {width}x{height} (width x height), packed was {packed[1]}x{packed[0]}"
+        if masks is not None and bytes(now.mask or b"") != stored.pixels("masks", row).tobytes():
+            return _OTHER_MASK
+        if is_jpeg and now.image == then.data:
+            return 0
+        pixels = decode_row(
+            bytes(now.image), now.encoding, now.shape, now.orientation, stored.file.fields["images"].dtype
+        )
+        levels = int(np.abs(pixels.astype(np.int64) - stored.pixels("images", row)).max())
+        if is_jpeg and keeps and jpegs_kept_and_made(from_source, sample, header)[0]:
+            return "its JPEG has other bytes" + (f" (pixels differ by up to {levels} levels)" if levels else "")
+        return levels
+
     differences, reasons = np.zeros(len(task.rows), np.int64), dict[int, str]()
-    encoder = _Reencoder(worker, task.plan)
     for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
-        if sample in task.unread:
-            reasons[at] = f"{_GONE}: {task.unread[sample]}"
-            continue
         try:
-            found = _compare_row(stored, encoder, row, sample, task.headers[at])
+            if sample in task.unread:
+                raise ImageError(task.unread[sample])
+            found = compare(row, sample, task.headers[at])
         except (ImageError, OSError) as exc:
             found = f"{_GONE}: {exc}"
         if isinstance(found, str):
@@ -302,62 +324,3 @@ def _changed_fields(
                     other &= ~(np.isnan(now) & np.isnan(then))  # missing in both
                 different = other.reshape(len(rows), -1).any(axis=1)
             yield from ((row, f"`{name}` differs") for row in rows[different].tolist())
-
-
-class _Reencoder:
-    """Encodes rows again as they were packed.
-
-    A JPEG may be the source's own file or newly compressed; the file does not say which, so both are tried.
-    """
-
-    def __init__(self, worker: Worker, plan: RaggedPlan) -> None:
-        masks = worker.masks if plan.masks else None
-        self.masked = masks is not None
-        self._source = replace(plan, option=EncodingOption("source"))
-        options = {
-            "raw": EncodingOption(),
-            "source": EncodingOption("source"),
-            "jpeg": replace(plan.option, kind="jpeg"),
-        }
-        self._encoders = {
-            kind: RowEncoder(worker.images, masks, replace(plan, option=option)) for kind, option in options.items()
-        }
-        self._kept = plan.option.kind != "jpeg"
-
-    def encode(self, sample: int, header: np.void, *, jpeg: bool) -> EncodedRow:
-        """Encodes a sample, as raw pixels or as JPEG."""
-        if not jpeg:
-            return self._encoders["raw"].encode(sample, header)
-        if self._kept:
-            made = self._encoders["source"].encode(sample, header)
-            if made.encoding == JPEG:
-                return made
-        return self._encoders["jpeg"].encode(sample, header)
-
-    def keeps(self, sample: int, header: np.void) -> bool:
-        """Whether the JPEG of this sample is its source file."""
-        return self._kept and bool(jpegs_kept_and_made(self._source, sample, header)[0])
-
-
-def _compare_row(samples: CheckedSamples, encoder: _Reencoder, row: int, sample: int, header: np.void) -> int | str:
-    """Returns the largest difference of a row in levels, or why it differs."""
-    stored = samples.encoded_bytes("images", row)
-    is_jpeg = stored.encoding == JPEG
-    now = encoder.encode(sample, header, jpeg=is_jpeg)
-    if now.shape != stored.shape:
-        return (
-            f"its image is {now.shape[1]}x{now.shape[0]} (width x height), packed was "
-            f"{stored.shape[1]}x{stored.shape[0]}"
-        )
-    if encoder.masked and not np.array_equal(
-        np.frombuffer(now.mask or b"", np.uint8), samples.pixels("masks", row).reshape(-1)
-    ):
-        return _OTHER_MASK
-    if is_jpeg and now.encoding == JPEG and now.image == stored.data:
-        return 0
-    dtype = samples.file.fields["images"].dtype
-    pixels = decode_row(bytes(now.image), now.encoding, now.shape, now.orientation, dtype)
-    levels = int(np.abs(pixels.astype(np.int64) - samples.pixels("images", row)).max())
-    if is_jpeg and encoder.keeps(sample, header):
-        return "its JPEG has other bytes" + (f" (pixels differ by up to {levels} levels)" if levels else "")
-    return levels

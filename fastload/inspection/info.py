@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +116,11 @@ def inspect_file(path: str | Path) -> FileInfo:
     try:
         header = read_header(path)
     except FormatError as exc:
-        if not _is_foreign(path):
+        with open_hdf5(path) as file, suppress(RuntimeError, KeyError, OSError):
+            if "fastload_version" not in file.attrs:
+                refusal = f"FastLoader cannot read this file as it is: {exc}"
+        if not refusal:  # a packed file, or not even its attributes can be read
             raise
-        refusal = f"FastLoader cannot read this file as it is: {exc}"
     with open_hdf5(path) as file:
         try:
             return _inspect(path, file, header, refusal)
@@ -128,27 +130,41 @@ def inspect_file(path: str | Path) -> FileInfo:
             ) from exc
 
 
-def _is_foreign(path: Path) -> bool:
-    with open_hdf5(path) as file:
-        try:
-            return "fastload_version" not in file.attrs
-        except (RuntimeError, KeyError, OSError):
-            return False  # not even its attributes can be read: the error of `read_header` says so
-
-
 def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:
-    datasets = {name: file[name] for name in header.fields} if header else dict(_walk(file))
+    datasets: dict[str, h5py.Dataset] = {}
+    if header:
+        datasets = {name: file[name] for name in header.fields}
+    else:  # every group; soft and external links are not followed
+        file.visititems(lambda name, item: datasets.update({name: item} if isinstance(item, h5py.Dataset) else {}))
     offsets = {name: header.fields[name].offset if header else linear_offset(item) for name, item in datasets.items()}
-    fields = {name: _field_info(name, item, offsets[name]) for name, item in datasets.items()}
     ragged = [name for name, field in header.fields.items() if field.ragged is not None] if header else []
     stores = {name: describe_ragged(file, header, name) for name in ragged} if header else {}
-    for name in ragged:
-        fields[name] = replace(fields[name], linear=True)
+    fields = {}
+    for name, item in datasets.items():
+        names = plain(item.attrs["names"]) if "names" in item.attrs else ()
+        shape = tuple(int(n) for n in item.shape or ())
+        fields[name] = FieldInfo(
+            name=name,
+            shape=shape,
+            dtype=str(item.dtype),
+            bytes=math.prod(shape) * item.dtype.itemsize,
+            stored_bytes=int(item.id.get_storage_size()),
+            chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
+            filters=tuple(one.name for one in pipeline(item)),
+            linear=offsets[name] is not None or name in ragged,
+            num_names=len(names) if isinstance(names, tuple) else 1,
+        )
     found = [refusal] if refusal else []
     missing = [reason for name, item in datasets.items() if (reason := why_unreadable(path, name, item))]
-    pixels = None if "images" in stores else _pixel_dataset(datasets)
+    # `images`, else the largest dataset of plain numbers with 3 or 4 axes.
+    likely = [
+        name
+        for name, item in datasets.items()
+        if item.dtype.kind in "uif" and item.ndim in (3, 4) and fields[name].bytes and "images" not in stores
+    ]
     layout = None
-    if pixels:
+    if likely:
+        pixels = max(likely, key=lambda name: (name == "images", fields[name].bytes))
         fields = {pixels: fields[pixels], **fields}
         layout = chunk_layout(pixels, datasets[pixels], offsets[pixels])
         found += findings(datasets[pixels], layout)
@@ -189,42 +205,6 @@ def _pack_options(value: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     return options if isinstance(options, dict) else {}
-
-
-def _walk(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
-    """Yields every dataset of every group; soft and external links are not followed."""
-    found: dict[str, h5py.Dataset] = {}
-    file.visititems(lambda name, item: found.__setitem__(name, item) if isinstance(item, h5py.Dataset) else None)
-    yield from found.items()
-
-
-def _field_info(name: str, item: h5py.Dataset, offset: int | None) -> FieldInfo:
-    names = plain(item.attrs["names"]) if "names" in item.attrs else ()
-    return FieldInfo(
-        name=name,
-        shape=_shape(item),
-        dtype=str(item.dtype),
-        bytes=math.prod(_shape(item)) * item.dtype.itemsize,
-        stored_bytes=int(item.id.get_storage_size()),
-        chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
-        filters=tuple(one.name for one in pipeline(item)),
-        linear=offset is not None,
-        num_names=len(names) if isinstance(names, tuple) else 1,
-    )
-
-
-def _shape(item: h5py.Dataset) -> tuple[int, ...]:
-    return tuple(int(n) for n in item.shape or ())
-
-
-def _pixel_dataset(datasets: dict[str, h5py.Dataset]) -> str | None:
-    """Returns `images`, else the largest dataset of plain numbers with 3 or 4 axes; None if there is none."""
-    likely = {
-        name: math.prod(item.shape) * item.dtype.itemsize
-        for name, item in datasets.items()
-        if item.dtype.kind in "uif" and item.ndim in (3, 4) and math.prod(item.shape)
-    }
-    return max(likely, key=lambda name: (name == "images", likely[name])) if likely else None
 
 
 def _class_counts(file: h5py.File, header: PackedFile) -> tuple[int, ...] | None:

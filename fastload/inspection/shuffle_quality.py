@@ -12,13 +12,11 @@ nothing. NumPy only; no pixels are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.format.header import PackedFile, open_hdf5, read_header
@@ -40,6 +38,14 @@ _MAX_LABEL_BYTES = 512 * 2**20
 
 MeasureName = Literal["file_order", "label_mix", "epoch_distance", "mates_again"]
 MEASURES: tuple[MeasureName, ...] = ("file_order", "label_mix", "epoch_distance", "mates_again")
+Values = dict[MeasureName, float | None]
+
+_WORSE = {
+    "file_order": "correlation with file order {value:.2g} (full shuffle {full:.2g})",
+    "label_mix": "the labels of batches differ {times} as much as under full shuffle",
+    "epoch_distance": "samples move {times} as far from epoch to epoch as under full shuffle",
+    "mates_again": "{part} of batch-mates meet again in the next epoch ({full_part} under full shuffle, {times})",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,14 @@ class Measure:
     full: float
     spread: float
     as_good: bool
+
+    @property
+    def times(self) -> str:
+        """The value as a multiple of full shuffle's: `1.04x`, `7.7x`, `4,100x`; `-` if that is 0."""
+        if not self.full:
+            return "-"
+        times = self.value / self.full
+        return f"{times:.2f}x" if times < 2 else f"{times:.1f}x" if times < 10 else f"{times:,.0f}x"
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,13 @@ class OrderQuality:
             return "as good as full shuffle by every measure"
         mix = self.measures["label_mix"]
         parts = ["labels mix as under full shuffle"] if mix and mix.as_good else []
-        parts += [_how_far(name, measure) for name, measure in self.measures.items() if measure and not measure.as_good]
+        for name, measure in self.measures.items():
+            if measure and not measure.as_good:
+                value, full = measure.value, measure.full
+                part, full_part = format_percent(value), format_percent(full)
+                parts.append(
+                    _WORSE[name].format(value=value, full=full, part=part, full_part=full_part, times=measure.times)
+                )
         return "; ".join(parts)
 
 
@@ -162,19 +182,22 @@ def measure_shuffles(
         shuffles[1:1] = [ChunkWindow(chunks) for chunks in sorted(windows, reverse=True)]
     else:
         notes.append("The file is stored without chunks, so there are no chunk windows; shuffle=True means full.")
-    sampling = _Sampling.of(len(rows), batch_size, seed)
-    if sampling.batches.size < len(rows) // batch_size:
-        part = f"{sampling.batches.size * batch_size:,} of {len(rows):,} samples"
+    sampling = _Sampling.of(len(rows), batch_size, seed, mix_of)
+    if len(sampling.batches) < len(rows) // batch_size:
+        part = f"{sampling.batches.size:,} of {len(rows):,} samples"
         notes.append(f"Sampled: {part} in whole batches, of {sampling.epochs} epochs.")
     if sampling.scanned < len(rows):
         notes.append(f"epoch_distance and mates_again: of a plan of the first {sampling.scanned:,} rows.")
-    random = _random_epochs(sampling, mix_of)
+    random = sampling.random()
     orders = []
     for shuffle in shuffles:
-        rows_at = _planner(rows, main.chunk_rows, shuffle, seed)
-        found = [_epoch_values(sampling, rows_at, epoch, mix_of) for epoch in range(sampling.epochs)]
+        found = [sampling.planned(rows, main.chunk_rows, shuffle, epoch) for epoch in range(sampling.epochs)]
         measures = {name: _measure(name, [v[name] for v in found], [v[name] for v in random]) for name in MEASURES}
-        orders.append(_order_quality(shuffle, main.chunk_rows, len(rows), measures))
+        if isinstance(shuffle, ChunkWindow):
+            window = min(len(rows), shuffle.chunks * main.chunk_rows)
+            orders.append(OrderQuality(_name(shuffle), shuffle.chunks, window, measures))
+        else:
+            orders.append(OrderQuality(_name(shuffle), None, len(rows) if shuffle else 1, measures))
     return ShuffleQuality(
         split=split,
         num_rows=len(rows),
@@ -182,7 +205,7 @@ def measure_shuffles(
         batch_size=batch_size,
         labels=kind,
         default=_name(default),
-        sampled_rows=sampling.batches.size * batch_size,
+        sampled_rows=sampling.batches.size,
         epochs=sampling.epochs,
         orders=tuple(orders),
         notes=tuple(notes),
@@ -194,15 +217,16 @@ class _Sampling:
     """The positions and batches that are measured, the same for every order and for the random ones.
 
     Attributes:
+        mix_of: `label_mix` of rows in batches; None without labels.
         positions: int64 (P,), sorted, over the whole plan: for `file_order`.
-        batches: int64 (K,), numbers of the batches for `label_mix`.
+        batches: int64 (K, B), positions of the samples of the batches for `label_mix`.
         scanned: rows of the plan whose batches are followed into the next epoch; all unless there are too many.
-        followed: int64 (K',), numbers of those batches.
+        followed: int64 (K', B), positions of the samples of those batches.
     """
 
     num_rows: int
-    batch_size: int
     seed: int
+    mix_of: LabelMix | None
     epochs: int
     positions: Ints
     batches: Ints
@@ -210,23 +234,65 @@ class _Sampling:
     followed: Ints
 
     @classmethod
-    def of(cls, num_rows: int, batch_size: int, seed: int) -> _Sampling:
+    def of(cls, num_rows: int, batch_size: int, seed: int, mix_of: LabelMix | None) -> _Sampling:
         rng = np.random.default_rng(seed)
         scanned, most = min(num_rows, SCANNED_ROWS), max(1, SAMPLED_ROWS // batch_size)
+        within = np.arange(batch_size)
         return cls(
             num_rows=num_rows,
-            batch_size=batch_size,
             seed=seed,
+            mix_of=mix_of,
             epochs=min(max(_PLANNED_ROWS // scanned, EPOCHS[0]), EPOCHS[1]),
             positions=_some(rng, num_rows, SAMPLED_ROWS),
-            batches=_some(rng, num_rows // batch_size, most),
+            batches=_some(rng, num_rows // batch_size, most)[:, None] * batch_size + within,
             scanned=scanned,
-            followed=_some(rng, scanned // batch_size, most),
+            followed=_some(rng, scanned // batch_size, most)[:, None] * batch_size + within,
         )
 
-    def in_batches(self, batches: Ints) -> Ints:
-        """Returns the positions of the samples of batches, (K, B)."""
-        return batches[:, None] * self.batch_size + np.arange(self.batch_size)
+    def planned(self, rows: range, chunk_rows: int, shuffle: ResolvedShuffle, epoch: int) -> Values:
+        """Returns the measures of one planned epoch and the one after it."""
+
+        def rows_at(epoch: int, positions: Ints, num_rows: int) -> Ints:
+            part = rows[:num_rows]
+            plan = EpochPlan(part, chunk_rows=chunk_rows, seed=self.seed, epoch=epoch, shuffle=shuffle)
+            return plan.rows_at(0, positions.ravel()).reshape(positions.shape) - rows.start
+
+        followed = rows_at(epoch, self.followed, self.scanned)
+        index = np.full(self.scanned, -1, np.int32)
+        index[followed.ravel()] = np.arange(followed.size)
+        next_positions = np.empty(followed.shape, np.int64)
+        # The position of a row is found only by planning the whole next epoch.
+        for first in range(0, self.scanned, _BLOCK_ROWS):
+            block = np.arange(first, min(first + _BLOCK_ROWS, self.scanned))
+            found = index[rows_at(epoch + 1, block, self.scanned)]
+            next_positions.reshape(-1)[found[found >= 0]] = block[found >= 0]
+        batches = rows_at(epoch, self.batches, self.num_rows)
+        return self._values(rows_at(epoch, self.positions, self.num_rows), batches, next_positions)
+
+    def random(self) -> list[Values]:
+        """Returns the measures of random permutations: at fixed positions these are draws without repeats."""
+        rng = np.random.default_rng([self.seed, 1])
+        sizes = [drawn.size for drawn in (self.positions, self.batches, self.followed)]
+        found = []
+        for _ in range(REFERENCE_EPOCHS):
+            # One draw serves all measures, because each is judged by itself.
+            drawn = rng.choice(self.num_rows, max(sizes), replace=False)
+            later = drawn if self.scanned == self.num_rows else rng.choice(self.scanned, sizes[2], False)
+            batches, followed = drawn[: sizes[1]], later[: sizes[2]]
+            found.append(
+                self._values(
+                    drawn[: sizes[0]], batches.reshape(self.batches.shape), followed.reshape(self.followed.shape)
+                )
+            )
+        return found
+
+    def _values(self, rows: Ints, batches: Ints, next_positions: Ints) -> Values:
+        return {
+            "file_order": abs(randomness.file_order(self.positions, rows)),
+            "label_mix": self.mix_of(batches) if self.mix_of else None,
+            "epoch_distance": randomness.epoch_distance(self.followed, next_positions, self.scanned),
+            "mates_again": randomness.batchmate_reuse(next_positions, self.followed.shape[1]),
+        }
 
 
 def _some(rng: np.random.Generator, count: int, most: int) -> Ints:
@@ -235,73 +301,6 @@ def _some(rng: np.random.Generator, count: int, most: int) -> Ints:
         return np.arange(count)
     edges = np.arange(most + 1) * count // most
     return rng.integers(edges[:-1], edges[1:])
-
-
-Values = dict[MeasureName, float | None]
-RowsAt = Callable[[int, Ints, int], Ints]
-"""Maps an epoch, positions (...) and the number of rows planned to rows (...), counted from the first row planned."""
-
-
-def _planner(rows: range, chunk_rows: int, shuffle: ResolvedShuffle, seed: int) -> RowsAt:
-    def rows_at(epoch: int, positions: Ints, num_rows: int) -> Ints:
-        part = range(rows.start, rows.start + num_rows)
-        plan = EpochPlan(part, chunk_rows=chunk_rows, seed=seed, epoch=epoch, shuffle=shuffle)
-        return plan.rows_at(0, positions.ravel()).reshape(positions.shape) - rows.start
-
-    return rows_at
-
-
-def _epoch_values(sampling: _Sampling, rows_at: RowsAt, epoch: int, mix_of: LabelMix | None) -> Values:
-    """Returns the measures of one planned epoch and the one after it."""
-    positions = sampling.in_batches(sampling.followed)
-    followed = rows_at(epoch, positions, sampling.scanned)
-    index = np.full(sampling.scanned, -1, np.int32)
-    index[followed.ravel()] = np.arange(followed.size)
-    next_positions = np.empty(followed.size, np.int64)
-    # The position of a row is found only by planning the whole next epoch.
-    for first in range(0, sampling.scanned, _BLOCK_ROWS):
-        block = np.arange(first, min(first + _BLOCK_ROWS, sampling.scanned))
-        found = index[rows_at(epoch + 1, block, sampling.scanned)]
-        next_positions[found[found >= 0]] = block[found >= 0]
-    return _values(
-        sampling,
-        rows_at(epoch, sampling.positions, sampling.num_rows),
-        rows_at(epoch, sampling.in_batches(sampling.batches), sampling.num_rows),
-        next_positions.reshape(positions.shape),
-        mix_of,
-    )
-
-
-def _random_epochs(sampling: _Sampling, mix_of: LabelMix | None) -> list[Values]:
-    """Returns the measures of random permutations: at fixed positions these are draws without repeats."""
-    rng = np.random.default_rng([sampling.seed, 1])
-    followed, batches = sampling.in_batches(sampling.followed), sampling.in_batches(sampling.batches)
-    found = []
-    for _ in range(REFERENCE_EPOCHS):
-        # One draw serves all measures, because each is judged by itself.
-        drawn = rng.choice(sampling.num_rows, max(sampling.positions.size, batches.size, followed.size), replace=False)
-        later = drawn if sampling.scanned == sampling.num_rows else rng.choice(sampling.scanned, followed.size, False)
-        found.append(
-            _values(
-                sampling,
-                drawn[: sampling.positions.size],
-                drawn[: batches.size].reshape(batches.shape),
-                later[: followed.size].reshape(followed.shape),
-                mix_of,
-            )
-        )
-    return found
-
-
-def _values(sampling: _Sampling, rows: Ints, batches: Ints, next_positions: Ints, mix_of: LabelMix | None) -> Values:
-    return {
-        "file_order": abs(randomness.file_order(sampling.positions, rows)),
-        "label_mix": mix_of(batches) if mix_of else None,
-        "epoch_distance": randomness.epoch_distance(
-            sampling.in_batches(sampling.followed), next_positions, sampling.scanned
-        ),
-        "mates_again": randomness.batchmate_reuse(next_positions, sampling.batch_size),
-    }
 
 
 def _measure(name: MeasureName, found: list[float | None], random: list[float | None]) -> Measure | None:
@@ -316,43 +315,13 @@ def _measure(name: MeasureName, found: list[float | None], random: list[float | 
     return Measure(value, full, spread, bool(worse <= SPREADS * spread + 1e-9))
 
 
-def _order_quality(
-    shuffle: ResolvedShuffle, chunk_rows: int, num_rows: int, measures: dict[MeasureName, Measure | None]
-) -> OrderQuality:
-    if isinstance(shuffle, ChunkWindow):
-        chunks, window_rows = shuffle.chunks, min(num_rows, shuffle.chunks * chunk_rows)
-    else:
-        chunks, window_rows = None, num_rows if shuffle == "full" else 1
-    return OrderQuality(_name(shuffle), chunks, window_rows, measures)
-
-
 def _name(shuffle: ResolvedShuffle) -> str:
     return f"ChunkWindow({shuffle.chunks})" if isinstance(shuffle, ChunkWindow) else str(shuffle)
-
-
-def _how_far(name: MeasureName, measure: Measure) -> str:
-    times, full = format_times(measure), f"{measure.full:.2g}"
-    if name == "file_order":
-        return f"correlation with file order {measure.value:.2g} (full shuffle {full})"
-    if name == "label_mix":
-        return f"the labels of batches differ {times} as much as under full shuffle"
-    if name == "epoch_distance":
-        return f"samples move {times} as far from epoch to epoch as under full shuffle"
-    part = f"{format_percent(measure.value)} of batch-mates meet again in the next epoch"
-    return f"{part} ({format_percent(measure.full)} under full shuffle, {times})"
 
 
 def format_percent(part: float) -> str:
     """Returns a share of 1 as text: `100 %`, `2.66 %`, `0.00255 %`."""
     return f"{100 * part:.3g} %"
-
-
-def format_times(measure: Measure) -> str:
-    """Returns the value as a multiple of full shuffle's: `1.04x`, `7.7x`, `4,100x`; `-` if that is 0."""
-    if not measure.full:
-        return "-"
-    times = measure.value / measure.full
-    return f"{times:.2f}x" if times < 2 else f"{times:.1f}x" if times < 10 else f"{times:,.0f}x"
 
 
 def _labels(file: PackedFile, rows: range, batch_size: int) -> tuple[str | None, LabelMix | None, list[str]]:
@@ -362,11 +331,8 @@ def _labels(file: PackedFile, rows: range, batch_size: int) -> tuple[str | None,
     if field is None:
         return None, None, [nothing + "the file has no labels."]
     if field.dtype.kind not in "biu" or len(field.shape) > 1 or 0 in field.shape:
-        return (
-            None,
-            None,
-            [nothing + f"labels are {field.dtype} {('N', *field.shape)}, neither classes nor attributes."],
-        )
+        found = f"labels are {field.dtype} {('N', *field.shape)}, neither classes nor attributes."
+        return None, None, [nothing + found]
     width = field.shape[0] if field.shape else 1
     notes: list[str] = []
     # Only every n-th attribute if all of them would need too much memory.
@@ -379,18 +345,15 @@ def _labels(file: PackedFile, rows: range, batch_size: int) -> tuple[str | None,
         if step > 1:
             notes.append(f"label_mix: of every {step}th of {width} attributes.")
         return ("attributes", mix, notes) if mix else (None, None, [nothing + "every sample has the same attributes."])
-    classes = _numbered(values.reshape(-1))
+    labels = values.reshape(-1)
+    least, most = int(labels.min()), int(labels.max())
+    if most - least > 4 * labels.size + 1000:  # numbers from 0, also for labels that are -1 (none) or far apart
+        classes = np.unique(labels, return_inverse=True)[1].astype(np.int64, copy=False)
+    else:
+        classes = labels.astype(np.int64) - least if labels.dtype.itemsize < 8 else (labels - least).astype(np.int64)
     mix = randomness.class_mix(classes, batch_size)
     if mix is None:
         return None, None, [nothing + "all samples are of one class."]
     if (num_classes := int(np.count_nonzero(np.bincount(classes)))) * 2 > len(rows):
         notes.append(f"label_mix says little: {num_classes:,} classes among {len(rows):,} samples.")
     return "classes", mix, notes
-
-
-def _numbered(labels: NDArray[Any]) -> Ints:
-    """Returns class numbers from 0, also for labels that are -1 (none) or far apart."""
-    least, most = int(labels.min()), int(labels.max())
-    if most - least <= 4 * labels.size + 1000:
-        return labels.astype(np.int64) - least if labels.dtype.itemsize < 8 else (labels - least).astype(np.int64)
-    return np.unique(labels, return_inverse=True)[1].astype(np.int64, copy=False)

@@ -123,13 +123,24 @@ def verify_file(
     try:
         with open_hdf5(path) as hdf5:
             header_ok = header_digest(hdf5) == file.attrs.get("header_digest")
-            keys = _keys(hdf5, file)
+            keys = [f"row {row}" for row in range(file.num_rows)]
+            if "key" in file.fields:
+                keys = [text_of(key) for key in hdf5["key"][()].tolist()]
             damaged = [DamagedRow(row, keys[row], "fields") for row in _damaged_fields(hdf5, file)]
             damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance)]
-            pixel_bytes = _pixel_bytes(hdf5, file)
+            pixel_bytes = sum(
+                file.num_rows * field.row_bytes if field.ragged is None else int(hdf5[f"{field.name}_bytes"][()].sum())
+                for field in _pixel_fields(file)
+            )
     except (OSError, RuntimeError, KeyError) as exc:
         raise FormatError(f"{path}: its fields cannot be read ({exc}). Copy it again, or pack it again.") from exc
-    compared = _compare(file, Path(source), root, keys, workers, advance) if source is not None else None
+    compared: SourceReport | None = None
+    if source is not None:
+        # Imported here, because it imports the decoders of sources, which hashing does not need.
+        from fastload.inspection.compare import compare_source
+
+        folder = None if root is None else Path(root)
+        compared = compare_source(file, Path(source), keys, workers, advance, root=folder)
     if FileIdentity.of(os.stat(path)) != file.identity:
         raise FileChangedError(f"{path}: the file was written to or replaced while it was checked. Check it again.")
     return VerifyReport(
@@ -140,20 +151,6 @@ def verify_file(
         damaged=tuple(sorted(damaged, key=lambda found: found.row)),
         source=compared,
     )
-
-
-def _compare(
-    file: PackedFile,
-    source: Path,
-    root: str | Path | None,
-    keys: list[str],
-    workers: int,
-    advance: Callable[[int], None],
-) -> SourceReport:
-    # Imported here, because it imports the decoders, which hashing does not need.
-    from fastload.inspection.compare import compare_source
-
-    return compare_source(file, source, keys, workers, advance, root=None if root is None else Path(root))
 
 
 def _require_digests(file: PackedFile) -> None:
@@ -175,15 +172,9 @@ def _pixel_fields(file: PackedFile) -> list[Field]:
     return [file.fields[name] for name in PIXEL_FIELDS if name in file.fields]
 
 
-def _keys(hdf5: h5py.File, file: PackedFile) -> list[str]:
-    if "key" not in file.fields:
-        return [f"row {row}" for row in range(file.num_rows)]
-    return [text_of(key) for key in hdf5["key"][()].tolist()]
-
-
 def _damaged_fields(hdf5: h5py.File, file: PackedFile) -> Iterator[int]:
     """Yields the rows whose values other than pixels do not match their digest."""
-    names = [name for name in file.fields if name not in PIXEL_FIELDS and name != "digest" and name != "digest_fields"]
+    names = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
     for start in range(0, file.num_rows, FIELD_ROWS):
         stop = min(start + FIELD_ROWS, file.num_rows)
         expected = hdf5["digest_fields"][start:stop]
@@ -206,10 +197,3 @@ def _damaged_pixels(file: PackedFile, workers: int, advance: Callable[[int], Non
             found += [(row, "pixels" if why == CHANGED else why) for row, why in wrong]
             advance(len(rows))
     return found
-
-
-def _pixel_bytes(hdf5: h5py.File, file: PackedFile) -> int:
-    return sum(
-        file.num_rows * field.row_bytes if field.ragged is None else int(hdf5[f"{field.name}_bytes"][()].sum())
-        for field in _pixel_fields(file)
-    )

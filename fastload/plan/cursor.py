@@ -1,8 +1,6 @@
 """How far an epoch is, and which comes next: one cursor for the loader and for samplers, saved in states.
 
-A `Position` counts the steps of one iteration, in a loader the uses of batches, in a sampler the samples or batches
-drawn. `EpochCursor` has the position of the running iteration and that of the next one, and makes states of them and
-them of states.
+A step is in a loader the use of a batch, in a sampler the sample or batch drawn.
 """
 
 from __future__ import annotations
@@ -69,12 +67,8 @@ class Position:
     def after(self, done: int | None, name: str) -> Position:
         """Returns the position after those steps of the iteration that a caller counted; None: after all of them.
 
-        Args:
-            done: the count, at most `length` of which counts: a short last batch may be counted as a full one.
-            name: name of that argument, for the message.
-
-        Raises:
-            OptionError: more steps than were taken of an unfinished iteration.
+        At most `length` of them count: a short last batch may be counted as a full one. Raises OptionError, with the
+        name of that argument, if there are more than were taken of an unfinished iteration.
         """
         if done is None:
             return self
@@ -119,7 +113,7 @@ class EpochCursor:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration if it is decided, else of the last one."""
+        """The epoch of `standing`."""
         return self.standing.plan.epoch
 
     def coming(self, *, running: bool = False) -> Position:
@@ -173,12 +167,9 @@ class EpochCursor:
         return loaded
 
     def rest(self, state: object) -> Position:
-        """Returns what a user's state leaves of its epoch, from the beginning of a step of the plan on.
-
-        Raises:
-            StateError: it is no state, or of other data or another order.
-        """
-        return self._begin(self._plan_after(self.checked(state)))
+        """Returns what a user's state leaves of its epoch, from the beginning of a step of the plan on."""
+        loaded = self.checked(state)
+        return self._begin(replace(self.plan, epoch=loaded.epoch, segments=loaded.segments))
 
     def resumed(
         self, state: PlanState, schedule_of: Callable[[int, int], EchoSchedule], *, keeps_all: bool
@@ -194,8 +185,30 @@ class EpochCursor:
             StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares.
         """
         state = _with_shares_of(replace(self.plan, epoch=state.epoch), state, keeps_all=keeps_all)
-        plan = replace(self._plan_after(state), fixed_shares=state.fixed_shares)
-        return _resumed(state, plan, schedule_of(plan.num_steps, state.echo))
+        plan = replace(self.plan, epoch=state.epoch, segments=state.segments, fixed_shares=state.fixed_shares)
+        schedule = schedule_of(plan.num_steps, state.echo)
+        last = state.segments[-1] if state.segments else Segment(plan.world_size, plan.batch_size, 0)
+        saved = replace(plan, world_size=last.world_size, batch_size=last.batch_size, ends=state.ends)
+        theirs = EchoSchedule(saved.num_steps, state.echo, state.echo_distance)
+        steps = state.echo_position
+        if steps and (steps >= theirs.num_steps or theirs.finished(steps)):
+            raise StateError(
+                f"the loader state is damaged: echo_position is {steps}, of {saved.num_steps} batches left"
+            )
+        same = (
+            (last.world_size, last.batch_size) == (plan.world_size, plan.batch_size)
+            and (theirs.factor, theirs.distance) == (schedule.factor, schedule.distance)
+            # Other ends do not matter to a single batch.
+            and (not theirs.distance or theirs.num_batches == schedule.num_batches)
+        )
+        if steps and not same:
+            # Batches in use count as done: each of their rows was used at least once.
+            plan = replace(plan, segments=saved.segments_after(theirs.begun(steps)))
+            saved, steps = replace(saved, segments=plan.segments), 0
+        if state.segments and saved.num_steps == 0:
+            # With a smaller batch size, rows that "drop" left out may fill batches now; but that epoch is over.
+            plan = replace(plan, segments=plan.segments_after(plan.num_steps))
+        return Position(plan, replace(schedule, num_batches=plan.num_steps), steps)
 
     def load(self, position: Position) -> None:
         """Makes a position the next iteration; if nothing is left of it, the epoch after it, until it is named."""
@@ -208,17 +221,9 @@ class EpochCursor:
         """Returns the beginning of an epoch."""
         return self._begin(replace(self.plan, epoch=epoch))
 
-    def _plan_after(self, state: PlanState) -> EpochPlan:
-        return replace(self.plan, epoch=state.epoch, segments=state.segments)
-
 
 def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:
-    """Returns the position of a sampler that draws what a plan has for one rank, each batch once.
-
-    Args:
-        plan: of the rank's samples, as batches of one, or of the batches of all workers.
-        workers: as in `Position`.
-    """
+    """Returns the position of a sampler that draws once each sample or batch that a plan has for one rank."""
     return Position(plan, EchoSchedule(num_batches(plan, workers=workers)), workers=workers)
 
 
@@ -237,52 +242,11 @@ def _shuffle_of(plan: EpochPlan) -> ResolvedShuffle:
     return resolve_shuffle(plan.shuffle, file_shuffled=False)
 
 
-def _resumed(state: PlanState, plan: EpochPlan, schedule: EchoSchedule) -> Position:
-    """Returns how far a state leaves its epoch, which may be finished.
-
-    Args:
-        state: a state of the same data and order.
-        plan: a plan with the state's epoch and segments, and the world, batch size and ends to go on with.
-        schedule: schedule of the plan's batches.
-
-    Raises:
-        StateError: the state counts more steps than its batches have.
-    """
-    last = state.segments[-1] if state.segments else Segment(plan.world_size, plan.batch_size, 0)
-    saved = replace(plan, world_size=last.world_size, batch_size=last.batch_size, ends=state.ends)
-    theirs = EchoSchedule(saved.num_steps, state.echo, state.echo_distance)
-    steps = state.echo_position
-    if steps and (steps >= theirs.num_steps or theirs.finished(steps)):
-        raise StateError(f"the loader state is damaged: echo_position is {steps}, of {saved.num_steps} batches left")
-    same = (
-        (last.world_size, last.batch_size) == (plan.world_size, plan.batch_size)
-        and (theirs.factor, theirs.distance) == (schedule.factor, schedule.distance)
-        # Other ends do not matter to a single batch.
-        and (not theirs.distance or theirs.num_batches == schedule.num_batches)
-    )
-    if steps and not same:
-        # Batches in use count as done: each of their rows was used at least once.
-        plan = replace(plan, segments=saved.segments_after(theirs.begun(steps)))
-        saved, steps = replace(saved, segments=plan.segments), 0
-    if state.segments and saved.num_steps == 0:
-        # With a smaller batch size, rows that "drop" left out may fill batches now; but that epoch is over.
-        plan = replace(plan, segments=plan.segments_after(plan.num_steps))
-    return Position(plan, replace(schedule, num_batches=plan.num_steps), steps)
-
-
 def _with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> PlanState:
     """Returns the state in a form that can go on with the ranks, batches and shares of a plan.
 
     Within an epoch, a state of fixed shares needs the same number of ranks, the same batch size and fixed shares; any
     other state needs ranks that can read any row. Between epochs everything may change.
-
-    Args:
-        plan: plan of the state's whole epoch, as the loader would begin it.
-        state: a state of the same data and shuffle.
-        keeps_all: whether the loader can have fixed shares although its plan has none.
-
-    Raises:
-        StateError: the state was saved within an epoch of other shares; the message says which.
     """
     here = Segment(plan.world_size, plan.batch_size, 0)
     done = [segment for segment in state.segments if segment.steps]

@@ -67,12 +67,7 @@ def check_echo(echo: Echo) -> Echo:
 
 
 class Use(NamedTuple):
-    """The batch that a step uses.
-
-    Attributes:
-        batch: number of the batch, in the order of the plan.
-        echo: times it was used before; 0: it is fresh.
-    """
+    """The batch that a step uses, by its number in the plan, and how often it was used before; 0: it is fresh."""
 
     batch: int
     echo: int
@@ -102,14 +97,19 @@ class EchoSchedule:
         return self.num_batches * self.factor
 
     def uses(self, step: int = 0) -> Iterator[Use]:
-        """Yields the uses from a step on; finding that step takes logarithmic time.
-
-        Args:
-            step: steps to skip, in [0, num_steps].
-        """
+        """Yields the uses from a step in [0, num_steps] on; finding that step takes logarithmic time."""
         if not self.distance:
-            return map(Use._make, map(divmod, range(step, self.num_steps), repeat(self.factor)))
-        return self._mixed(step)
+            yield from map(Use._make, map(divmod, range(step, self.num_steps), repeat(self.factor)))
+            return
+        end = self.num_batches + (self.factor - 1) * self.distance
+        # The last time that begins no later than this step; times before it may have no use.
+        time = max(0, bisect_right(range(end), step, key=self._before) - 1)
+        left_out = step - self._before(time)
+        for now in range(time, end):
+            first = max(0, -(-(now - self.num_batches + 1) // self.distance))
+            for echo in range(first, min(self.factor - 1, now // self.distance) + 1)[left_out:]:
+                yield Use(now - echo * self.distance, echo)
+            left_out = 0
 
     def begun(self, step: int) -> int:
         """Returns how many batches are used at least once in the first `step` steps: 0, 1, ..., without a gap."""
@@ -127,21 +127,6 @@ class EchoSchedule:
         most = min(self.num_batches, step // self.factor)
         counts = range(1, self.num_batches + 1)
         return bisect_right(counts, step, least, most, key=lambda count: self._before(count + last))
-
-    def _mixed(self, step: int) -> Iterator[Use]:
-        end = self.num_batches + (self.factor - 1) * self.distance
-        # The last time that begins no later than this step; times before it may have no use.
-        time = bisect_right(range(end), step, key=self._before) - 1
-        left_out = step - self._before(max(0, time))
-        for now in range(max(0, time), end):
-            for echo in self._echoes(now)[left_out:]:
-                yield Use(now - echo * self.distance, echo)
-            left_out = 0
-
-    def _echoes(self, time: int) -> range:
-        """Returns the echo numbers of the uses at a time."""
-        first = max(0, -(-(time - self.num_batches + 1) // self.distance))
-        return range(first, min(self.factor - 1, time // self.distance) + 1)
 
     def _before(self, time: int) -> int:
         """Returns the steps before a time: for each echo number, the batches that were used with it by then."""
@@ -169,14 +154,7 @@ _MOST_PATIENCE = 16
 
 
 class Pace(NamedTuple):
-    """The times of an epoch, from its first batch on.
-
-    Attributes:
-        batches: fresh batches.
-        steps: steps of the training loop, echoes included.
-        stall_s: time waited for fresh batches.
-        work_s: all other time: the steps.
-    """
+    """The times of an epoch, from its first batch on: waiting for fresh batches, and all others, the steps."""
 
     batches: int = 0
     steps: int = 0
@@ -216,15 +194,9 @@ def choose_factor(pace: Pace, factor: int, history: EchoHistory) -> EchoChoice:
     measured then, since a source that keeps up is asked for less than it could give; so one use less is tried for an
     epoch. If that was too few, the next trial is twice as many epochs away. An epoch of fewer than 9 batches says too
     little and changes nothing.
-
-    Args:
-        pace: times of the epoch.
-        factor: factor that it ran with.
-        history: history of the choice before; `EchoHistory()` the first time.
     """
     if pace.batches < _LEAST_BATCHES or pace.steps < 1:
-        reason = f"{pace.batches} fresh batches are too few to tell"
-        return EchoChoice(factor, reason, history)
+        return EchoChoice(factor, f"{pace.batches} fresh batches are too few to tell", history)
     step_s, stall_s = pace.work_s / pace.steps, pace.stall_s / pace.batches
     if stall_s <= _CALM * factor * step_s:
         calm = history.calm + 1

@@ -124,10 +124,20 @@ class EpochPlan:
         object.__setattr__(self, "shuffle", shuffle)
         object.__setattr__(self, "ends", resolve_ends(self.ends, shuffle))
         object.__setattr__(self, "segments", merged(checked_segments(self.segments)))
-        if self.fixed_shares:
-            _check_fixed_shares(self)
         left = len(self.rows)
+        if self.fixed_shares and self.ends != "drop" and left < self.world_size:
+            raise OptionError(
+                f"fixed shares: {left} rows do not give each of {self.world_size} ranks a row of its own to repeat "
+                f"(ends={self.ends!r}). Use fewer ranks, or ends='drop'."
+            )
         for segment in self.segments:
+            # The rest of the epoch would be cut anew, so that ranks would need rows that others cache.
+            if self.fixed_shares and segment[:2] != (self.world_size, self.batch_size):
+                raise StateError(
+                    f"an epoch of fixed shares goes on only with the world and batch size that it began with: "
+                    f"{segment.world_size} and {segment.batch_size}, not {self.world_size} and {self.batch_size}. "
+                    f"Change them between epochs."
+                )
             # For any ends of the segment: "drop" has no more steps than the others.
             most = -(-left // segment.world_size)
             if (segment.steps - 1) * segment.batch_size >= most:
@@ -163,7 +173,7 @@ class EpochPlan:
             OptionError: rank or start_step is out of range (raised at once, not at the first batch).
         """
         self._check_rank_and_step(rank, start_step, last_step=self.num_steps)
-        return self._iterate(rank, start_step)
+        return self._iterate(rank, start_step, self.num_steps)
 
     def batch(self, rank: int, step: int) -> PlannedBatch:
         """Returns the batch that `batches(rank)` yields as number `step`, computed alone.
@@ -176,9 +186,7 @@ class EpochPlan:
             OptionError: rank or step is out of range.
         """
         self._check_rank_and_step(rank, step, last_step=self.num_steps - 1)
-        positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        rows, valid = self._planned(rank, positions), self._valid(rank, positions)
-        return PlannedBatch(rows, valid, self._global_valid(step), self.steps_done + step)
+        return next(self._iterate(rank, step, step + 1))
 
     def rows_at(self, rank: int, positions: Positions) -> NDArray[np.int64]:
         """Returns rows of the file at positions of the rest that one rank has to read: int64, (P,), a new array.
@@ -204,15 +212,12 @@ class EpochPlan:
         return merged((*self.segments, Segment(self.world_size, self.batch_size, steps)))
 
     def _planned(self, rank: int, positions: Positions) -> NDArray[np.int64]:
-        share = rank_share(self._num_left, rank=rank, world_size=self.world_size)
-        if not share:
-            share = range(self._num_left)
+        share = rank_share(self._num_left, rank=rank, world_size=self.world_size) or range(self._num_left)
         if not share:
             raise OptionError("no row of this epoch is left to be planned")
-        skipped = self._skipped_steps * self.batch_size
 
         def sequence_positions(part: Positions) -> Positions:
-            part = part + skipped
+            part = part + self._skipped_steps * self.batch_size
             if part.size and part.max() >= len(share):
                 part %= len(share)
             part += share.start
@@ -222,29 +227,19 @@ class EpochPlan:
 
         return self._rows_at(blockwise(sequence_positions, positions))
 
-    def _iterate(self, rank: int, start_step: int) -> Iterator[PlannedBatch]:
-        batch_size, steps_done, num_steps = self.batch_size, self.steps_done, self.num_steps
+    def _iterate(self, rank: int, start_step: int, stop_step: int) -> Iterator[PlannedBatch]:
+        batch_size, steps_done = self.batch_size, self.steps_done
+        share = rank_share(self._num_left, rank=rank, world_size=self.world_size)
         block_steps = max(1, _BLOCK_ROWS // batch_size)
-        for block_step in range(start_step, num_steps, block_steps):
-            stop_step = min(block_step + block_steps, num_steps)
-            positions = np.arange(block_step * batch_size, stop_step * batch_size)
-            rows, valid = self._planned(rank, positions), self._valid(rank, positions)
-            for step in range(block_step, stop_step):
-                first = (step - block_step) * batch_size
-                yield PlannedBatch(
-                    rows[first : first + batch_size],
-                    valid[first : first + batch_size],
-                    self._global_valid(step),
-                    steps_done + step,
-                )
-
-    def _valid(self, rank: int, positions: Positions) -> NDArray[np.bool_]:
-        valid = np.ones(positions.size, dtype=np.bool_)
-        if self.ends == "exact":
-            share = rank_share(self._num_left, rank=rank, world_size=self.world_size)
-            num_valid = len(share) - self._skipped_steps * self.batch_size - int(positions[0])
-            valid[max(0, num_valid) :] = False
-        return valid
+        for block_step in range(start_step, stop_step, block_steps):
+            block_stop = min(block_step + block_steps, stop_step)
+            rows = self._planned(rank, np.arange(block_step * batch_size, block_stop * batch_size))
+            valid = np.ones(rows.size, dtype=np.bool_)
+            if self.ends == "exact":
+                valid[max(0, len(share) - (self._skipped_steps + block_step) * batch_size) :] = False
+            for step in range(block_step, block_stop):
+                part = slice((step - block_step) * batch_size, (step - block_step + 1) * batch_size)
+                yield PlannedBatch(rows[part], valid[part], self._global_valid(step), steps_done + step)
 
     def _global_valid(self, step: int) -> int:
         if self.ends != "exact":
@@ -300,22 +295,6 @@ class EpochPlan:
 def batch_seed(seed: int, epoch: int, rank: int, step: int) -> int:
     """Returns the seed of one batch for user code in Python: 64 bits, the same in any worker."""
     return derive_key(seed, epoch, _USER_CODE, rank, step)
-
-
-def _check_fixed_shares(plan: EpochPlan) -> None:
-    if plan.ends != "drop" and len(plan.rows) < plan.world_size:
-        raise OptionError(
-            f"fixed shares: {len(plan.rows)} rows do not give each of {plan.world_size} ranks a row of its own to "
-            f"repeat (ends={plan.ends!r}). Use fewer ranks, or ends='drop'."
-        )
-    for segment in plan.segments:
-        # The rest of the epoch would be cut anew, so that ranks would need rows that others cache.
-        if segment[:2] != (plan.world_size, plan.batch_size):
-            raise StateError(
-                f"an epoch of fixed shares goes on only with the world and batch size that it began with: "
-                f"{segment.world_size} and {segment.batch_size}, not {plan.world_size} and {plan.batch_size}. Change "
-                f"them between epochs."
-            )
 
 
 def _set_numbers(plan: EpochPlan) -> None:

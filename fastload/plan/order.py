@@ -7,15 +7,15 @@ arithmetic on each position alone: positions may be any, in any number of calls,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.plan.permutation import BLOCK, blockwise, derive_key, permute, subkey, subkeys, unpermute_one
+from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute_one
 from fastload.plan.shares import Positions, rank_share, share_bounds
 from fastload.system.whole_numbers import is_whole
 
@@ -111,48 +111,22 @@ def make_order(
         fixed_shares: whether each rank's share of the sequence is the same piece of the rows in every epoch.
     """
     if fixed_shares and world_size > 1:
-        return PieceOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size)
+        return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size)
     if shuffle is False:
-        return FileOrder(rows)
+        return partial(_file_order, first=rows.start)
     if shuffle == "full":
-        return FullOrder(rows, seed=seed, epoch=epoch)
+        return partial(_full_order, rows=rows, key=derive_key(seed, epoch, _FULL))
     return ChunkOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size)
 
 
-@dataclass(frozen=True)
-class FileOrder:
-    """The order of the file."""
-
-    rows: range
-
-    def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """Returns rows of the file at positions of the epoch's sequence."""
-        return positions + self.rows.start
+def _file_order(positions: Positions, *, first: int) -> NDArray[np.int64]:
+    return positions + first
 
 
-@dataclass(frozen=True)
-class FullOrder:
-    """Full shuffle: any row at any position."""
-
-    rows: range
-    seed: int
-    epoch: int
-
-    def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """Returns rows of the file at positions of the epoch's sequence."""
-        key = derive_key(self.seed, self.epoch, _FULL)
-        return blockwise(lambda part: permute(part, len(self.rows), key) + self.rows.start, positions)
+def _full_order(positions: Positions, *, rows: range, key: int) -> NDArray[np.int64]:
+    return blockwise(lambda part: permute(part, len(rows), key) + rows.start, positions)
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Consecutive positions that are mixed among themselves."""
-
-    first: int
-    length: int
-
-
-@dataclass(frozen=True)
 class ChunkOrder:
     """Chunk windows: permuted chunks one after another, their rows mixed inside windows of whole chunks.
 
@@ -169,76 +143,55 @@ class ChunkOrder:
     bijection over its length, keyed by its first position.
     """
 
-    rows: range
-    chunk_rows: int
-    window: ChunkWindow
-    seed: int
-    epoch: int
-    world_size: int
+    def __init__(
+        self, rows: range, chunk_rows: int, window: ChunkWindow, *, seed: int, epoch: int, world_size: int
+    ) -> None:
+        self._rows, self._chunk_rows, self._world_size = rows, chunk_rows, world_size
+        self._chunk_key, self._window_key = (derive_key(seed, epoch, use) for use in (_CHUNKS, _WINDOWS))
+        self._first_chunk = rows.start // chunk_rows
+        self._num_chunks = -(-rows.stop // chunk_rows) - self._first_chunk
+        self._window_chunks = min(window.chunks, self._num_chunks)
+        last = self._num_chunks - 1
+        missing = {0: rows.start % chunk_rows}
+        missing[last] = missing.get(last, 0) + -rows.stop % chunk_rows
+        # (index in the sequence, empty slots) of each short chunk, in order of index.
+        self._short_chunks = sorted(
+            (unpermute_one(chunk, self._num_chunks, self._chunk_key), n) for chunk, n in missing.items() if n
+        )
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
         """Returns rows of the file at positions of the epoch's sequence."""
         if not positions.size:
             return positions.copy()
         slots = self._mixed_slots(positions)
-        in_sequence = blockwise(lambda part: part // self.chunk_rows, slots)
+        in_sequence = blockwise(lambda part: part // self._chunk_rows, slots)
         chunks = self._chunks(in_sequence)
         rows = np.empty(positions.size, dtype=np.int64)
         for first in range(0, positions.size, BLOCK):
             part = slice(first, first + BLOCK)
-            offset = slots[part] - in_sequence[part] * self.chunk_rows
-            rows[part] = np.maximum(chunks[part] * self.chunk_rows, self.rows.start) + offset
+            offset = slots[part] - in_sequence[part] * self._chunk_rows
+            rows[part] = np.maximum(chunks[part] * self._chunk_rows, self._rows.start) + offset
         return rows
-
-    @cached_property
-    def _first_chunk(self) -> int:
-        return self.rows.start // self.chunk_rows
-
-    @cached_property
-    def _num_chunks(self) -> int:
-        return (self.rows.stop - 1) // self.chunk_rows + 1 - self._first_chunk
-
-    @cached_property
-    def _chunk_key(self) -> int:
-        return derive_key(self.seed, self.epoch, _CHUNKS)
-
-    @cached_property
-    def _window_key(self) -> int:
-        return derive_key(self.seed, self.epoch, _WINDOWS)
-
-    @cached_property
-    def _window_chunks(self) -> int:
-        return min(self.window.chunks, self._num_chunks)
-
-    @cached_property
-    def _short_chunks(self) -> tuple[tuple[int, int], ...]:
-        """(index in the sequence, empty slots) of each short chunk, at most two, in order of index."""
-        last = self._num_chunks - 1
-        if last == 0:
-            missing = {0: self.chunk_rows - len(self.rows)}
-        else:
-            missing = {0: self.rows.start % self.chunk_rows, last: -self.rows.stop % self.chunk_rows}
-        return tuple(sorted((unpermute_one(c, self._num_chunks, self._chunk_key), n) for c, n in missing.items() if n))
 
     def _slots(self, positions: Positions) -> Positions:
         for index, missing in self._short_chunks:
-            full_until = (index + 1) * self.chunk_rows - missing
+            full_until = (index + 1) * self._chunk_rows - missing
             positions = positions + (positions >= full_until) * missing
         return positions
 
     def _begins(self, indices: Positions) -> Positions:
         """Returns the position at which each chunk of the sequence begins; N for indices past the last chunk."""
         indices = np.minimum(indices, self._num_chunks)
-        begins = indices * self.chunk_rows
+        begins = indices * self._chunk_rows
         for index, missing in self._short_chunks:
             begins = begins - (indices > index) * missing
         return begins
 
     def _windows(self, positions: Positions) -> tuple[Positions, Positions]:
         """Returns first position and length of the window that each position lies in."""
-        share_first, share_stop = share_bounds(positions, len(self.rows), self.world_size)
-        index = self._slots(positions) // self.chunk_rows
-        share_index = self._slots(share_first) // self.chunk_rows
+        share_first, share_stop = share_bounds(positions, len(self._rows), self._world_size)
+        index = self._slots(positions) // self._chunk_rows
+        share_index = self._slots(share_first) // self._chunk_rows
         index = index - (index - share_index) % self._window_chunks
         first = np.maximum(self._begins(index), share_first)
         return first, np.minimum(self._begins(index + self._window_chunks), share_stop) - first
@@ -246,31 +199,25 @@ class ChunkOrder:
     def _mixed_slots(self, positions: Positions) -> Positions:
         """Returns the slot that each position's row comes from."""
         slots = np.empty(positions.size, dtype=np.int64)
-        window = _Window(0, 0)
+        first = length = 0  # of a window
         for begin in range(0, positions.size, BLOCK):
             part = positions[begin : begin + BLOCK]
             lowest, highest = int(part.min()), int(part.max())
-            if not window.first <= lowest < window.first + window.length:
-                first, length = self._windows(part[:1])
-                window = _Window(int(first[0]), int(length[0]))
+            if not first <= lowest < first + length:
+                first, length = (int(bound[0]) for bound in self._windows(part[:1]))
             # Windows of small rows are far longer than a block: one key for all halves the cost.
-            if window.first <= lowest and highest < window.first + window.length:
-                key = subkey(self._window_key, window.first)
-                mixed = permute(part - window.first, window.length, key) + window.first
+            if first <= lowest and highest < first + length:
+                mixed = permute(part - first, length, mix64(self._window_key + first)) + first
             else:
-                mixed = self._mixed_across_windows(part)
+                firsts, lengths = self._windows(part)
+                keys = subkeys(self._window_key, firsts)
+                mixed = np.empty_like(part)
+                # All windows of a share have one length, except its last one and those with a short chunk.
+                for n in set(lengths.tolist()):
+                    here = np.flatnonzero(lengths == n)
+                    mixed[here] = firsts[here] + permute(part[here] - firsts[here], n, keys[here])
             slots[begin : begin + BLOCK] = self._slots(mixed)
         return slots
-
-    def _mixed_across_windows(self, positions: Positions) -> Positions:
-        first, length = self._windows(positions)
-        keys = subkeys(self._window_key, first)
-        mixed = np.empty_like(positions)
-        # All windows of a share have one length, except its last one and those with a short chunk.
-        for n in set(length.tolist()):
-            here = np.flatnonzero(length == n)
-            mixed[here] = first[here] + permute(positions[here] - first[here], n, keys[here])
-        return mixed
 
     def _chunks(self, indices: Positions) -> NDArray[np.int64]:
         """Returns the chunk of the file at each index of the sequence of chunks."""
@@ -304,6 +251,7 @@ class PieceOrder:
     seed: int
     epoch: int
     world_size: int
+    _orders: dict[int, RowsAt] = field(init=False, default_factory=dict)
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
         """Returns rows of the file at positions of the epoch's sequence."""
@@ -327,14 +275,13 @@ class PieceOrder:
             border = longer * (short + 1)
             rank = first // (short + 1) if first < border else longer + (first - border) // short
             share = rank_share(len(self.rows), rank=rank, world_size=self.world_size)
-            piece = range(self.rows.start + share.start, self.rows.start + share.stop)
             # A seed for each rank, since pieces of one length would else be permuted alike.
-            seed = derive_key(self.seed, _PIECES, rank)
             self._orders[first] = make_order(
-                piece, self.chunk_rows, self.shuffle, seed=seed, epoch=self.epoch, world_size=1
+                self.rows[share.start : share.stop],
+                self.chunk_rows,
+                self.shuffle,
+                seed=derive_key(self.seed, _PIECES, rank),
+                epoch=self.epoch,
+                world_size=1,
             )
         return self._orders[first]
-
-    @cached_property
-    def _orders(self) -> dict[int, RowsAt]:
-        return {}

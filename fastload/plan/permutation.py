@@ -10,9 +10,9 @@ no library's random generator, on no version of NumPy and on no machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
-from math import isqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,11 +71,6 @@ def subkeys(key: int, index: NDArray[np.int64]) -> Words:
     return word ^ (word >> _word(31))
 
 
-def subkey(key: int, index: int) -> int:
-    """Returns the key that `subkeys` gives for one index."""
-    return mix64(key + index)
-
-
 _ROUND_WORDS = tuple(_word(derive_key(round_number) | 1) for round_number in range(_ROUNDS_FEW))
 _FINAL_WORD = _word(_MIX_2)
 _HALF = _word(32)
@@ -89,21 +84,9 @@ def _bases(n: int) -> tuple[int, int]:
     """
     if n <= 2:
         return n, 1
-    root = isqrt(n - 1) + 1
+    root = math.isqrt(n - 1) + 1
     candidates = [(a, -(-n // a)) for a in range(root, 2 * root if root < 64 else root + 64)]
     return min(((a, b) for a, b in candidates if b >= 2), key=lambda bases: bases[0] * bases[1] - n)
-
-
-def _hashed(digit: Words, key: Words, round_number: int, base: Words, out: Words, spare: Words) -> None:
-    """Writes into `out` a hash of each digit, in [0, base), base <= 2**25."""
-    np.bitwise_xor(digit, key, out)
-    np.multiply(out, _ROUND_WORDS[round_number], out)
-    np.right_shift(out, _HALF, spare)
-    np.bitwise_xor(out, spare, out)
-    np.multiply(out, _FINAL_WORD, out)
-    np.right_shift(out, _HALF, out)
-    np.multiply(out, base, out)  # 32 bits times base, over 2**32: a division-free way into [0, base)
-    np.right_shift(out, _HALF, out)
 
 
 def _network(words: Words, n: int, key: Words, *, backwards: bool) -> Words:
@@ -115,7 +98,15 @@ def _network(words: Words, n: int, key: Words, *, backwards: bool) -> Words:
     rounds = range(_ROUNDS_FEW if n < _FEW_POSITIONS else _ROUNDS)
     for round_number in reversed(rounds) if backwards else rounds:
         moved, other, base = (low, high, b) if round_number % 2 else (high, low, a)
-        _hashed(other, key, round_number, base, step, spare)
+        # A hash of the other digit, in [0, base), base <= 2**25.
+        np.bitwise_xor(other, key, step)
+        np.multiply(step, _ROUND_WORDS[round_number], step)
+        np.right_shift(step, _HALF, spare)
+        np.bitwise_xor(step, spare, step)
+        np.multiply(step, _FINAL_WORD, step)
+        np.right_shift(step, _HALF, step)
+        np.multiply(step, base, step)  # 32 bits times base, over 2**32: a division-free way into [0, base)
+        np.right_shift(step, _HALF, step)
         # Unsigned wrap-around makes the value outside [0, base) the larger of the two, whichever way it left.
         if backwards:
             np.subtract(moved, step, moved)
@@ -133,14 +124,10 @@ def _walk(positions: NDArray[np.int64], n: int, key: int | Words, *, backwards: 
     if not 1 <= n <= MAX_POSITIONS:
         raise OptionError(f"a permutation of {n} positions is not possible: fastload permutes 1 to 2**48 of them")
     keys = _word(key & _MASK) if isinstance(key, int) else key
-    a, b = _bases(n)
     words = _network(np.asarray(positions, dtype=np.int64).view(np.uint64), n, keys, backwards=backwards)
-    if a * b > n:
+    if math.prod(_bases(n)) > n:
         limit = _word(n)
-        while True:
-            outside = np.flatnonzero(words >= limit)
-            if not outside.size:
-                break
+        while (outside := np.flatnonzero(words >= limit)).size:
             again = keys[outside] if keys.ndim else keys
             words[outside] = _network(words[outside], n, again, backwards=backwards)
     return words.view(np.int64)

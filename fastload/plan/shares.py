@@ -34,14 +34,8 @@ class Segment(NamedTuple):
 def rank_share(num_rows: int, *, rank: int, world_size: int) -> range:
     """Returns the positions of the epoch's sequence that one rank reads, in reading order.
 
-    The sequence is cut into world_size contiguous shares whose sizes differ by at most one, so ranks agree without
-    talking. With 11 rows and 3 ranks: 0..3, 4..7, 8..10.
-
-    Args:
-        num_rows: rows in the sequence, all ranks together.
-
-    Returns:
-        A range within [0, num_rows), empty for the last ranks when there are fewer rows than ranks.
+    The num_rows of the sequence are cut into world_size contiguous shares whose sizes differ by at most one, so ranks
+    agree without talking. With 11 rows and 3 ranks: 0..3, 4..7, 8..10. With fewer rows than ranks the last are empty.
 
     Raises:
         OptionError: rank is outside [0, world_size).
@@ -54,11 +48,7 @@ def rank_share(num_rows: int, *, rank: int, world_size: int) -> range:
 
 
 def share_bounds(positions: Positions, num_rows: int, world_size: int) -> tuple[Positions, Positions]:
-    """Returns first and stop position of the share that each position lies in: two int64 (P,).
-
-    Args:
-        positions: int64, (P,), in [0, num_rows).
-    """
+    """Returns first and stop position of the share that each position in [0, num_rows) lies in: two int64 (P,)."""
     if world_size == 1:
         return np.zeros_like(positions), np.full_like(positions, num_rows)
     short, longer = divmod(num_rows, world_size)
@@ -69,11 +59,7 @@ def share_bounds(positions: Positions, num_rows: int, world_size: int) -> tuple[
 
 
 def checked_segments(segments: object) -> tuple[Segment, ...]:
-    """Returns segments made from tuples or lists of three whole numbers, as a state read from JSON holds them.
-
-    Raises:
-        OptionError: `segments` is something else; the message shows it.
-    """
+    """Returns segments made from tuples or lists of three whole numbers; raises OptionError for anything else."""
     if not isinstance(segments, (tuple, list)):
         raise OptionError(f"segments={segments!r} must be a tuple of (world size, batch size, steps)")
     for segment in segments:
@@ -124,11 +110,7 @@ class Tails:
         return self.num_rows - longer * done_longer - (self.segment.world_size - longer) * done_short
 
     def origin(self, positions: Positions) -> Positions:
-        """Returns where each position of the tails lies in the sequence that was shared, int64 (P,).
-
-        Args:
-            positions: int64, (P,), in [0, num_left).
-        """
+        """Returns where each position of the tails, in [0, num_left), lies in the sequence that was shared."""
         short, longer = divmod(self.num_rows, self.segment.world_size)
         done_longer, done_short = self._done
         tail_longer, tail_short = short + 1 - done_longer, short - done_short

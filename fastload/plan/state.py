@@ -105,7 +105,11 @@ def state_from_dict(data: object) -> PlanState:
     fixed_shares = isinstance(data["shuffle"], (list, tuple)) and list(data["shuffle"][:1]) == ["shares"]
     if fixed_shares:
         data = data | {"shuffle": data["shuffle"][-1]}
-    shuffle = _shuffle_from(data)
+    shuffle = data["shuffle"]
+    if isinstance(shuffle, (list, tuple)) and len(shuffle) == 2 and shuffle[0] == "window" and is_whole(shuffle[1]):
+        shuffle = ChunkWindow(shuffle[1]) if shuffle[1] > 0 else None
+    if shuffle is not False and shuffle != "full" and not isinstance(shuffle, ChunkWindow):
+        raise _bad("shuffle", data)
     try:
         ends = resolve_ends(data["ends"], shuffle)
         segments = checked_segments(data["segments"])
@@ -113,9 +117,11 @@ def state_from_dict(data: object) -> PlanState:
         raise StateError(f"the loader state is damaged: {error}") from error
     if data["ends"] is None:
         raise _bad("ends", data)
-    numbers = {name: data[name] for name in ("header_digest", "seed", "epoch", "echo_position")}
     return PlanState(
-        **numbers,
+        header_digest=data["header_digest"],
+        seed=data["seed"],
+        epoch=data["epoch"],
+        echo_position=data["echo_position"],
         shuffle=shuffle,
         ends=ends,
         echo=echo,
@@ -148,20 +154,6 @@ def check_state(state: PlanState, *, header_digest: str, seed: int, shuffle: Res
             f"the loader state belongs to other data or options: {'; '.join(differing)}. "
             "Make the loader with the state's values, or begin without the state."
         )
-
-
-def _shuffle_from(data: dict[str, Any]) -> ResolvedShuffle:
-    shuffle = data["shuffle"]
-    if shuffle is False:
-        return False
-    if shuffle == "full":
-        return "full"
-    if isinstance(shuffle, (list, tuple)) and len(shuffle) == 2 and shuffle[0] == "window":
-        try:
-            return ChunkWindow(shuffle[1])
-        except OptionError as error:
-            raise _bad("shuffle", data) from error
-    raise _bad("shuffle", data)
 
 
 def _echo_from(data: dict[str, Any]) -> tuple[int, int, int | None]:

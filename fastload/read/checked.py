@@ -6,11 +6,12 @@ disk is an error of that row alone.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,6 @@ from fastload.format.digests import pixel_digests, row_digest
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
-from fastload.read.pread import PreadRows
 from fastload.read.ragged_rows import cannot_be_decoded, impossible_rows
 from fastload.read.reader import RowReader
 from fastload.system.files import read_bytes
@@ -68,12 +68,9 @@ def has_ragged(file: PackedFile) -> bool:
 
 
 class CheckedSamples:
-    """Reads images and masks of a file. Threads may share it; it cannot be pickled, and must not cross a fork.
+    """Reads images and masks of any file. Threads may share it; it cannot be pickled, and must not cross a fork.
 
-    Rows of a field that is not ragged count as encoded raw.
-
-    Args:
-        file: header, as `read_header` gave it; packed, or another HDF5 file with images, which has no digests.
+    Rows of a field that is not ragged count as encoded raw. A file that fastload did not write has no digests.
 
     Raises:
         MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
@@ -85,8 +82,6 @@ class CheckedSamples:
         self._has_digests = "digest" in file.fields
         names = [*self.names, *(["digest"] if self._has_digests else [])]
         self._reader = RowReader(file, names, "pread", cache_chunks=_CACHE_CHUNKS)
-        linear = self._has_digests and file.fields["digest"].offset is not None
-        self._digests = PreadRows(self._reader.fd, file, ["digest"]) if linear else None
         ragged = [name for name in self.names if file.fields[name].ragged is not None]
         self._ragged = {name: self._reader.ragged(name) for name in ragged}
         self._local = threading.local()
@@ -144,7 +139,7 @@ class CheckedSamples:
         """
         field = self.file.fields[name]
         if field.ragged is None:
-            pixels = self._read_dense(name, row)
+            pixels = self._read_rows(name, np.array([row]))[0]
             return EncodedBytes(_little_endian(pixels).tobytes(), RAW, pixels.shape, 1)
         try:
             index = self._ragged[name].look_up(np.array([row]))
@@ -169,14 +164,11 @@ class CheckedSamples:
         """
         if name in self._ragged:
             return self._decoded(name, self.encoded_bytes(name, row))
-        return self._read_dense(name, row)
+        found: NDArray[Any] = self._read_rows(name, np.array([row]))[0]
+        return found
 
     def encoded(self, row: int) -> EncodedRow:
-        """Returns the encoded bytes of a sample, after checking that they are what was packed.
-
-        Raises:
-            ImageError: it cannot be read, or differs from what was packed; the reason only.
-        """
+        """Returns the encoded bytes of a sample, checked to be what was packed; otherwise like `checked`."""
         return self.checked(row, jpeg=False).row
 
     def checked(self, row: int, *, jpeg: bool = True) -> CheckedSample:
@@ -188,7 +180,7 @@ class CheckedSamples:
 
         Raises:
             DamagedBefore: the packed JPEG cannot be decoded, and is what was packed.
-            ImageError: as in `encoded`.
+            ImageError: it cannot be read, or differs from what was packed; the reason only.
         """
         image = self.encoded_bytes("images", row)
         is_jpeg = image.encoding == JPEG
@@ -199,7 +191,7 @@ class CheckedSamples:
             pixels["masks"] = self._decoded("masks", mask)
             parts.append(pixels["masks"])
         digest = row_digest(parts)
-        if self._has_digests and digest != self._digest(row):
+        if self._has_digests and digest != self._digests[row]:
             raise ImageError(CHANGED)
         if jpeg and is_jpeg:
             try:
@@ -209,15 +201,9 @@ class CheckedSamples:
                     raise
                 raise DamagedBefore(f"{exc}; it {BEFORE}") from exc
         height, width, channels = image.shape
-        encoded = EncodedRow(
-            image=image.data,
-            encoding=image.encoding,
-            shape=(height, width, channels),
-            orientation=image.orientation,
-            digest=digest,
-            mask=mask.data if mask is not None else None,
-            mask_encoding=mask.encoding if mask is not None else RAW,
-        )
+        encoded = EncodedRow(image.data, image.encoding, (height, width, channels), image.orientation, digest)
+        if mask is not None:
+            encoded = replace(encoded, mask=mask.data, mask_encoding=mask.encoding)
         return CheckedSample(encoded, pixels)
 
     def damaged(self, rows: Sequence[int]) -> list[tuple[int, str]]:
@@ -229,7 +215,7 @@ class CheckedSamples:
             at = np.array(rows, np.int64)
             try:
                 found = pixel_digests([self._read_rows(name, at, keep=True) for name in self.names])
-                return [(row, CHANGED) for row in at[found != self._read_rows("digest", at)].tolist()]
+                return [(row, CHANGED) for row in at[found != self._digests[at]].tolist()]
             except ImageError as exc:
                 if len(rows) == 1:
                     return [(rows[0], str(exc))]
@@ -243,9 +229,9 @@ class CheckedSamples:
                 wrong.append((row, str(exc)))
         return wrong
 
-    def _digest(self, row: int) -> int:
-        data = b"" if self._digests is None else self._digests.row("digest", row)
-        return int.from_bytes(data, "little") if len(data) == 8 else int(self._read_rows("digest", np.array([row]))[0])
+    @functools.cached_property
+    def _digests(self) -> NDArray[np.uint64]:
+        return self._read_rows("digest", np.arange(self.file.num_rows))
 
     def _read_rows(self, name: str, rows: NDArray[np.int64], *, keep: bool = False) -> NDArray[Any]:
         """Returns rows of a field that is not ragged; with `keep` in memory that this thread's next call uses again."""
@@ -259,18 +245,14 @@ class CheckedSamples:
         self.gather(name, rows, out[: len(rows)])
         return out[: len(rows)]
 
-    def _read_dense(self, name: str, row: int) -> NDArray[Any]:
-        pixels: NDArray[Any] = self._read_rows(name, np.array([row]))[0]
-        return pixels
-
-    def _impossible_rows(self, name: str) -> frozenset[int]:
+    def _impossible_rows(self, name: str) -> set[int]:
         """Returns the rows with an impossible index entry; at once: one alone takes as long as reading it."""
         found: set[int] = set()
         for first in range(0, self.file.num_rows, _CHECKED_ROWS):
             rows = np.arange(first, min(first + _CHECKED_ROWS, self.file.num_rows))
             bad = impossible_rows(self._ragged[name].look_up(rows), self.file.fields[name])
             found.update(first + at for at in bad)
-        return frozenset(found)
+        return found
 
     def _decoded(self, name: str, row: EncodedBytes) -> NDArray[Any]:
         try:

@@ -32,7 +32,6 @@ from fastload.format.codecs import (
     GZIP_FILTER,
     SHUFFLE_FILTER,
     ZSTD_FILTER,
-    Filter,
     decompress_zstd,
     is_decoded_here,
     pipeline,
@@ -50,8 +49,7 @@ _Undo = Callable[[Any, NDArray[np.uint8]], None]
 class FilteredChunks:
     """Reads and decodes the chunks of one dataset; any number of threads may, also in a forked child.
 
-    Attributes:
-        one_row: whether each chunk is one row, so that `rows_into` may be used.
+    `one_row` says whether each chunk is one row, so that `rows_into` may be used.
     """
 
     def __init__(self, path: Path, name: str, item: h5py.Dataset, undo: list[_Undo]) -> None:
@@ -65,15 +63,22 @@ class FilteredChunks:
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(self._shape, self._chunks, strict=True))
         self._whole_rows = self._chunks[1:] == self._shape[1:]
         self.one_row = self._whole_rows and self._chunks[0] == 1 and self._dtype.isnative
-        self._table = self._chunk_table(item)
+        # Offset, compressed bytes and filter mask of each chunk, int64 (chunks, 3); offset -1: never written.
+        self._table = np.full((math.prod(self._grid), 3), -1, np.int64)
+        found = array("q")
+        item.id.chunk_iter(lambda chunk: found.extend((*chunk.chunk_offset, *chunk[1:])))
+        entries = np.frombuffer(found, np.int64).reshape(-1, item.ndim + 3)
+        if (entries[:, : item.ndim] >= self._shape).any():
+            raise FormatError(
+                f"{path}: `{name}` has a chunk outside its {self._shape[0]:,} rows: its HDF5 metadata is damaged. "
+                f"Copy the file again."
+            )
+        numbers = np.ravel_multi_index(tuple((entries[:, : item.ndim] // self._chunks).T), self._grid)
+        self._table[numbers] = entries[:, [item.ndim + 1, item.ndim + 2, item.ndim]]
 
     @classmethod
     def of(cls, path: Path, name: str, item: h5py.Dataset) -> FilteredChunks | None:
-        """Returns the chunks of a dataset; None if they are not compressed, or h5py has to decode them.
-
-        Raises:
-            FormatError: the parameters of a filter are impossible.
-        """
+        """Returns the chunks of a dataset; None if they are not compressed, or h5py has to decode them."""
         filters = pipeline(item)
         codecs = [one for one in filters if one.number != SHUFFLE_FILTER]
         # With two codecs the number of bytes between them is not known.
@@ -89,46 +94,33 @@ class FilteredChunks:
                 f"{path}: `{name}` is shuffled by elements of no bytes: its HDF5 metadata is damaged. Copy the file "
                 f"again."
             )
-        return cls(path, name, item, [_undo(one) for one in filters])
+        undo = {GZIP_FILTER: _inflate, ZSTD_FILTER: decompress_zstd}
+        inverses: list[_Undo] = [undo.get(one.number) or partial(_unshuffle, size=one.parameters[0]) for one in filters]
+        return cls(path, name, item, inverses)
 
     def rows(self, fd: int, number: int) -> NDArray[Any]:
         """Returns the rows of the chunks with this number along the first axis: (rows, ...), native byte order.
-
-        Args:
-            fd: descriptor of the file.
-            number: number * chunk rows is the first row.
 
         Raises:
             FormatError: a chunk cannot be decoded; the cause says why.
             FileChangedError: the file ends inside it.
         """
-        first = number * self._chunks[0]
-        count = min(self._chunks[0], self._shape[0] - first)
+        count = min(self._chunks[0], self._shape[0] - number * self._chunks[0])
         chunk = np.empty(self._chunks, self._dtype)
         native = self._dtype.newbyteorder("=")
         if self._whole_rows:
             self._fetch(fd, number, chunk)
             return chunk[:count].astype(native, copy=False)
         rows = np.empty((count, *self._shape[1:]), native)
-        across = math.prod(self._grid[1:])
         for i, at in enumerate(np.ndindex(self._grid[1:])):
-            self._fetch(fd, number * across + i, chunk)
-            starts = [index * size for index, size in zip(at, self._chunks[1:], strict=True)]
-            part = rows[(slice(None), *(slice(a, a + size) for a, size in zip(starts, self._chunks[1:], strict=True)))]
-            part[...] = chunk[tuple(slice(size) for size in part.shape)]
+            self._fetch(fd, number * math.prod(self._grid[1:]) + i, chunk)
+            places = [slice(n * size, (n + 1) * size) for n, size in zip(at, self._chunks[1:], strict=True)]
+            part = rows[:, *places]
+            part[...] = chunk[tuple(map(slice, part.shape))]
         return rows
 
     def rows_into(self, fd: int, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Decodes rows, each of which is a chunk, into existing memory.
-
-        Args:
-            fd: descriptor of the file.
-            rows: int64 (B,), any order, repeats allowed.
-            out: (B, ...) of the dataset's type, C-contiguous.
-
-        Raises:
-            FormatError, FileChangedError: as `rows`.
-        """
+        """Decodes rows, each of which is a chunk, into `out`, (B, ...) of the dataset's type; otherwise like `rows`."""
         # In groups: reading the clock twice for each chunk would take a tenth of the time of small ones.
         borders = np.flatnonzero(np.diff(np.cumsum(self._table[rows, 1]) // _GROUP_BYTES)) + 1
         for positions in np.split(np.arange(len(rows)), borders):
@@ -143,21 +135,6 @@ class FilteredChunks:
                     first[row] = i
                     self._decode(row, read[row], out[i : i + 1])
             lap("decoding")
-
-    def _chunk_table(self, item: h5py.Dataset) -> NDArray[np.int64]:
-        """Returns offset, compressed bytes and filter mask of chunks, int64 (chunks, 3); offset -1: never written."""
-        found = array("q")
-        item.id.chunk_iter(lambda chunk: found.extend((*chunk.chunk_offset, *chunk[1:])))
-        entries = np.frombuffer(found, np.int64).reshape(-1, item.ndim + 3)
-        if (entries[:, : item.ndim] >= self._shape).any():
-            raise FormatError(
-                f"{self._path}: `{self._name}` has a chunk outside its {self._shape[0]:,} rows: its HDF5 metadata "
-                f"is damaged. Copy the file again."
-            )
-        table = np.full((math.prod(self._grid), 3), -1, np.int64)
-        numbers = np.ravel_multi_index(tuple((entries[:, : item.ndim] // self._chunks).T), self._grid)
-        table[numbers] = entries[:, [item.ndim + 1, item.ndim + 2, item.ndim]]
-        return table
 
     def _fetch(self, fd: int, number: int, out: NDArray[Any]) -> None:
         data = self._read(fd, number)
@@ -201,13 +178,6 @@ class FilteredChunks:
         first = number // math.prod(self._grid[1:]) * self._chunks[0]
         last = min(first + self._chunks[0], self._shape[0]) - 1
         return f"row {first}" if first == last else f"the chunk of rows {first} to {last}"
-
-
-def _undo(one: Filter) -> _Undo:
-    """Returns the inverse of a filter."""
-    if one.number == SHUFFLE_FILTER:
-        return partial(_unshuffle, size=one.parameters[0])
-    return {GZIP_FILTER: _inflate, ZSTD_FILTER: decompress_zstd}[one.number]
 
 
 def _copy(data: Any, out: NDArray[np.uint8]) -> None:

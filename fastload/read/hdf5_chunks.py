@@ -66,14 +66,29 @@ class ChunkedRows:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._file = file
-        self._fields = tuple(fields)
-        self._windows = windows
         self._cache_bytes = cache_bytes
         self._fd = -1
         self._filtered: dict[str, FilteredChunks | None] = {}
-        self._max_chunks = {name: self._kept(name, max(1, cache_chunks)) for name in self._fields}
+        # Rows read at once: those of a chunk, or of a piece if whole chunks do not help.
+        self._units: dict[str, int] = {}
+        self._max_units: dict[str, int] = {}
+        chunk_bytes: dict[str, int] = {}  # decoded, of fields read by whole chunks
+        windowed = file.fields.get("images", file.fields[fields[0]]).chunk_rows
+        for name in fields:
+            field = file.fields[name]
+            pieces = max(1, _PLAIN_BYTES // max(1, field.row_bytes))
+            self._units[name] = min(field.chunk_rows or pieces, pieces)
+            self._max_units[name] = max(1, cache_chunks)
+            # Filtered chunks are read whole always, others if they can stay cached until used up.
+            fits = field.chunk_rows * field.row_bytes <= cache_bytes
+            if field.chunks is not None and (field.filters or (windows and fits)):
+                self._units[name] = field.chunk_rows
+                chunk_bytes[name] = field.chunk_rows * field.row_bytes
+                if field.chunk_rows < windowed:
+                    # They may begin at other rows than those of the images: one more for each chunk of the images.
+                    self._max_units[name] *= -(-windowed // field.chunk_rows) + 1
         self._reset()
-        self._warn_of_misses(cache_chunks)
+        self._warn_of_misses(chunk_bytes, -(-cache_chunks // 2) if windows else 0)
 
     def _reset(self) -> None:
         self._pid = os.getpid()
@@ -82,7 +97,7 @@ class ChunkedRows:
         self._datasets: dict[str, h5py.Dataset] = {}
         self._cache: OrderedDict[tuple[str, int], NDArray[Any]] = OrderedDict()
         self._under_way: dict[tuple[str, int], Future[NDArray[Any]]] = {}
-        self._cached = dict.fromkeys(self._fields, 0)
+        self._cached = dict.fromkeys(self._units, 0)
         self._cached_bytes = 0
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
@@ -97,7 +112,7 @@ class ChunkedRows:
             # An HDF5 handle must not cross a fork, nor a lock that another thread held at that moment.
             self._reset()
         for name, out in outs.items():
-            filtered = self._chunks_of(name) if self._file.fields[name].filters else None
+            filtered = self._chunks_of(name)
             if filtered is not None and filtered.one_row:
                 # Straight into the batch: no two rows share a chunk, so a cache would not help.
                 lap("reading")
@@ -106,7 +121,7 @@ class ChunkedRows:
                 self._copy_rows(name, rows, out)
 
     def _copy_rows(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        unit = self._unit_rows(name)
+        unit = self._units[name]
         later = []
         for number, at in _by_unit(rows // unit):
             chunk = self._chunk(name, number, unit)
@@ -129,61 +144,33 @@ class ChunkedRows:
             os.close(fd)
         self._filtered = {}
         if self._pid == os.getpid():
-            with self._lock:
-                hdf5 = self._hdf5
-                self._hdf5, self._datasets, self._cached_bytes = None, {}, 0
-                self._cache.clear()
-                self._cached = dict.fromkeys(self._fields, 0)
-                if hdf5 is not None:
-                    hdf5.close()
+            if self._hdf5 is not None:
+                self._hdf5.close()
+            self._reset()
 
-    def _unit_rows(self, name: str) -> int:
-        """Returns how many rows are read at once: those of a chunk, or of a piece if whole chunks do not help."""
-        field = self._file.fields[name]
-        pieces = max(1, _PLAIN_BYTES // max(1, field.row_bytes))
-        return field.chunk_rows if self._by_chunk(name) else min(field.chunk_rows or pieces, pieces)
-
-    def _by_chunk(self, name: str) -> bool:
-        """Whether whole chunks are read: filtered ones always, others if they can stay cached until used up."""
-        field = self._file.fields[name]
-        fits = field.chunk_rows * field.row_bytes <= self._cache_bytes
-        return field.chunks is not None and (bool(field.filters) or (self._windows and fits))
-
-    def _kept(self, name: str, cache_chunks: int) -> int:
-        """Returns how many units of a field stay cached: as many rows as `cache_chunks` chunks of the images have."""
-        windowed = self._file.fields.get("images", self._file.fields[self._fields[0]]).chunk_rows
-        unit = self._unit_rows(name)
-        if unit >= windowed or not self._by_chunk(name):
-            return cache_chunks
-        # Smaller chunks may begin at other rows than those of the images: one more for each chunk of the images.
-        return cache_chunks * (-(-windowed // unit) + 1)
-
-    def _warn_of_misses(self, cache_chunks: int) -> None:
-        # Decoded bytes of one chunk of each field, and of a window: half of what is cached.
-        chunk = {
-            name: self._unit_rows(name) * self._file.fields[name].row_bytes
-            for name in self._fields
-            if self._by_chunk(name)
-        }
-        window = sum(num_bytes * -(-self._max_chunks[name] // 2) for name, num_bytes in chunk.items())
-        advice = f"Pack the original files with `fastload pack`; `fastload info {self._file.path}` shows the chunks."
-        largest = max(chunk, key=chunk.__getitem__, default="")
-        if largest and chunk[largest] > self._cache_bytes:
-            warnings.warn(
-                f"{self._file.path}: one chunk of {largest} is {_mib(chunk[largest])} decoded, larger than the cache "
-                f"of {_mib(self._cache_bytes)}: each is decoded again for nearly every batch that has a row of it. "
-                f"{advice}",
-                stacklevel=3,
+    def _warn_of_misses(self, chunk_bytes: Mapping[str, int], window_chunks: int) -> None:
+        """Warns if one of these chunks, or with windows a window of them, is larger than the cache."""
+        window = sum(num_bytes * -(-self._max_units[name] // 2) for name, num_bytes in chunk_bytes.items())
+        cache = _mib(self._cache_bytes)
+        largest = max(chunk_bytes, key=chunk_bytes.__getitem__, default="")
+        if largest and chunk_bytes[largest] > self._cache_bytes:
+            what = (
+                f"one chunk of {largest} is {_mib(chunk_bytes[largest])} decoded, larger than the cache of {cache}: "
+                f"each is decoded again for nearly every batch that has a row of it."
             )
-        elif self._windows and window > self._cache_bytes:
-            chunks = -(-cache_chunks // 2)
-            fitting = max(1, chunks * self._cache_bytes // window)
-            warnings.warn(
-                f"{self._file.path}: a window of {chunks} chunks is {_mib(window)} decoded and does not fit into the "
-                f"cache of {_mib(self._cache_bytes)}: chunks are decoded several times an epoch. Shuffle with "
-                f"ChunkWindow({fitting}) or less. {advice}",
-                stacklevel=3,
+        elif window_chunks and window > self._cache_bytes:
+            fitting = max(1, window_chunks * self._cache_bytes // window)
+            what = (
+                f"a window of {window_chunks} chunks is {_mib(window)} decoded and does not fit into the cache of "
+                f"{cache}: chunks are decoded several times an epoch. Shuffle with ChunkWindow({fitting}) or less."
             )
+        else:
+            return
+        warnings.warn(
+            f"{self._file.path}: {what} Pack the original files with `fastload pack`; "
+            f"`fastload info {self._file.path}` shows the chunks.",
+            stacklevel=3,
+        )
 
     def _chunk(self, name: str, number: int, unit: int) -> NDArray[Any] | Future[NDArray[Any]]:
         """Returns the rows of a unit; a future of them if another thread is reading it already."""
@@ -212,7 +199,7 @@ class ChunkedRows:
 
     def _read(self, name: str, number: int, unit: int) -> NDArray[Any]:
         field = self._file.fields[name]
-        filtered = self._chunks_of(name) if field.filters else None
+        filtered = self._chunks_of(name)
         if filtered is not None:
             return filtered.rows(self._fd, number)
         first = number * unit
@@ -228,7 +215,7 @@ class ChunkedRows:
         self._cache[key] = chunk
         self._cached_bytes += chunk.nbytes
         self._cached[key[0]] += 1
-        if self._cached[key[0]] > self._max_chunks[key[0]]:
+        if self._cached[key[0]] > self._max_units[key[0]]:
             self._drop(next(other for other in self._cache if other[0] == key[0]))
         while len(self._cache) > 1 and self._cached_bytes > self._cache_bytes:
             self._drop(next(iter(self._cache)))
@@ -239,6 +226,8 @@ class ChunkedRows:
 
     def _chunks_of(self, name: str) -> FilteredChunks | None:
         """Returns the chunks of a dataset whose filters are decoded without HDF5; None if h5py has to decode them."""
+        if not self._file.fields[name].filters:
+            return None
         if name not in self._filtered:
             with self._lock:
                 if name not in self._filtered:

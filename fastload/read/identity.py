@@ -10,11 +10,7 @@ from fastload.system import syscalls
 
 
 def open_checked(file: PackedFile) -> int:
-    """Opens the file whose header was read, and returns its descriptor, for reading.
-
-    Raises:
-        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
-    """
+    """Opens the file whose header was read, or raises MissingFileError or FileChangedError."""
     try:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as exc:

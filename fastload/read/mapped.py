@@ -31,22 +31,29 @@ class MappedRows:
     def __init__(self, fd: int, file: PackedFile, fields: Sequence[str]) -> None:
         self._map = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self._rows: dict[str, NDArray[np.uint8]] = {}
+        self._short: dict[str, NDArray[np.void]] = {}  # rows as opaque elements, (N,)
         for name in fields:
             field = file.fields[name]
             assert field.offset is not None, f"{name} is not linear"
             # As bytes, whatever the dtype: NumPy copies a whole source that is not aligned to its elements.
             flat = np.frombuffer(self._map, np.uint8, file.num_rows * field.row_bytes, field.offset)
             self._rows[name] = flat.reshape(file.num_rows, field.row_bytes)
+            if 0 < field.row_bytes <= _SHORT_ROW_BYTES:
+                self._short[name] = flat.view((np.void, field.row_bytes))
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into C-contiguous arrays of their fields' dtype, (B, ...) each."""
         for name, out in outs.items():
-            source, target = self._rows[name], as_bytes(out)
-            if 0 < source.shape[1] <= _SHORT_ROW_BYTES:
-                _take_short(source, rows, target)
+            short = self._short.get(name)
+            if short is None:
+                # "clip", since rows were checked before: "raise" copies through a buffer, at a third of the speed.
+                np.take(self._rows[name], rows, axis=0, out=as_bytes(out), mode="clip")
                 continue
-            # "clip", since rows were checked before: "raise" copies through a buffer, at a third of the speed.
-            np.take(source, rows, axis=0, out=target, mode="clip")
+            assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
+            target = out.reshape(-1).view(short.dtype)
+            for first in range(0, len(rows), KEEPS_GIL):
+                part = slice(first, first + KEEPS_GIL)
+                target[part] = short[rows[part]]
 
     def rows(self, name: str) -> NDArray[np.uint8]:
         """Returns all rows of a field as mapped, uint8 (N, row_bytes), read-only; valid until `close`."""
@@ -59,16 +66,8 @@ class MappedRows:
     def close(self) -> None:
         """Releases the mapping; it is unmapped when the last array over it is gone."""
         self._rows.clear()
+        self._short.clear()
         self._map = None  # type: ignore[assignment]  # closing it would raise while a view lives
-
-
-def _take_short(source: NDArray[np.uint8], rows: NDArray[np.int64], target: NDArray[np.uint8]) -> None:
-    """`target[:] = source[rows]` for arrays (N, bytes), each row one opaque element."""
-    element = np.dtype((np.void, source.shape[1]))
-    elements, out = source.view(element).reshape(-1), target.view(element).reshape(-1)
-    for first in range(0, len(rows), KEEPS_GIL):
-        part = slice(first, first + KEEPS_GIL)
-        out[part] = elements[rows[part]]
 
 
 def as_bytes(out: NDArray[Any]) -> NDArray[np.uint8]:

@@ -26,20 +26,10 @@ from fastload.system.files import read_into
 
 # include/uapi/linux/aio_abi.h, little-endian. IOCB_CMD_PREAD is 0.
 _IOCB = np.dtype(
-    [
-        ("data", "<u8"),
-        ("key", "<u4"),
-        ("rw_flags", "<u4"),
-        ("opcode", "<u2"),
-        ("reqprio", "<i2"),
-        ("fd", "<u4"),
-        ("buffer", "<u8"),
-        ("num_bytes", "<u8"),
-        ("offset", "<i8"),
-        ("reserved", "<u8"),
-        ("flags", "<u4"),
-        ("resfd", "<u4"),
-    ]
+    {
+        "names": "data key rw_flags opcode reqprio fd buffer num_bytes offset reserved flags resfd".split(),
+        "formats": "<u8 <u4 <u4 <u2 <i2 <u4 <u8 <u8 <i8 <u8 <u4 <u4".split(),
+    }
 )
 _EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
 
@@ -74,32 +64,28 @@ class PreadRows:
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into arrays (B, ...). FileChangedError: the file is too short."""
+        # A run: rows of the batch that follow one another in the file, too. One request reads them all.
+        begins = np.ones(len(rows), np.bool_)
+        begins[1:] = rows[1:] != rows[:-1] + 1
+        one_run = not begins[1:].any()
         for name, out in outs.items():
             offset, row_bytes = self._layout[name]
-            if row_bytes and rows.size:
-                self._read(name, offset, rows, as_bytes(out))
-
-    def row(self, name: str, row: int) -> bytes:
-        """Returns the bytes of one row, checked to be in range, faster than `gather` does; fewer at the file's end."""
-        offset, row_bytes = self._layout[name]
-        return os.pread(self._fd, row_bytes, offset + row * row_bytes)
+            if not row_bytes or not rows.size:
+                continue
+            memory = as_bytes(out).reshape(-1)
+            if one_run:
+                self._read_whole(name, memory.data, offset + int(rows[0]) * row_bytes)
+                continue
+            at = np.arange(len(rows))
+            in_run = at - np.maximum.accumulate(np.where(begins, at, 0))
+            starts = np.flatnonzero(in_run % max(1, _MAX_REQUEST_BYTES // row_bytes) == 0)
+            lengths = np.diff(np.append(starts, len(rows))) * row_bytes
+            self.read_ranges(name, offset + rows[starts] * row_bytes, lengths, memory)
 
     def close(self) -> None:
         """Frees the kernel's contexts; the descriptor stays open."""
         while not self._idle.empty():
             self._idle.get().close()
-
-    def _read(self, name: str, base: int, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        row_bytes = out.shape[1]
-        # A run: rows of the batch that follow one another in the file, too. One request reads them all.
-        fits = max(1, _MAX_REQUEST_BYTES // row_bytes)
-        starts = np.flatnonzero(np.concatenate(([True], np.diff(rows) != 1)))
-        if fits > 1 and 1 < len(starts) < len(rows):  # one run alone is one preadv
-            starts = np.unique(np.concatenate([starts, *(_cuts(starts, len(rows), fits))]))
-        elif fits == 1:
-            starts = np.arange(len(rows))
-        lengths = np.diff(np.append(starts, len(rows))) * row_bytes
-        self.read_ranges(name, base + rows[starts] * row_bytes, lengths, out.reshape(-1))
 
     def read_ranges(
         self, name: str, offsets: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[np.uint8]
@@ -124,9 +110,9 @@ class PreadRows:
         view = out.data
         for i in np.flatnonzero(done != lengths).tolist():
             at, length, offset = int(memory[i]), int(lengths[i]), int(offsets[i])
-            self._read_rest(name, view[at : at + length], offset)
+            self._read_whole(name, view[at : at + length], offset)
 
-    def _read_rest(self, name: str, view: memoryview, offset: int) -> None:
+    def _read_whole(self, name: str, view: memoryview, offset: int) -> None:
         end = offset + read_into(self._fd, view, offset)
         if end < offset + len(view):
             field = self._file.fields[name]
@@ -183,26 +169,23 @@ class _AioContext:
             submitted = self._call(self._submit, self._context.value, count, pointers[first:].ctypes.data)
             if submitted <= 0:
                 return done  # the caller reads the rest, and gets the error itself
-            self._collect(submitted, done)
             first += submitted
+            while submitted > 0:  # the kernel writes into their memory until all requests are done
+                count = self._call(
+                    self._getevents, self._context.value, submitted, submitted, self._events.ctypes.data, 0
+                )
+                if count < 0 and ctypes.get_errno() == errno.EINTR:
+                    continue
+                self._check(count)
+                events = self._events[:count]
+                done[events["data"].astype(np.int64)] = np.maximum(events["result"], 0)
+                submitted -= count
         return done
 
     def close(self) -> None:
         context, self._context = self._context, ctypes.c_ulong(0)
         if context.value and self._pid == os.getpid():
             self._call(self._destroy, context.value)
-
-    def _collect(self, count: int, done: NDArray[np.int64]) -> None:
-        """Waits for all requests of a submission: the kernel writes into their memory until then."""
-        while count > 0:
-            got = self._call(self._getevents, self._context.value, count, count, self._events.ctypes.data, 0)
-            if got < 0:
-                if ctypes.get_errno() == errno.EINTR:
-                    continue
-                self._check(got)
-            events = self._events[:got]
-            done[events["data"].astype(np.int64)] = np.maximum(events["result"], 0)
-            count -= got
 
     def _call(self, *args: int) -> int:
         return int(self._syscall(*(ctypes.c_long(arg) for arg in args)))
@@ -212,9 +195,3 @@ class _AioContext:
         if result < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-
-
-def _cuts(starts: NDArray[np.int64], num_rows: int, fits: int) -> list[NDArray[np.int64]]:
-    """Returns the starts of further runs where runs longer than `fits` rows are cut."""
-    stops = np.append(starts[1:], num_rows)
-    return [np.arange(a, b, fits) for a, b in zip(starts, stops, strict=True) if b - a > fits]

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -21,7 +20,6 @@ from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, Rag
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
 from fastload.images.image_header import MAX_PIXELS
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.identity import open_checked
 from fastload.read.mapped import MappedRows
 from fastload.read.pread import PreadRows
 from fastload.system.text import text_of
@@ -62,16 +60,15 @@ class RaggedReader:
         if "shape" not in self._parts and "images_shape" in file.fields:
             self._parts["shape"] = "images_shape"
         datasets = tuple(self._parts.values())
-        linear = tuple(data for data in datasets if file.fields[data].offset is not None)
-        if linear != datasets:
+        if any(file.fields[data].offset is None for data in datasets):
             raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")
-        self._rows: MappedRows | PreadRows = (
-            MappedRows(fd, file, linear) if read == "map" else PreadRows(fd, file, linear)
-        )
-        flat = self._rows.flat(extent.base, extent.num_bytes) if isinstance(self._rows, MappedRows) else None
-        self._flat: NDArray[np.uint8] | None = flat
-        # A memoryview: slicing it takes a quarter of the time that slicing an array takes.
-        self._view = None if flat is None else flat.data
+        self._rows = MappedRows(fd, file, datasets) if read == "map" else PreadRows(fd, file, datasets)
+        self._flat: NDArray[np.uint8] | None = None
+        self._view: memoryview | None = None
+        if isinstance(self._rows, MappedRows):
+            self._flat = self._rows.flat(extent.base, extent.num_bytes)
+            # Slicing a memoryview takes a quarter of the time that slicing an array takes.
+            self._view = self._flat.data
         self._packed: set[int] = set()  # suspected rows that turned out to be what was packed
 
     @property
@@ -80,14 +77,7 @@ class RaggedReader:
         return self._flat
 
     def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
-        """Returns the index entries of rows, checked.
-
-        Args:
-            rows: int64 (n,), checked to be in range; any order, repeats allowed.
-
-        Raises:
-            FormatError: an entry is impossible; names the row.
-        """
+        """Returns the index entries of rows, int64 (n,), in range; raises FormatError if one is impossible."""
         index = self.look_up(rows)
         for at, reason in impossible_rows(index, self._field).items():
             raise FormatError(
@@ -101,21 +91,12 @@ class RaggedReader:
         return RaggedIndex(*(self.part(part, rows) for part in INDEX_DTYPES))
 
     def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns one array of `look_up`.
-
-        Args:
-            part: "offset", "bytes", "shape", "encoding" or "orientation".
-            rows: as in `look_up`.
-        """
+        """Returns one array of `look_up`: "offset", "bytes", "shape", "encoding" or "orientation"."""
         dtype, shape = INDEX_DTYPES[part]
         dataset = self._parts.get(part)
         if dataset is None:
             value = np.array([*self._field.shape[:2], 1] if part == "shape" else 1, dtype)
             return np.broadcast_to(value, (len(rows), *shape))
-        if len(rows) == 1 and isinstance(self._rows, PreadRows):
-            data = self._rows.row(dataset, int(rows[0]))
-            if len(data) == math.prod(shape) * np.dtype(dtype).itemsize:
-                return np.frombuffer(data, dtype).reshape(1, *shape)
         found = np.empty((len(rows), *shape), dtype)
         self._rows.gather(rows, {dataset: found})
         return found
@@ -123,8 +104,7 @@ class RaggedReader:
     def take(self, index: RaggedIndex) -> list[memoryview]:
         """Returns the encoded bytes of rows: views of the mapping, valid until `close`, or copies.
 
-        Raises:
-            FileChangedError: the file ends before a row does.
+        Raises FileChangedError if the file ends before a row does.
         """
         starts, lengths = index.offset.tolist(), index.bytes.tolist()
         view = self._view
@@ -196,11 +176,7 @@ class RaggedReader:
     def _each(
         self, rows: NDArray[np.int64], index: RaggedIndex, decode: Callable[[int, memoryview, OnSuspect], Decoded]
     ) -> list[Decoded]:
-        """Returns `decode(number, bytes, on_suspect)` of each row of a checked index, in order.
-
-        Raises:
-            FormatError: a row cannot be decoded; names its sample.
-        """
+        """Returns `decode(number, bytes, on_suspect)` of each row of a checked index, in order."""
         taken = self.take(index)
         lap("reading")
         found = []
@@ -209,7 +185,15 @@ class RaggedReader:
             try:
                 found.append(decode(at, data, functools.partial(self._require_packed, row)))
             except (ImageError, MemoryError) as error:
-                raise self._row_error(row, int(index.encoding[at]), error) from error
+                what = cannot_be_decoded(self._field.name, int(index.encoding[at]), error)
+                if isinstance(error, ImageError) and self._verify is not None:
+                    with suppress(ImageError):
+                        self._require_packed(row)
+                        raise FormatError(
+                            f"{sample_name(self._file, row)}: {what}, and was packed like that. Fix its file and pack "
+                            f"again, or leave it out: `fastload repack {self._file.path} OUT.h5 --on-error skip`."
+                        ) from error
+                raise sample_error(self._file, row, what) from error
         lap("decoding" if index.encoding.any() else "reading")
         return found
 
@@ -219,18 +203,6 @@ class RaggedReader:
             self._verify(self._file, row)
             self._packed.add(row)
 
-    def _row_error(self, row: int, encoding: int, error: Exception) -> FormatError:
-        """Returns the error to raise for a row that cannot be decoded."""
-        what = cannot_be_decoded(self._field.name, encoding, error)
-        if isinstance(error, ImageError) and self._verify is not None:
-            with suppress(ImageError):
-                self._require_packed(row)
-                return FormatError(
-                    f"{sample_name(self._file, row)}: {what}, and was packed like that. Fix its file and pack again, "
-                    f"or leave it out: `fastload repack {self._file.path} OUT.h5 --on-error skip`."
-                )
-        return sample_error(self._file, row, what)
-
     def close(self) -> None:
         """Releases the mapping; the descriptor stays open."""
         self._flat = self._view = None
@@ -238,59 +210,46 @@ class RaggedReader:
 
 
 def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
-    """Returns the impossible entries of an index: number of the entry -> reason. Empty unless the file is damaged.
-
-    Args:
-        index: entries as the file has them.
-        field: `images` or `masks`, ragged.
-    """
+    """Returns the impossible entries of an index as the file has it: number of the entry -> reason."""
     assert field.ragged is not None, "a ragged field"
-    shape = index.shape.astype(np.int64)[:, : len(field.shape)]
-    height, width = shape[:, 0], shape[:, 1]
-    end = field.ragged.num_bytes
-    # The sides first, so that their product can be computed.
-    sides = (shape.min(axis=1) < 1) | (shape.max(axis=1) > MAX_PIXELS)
-    size = sides | (height * width > MAX_PIXELS)
-    pixel_bytes = np.where(size, 0, shape.prod(axis=1)) * field.dtype.itemsize
-    kinds = index.encoding >= len(ENCODINGS)
-    if field.name == "masks":
-        kinds |= index.encoding == JPEG
-    common = np.array(field.shape)
-    rules: list[tuple[NDArray[np.bool_], Callable[[int], str]]] = [
-        (
-            (index.offset < 0) | (index.bytes < 0) | (index.offset > end - index.bytes),
-            lambda at: (
-                f"its extent in `{field.name}` ({index.bytes[at]:,} bytes from {index.offset[at]:,} on) lies outside "
-                f"of its {end:,} bytes"
-            ),
-        ),
-        (kinds, lambda at: f"its encoding in `{field.name}` has the number {index.encoding[at]}, which means nothing"),
-        (size, lambda at: f"its size is {width[at]}x{height[at]} (width x height)"),
-        (
-            ((shape != common) & (common > 0)).any(axis=1),
-            lambda at: f"its shape is {tuple(shape[at].tolist())} where rows of `{field.name}` have {field.shape}",
-        ),
-        (
-            (index.encoding == RAW) & (index.bytes != pixel_bytes),
-            lambda at: f"it has {index.bytes[at]:,} bytes in `{field.name}`, its pixels need {pixel_bytes[at]:,}",
-        ),
-        (
-            (index.orientation < 1) | (index.orientation > 8),
-            lambda at: f"its EXIF orientation is {index.orientation[at]}, which means nothing",
-        ),
-    ]
-    bad = np.flatnonzero(np.logical_or.reduce([rule for rule, _ in rules]))
-    return {at: next(said(at) for rule, said in rules if rule[at]) for at in bad.tolist()}
+    name, end = field.name, field.ragged.num_bytes
+    outside = (index.offset < 0) | (index.bytes < 0) | (index.offset > end - index.bytes)
+    kind = index.encoding >= len(ENCODINGS)
+    if name == "masks":
+        kind |= index.encoding == JPEG
+    height, width = index.shape[:, 0].astype(np.int64), index.shape[:, 1].astype(np.int64)
+    area = height * width  # of int32, so it does not overflow
+    size = (height < 1) | (width < 1) | (area > MAX_PIXELS)
+    shape = np.zeros_like(size)
+    for axis, common in enumerate(field.shape):
+        if common:
+            shape |= index.shape[:, axis] != common
+    # Of rows of another size or shape it means nothing.
+    pixel_bytes = area * (math.prod(field.shape[2:]) * field.dtype.itemsize)
+    length = (index.encoding == RAW) & (index.bytes != pixel_bytes)
+    orientation = (index.orientation < 1) | (index.orientation > 8)
+    found = {}
+    for at in np.flatnonzero(outside | kind | size | shape | length | orientation).tolist():
+        num_bytes = int(index.bytes[at])
+        if outside[at]:
+            extent = f"({num_bytes:,} bytes from {index.offset[at]:,} on)"
+            found[at] = f"its extent in `{name}` {extent} lies outside of its {end:,} bytes"
+        elif kind[at]:
+            found[at] = f"its encoding in `{name}` has the number {index.encoding[at]}, which means nothing"
+        elif size[at]:
+            found[at] = f"its size is {width[at]}x{height[at]} (width x height)"
+        elif shape[at]:
+            its_own = tuple(index.shape[at, : len(field.shape)].tolist())
+            found[at] = f"its shape is {its_own} where rows of `{name}` have {field.shape}"
+        elif length[at]:
+            found[at] = f"it has {num_bytes:,} bytes in `{name}`, its pixels need {pixel_bytes[at]:,}"
+        else:
+            found[at] = f"its EXIF orientation is {index.orientation[at]}, which means nothing"
+    return found
 
 
 def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
-    """Returns the error to raise for a damaged row: it names the sample, and says what to do.
-
-    Args:
-        file: header.
-        row: row of the file.
-        reason: what is wrong, such as "its stored JPEG cannot be decoded (...)".
-    """
+    """Returns the error to raise for a damaged row: it names the sample, and says what to do."""
     return FormatError(
         f"{sample_name(file, row)}: {reason}. The file was damaged after packing: list all damage with "
         f"`fastload verify {file.path}`, then copy it again, or pack it again."
@@ -298,25 +257,13 @@ def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
 
 
 def sample_name(file: PackedFile, row: int) -> str:
-    """Returns what messages call a sample: its file, key and row.
-
-    Raises:
-        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
-    """
+    """Returns what messages call a sample: its file, key and row."""
     field = file.fields.get("key")
     if field is None or field.dtype.kind != "S":
         return f"{file.path}: row {row}"
     found = np.empty(1, field.dtype)
-    if field.offset is None:
-        keys = ChunkedRows(file, ["key"])
+    with closing(ChunkedRows(file, ["key"])) as keys:
         keys.gather(np.array([row]), {"key": found})
-        keys.close()
-    else:
-        fd = open_checked(file)
-        try:
-            PreadRows(fd, file, ["key"], use_aio=False).gather(np.array([row]), {"key": found})
-        finally:
-            os.close(fd)
     return f"{file.path}: sample {text_of(found[0])!r} (row {row})"
 
 

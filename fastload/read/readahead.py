@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,7 +177,14 @@ class ReadAhead:
     def _row_ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns first rows and stop rows of ranges that hold these rows and were not announced yet."""
         if self._chunk_rows:
-            chunks = [chunk for chunk in np.unique(rows // self._chunk_rows).tolist() if self._is_new(chunk)]
+            chunks = []
+            for chunk in np.unique(rows // self._chunk_rows).tolist():
+                if chunk not in self._recent:
+                    chunks.append(chunk)
+                self._recent[chunk] = None
+                self._recent.move_to_end(chunk)
+            while len(self._recent) > self._max_recent:
+                self._recent.popitem(last=False)
             first = np.array(chunks, dtype=np.int64) * self._chunk_rows
             stop = np.minimum(first + self._chunk_rows, self._rows.stop)
             first = np.maximum(first, self._rows.start)
@@ -188,14 +195,6 @@ class ReadAhead:
             return first, first
         new = np.concatenate(([True], first[1:] != stop[:-1]))
         return first[new], stop[np.append(np.flatnonzero(new)[1:] - 1, len(stop) - 1)]
-
-    def _is_new(self, chunk: int) -> bool:
-        known = chunk in self._recent
-        self._recent[chunk] = None
-        self._recent.move_to_end(chunk)
-        if len(self._recent) > self._max_recent:
-            self._recent.popitem(last=False)
-        return not known
 
 
 def announced_ahead(items: Iterator[Item], announce: Callable[[Item], None], depth: int) -> Iterator[Item]:
@@ -220,34 +219,27 @@ def sliced(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.stack([offset, length], axis=1)
 
 
-class LinearExtents:
+class LinearExtents(NamedTuple):
     """Byte ranges of the rows of a field that lie back to back, from a byte of the file on."""
 
-    def __init__(self, base: int, row_bytes: int) -> None:
-        self.base = base
-        self._row_bytes = row_bytes
+    base: int
+    row_bytes: int
 
     def num_bytes(self, stop: int) -> int:
         """Returns the bytes of the rows before `stop`."""
-        return self._row_bytes * stop
+        return self.row_bytes * stop
 
     def last_byte(self, row: int) -> int | None:
         """Returns the last byte of a row."""
-        return self.base + (row + 1) * self._row_bytes - 1
+        return self.base + (row + 1) * self.row_bytes - 1
 
     def ranges(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the ranges, int64 (R, 2), (offset, length), that hold rows first[i] to stop[i] - 1 for each i."""
-        return np.stack([self.base + first * self._row_bytes, (stop - first) * self._row_bytes], axis=1)
+        return np.stack([self.base + first * self.row_bytes, (stop - first) * self.row_bytes], axis=1)
 
 
 class RaggedExtents:
-    """Byte ranges of the rows of a ragged field, like `LinearExtents`; reads its index from the file.
-
-    Args:
-        fd: descriptor of the file, open for reading as long as this lives.
-        file: its header.
-        field: a ragged field.
-    """
+    """Byte ranges of the rows of a ragged field, like `LinearExtents`; reads its index from the open file."""
 
     def __init__(self, fd: int, file: PackedFile, field: Field) -> None:
         assert field.ragged is not None, f"{field.name} is not ragged"
@@ -291,12 +283,7 @@ class RaggedExtents:
 
 
 class KernelAdvice:
-    """Asks the kernel to read ranges of a file into memory; waits only for room in the disk's queue.
-
-    Args:
-        fd: descriptor of the file.
-        num_bytes: size of the file.
-    """
+    """Asks the kernel to read ranges of a file into memory; waits only for room in the disk's queue."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self._fd = fd
@@ -309,8 +296,8 @@ class KernelAdvice:
     def __call__(self, ranges: NDArray[np.int64]) -> None:
         for first in range(0, len(ranges), _MAX_RANGES):
             part = ranges[first : first + _MAX_RANGES]
-            if not (self._vectored and self._announce_at_once(part)):
-                self._vectored = False
+            self._vectored = self._vectored and self._announce_at_once(part)
+            if not self._vectored:
                 for offset, length in part.tolist():
                     os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_WILLNEED)
 
@@ -322,19 +309,11 @@ class KernelAdvice:
             process = os.pidfd_open(os.getpid())
         except OSError:
             return False
+        numbers = (_SYS_PROCESS_MADVISE, process, vector.ctypes.data, len(vector), _MADV_WILLNEED, 0)
         try:
-            syscall = ctypes.CDLL(None, use_errno=True).syscall
-            done = syscall(
-                ctypes.c_long(_SYS_PROCESS_MADVISE),
-                ctypes.c_int(process),
-                ctypes.c_void_p(vector.ctypes.data),
-                ctypes.c_size_t(len(vector)),
-                ctypes.c_int(_MADV_WILLNEED),
-                ctypes.c_uint(0),
-            )
+            return int(ctypes.CDLL(None, use_errno=True).syscall(*map(ctypes.c_long, numbers))) >= 0
         finally:
             os.close(process)
-        return int(done) >= 0
 
 
 def has_read_ahead() -> bool:

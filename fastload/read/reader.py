@@ -24,10 +24,6 @@ from fastload.read.ragged_rows import RaggedReader
 Read = Literal["map", "pread"]
 
 
-RowSource = MappedRows | PreadRows | ChunkedRows
-"""One way to read rows of some fields."""
-
-
 class RowReader:
     """Reads any rows of some fields of a file. Threads may share it, it survives a fork, and it cannot be pickled.
 
@@ -61,17 +57,18 @@ class RowReader:
                 raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
         self.file = file
         self._fd = open_checked(file)
-        self._sources: list[tuple[RowSource, tuple[str, ...]]] = []
+        self._sources: list[tuple[MappedRows | PreadRows | ChunkedRows, list[str]]] = []
         self._ragged: dict[str, RaggedReader] = {}
-        linear = tuple(name for name in fields if file.fields[name].offset is not None)
-        other = tuple(name for name in fields if file.fields[name].offset is None and file.fields[name].ragged is None)
         try:
+            linear, other = list[str](), list[str]()
             for name in fields:
                 if file.fields[name].ragged is not None:
                     self._ragged[name] = RaggedReader(self._fd, file, name, read, verify)
-            # Small fields first: the pixels push everything else out of the CPU's cache.
-            linear = tuple(sorted(linear, key=lambda name: file.fields[name].row_bytes))
+                else:
+                    (other if file.fields[name].offset is None else linear).append(name)
             if linear:
+                # Small fields first: the pixels push everything else out of the CPU's cache.
+                linear.sort(key=lambda name: file.fields[name].row_bytes)
                 kind = MappedRows if read == "map" else PreadRows
                 self._sources.append((kind(self._fd, file, linear), linear))
             if other:

@@ -63,8 +63,13 @@ def save_bytes(data: bytes, path: Path, *, force: bool) -> None:
         if force:
             os.replace(unfinished, path)
         else:
-            # Unlike a rename, a link fails when a file of that name was created meanwhile.
-            _link_or_rename(unfinished, path)
+            try:
+                # Unlike a rename, a link fails when a file of that name was created meanwhile.
+                os.link(unfinished, path)
+            except FileExistsError:
+                raise
+            except OSError:  # no hard links on this file system (FAT, some network mounts)
+                os.replace(unfinished, path)
     except FileExistsError as exc:
         raise OutputError(f"{path}: exists. Choose another name, or replace it with `--force`.") from exc
     except OSError as exc:
@@ -74,25 +79,13 @@ def save_bytes(data: bytes, path: Path, *, force: bool) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def _link_or_rename(unfinished: Path, path: Path) -> None:
-    try:
-        os.link(unfinished, path)
-    except FileExistsError:
-        raise
-    except OSError:  # no hard links on this file system (FAT, some network mounts)
-        os.replace(unfinished, path)
-
-
 def read_bytes(fd: int, length: int, offset: int) -> bytes:
     """Returns `length` bytes of a file from `offset` on, fewer at its end.
 
     One `os.pread` gives at most 2 GiB, and may give less; this one reads on. It never allocates more than 1 GiB beyond
     what the file has, whatever length a damaged file claims.
     """
-    data = os.pread(fd, min(length, _MAX_READ_BYTES), offset)
-    if len(data) == length:
-        return data
-    parts, done = [data], len(data)
+    parts, done = list[bytes](), 0
     while done < length and (part := os.pread(fd, min(length - done, _MAX_READ_BYTES), offset + done)):
         parts.append(part)
         done += len(part)

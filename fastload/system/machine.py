@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -72,13 +73,8 @@ def busy_processes_s(pids: Iterable[int]) -> float | None:
         running_s = process_cpu_s(pid)
         if running_s is None:
             return None
-        total_s += running_s + _runnable_s(pid)
+        total_s += running_s
+        with suppress(OSError, ValueError, IndexError):  # the system does not say
+            # How long the first thread, which makes the samples, waited for a CPU.
+            total_s += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     return total_s
-
-
-def _runnable_s(pid: int) -> float:
-    """Returns how long the first thread, which makes the samples, waited for a CPU; 0 where the system does not say."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0

@@ -38,18 +38,12 @@ def is_resident(fd: int, offset: int) -> bool | None:
 
     Not mincore: it calls every page resident in a file that the process could not write to.
     """
-    found = _read_now(fd, offset, 1)
-    return None if found is None else found[0] >= 0
+    found = read_resident(fd, offset, 1)
+    return None if found is None else bool(found)
 
 
 def read_resident(fd: int, offset: int, num_bytes: int) -> bytes | None:
     """Returns the bytes that are in memory from `offset` on, maybe b""; None when this system does not say."""
-    found = _read_now(fd, offset, num_bytes)
-    return None if found is None else found[1]
-
-
-def _read_now(fd: int, offset: int, num_bytes: int) -> tuple[int, bytes] | None:
-    """Returns the number of bytes read, -1 if the disk would have to be waited for, and the bytes; None: not known."""
     preadv2 = _function("preadv2")
     if preadv2 is None:
         return None
@@ -57,8 +51,8 @@ def _read_now(fd: int, offset: int, num_bytes: int) -> tuple[int, bytes] | None:
     vector = (ctypes.c_size_t * 2)(ctypes.addressof(memory), num_bytes)
     count = int(preadv2(fd, vector, 1, ctypes.c_int64(offset), os.RWF_NOWAIT))
     if count >= 0:
-        return count, memory.raw[:count]
-    return (-1, b"") if ctypes.get_errno() == errno.EAGAIN else None
+        return memory.raw[:count]
+    return b"" if ctypes.get_errno() == errno.EAGAIN else None  # the disk would have to be waited for
 
 
 @cache

@@ -81,10 +81,7 @@ class ShortSwitchInterval:
                 return
             self._ended = True
             _users -= 1
-            if not _users and _is_ours(sys.getswitchinterval()):
+            # CPython keeps whole microseconds.
+            is_ours = abs(sys.getswitchinterval() - min(_before_s, SWITCH_INTERVAL_S)) < 2e-6
+            if not _users and is_ours:
                 sys.setswitchinterval(_before_s)
-
-
-def _is_ours(interval_s: float) -> bool:
-    # CPython keeps whole microseconds.
-    return abs(interval_s - min(_before_s, SWITCH_INTERVAL_S)) < 2e-6

@@ -7,7 +7,7 @@ its label; `sheet` arranges the page.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,9 @@ def make_preview(
         OutputError: the output exists or cannot be written.
     """
     path, output = Path(path), Path(output)
-    _check_output(output, overwrite)
+    if output.suffix.lower() != ".png":
+        raise OptionError(f"{output}: a preview is a PNG; give it a name that ends in .png.")
+    check_new_file(output, force=overwrite, option="--overwrite")
     check_whole("count", count, least=1)
     check_whole("seed", seed, least=0)
     file = read_header(path)
@@ -74,7 +76,7 @@ def make_preview(
             load_filters(path, name, hdf5[name])
         with closing(CheckedSamples(file)) as samples:
             pixels = {name: [_pixels(samples, name, row) for row in rows] for name in samples.names}
-        thumbnails = list(_thumbnails(hdf5, file, rows, pixels))
+        thumbnails = _thumbnails(hdf5, file, rows, pixels)
     sheet = draw_sheet(file, thumbnails, split)
     picture = io.BytesIO()
     sheet.save(picture, format="PNG", optimize=False)
@@ -90,12 +92,6 @@ def _pixels(samples: CheckedSamples, name: str, row: int) -> NDArray[Any]:
         raise sample_error(samples.file, row, str(exc)) from exc
 
 
-def _check_output(output: Path, overwrite: bool) -> None:
-    if output.suffix.lower() != ".png":
-        raise OptionError(f"{output}: a preview is a PNG; give it a name that ends in .png.")
-    check_new_file(output, force=overwrite, option="--overwrite")
-
-
 def _spread(rows: range, count: int, seed: int) -> tuple[int, ...]:
     """Returns `count` different rows (all if there are fewer), ascending, one from each of as many equal parts."""
     count = min(count, len(rows))
@@ -105,7 +101,7 @@ def _spread(rows: range, count: int, seed: int) -> tuple[int, ...]:
 
 def _thumbnails(
     hdf5: h5py.File, file: PackedFile, rows: Sequence[int], pixels: Mapping[str, Sequence[NDArray[Any]]]
-) -> Iterator[Thumbnail]:
+) -> list[Thumbnail]:
     images = [_channels_last(image) for image in pixels["images"]]
     if images[0].dtype.itemsize > 1:
         top = max(1, *(int(image.max(initial=0)) for image in images))
@@ -117,10 +113,10 @@ def _thumbnails(
         masks = [mask if mask.shape == image.shape[:2] else None for mask, image in fitting]
     marks = marks_of(hdf5, file, rows, masks)
     labels = labels_of(hdf5, file, rows)
-    for row, image, drawn, label in zip(rows, images, marks, labels, strict=True):
-        split = next((name for name, run in file.splits.items() if row in run), "")
-        row_text = f"{split} · row {row}" if len(file.splits) > 1 else f"row {row}"
-        yield Thumbnail(image, drawn, label, row_text)
+    split_of = {row: name for name, run in file.splits.items() for row in rows if row in run}
+    several = len(file.splits) > 1
+    row_texts = [f"{split_of.get(row, '')} · row {row}" if several else f"row {row}" for row in rows]
+    return [Thumbnail(*parts) for parts in zip(images, marks, labels, row_texts, strict=True)]
 
 
 def _channels_last(image: NDArray[Any]) -> NDArray[Any]:

@@ -78,7 +78,12 @@ def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: Pa
         size: height and width of the image that it shows.
     """
     if marks.mask is not None:
-        image = _masked(image, marks.mask, _bare_classes(file))
+        mask = Image.fromarray(np.ascontiguousarray(marks.mask)).resize(image.size, Image.Resampling.NEAREST)
+        classes, pixels = np.asarray(mask), np.asarray(image)
+        colours = np.array([class_colour(index) for index in range(256)], dtype=np.float32)
+        blended = pixels * (1 - _MASK_STRENGTH) + colours[classes] * _MASK_STRENGTH
+        bare = np.isin(classes, _bare_classes(file))[..., None]
+        image = Image.fromarray(np.where(bare, pixels, blended).astype(np.uint8))
     if len(marks.boxes) or len(marks.points):
         image = image.copy()
     draw = ImageDraw.Draw(image)
@@ -88,7 +93,8 @@ def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: Pa
         right, bottom = max(left, right - 1), max(top, bottom - 1)  # the box includes its edges
         draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=_HALO)
         thick = min(right - left, bottom - top) > 12
-        draw.rectangle((left, top, right, bottom), outline=box_colour(index), width=2 if thick else 1)
+        colour = class_colour(index) if index >= 0 else _NO_CLASS
+        draw.rectangle((left, top, right, bottom), outline=colour, width=2 if thick else 1)
     for number, (x, y) in enumerate((marks.points * scale).tolist()):
         if np.isfinite((x, y)).all():
             around = (x - _DOT_RADIUS, y - _DOT_RADIUS, x + _DOT_RADIUS, y + _DOT_RADIUS)
@@ -113,7 +119,7 @@ def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
     names = file.fields["box_labels"].names if "box_labels" in file.fields else ()
     most_boxes = found[np.argsort(-numbers, kind="stable")]
     order = sorted(most_boxes[: MAX_LEGEND - len(entries)].tolist())
-    entries += [Entry(class_name(i, names), box_colour(i), "box") for i in order]
+    entries += [Entry(class_name(i, names), class_colour(i), "box") for i in order]
     more = len(most) + len(most_boxes) - len(entries)
     return [*entries, Entry(f"and {more} more", (0, 0, 0), "more")] if more else entries
 
@@ -123,20 +129,6 @@ def class_colour(index: int) -> Colour:
     hue = index * 0.61803398875 % 1.0
     red, green, blue = colorsys.hsv_to_rgb(hue, (0.85, 0.65, 0.95)[index % 3], (0.95, 0.8, 0.65)[index // 3 % 3])
     return round(red * 255), round(green * 255), round(blue * 255)
-
-
-def box_colour(index: int) -> Colour:
-    """Returns the colour of a box's class."""
-    return class_colour(index) if index >= 0 else _NO_CLASS
-
-
-def _masked(image: Image.Image, mask: NDArray[np.uint8], bare_classes: list[int]) -> Image.Image:
-    shown = Image.fromarray(np.ascontiguousarray(mask)).resize(image.size, Image.Resampling.NEAREST)
-    indices = np.asarray(shown)
-    colours = np.array([class_colour(index) for index in range(256)], dtype=np.float32)
-    blended = np.asarray(image) * (1 - _MASK_STRENGTH) + colours[indices] * _MASK_STRENGTH
-    bare = np.isin(indices, bare_classes)[..., None]
-    return Image.fromarray(np.where(bare, np.asarray(image), blended).astype(np.uint8))
 
 
 def _bare_classes(file: PackedFile) -> list[int]:
@@ -189,7 +181,9 @@ def labels_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[st
     """Returns the text below each image: class name, names of the attributes that are set, or the key."""
     field = file.fields.get("labels")
     if field is None or len(field.shape) > 1 or field.dtype.kind not in "iu":
-        return _keys(hdf5, file, rows)
+        if "key" not in file.fields:
+            return [""] * len(rows)
+        return [text_of(bytes(hdf5["key"][row])).rsplit("/")[-1] for row in rows]
     values = np.stack([hdf5["labels"][row] for row in rows]).astype(np.int64)
     if not field.shape:
         return [class_name(int(value), field.names) for value in values]
@@ -198,12 +192,6 @@ def labels_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[st
     commonness = np.count_nonzero(hdf5["labels"][:20_000], axis=0)
     order = np.argsort(commonness, kind="stable").tolist()
     return [attributes_of([names[i] for i in order if value[i]]) for value in values]
-
-
-def _keys(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[str]:
-    if "key" not in file.fields:
-        return [""] * len(rows)
-    return [text_of(bytes(hdf5["key"][row])).rsplit("/")[-1] for row in rows]
 
 
 def class_name(value: int, names: tuple[str, ...]) -> str:
@@ -239,7 +227,10 @@ def wrap(text: str, font: Font, width: int, max_lines: int) -> list[str]:
         while fits > 1 and font.getlength(rest[:fits]) > width:
             fits -= 1
         if fits < len(rest):
-            fits = _break_before(rest, fits)
+            # At a space, else after `_`, `-`, `/`, else there.
+            space = rest.rfind(" ", 1, fits + 1)
+            mark = max(rest.rfind(mark, 1, fits) for mark in "_-/") + 1
+            fits = space if space > 0 else mark or fits
         line, rest = rest[:fits].rstrip(), rest[fits:].lstrip()
         if rest and len(lines) == max_lines - 1:
             while line and font.getlength(f"{line}...") > width:
@@ -247,10 +238,3 @@ def wrap(text: str, font: Font, width: int, max_lines: int) -> list[str]:
             return [*lines, f"{line.rstrip(' ,')}..."]
         lines.append(line)
     return lines
-
-
-def _break_before(text: str, end: int) -> int:
-    """Returns where to break a line of at most `end` characters: at a space, else after `_`, `-`, `/`, else there."""
-    space = text.rfind(" ", 1, end + 1)
-    mark = max(text.rfind(mark, 1, end) for mark in "_-/") + 1
-    return space if space > 0 else mark or end

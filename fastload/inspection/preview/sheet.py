@@ -46,7 +46,7 @@ def draw_sheet(file: PackedFile, thumbnails: list[Thumbnail], split: str | None)
     row_texts = [wrap(thumbnail.row_text, small, cell, 2) for thumbnail in thumbnails]
     legend = legend_of(file, [thumbnail.marks for thumbnail in thumbnails])
 
-    line, small_line, title_line = (_line_height(each) for each in (font, small, title_font))
+    line, small_line, title_line = (round(each.getbbox("Áyg|")[3] + 4) for each in (font, small, title_font))
     head = _MARGIN + len(title) * title_line + len(facts) * line + _GAP
     tops, top = [], head
     for first in range(0, len(thumbnails), columns):
@@ -89,7 +89,10 @@ def _facts(file: PackedFile, thumbnails: list[Thumbnail], split: str | None) -> 
     channels = thumbnails[0].pixels.shape[2]
     kind = {1: "gray", 3: "RGB", 4: "RGBA"}[channels] + (" 16-bit" if file.fields["images"].dtype.itemsize > 1 else "")
     sizes = sorted({thumbnail.pixels.shape[:2] for thumbnail in thumbnails})
-    size = f"of {sizes[0][0]} x {sizes[0][1]}" if not file.fields["images"].varied else _range(sizes)
+    size = f"of {sizes[0][0]} x {sizes[0][1]}"
+    if file.fields["images"].varied:
+        low, high = (chosen(sizes, key=lambda size: size[0] * size[1]) for chosen in (min, max))
+        size = f"of several sizes (shown: {low[0]} x {low[1]} to {high[0]} x {high[1]})"
     parts = [f"{file.num_rows:,} {kind} {'image' if file.num_rows == 1 else 'images'} {size}"]
     if len(file.splits) > 1:
         parts.append(", ".join(f"{name} {len(rows):,}" for name, rows in file.splits.items()))
@@ -99,12 +102,6 @@ def _facts(file: PackedFile, thumbnails: list[Thumbnail], split: str | None) -> 
     if split is not None:
         parts.append(f"shown: {split}")
     return " · ".join(parts)
-
-
-def _range(sizes: list[tuple[int, int]]) -> str:
-    """Returns the smallest and the largest of the sizes shown."""
-    low, high = min(sizes, key=lambda size: size[0] * size[1]), max(sizes, key=lambda size: size[0] * size[1])
-    return f"of several sizes (shown: {low[0]} x {low[1]} to {high[0]} x {high[1]})"
 
 
 def _shown_size(height: int, width: int) -> tuple[int, int]:
@@ -122,15 +119,12 @@ def _thumbnail_image(thumbnail: Thumbnail, file: PackedFile, size: tuple[int, in
     larger = size[0] > image.width or size[1] > image.height
     image = image.resize(size, Image.Resampling.NEAREST if larger else Image.Resampling.LANCZOS)
     if image.mode == "RGBA":
-        image = Image.alpha_composite(_checkerboard(size), image)
+        y, x = np.mgrid[: size[1], : size[0]] // 8
+        gray = np.where((x + y) % 2, 255, 215).astype(np.uint8)
+        checkerboard = Image.fromarray(np.dstack([gray, gray, gray, np.full_like(gray, 255)]))
+        image = Image.alpha_composite(checkerboard, image)
     image = image.convert("RGB")
     return drawn_over(image, thumbnail.marks, (pixels.shape[0], pixels.shape[1]), file)
-
-
-def _checkerboard(size: tuple[int, int]) -> Image.Image:
-    y, x = np.mgrid[: size[1], : size[0]] // 8
-    gray = np.where((x + y) % 2, 255, 215).astype(np.uint8)
-    return Image.fromarray(np.dstack([gray, gray, gray, np.full_like(gray, 255)]))
 
 
 def _legend_positions(legend: list[Entry], font: Font, width: int, top: int) -> tuple[list[tuple[int, int]], int]:
@@ -143,11 +137,6 @@ def _legend_positions(legend: list[Entry], font: Font, width: int, top: int) -> 
         positions.append((x, y))
         x += needed
     return positions, y + 22 if legend else y
-
-
-def _line_height(font: Font) -> int:
-    box = font.getbbox("Áyg|")
-    return round(box[3] + 4)
 
 
 def _write(
