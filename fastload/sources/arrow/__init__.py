@@ -2,6 +2,6 @@
 
 `parquet.list_parquet` makes the Listing of a folder or file. Read first: `shards` (one file: its columns, and where the
 bytes of images lie), `features` (all files as one table, with the classes that `datasets` wrote into the schemas),
-`encoded_images` (readers of images and masks), `parquet`. Labels, boxes and splits are found as in any table, by
-`sources.tables`. pyarrow is imported only inside functions.
+`parquet` (also images and masks by column). Labels, boxes and splits are found as in any table, by `sources.tables`.
+pyarrow is imported only inside functions.
 """
