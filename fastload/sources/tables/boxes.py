@@ -200,7 +200,8 @@ def columns_with_boxes(frame: Frame, on_error: OnError) -> tuple[dict[str, Colum
         return boxed | columns, bad | wrong, [said, *notes]
     # The label of a row is that of its box. Any other column counts if it is the same for all boxes of an image.
     boxes[list(wrong)] = np.nan
-    sample, empty = frame.sample, np.isnan(boxes).any(axis=1)
+    sample = frame.sample
+    empty: NDArray[np.bool_] = np.asarray(np.isnan(boxes).any(axis=1))
     made, bad, notes = columns_of(replace(rest, splits=Splits.one(len(sample))))
     labels = made.pop("labels") if "labels" in made and made["labels"].values.ndim == 1 else None
     columns = boxes_by_sample(boxes, moves, sample, len(frame.splits.index), labels)
