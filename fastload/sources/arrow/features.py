@@ -92,15 +92,9 @@ class ArrowTable:
     """
 
     def __init__(self, shards: list[Shard], files: list[str], first: Callable[[str], bool]) -> None:
-        """Joins the columns of some files.
+        """Joins the columns of some files, which must have the same type in all.
 
-        Args:
-            shards: the files.
-            files: their paths in the tree.
-            first: whether a file's numbers of classes are kept, if files number their classes differently.
-
-        Raises:
-            SourceError: a column has different types in two files.
+        If files number their classes differently, the numbers of those for which `first` holds are kept.
         """
         self.shards, self.files = shards, files
         counts = [shard.num_rows for shard in shards]

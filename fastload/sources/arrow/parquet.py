@@ -276,11 +276,7 @@ def _stored_images(
 ) -> tuple[JoinedFiles, NDArray[np.int64]]:
     """Returns the images of a column of bytes, of Arrow in place, of Parquet unpacked to a temporary file; their sizes.
 
-    Args:
-        shards: all files, of one kind.
-        name: the column, a struct of bytes and path, or binary.
-        dataset_folder: where the temporary file is made if the usual folders have no room.
-        paths: the path of each row is appended.
+    The column is a struct of bytes and path, or binary. The path of each row is appended to `paths`.
     """
     parquet = shards[0].parquet
     spill = UnpackedImages(sum(shard.num_bytes() for shard in shards), dataset_folder) if parquet else None

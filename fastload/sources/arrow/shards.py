@@ -39,12 +39,7 @@ class Shard:
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the schema.
-
-        Raises:
-            MissingExtraError: pyarrow is not installed.
-            SourceError: the file is damaged.
-        """
+        """Reads the schema; raises if pyarrow is not installed (MissingExtraError) or the file is damaged."""
         try:
             import pyarrow.parquet as pq
         except ImportError as exc:
@@ -156,15 +151,7 @@ class UnpackedImages:
     """
 
     def __init__(self, num_bytes: int, dataset_folder: Path) -> None:
-        """Creates the file in the first folder with room.
-
-        Args:
-            num_bytes: the most that it will hold.
-            dataset_folder: a folder that is tried if the usual folders for temporary files have no room.
-
-        Raises:
-            SourceError: no folder has room.
-        """
+        """Creates the file in the first folder with room for it; the last that is tried is the dataset's."""
         folders = [os.environ.get("TMPDIR", ""), "/var/tmp", tempfile.gettempdir(), str(dataset_folder)]
         folder = next((folder for folder in folders if folder and _has_room(folder, num_bytes)), None)
         if folder is None:
@@ -183,11 +170,7 @@ class UnpackedImages:
         weakref.finalize(self, _let_go, self._fd, name, os.getpid())
 
     def write(self, data: memoryview) -> int:
-        """Appends data, and returns the offset at which it begins.
-
-        Raises:
-            SourceError: the disk is full.
-        """
+        """Appends data, and returns the offset at which it begins."""
         start = self._end
         try:
             write_all(self._fd, data)

@@ -87,7 +87,7 @@ def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str
 def boxes_by_sample(
     boxes: NDArray[np.float32], moves: Moves, sample: NDArray[np.int64], count: int, labels: Column | None = None
 ) -> dict[str, Column]:
-    """Returns the columns `boxes`, `num_boxes` and, with labels, `box_labels` of images with any number of boxes.
+    """Returns the columns `boxes`, `num_boxes` and, with labels, `box_labels` of `count` images.
 
     Args:
         boxes: float32 (R, 4), one box for each row of the table; NaN for none.
@@ -113,17 +113,10 @@ def nested_boxes(
     draft: Draft,
     classes: tuple[str, ...] = (),
 ) -> dict[str, Column]:
-    """Returns columns of boxes from a column of objects, as Hugging Face writes them.
+    """Returns the columns of `boxes_by_sample` from a column of objects, as Hugging Face writes them.
 
-    Args:
-        name: name of the column.
-        cells: N cells {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...}.
-        location: returns the location of a row, for messages.
-        draft: a note says that the column was taken for boxes.
-        classes: names of the classes that the categories stand for.
-
-    Returns:
-        The columns of `boxes_by_sample`; {} if the cells hold something else.
+    The N cells are {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...};
+    {} is returned if they hold something else. `classes` are names for the categories.
 
     Raises:
         SourceError: a row has not as many boxes as categories.

@@ -106,13 +106,8 @@ def find_tables(
     """Returns the tables that make up the dataset, sorted by split.
 
     These are the table that was given; or Hugging Face's metadata files; or the only table at the top that names
-    images; or several at the top that are named after splits.
-
-    Args:
-        draft: a note is added about other tables.
-        tree: what was given.
-        options: what the user says about it.
-        index_of: returns the index of the images, given the folder that a table's paths are relative to.
+    images; or several at the top that are named after splits. `index_of` returns the index of the images, given the
+    folder that a table's paths are relative to.
 
     Raises:
         SourceError: a table is broken, none names images, or several do without being named after splits.

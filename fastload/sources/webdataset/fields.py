@@ -37,12 +37,9 @@ def kind_of(field: str) -> str:
 
 
 def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ...]) -> dict[str, Column]:
-    """Returns the columns of all samples.
+    """Returns the columns of all samples; those without a field that most have, or with a damaged one, become unusable.
 
-    Args:
-        draft: notes are added about fields that are not packed; on_error="skip" leaves out fields that are pickles.
-        grouped: all samples; those that lack a field which most have, or whose field is damaged, become unusable.
-        labels: the columns that are the labels; (): found by their usual names.
+    `labels` are the columns that are the labels; (): they are found by their usual names.
 
     Raises:
         SourceError: a field is a pickle (unless skipped).

@@ -168,10 +168,7 @@ def group_samples(draft: Draft, tree: Tree) -> GroupedSamples:
 def choose_images(draft: Draft, grouped: GroupedSamples, wanted: str) -> NDArray[np.int64]:
     """Returns the member that is the image of each sample, -1 for a sample without one.
 
-    Args:
-        draft: a note is added about further images.
-        grouped: all samples.
-        wanted: the field that the user names as the image; "" to find it.
+    `wanted` is the field that the user names as the image; "" to find it.
 
     Raises:
         OptionError: no sample has the field wanted.
