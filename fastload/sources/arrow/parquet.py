@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
-from fastload.sources.arrow.features import ArrowTable, features_of, values_in
+from fastload.sources.arrow.arrow_table import ArrowTable, values_in
 from fastload.sources.arrow.shards import Shard, UnpackedImages, translate_errors
 from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value, split_path
 from fastload.sources.listing import Listing, Masks, OnError, SourceOptions, first_few, split_of_parts
@@ -41,10 +41,9 @@ def parquet_evidence(tree: Tree) -> list[str]:
         return [key_of(name) for name in names]
     if len(tree.images()) and not names[0].endswith(".arrow"):
         try:
-            features = features_of(Shard(tree.path / names[0]).schema)
+            if not Shard(tree.path / names[0]).images:
+                return []
         except FastloadError:
-            return []
-        if not features.images:
             return []
     return [key_of(name) for name in names[:3]]
 
@@ -68,19 +67,19 @@ def list_parquet(
     image = _image_column(table, tree, options, notes)
     splits, split_column = _splits(table, options, notes)
     images = _read_images(table, image, tree) if image else None
-    mask = next((n for n in table.features.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
+    mask = next((n for n in table.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
     masks = None
     if mask and image and options.masks == "none":
         notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
     elif mask and image:
         masks = _read_images(table, mask, tree)
-    others = [name for name in table.features.images if name not in (image, mask)]
+    others = [name for name in table.images if name not in (image, mask)]
     if others:
         notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
     taken = {image, mask, split_column, *others}
     nested = {}
     if objects := next((name for name in OBJECTS if name in table.names and name not in taken), ""):
-        classes = table.features.classes.get(objects, ())
+        classes = table.classes.get(objects, ())
         nested = nested_boxes(objects, table.objects(objects), table.location, draft, classes)
         taken |= {objects} if nested else set()
     values = {name: table.values(name) for name in table.names if name not in taken}
@@ -207,8 +206,8 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
                 f"There are {', '.join(table.names)}."
             )
         return options.image_column
-    usual = [name for name in table.features.images if plain_name(name) in _FIRST_IMAGES]
-    no_masks = [name for name in table.features.images if plain_name(name) not in MASK_COLUMNS]
+    usual = [name for name in table.images if plain_name(name) in _FIRST_IMAGES]
+    no_masks = [name for name in table.images if plain_name(name) not in MASK_COLUMNS]
     if found := usual or no_masks:
         notes.append(f"Images by column {found[0]!r}.")
         return found[0]
@@ -242,7 +241,7 @@ def _read_images(table: ArrowTable, name: str, tree: Tree) -> _ImageColumn:
         SourceError: a file is damaged, or there is no room for the temporary file.
     """
     paths: list[str] = []
-    if name in table.features.images and not str(table.shards[0].schema.field(name).type).endswith("string"):
+    if name in table.images and not str(table.shards[0].schema.field(name).type).endswith("string"):
         files, sizes = _stored_images(table.shards, name, tree.path, paths)
     else:
         paths = table.values(name).texts()
