@@ -210,6 +210,7 @@ def test_a_bad_annotation_is_named_or_skipped_with_its_image(coco: Path, more: d
     kept = [9, 25, 30, 139, -1] if "image_id" in more else [25, 30, 139, -1]
     assert listing.columns["image_id"].values.tolist() == kept
     assert mask_of(listing, kept.index(25))[2, 2] == 2
+    assert listing.columns["num_boxes"].values[kept.index(30)] == 0  # it belongs to no other image
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,8 @@ def test_several_rows_of_an_image_are_its_boxes(abc: Path) -> None:
     assert boxes.moves == "xywh" and values(listing, "num_boxes") == [2, 1]
     assert values(listing, "box_labels") == [[1, 0], [0, -1]] and names(listing, "box_labels") == ("cat", "dog")
     assert values(listing, "width") == [100, 100]
+    write(abc / "t.csv", f"{text}c.jpg,100,80,cat,9,2,3,6\n")
+    assert refused_or_skipped("line 5 of t.csv has the box 9, 2, 3, 6", abc / "t.csv").keys == listing.keys
 
 
 def test_nested_values_of_json_are_ignored_and_lists_of_one_length_kept(abc: Path) -> None:
