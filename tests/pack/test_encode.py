@@ -256,7 +256,7 @@ def test_rows_that_come_encoded_are_kept(tmp_path):
 
     plain = surveyed(folder(tmp_path, {"a.png": png(smooth(2, 2)), "b.png": png(smooth(2, 2))})).listing
     rows = np.zeros((2, 2, 2, 3), np.uint8)
-    listing = Listing(**{**vars(plain), "files": Kept(rows, np.arange(2))})
+    listing = Listing(**{**vars(plain), "files": Kept.of(rows)})
     with PackPool(0) as pool:
         pool.use(listing)
         survey = survey_listing(listing, PackOptions(store=EncodingOption("keep")), pool)

@@ -204,13 +204,9 @@ def _walk(path: Path, file: Any, group: Any, prefix: str, seen: set[int]) -> Ite
 
 
 def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]], set[str]]:
-    """Returns the contents of fuel's table of splits; all empty without such a table.
+    """Returns what fuel's table of splits says; all empty without such a table.
 
-    Returns:
-        Split -> its rows; source -> rows whose values are withheld; names of the datasets that list rows.
-
-    Raises:
-        SourceError: the table is not as fuel writes it.
+    That is split -> its rows; source -> rows whose values are withheld; names of the datasets that list rows.
     """
     import h5py
 

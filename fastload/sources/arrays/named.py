@@ -97,12 +97,8 @@ class NamedArray:
 def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOptions | None) -> Samples:
     """Returns the samples of arrays of equal length, whose names say what they hold.
 
-    Keys are the texts of an array `filenames`, else the split and the number of the row.
-
-    Args:
-        draft: notes are added, the first about what was recognised.
-        arrays: all arrays of the files.
-        options: whether masks are packed.
+    Keys are the texts of an array `filenames`, else the split and the number of the row. Notes are added to the draft,
+    the first about what was recognised.
 
     Raises:
         SourceError: lengths differ; images, labels or masks have a wrong type or shape; there is no array at all.

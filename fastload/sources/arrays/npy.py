@@ -159,11 +159,7 @@ def _described(
 ) -> NamedArray:
     """Returns the array whose .npy content of `size` bytes `file` is positioned at; only the header is read.
 
-    Args:
-        name, where, mtime_ns, split: see `NamedArray`.
-        file: positioned at the header.
-        size: bytes of the content.
-        source: a file and the byte of it at which the content begins; or a function that returns the content.
+    `source` is a file and the byte of it at which the content begins; or a function that returns the content.
 
     Raises:
         SourceError: it is damaged, or no array of numbers or texts.

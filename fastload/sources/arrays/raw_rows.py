@@ -193,7 +193,7 @@ class MemoryRows(StoredRows):
     values: NDArray[Any]
 
     @classmethod
-    def of(cls, values: NDArray[Any], axes: Axes = "HWC") -> MemoryRows:
+    def of(cls, values: NDArray[Any], axes: Axes = "HWC") -> Self:
         """Returns all rows of an array of uint8 or uint16, which is copied if it is not C-contiguous."""
         values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
         return cls(np.arange(len(values), dtype=np.int64), values.shape[1:], values.dtype, axes, values)

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
-from fastload.sources.arrow.encoded_images import ImageColumn, image_index, keys_of, read_images
-from fastload.sources.arrow.features import ArrowTable, features_of, values_in
-from fastload.sources.arrow.shards import Shard
-from fastload.sources.assemble import Draft, Samples, Splits, fill_value
+from fastload.sources.arrow.arrow_table import ArrowTable, values_in
+from fastload.sources.arrow.shards import Shard, UnpackedImages, translate_errors
+from fastload.sources.assemble import Draft, Samples, Splits, fill_value, split_path
 from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_parts
+from fastload.sources.open_tree import open_tree
+from fastload.sources.spans import JoinedFiles
 from fastload.sources.tables.boxes import OBJECTS, nested_boxes
 from fastload.sources.tables.frame import MASK_COLUMNS, Frame, columns_of, plain_name, splits_by_column
+from fastload.sources.tables.image_index import ImageIndex
 from fastload.sources.tables.image_tables import IMAGE_COLUMNS, split_of_name
 from fastload.sources.tree import Tree, key_of
 
@@ -37,10 +41,9 @@ def parquet_evidence(tree: Tree) -> list[str]:
         return [key_of(name) for name in names]
     if len(tree.images()) and not names[0].endswith(".arrow"):
         try:
-            features = features_of(Shard(tree.path / names[0]).schema)
+            if not Shard(tree.path / names[0]).images:
+                return []
         except FastloadError:
-            return []
-        if not features.images:
             return []
     return [key_of(name) for name in names[:3]]
 
@@ -58,20 +61,20 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     table, written = _open_table(draft, tree)
     image = _image_column(table, tree, options, notes)
     splits, split_column = _splits(table, options, notes)
-    images = read_images(table, image, tree) if image else None
-    mask = next((n for n in table.features.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
+    images = _read_images(table, image, tree) if image else None
+    mask = next((n for n in table.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
     masks = None
     if mask and image and options.masks == "none":
         notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
     elif mask and image:
-        masks = read_images(table, mask, tree)
-    others = [name for name in table.features.images if name not in (image, mask)]
+        masks = _read_images(table, mask, tree)
+    others = [name for name in table.images if name not in (image, mask)]
     if others:
         notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
     taken = {image, mask, split_column, *others}
     nested = {}
     if objects := next((name for name in OBJECTS if name in table.names and name not in taken), ""):
-        classes = table.features.classes.get(objects, ())
+        classes = table.classes.get(objects, ())
         nested = nested_boxes(objects, table.objects(objects), table.location, draft, classes)
         taken |= {objects} if nested else set()
     values = {name: table.values(name) for name in table.names if name not in taken}
@@ -89,7 +92,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     mtimes = written[table.shard_of]
     if images:
         mtimes = np.maximum(mtimes, images.mtimes_ns)
-        samples = Samples(keys_of(images.paths, table), images.files, images.sizes, mtimes, splits, columns)
+        samples = Samples(_keys_of(images.paths, table), images.files, images.sizes, mtimes, splits, columns)
     else:
         if not columns:
             raise SourceError(
@@ -97,10 +100,28 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             )
         notes.append("No column holds images: a dataset of columns only.")
         sizes = np.full(len(mtimes), sum(column.values[:1].nbytes for column in columns.values()), np.int64)
-        samples = Samples(keys_of([], table), None, sizes, mtimes, splits, columns)
+        samples = Samples(_keys_of([], table), None, sizes, mtimes, splits, columns)
     if masks is not None:
         samples = _with_masks(draft, samples, masks, mask)
     return samples.without(bad.keys() | lost.keys())
+
+
+class _ImageColumn(NamedTuple):
+    """The images in one column of all files, R rows.
+
+    Attributes:
+        files: reads them.
+        sizes: int64 (R,), bytes of each image.
+        mtimes_ns: int64 (R,), time of modification of each file beside the table; 0 for an image in the table itself.
+        paths: the path that each row names; "" for none.
+        bad: row -> why it has no image.
+    """
+
+    files: JoinedFiles
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
+    paths: list[str]
+    bad: dict[int, str]
 
 
 def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]]:
@@ -136,7 +157,7 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
     return table, tree.mtimes_ns[np.array(positions)]
 
 
-def _with_masks(draft: Draft, samples: Samples, found: ImageColumn, name: str) -> Samples:
+def _with_masks(draft: Draft, samples: Samples, found: _ImageColumn, name: str) -> Samples:
     """Returns the samples with the masks of a column; absent masks get a value that no other holds."""
     present = np.ones(len(found.sizes), np.bool_)
     present[list(found.bad)] = False
@@ -180,15 +201,15 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
                 f"There are {', '.join(table.names)}."
             )
         return options.image_column
-    usual = [name for name in table.features.images if plain_name(name) in _FIRST_IMAGES]
-    no_masks = [name for name in table.features.images if plain_name(name) not in MASK_COLUMNS]
+    usual = [name for name in table.images if plain_name(name) in _FIRST_IMAGES]
+    no_masks = [name for name in table.images if plain_name(name) not in MASK_COLUMNS]
     if found := usual or no_masks:
         notes.append(f"Images by column {found[0]!r}.")
         return found[0]
     plain = {plain_name(name): name for name in table.names}
     for candidate in [plain[name] for name in IMAGE_COLUMNS if name in plain]:
         values = values_in(table.shards[:1], candidate)
-        if values.kind == "text" and any(image_index(tree).hits(values.texts()[:40])):
+        if values.kind == "text" and any(_image_index(tree).hits(values.texts()[:40])):
             notes.append(f"Images by the paths in column {candidate!r}.")
             return candidate
     return ""
@@ -206,3 +227,120 @@ def _splits(table: ArrowTable, options: SourceOptions, notes: list[str]) -> tupl
     filled = np.unique(table.shard_of)
     splits = Splits.of([by_file[i] for i in filled.tolist()])
     return Splits(splits.index[np.searchsorted(filled, table.shard_of)], splits.names), ""
+
+
+def _read_images(table: ArrowTable, name: str, tree: Tree) -> _ImageColumn:
+    """Returns the images of a column of bytes or of paths; a row without bytes names a file of the tree.
+
+    Raises:
+        SourceError: a file is damaged, or there is no room for the temporary file.
+    """
+    paths: list[str] = []
+    if name in table.images and not str(table.shards[0].schema.field(name).type).endswith("string"):
+        files, sizes = _stored_images(table.shards, name, tree.path, paths)
+    else:
+        paths = table.values(name).texts()
+        sizes = np.zeros(len(paths), np.int64)
+        files = JoinedFiles((), sizes.astype(np.int32), sizes)
+    mtimes, bad = np.zeros(len(sizes), np.int64), dict[int, str]()
+    absent = np.flatnonzero(sizes == 0)
+    if not len(absent):
+        return _ImageColumn(files, sizes, mtimes, paths, bad)
+    part, at_part, sizes, parts = files.part.copy(), files.index.copy(), sizes.copy(), files.parts
+    index = _image_index(tree)
+    for shard in np.unique(table.shard_of[absent]).tolist():
+        rows = absent[table.shard_of[absent] == shard]
+        here = index.at(split_path(table.files[shard])[0])
+        found = here.find([paths[row] for row in rows.tolist()], [""] * len(rows))
+        for k, row in enumerate(rows.tolist()):
+            position = int(found.positions[k])
+            if position >= 0:
+                part[row], at_part[row], sizes[row] = len(parts), position, index.tree.sizes[position]
+                mtimes[row] = index.tree.mtimes_ns[position]
+            elif paths[row]:
+                why = found.reasons.get(k, "is not there")
+                bad[row] = f"holds no bytes, only the path {paths[row]!r}, which {why}"
+            else:
+                bad[row] = "holds no image: its bytes are null or empty"
+    return _ImageColumn(JoinedFiles((*parts, index.tree.files), part, at_part), sizes, mtimes, paths, bad)
+
+
+def _stored_images(
+    shards: list[Shard], name: str, dataset_folder: Path, paths: list[str]
+) -> tuple[JoinedFiles, NDArray[np.int64]]:
+    """Returns the images of a column of bytes, of Arrow in place, of Parquet unpacked to a temporary file; their sizes.
+
+    The column is a struct of bytes and path, or binary. The path of each row is appended to `paths`.
+    """
+    parquet = shards[0].parquet
+    spill = UnpackedImages(sum(shard.num_bytes() for shard in shards), dataset_folder) if parquet else None
+    pieces: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    for shard in shards:
+        here, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for array, base in shard.batches(name):
+            with translate_errors(shard.path):
+                starts, length, buffer = _bytes_of(array, paths)
+            if spill:
+                first, last = (int(starts[0]), int(starts[-1] + length[-1])) if len(starts) else (0, 0)
+                at = spill.write(memoryview(buffer)[first:last]) if buffer is not None and last > first else 0
+                starts = starts - first + at
+            elif buffer is not None:
+                starts = starts + (buffer.address - base)
+            here.append(starts)
+            lengths.append(length)
+        pieces.append((np.concatenate(here), np.concatenate(lengths)))
+        shard.check(len(pieces[-1][0]))
+    spans = [((spill or shard).spans(*piece), len(piece[0])) for shard, piece in zip(shards, pieces, strict=True)]
+    return JoinedFiles.of(spans), np.concatenate([sizes for _, sizes in pieces])
+
+
+def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
+    """Returns where each image begins in an array's buffer, its length (0: null), and the buffer; appends to paths."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    while isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    rows = len(array)
+    if pa.types.is_struct(array.type):
+        paths += [path or "" for path in pc.struct_field(array, "path").to_pylist()]
+        array = pc.struct_field(array, "bytes")  # null where the struct is
+    else:
+        paths += [""] * rows
+    if pa.types.is_null(array.type):
+        return np.zeros(rows, np.int64), np.zeros(rows, np.int64), None
+    wide = pa.types.is_large_binary(array.type)
+    valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
+    _, ends, data = array.buffers()
+    starts = np.frombuffer(ends, np.int64 if wide else np.int32)[array.offset : array.offset + rows + 1].astype(
+        np.int64
+    )
+    lengths = np.where(valid, np.diff(starts), 0)
+    return starts[:-1], lengths, data
+
+
+def _image_index(tree: Tree) -> ImageIndex:
+    """Returns the index of the image files in the folder of the tables."""
+    return ImageIndex(open_tree(tree.path) if tree.file else tree)
+
+
+def _keys_of(all_paths: list[str], table: ArrowTable) -> list[str]:
+    """Returns the keys of the rows: shard and path, if the paths in the shard are unique, else shard and row number.
+
+    `all_paths` are the paths of the R rows, [] without images.
+    """
+    keys: list[str] = []
+    start = 0
+    for name, shard in zip(table.files, table.shards, strict=True):
+        count = shard.num_rows
+        paths = all_paths[start : start + count]
+        start += count
+        if paths and "" not in paths and len(set(paths)) == count:
+            inner = [path.replace("\\", "/").rpartition("/")[2] for path in paths]
+            if len(set(inner)) < count:
+                inner = [path.lstrip("/") for path in paths]
+        else:
+            inner = [f"{row:08d}" for row in range(count)]
+        prefix = f"{key_of(name)}/"
+        keys += [prefix + key_of(path) for path in inner]
+    return keys

@@ -1,4 +1,4 @@
-"""One file of a Parquet or Arrow dataset: its columns, and the reader of the bytes of its images.
+"""One file of a Parquet or Arrow dataset: its columns, what they are, and the reader of the bytes of its images.
 
 The images of Parquet files are unpacked to a temporary file in one pass: reading a single image costs its whole row
 group (100 rows of 40 kB: 7 ms an image, 0.7 ms in a pass), and packing reads rows in shuffled order. Arrow files hold
@@ -8,6 +8,7 @@ the bytes uncompressed, so their images are read in place.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
 import weakref
@@ -36,15 +37,12 @@ class Shard:
         parquet: whether it is Parquet, else Arrow.
         schema: its pyarrow schema.
         num_rows: number of its rows.
+        images: the columns that hold images, by what `datasets` wrote into the schema, else by their types.
+        classes: column -> names of its classes, as `datasets` wrote them into the schema.
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the schema.
-
-        Raises:
-            MissingExtraError: pyarrow is not installed.
-            SourceError: the file is damaged.
-        """
+        """Reads the schema; raises if pyarrow is not installed (MissingExtraError) or the file is damaged."""
         try:
             import pyarrow.parquet as pq
         except ImportError as exc:
@@ -61,7 +59,7 @@ class Shard:
             else:
                 table, _ = self._mapped()
                 self.schema, self.num_rows = table.schema, table.num_rows
-
+        self.images, self.classes = _features_of(self.schema)
         if self.num_rows < 0:
             raise SourceError(f"{path} is damaged: it promises {self.num_rows} rows. Fetch it again.")
 
@@ -132,6 +130,39 @@ class Shard:
             return pa.ipc.open_stream(file).read_all(), address
 
 
+def _features_of(schema: Any) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Returns the columns of images and, by column, names of classes; a struct of bytes and path is an image too."""
+    import pyarrow as pa
+
+    try:
+        described = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        described = {}
+    images, classes = [], {}
+    for field in schema:
+        feature = described.get(field.name) if isinstance(described, dict) else None
+        said = feature.get("_type", "") if isinstance(feature, dict) else ""
+        kind = field.type
+        pair = pa.types.is_struct(kind) and {kind.field(i).name for i in range(kind.num_fields)} >= {"bytes", "path"}
+        binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        if said == "Image" or ((pair or binary) and said in ("", "Value")):  # not Audio, Video or Pdf
+            images.append(field.name)
+        while isinstance(feature, dict) and "feature" in feature:
+            feature = feature["feature"]
+        if isinstance(feature, list) and len(feature) == 1:
+            feature = feature[0]
+        if isinstance(feature, dict) and "_type" not in feature:  # objects with boxes: the classes are inside
+            inner = [value.get("feature", value) for value in feature.values() if isinstance(value, dict)]
+            feature = next((value for value in inner if isinstance(value, dict) and "names" in value), None)
+        if (
+            isinstance(feature, dict)
+            and feature.get("_type") == "ClassLabel"
+            and isinstance(feature.get("names"), list)
+        ):
+            classes[field.name] = tuple(map(str, feature["names"]))
+    return tuple(images), classes
+
+
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
     """Turns errors of pyarrow into a SourceError that names the file."""
@@ -156,15 +187,7 @@ class UnpackedImages:
     """
 
     def __init__(self, num_bytes: int, dataset_folder: Path) -> None:
-        """Creates the file in the first folder with room.
-
-        Args:
-            num_bytes: the most that it will hold.
-            dataset_folder: a folder that is tried if the usual folders for temporary files have no room.
-
-        Raises:
-            SourceError: no folder has room.
-        """
+        """Creates the file in the first folder with room for it; the last that is tried is the dataset's."""
         folders = [os.environ.get("TMPDIR", ""), "/var/tmp", tempfile.gettempdir(), str(dataset_folder)]
         folder = next((folder for folder in folders if folder and _has_room(folder, num_bytes)), None)
         if folder is None:
@@ -183,11 +206,7 @@ class UnpackedImages:
         weakref.finalize(self, _let_go, self._fd, name, os.getpid())
 
     def write(self, data: memoryview) -> int:
-        """Appends data, and returns the offset at which it begins.
-
-        Raises:
-            SourceError: the disk is full.
-        """
+        """Appends data, and returns the offset at which it begins."""
         start = self._end
         try:
             write_all(self._fd, data)

@@ -127,12 +127,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, images: list[int]) -> Masks:
     """Returns the masks of a kind ("semantic" or "instance"), which are drawn when they are read.
 
-    Args:
-        tree: holds the images.
-        kind: what the values of a mask stand for.
-        found: all annotations. Their images are the first of `images`; the others have no mask.
-        slots: sample of each annotation, and its number among the boxes of that.
-        images: position in the tree of each sample's image.
+    `images` are the positions in the tree of all samples; the first are those of `found`, the others have no mask.
 
     Raises:
         SourceError: there are more classes or instances than a mask can hold, or the size of an image is unknown.

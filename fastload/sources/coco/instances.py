@@ -61,12 +61,7 @@ class Instances:
 
 
 def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
-    """Returns the images, categories and annotations of a file.
-
-    Args:
-        data: content of the file.
-        where: its path, for messages.
-        with_regions: whether segmentations are kept.
+    """Returns the images, categories and annotations of a file; `where` is its path.
 
     Raises:
         SourceError: the file is not JSON, or no instances file; an image or category lacks a field, or occurs twice.
@@ -100,12 +95,8 @@ def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
 def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Instances:
     """Returns the content of several files with the same categories as one, file by file.
 
-    Args:
-        files: the files.
-        kept: bool (N,) for each file, the images to keep.
-
-    Returns:
-        The images kept, and all annotations; `image` is -1 for those that are bad or of other images.
+    These are the images `kept`, bool (N,) for each file, and all annotations; `image` is -1 for those that are bad or
+    of other images.
     """
     starts = np.cumsum([0, *(keep.sum() for keep in kept[:-1])])
     numbers = [np.where(keep, np.cumsum(keep) - 1 + start, -1) for keep, start in zip(kept, starts, strict=True)]

@@ -87,18 +87,14 @@ def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str
 def boxes_by_sample(
     boxes: NDArray[np.float32], moves: Moves, sample: NDArray[np.int64], count: int, labels: Column | None = None
 ) -> dict[str, Column]:
-    """Returns the columns `boxes`, `num_boxes` and, with labels, `box_labels` of images with any number of boxes.
+    """Returns the columns `boxes`, `num_boxes` and, with labels, `box_labels` of `count` images.
 
     Args:
         boxes: float32 (R, 4), one box for each row of the table; NaN for none.
-        moves: form of the boxes.
+        moves: form of the boxes; they become x, y, width, height.
         sample: int64 (R,), the sample that each row belongs to.
-        count: number of samples, N.
-        labels: int64 (R,), label of each box.
-
-    Returns:
-        `boxes` float32 (N, M, 4) as x, y, width, height, `num_boxes` int64 (N,), `box_labels` int64 (N, M), -1 behind
-        the last box.
+        count: number of samples.
+        labels: int64 (R,), label of each box; -1 stands behind the last of a sample.
     """
     slots = BoxSlots.of(np.where(np.isnan(boxes).any(axis=1), -1, sample), count)
     padded = slots.padded(boxes)
@@ -117,17 +113,10 @@ def nested_boxes(
     draft: Draft,
     classes: tuple[str, ...] = (),
 ) -> dict[str, Column]:
-    """Returns columns of boxes from a column of objects, as Hugging Face writes them.
+    """Returns the columns of `boxes_by_sample` from a column of objects, as Hugging Face writes them.
 
-    Args:
-        name: name of the column.
-        cells: N cells {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...}.
-        location: returns the location of a row, for messages.
-        draft: a note says that the column was taken for boxes.
-        classes: names of the classes that the categories stand for.
-
-    Returns:
-        The columns of `boxes_by_sample`; {} if the cells hold something else.
+    The N cells are {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...};
+    {} is returned if they hold something else. `classes` are names for the categories.
 
     Raises:
         SourceError: a row has not as many boxes as categories.
@@ -193,44 +182,31 @@ def columns_with_boxes(frame: Frame, on_error: OnError) -> tuple[dict[str, Colum
             f"{frame.where}: boxes in {', '.join(four)} that cannot be ({len(wrong)}): {shown}. Fix the rows, or leave "
             "those images out with `--on-error skip`."
         )
-    boxes[list(wrong)] = 0 if frame.sample is None else np.nan
-    rest = replace(frame, columns={name: values for name, values in frame.columns.items() if name not in four})
     said = f"Boxes by the columns {', '.join(four)}."
-    if frame.sample is not None:
-        columns, bad, notes = _of_several_rows(rest, frame.sample, boxes, moves)
-        bad |= {int(frame.sample[row]): why for row, why in wrong.items()}
-        return columns, bad, [said, *notes]
-    if np.isnan(boxes).any():
-        boxed = boxes_by_sample(boxes, moves, np.arange(len(boxes)), len(boxes))
-    else:
+    rest = replace(frame, columns={name: values for name, values in frame.columns.items() if name not in four})
+    if frame.sample is None:
+        boxes[list(wrong)] = 0
         boxed = {"bbox": Column(boxes, {"names": _NAMES[moves]}, moves)}
-    columns, bad, notes = columns_of(rest)
-    return boxed | columns, bad | wrong, [said, *notes]
-
-
-def _of_several_rows(
-    frame: Frame, sample: NDArray[np.int64], boxes: NDArray[np.float32], moves: Moves
-) -> tuple[dict[str, Column], dict[int, str], list[str]]:
-    """Returns the columns of samples that have a row for each of their boxes; sample -> reason; notes.
-
-    The label of a row is that of its box. Any other column counts if it is the same for all boxes of an image.
-    """
-    count = len(frame.splits.index)
+        if np.isnan(boxes).any():
+            boxed = boxes_by_sample(boxes, moves, np.arange(len(boxes)), len(boxes))
+        columns, bad, notes = columns_of(rest)
+        return boxed | columns, bad | wrong, [said, *notes]
+    # The label of a row is that of its box. Any other column counts if it is the same for all boxes of an image.
+    boxes[list(wrong)] = np.nan
+    sample = frame.sample
     empty: NDArray[np.bool_] = np.asarray(np.isnan(boxes).any(axis=1))
-    made, bad, notes = columns_of(replace(frame, splits=Splits.one(len(sample))))
-    labels = made.pop("labels", None)
-    if labels is not None and labels.values.ndim > 1:
-        made["labels"], labels = labels, None
-    columns = boxes_by_sample(boxes, moves, sample, count, labels)
-    first = np.full(count, -1, np.int64)
-    first[sample[::-1]] = np.arange(len(sample))[::-1]
+    made, bad, notes = columns_of(replace(rest, splits=Splits.one(len(sample))))
+    labels = made.pop("labels") if "labels" in made and made["labels"].values.ndim == 1 else None
+    columns = boxes_by_sample(boxes, moves, sample, len(frame.splits.index), labels)
+    first = np.unique(sample, return_index=True)[1]
     varying = []
     for name, column in made.items():
         if np.array_equal(column.values, column.values[first][sample]):
             columns[name] = Column(column.values[first], column.attrs)
         else:
             varying.append(name)
-    notes = ["Several rows of an image are its boxes.", *notes]
+    notes = [said, "Several rows of an image are its boxes.", *notes]
     if varying:
         notes.append(f"Columns ignored, since they differ among the boxes of an image: {first_few(varying)}.")
-    return columns, {int(sample[row]): why for row, why in bad.items() if not empty[row]}, notes
+    bad = {row: why for row, why in bad.items() if not empty[row]} | wrong
+    return columns, {int(sample[row]): why for row, why in bad.items()}, notes

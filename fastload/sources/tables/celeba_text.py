@@ -75,7 +75,7 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
 
     Args:
         data: content of the file.
-        path: its path, for messages; with the suffix `.csv` commas separate values.
+        path: its path.
         num_values: integers in a row; None: as many as the header names, else as in the first row.
 
     Raises:

@@ -77,11 +77,7 @@ class Frame:
 def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes: list[str]) -> tuple[list[str], str]:
     """Returns the split of each row by a column, and that column; [] and "" if there is none.
 
-    Args:
-        table: the table.
-        wanted: the column that the user names; "": found by its name.
-        known: usual names of the column, likeliest first.
-        notes: a note says which column it is.
+    `wanted` is the column that the user names; "": the first of the usual names in `known` that is there.
 
     Raises:
         SourceError: there is no such column; it is empty for some rows, or names too many splits.

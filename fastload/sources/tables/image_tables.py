@@ -94,12 +94,8 @@ def in_class_folders(tree: Tree) -> int:
         groups.setdefault(split, []).append(rest if split else name[len(around) :])
     count = 0
     for inside in groups.values():
-        tops = {name.partition("/")[0].lower() for name in inside if "/" in name}
-        if (
-            len(tops) > 1
-            and all("/" in name for name in inside)
-            and tops.isdisjoint(IMAGE_FOLDERS | ANNOTATION_FOLDERS)
-        ):
+        tops = {name.partition("/")[0].lower() if "/" in name else "" for name in inside}
+        if len(tops) > 1 and tops.isdisjoint({"", *IMAGE_FOLDERS, *ANNOTATION_FOLDERS}):
             count += len(inside)
     return count
 
@@ -110,13 +106,8 @@ def find_tables(
     """Returns the tables that make up the dataset, sorted by split.
 
     These are the table that was given; or Hugging Face's metadata files; or the only table at the top that names
-    images; or several at the top that are named after splits.
-
-    Args:
-        draft: a note is added about other tables.
-        tree: what was given.
-        options: what the user says about it.
-        index_of: returns the index of the images, given the folder that a table's paths are relative to.
+    images; or several at the top that are named after splits. `index_of` returns the index of the images, given the
+    folder that a table's paths are relative to.
 
     Raises:
         SourceError: a table is broken, none names images, or several do without being named after splits.
@@ -203,14 +194,11 @@ def _table_positions(tree: Tree) -> list[int]:
 
 def _read(tree: Tree, i: int, options: SourceOptions, index: ImageIndex) -> ImageTable | None:
     name = tree.names[i]
-    shown = str(tree.path / key_of(name))
-    rows = read_rows(tree.read_text(i), shown)
+    rows = read_rows(tree.read_text(i), str(tree.path / key_of(name)))
     named = _with_image_column(rows, index.at(index.base, rows.legacy), options, len(rows.lines))
     if named is None:
         return None
-    split = split_of_name(name)
-    if _stem(name) == METADATA:
-        split = split_of_parts(name.split("/")[:-1])
+    split = split_of_parts(name.split("/")[:-1]) if _stem(name) == METADATA else split_of_name(name)
     return ImageTable(name, index.base, split, named[0], named[1])
 
 
@@ -219,11 +207,7 @@ def _with_image_column(
 ) -> tuple[ParsedTable, str] | None:
     """Returns the rows with a name for each column, and the column that names images; None if there is none.
 
-    Args:
-        rows: rows of the table, or the first of them.
-        index: index of the images.
-        options: what the user says about the table.
-        count: number of rows of the whole table, estimated.
+    `rows` may be only the first of the table, which has about `count` rows.
     """
     if not rows.names:
         first = text_cells(column[0] for column in rows.columns)
@@ -263,20 +247,19 @@ def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:
     step = max(1, len(rows.lines) // _LOOKED_AT)
     scores = []
     for at, (name, column) in enumerate(zip(rows.names, rows.columns, strict=True)):
-        plain = plain_name(name)
-        cells = [cell for cell in text_cells(column[::step][:_LOOKED_AT]) if cell]
-        if not cells or "mask" in plain or any(isinstance(cell, (list, dict)) for cell in column[::step][:_LOOKED_AT]):
+        plain, some = plain_name(name), column[::step][:_LOOKED_AT]
+        cells = [cell for cell in text_cells(some) if cell]
+        if not cells or "mask" in plain or any(isinstance(cell, (list, dict)) for cell in some):
             continue
         whole, stem = index.hits(cells)
-        usual = IMAGE_COLUMNS.index(plain) if plain in IMAGE_COLUMNS else len(IMAGE_COLUMNS)
-        if plain.endswith("_file_name"):
-            usual = 0
+        known = "file_name" if plain.endswith("_file_name") else plain
+        usual = IMAGE_COLUMNS.index(known) if known in IMAGE_COLUMNS else len(IMAGE_COLUMNS)
         # Labels 0 to 9 or the epochs of a log may equal stems such as 0.jpg to 9.jpg by chance. Then cells recur, or
         # they name only part of the images.
         if not whole and stem < len(cells) / 2:
             stem = 0
         if not whole and stem and usual == len(IMAGE_COLUMNS):
-            named = count * stem / len(column[::step][:_LOOKED_AT])
+            named = count * stem / len(some)
             images = [index.tree.names[i] for i in index.tree.images().tolist()]
             split = split_of_name(rows.path)
             # A table that is named after a split may name only the images in folders of that.

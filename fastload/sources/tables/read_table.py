@@ -46,10 +46,7 @@ class ParsedTable:
 def read_rows(data: bytes, path: str, *, head: bool = False) -> ParsedTable:
     """Returns the rows of a table: JSON lines, Parquet or delimited text by its suffix.
 
-    Args:
-        data: content of the file.
-        path: its path, for the suffix and messages.
-        head: data is only the beginning of the file; its last, incomplete line is left out.
+    With `head`, data is only the beginning of the file; its last, incomplete line is left out.
 
     Raises:
         SourceError: a row has another number of cells than the first, a quote is never closed, a line of JSON is

@@ -37,19 +37,24 @@ def kind_of(field: str) -> str:
 
 
 def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ...]) -> dict[str, Column]:
-    """Returns the columns of all samples.
+    """Returns the columns of all samples; those without a field that most have, or with a damaged one, become unusable.
 
-    Args:
-        draft: notes are added about fields that are not packed; on_error="skip" leaves out fields that are pickles.
-        grouped: all samples; those that lack a field which most have, or whose field is damaged, become unusable.
-        labels: the columns that are the labels; (): found by their usual names.
+    `labels` are the columns that are the labels; (): they are found by their usual names.
 
     Raises:
         SourceError: a field is a pickle (unless skipped).
         OptionError: there is no column named in `labels`.
     """
     samples, counts = grouped.samples, grouped.counts
-    _refuse_pickles(draft, grouped)
+    if pickles := sorted(field for field in counts if kind_of(field) in PICKLES):
+        member = next(sample.fields[field] for sample in samples for field in pickles if field in sample.fields)
+        said = f"{key_of(grouped.names[member])} is a pickle, which can run any program when it is read"
+        if draft.on_error == "fail":
+            raise SourceError(
+                f"{draft.where}: {said}. Write the field {', '.join(pickles)} as json or npy instead, or leave it out "
+                "with `--on-error skip`."
+            )
+        draft.notes.append(f"Fields that are pickles were left out ({first_few(pickles)}): {said}.")
     columns: dict[str, Column] = {}
     unused: list[str] = []
     for field, count in sorted(counts.items()):
@@ -81,27 +86,13 @@ def _read_field(field: str, grouped: GroupedSamples) -> list[Any]:
     for i, sample in enumerate(grouped.samples):
         values.append(None)
         if field not in sample.fields:
-            grouped.add_unusable(i, f"has no field {field!r}")
+            grouped.unusable.setdefault(i, f"has no field {field!r}")
             continue
         try:
-            values[i] = parse(grouped.members.files.read(sample.fields[field]))
+            values[i] = parse(grouped.files.read(sample.fields[field]))
         except (ValueError, RecursionError) as exc:
-            grouped.add_unusable(i, f"has in {field!r} {exc}")
+            grouped.unusable.setdefault(i, f"has in {field!r} {exc}")
     return values
-
-
-def _refuse_pickles(draft: Draft, grouped: GroupedSamples) -> None:
-    pickles = sorted(field for field in grouped.counts if kind_of(field) in PICKLES)
-    if not pickles:
-        return
-    member = next(sample.fields[field] for sample in grouped.samples for field in pickles if field in sample.fields)
-    said = f"{key_of(grouped.members.names[member])} is a pickle, which can run any program when it is read"
-    if draft.on_error == "fail":
-        raise SourceError(
-            f"{draft.where}: {said}. Write the field {', '.join(pickles)} as json or npy instead, or leave it out with "
-            "`--on-error skip`."
-        )
-    draft.notes.append(f"Fields that are pickles were left out ({first_few(pickles)}): {said}.")
 
 
 def _integer(data: bytes) -> int:
@@ -236,7 +227,7 @@ def _name(field: str) -> str:
 
 
 def _with_labels(draft: Draft, columns: dict[str, Column], labels: tuple[str, ...]) -> dict[str, Column]:
-    """Returns the columns with the labels renamed to `labels`.
+    """Returns the columns with the labels renamed to `labels`, which come first.
 
     Raises:
         OptionError: a column named by the user does not exist, or holds no integers.
@@ -256,7 +247,7 @@ def _with_labels(draft: Draft, columns: dict[str, Column], labels: tuple[str, ..
             f"{draft.where}: the column {chosen!r} holds {values.dtype} {values.shape[1:] or 'numbers'}; labels are "
             "integers, one a sample. Name another with `--labels`."
         )
-    rest = {name: column for name, column in columns.items() if name != chosen}
-    return (
-        {"labels": replace(columns[chosen], values=columns[chosen].values.astype(np.int64)), **rest} if chosen else rest
-    )
+    if not chosen:
+        return columns
+    label = columns.pop(chosen)
+    return {"labels": replace(label, values=label.values.astype(np.int64)), **columns}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources.assemble import Draft
-from fastload.sources.listing import first_few
+from fastload.sources.listing import Files, first_few
 from fastload.sources.spans import JoinedFiles
 from fastload.sources.tree import Tree, is_image, key_of
 
@@ -22,27 +22,6 @@ MASK_WORDS = frozenset("seg mask masks segmentation semantic semseg annotation".
 
 _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__")
-
-
-@dataclass(frozen=True, eq=False)
-class Members:
-    """The F members of all shards, one shard behind the other, each in its archive's order.
-
-    Attributes:
-        names: paths relative to what was given: shard.tar/member.
-        shards: prefix of the names of each shard; "" if the shard itself was given.
-        shard: int64 (F,), the shard of each member.
-        files: reads the members.
-        sizes: int64 (F,), bytes of each member.
-        mtimes_ns: int64 (F,), time of modification of its shard.
-    """
-
-    names: list[str]
-    shards: list[str]
-    shard: NDArray[np.int64]
-    files: JoinedFiles
-    sizes: NDArray[np.int64]
-    mtimes_ns: NDArray[np.int64]
 
 
 class Sample(NamedTuple):
@@ -55,23 +34,27 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GroupedSamples:
-    """All samples of the shards.
+    """All samples of the shards, and their F members, one shard behind the other, each in its archive's order.
 
     Attributes:
-        members: members of all shards.
+        shards: prefix of the names of each shard; "" if the shard itself was given.
+        names: path of each member relative to what was given: shard.tar/member.
+        files: reads the members.
+        sizes: int64 (F,), bytes of each member.
+        mtimes_ns: int64 (F,), time of modification of its shard.
         samples: the samples, in the order of the shards.
         counts: field -> number of samples that have it.
-        unusable: index of a sample -> why it cannot be packed; added to.
+        unusable: index of a sample -> why it cannot be packed, the first reason; added to.
     """
 
-    members: Members
+    shards: list[str]
+    names: list[str]
+    files: JoinedFiles
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
     samples: list[Sample]
     counts: Counter[str]
     unusable: dict[int, str]
-
-    def add_unusable(self, i: int, why: str) -> None:
-        """Notes why a sample cannot be packed; the first reason counts."""
-        self.unusable.setdefault(i, why)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -90,13 +73,13 @@ def is_mask(field: str) -> bool:
     return is_picture(field) and not MASK_WORDS.isdisjoint(field.split(".")[:-1])
 
 
-def open_shards(draft: Draft, tree: Tree) -> Members:
-    """Returns the members of the shard given, or of all shards in a folder.
+def _open_shards(draft: Draft, tree: Tree) -> list[tuple[str, Tree]]:
+    """Returns the shard given, or all shards in a folder, by the prefix of their members' names.
 
     Raises:
-        SourceError: there is no shard, or one is damaged or holds unreadable images (these unless skipped).
+        SourceError: there is none, or one is damaged or holds unreadable images (these unless skipped).
     """
-    from fastload.sources.archives.archive import list_archive, tar_order
+    from fastload.sources.archives.archive import list_archive
 
     shards = [("", tree)]
     if not tree.archive:
@@ -112,58 +95,80 @@ def open_shards(draft: Draft, tree: Tree) -> Members:
         shards = [(f"{name}/", list_archive(tree.path / Path(name))) for name in found]
     for prefix, shard in shards:
         draft.leave_out_broken(shard, key_of(prefix))
-    trees = [shard for _, shard in shards]
-    draft.trees += trees
-    orders = [tar_order(shard) for shard in trees]
-    if not tree.archive and any(len(order) < len(shard.names) for order, shard in zip(orders, trees, strict=True)):
-        raise SourceError(f"{tree.path}: a shard is not a tar but a zip named so. Move it away.")
-    names = [
-        prefix + shard.names[i] for order, (prefix, shard) in zip(orders, shards, strict=True) for i in order.tolist()
-    ]
-    return Members(
-        names=names,
-        shards=[prefix for prefix, _ in shards],
-        shard=np.repeat(np.arange(len(shards)), [len(order) for order in orders]),
-        files=JoinedFiles.of([(one.files.take(order), len(order)) for order, one in zip(orders, trees, strict=True)]),
-        sizes=np.concatenate([shard.sizes[order] for order, shard in zip(orders, trees, strict=True)]),
-        mtimes_ns=np.concatenate([shard.mtimes_ns[order] for order, shard in zip(orders, trees, strict=True)]),
-    )
+    draft.trees += [shard for _, shard in shards]
+    if lacking := _missing_shards([prefix for prefix, _ in shards]):
+        draft.notes.append(f"Shards are missing by the numbers of the others ({len(lacking)}): {first_few(lacking)}.")
+    return shards
 
 
-def group_samples(draft: Draft, members: Members) -> GroupedSamples:
-    """Returns the samples of all shards."""
+def _missing_shards(shards: list[str]) -> list[str]:
+    """Returns the names of shards that are missing between the first and the last number."""
+    there: dict[tuple[str, int, str], set[int]] = {}
+    for shard in shards:
+        if found := re.fullmatch(r"(.*?)(\d+)(\D*)", shard, re.DOTALL):
+            before, number, after = found.groups()
+            there.setdefault((before, len(number), after), set()).add(int(number))
+    lacking: list[str] = []
+    for (before, width, after), numbers in there.items():
+        if max(numbers) < 10 * len(numbers) + 10:  # else the numbers are dates or the like
+            gaps = sorted(set(range(max(numbers))) - numbers) if min(numbers) <= 1 else []
+            lacking += [key_of(f"{before}{number:0{width}d}{after.rstrip('/')}") for number in gaps if number]
+    return lacking
+
+
+def group_samples(draft: Draft, tree: Tree) -> GroupedSamples:
+    """Returns the samples of the shard given, or of all shards in a folder; raises as `_open_shards` does."""
+    from fastload.sources.archives.archive import tar_order
+
+    shards = _open_shards(draft, tree)
+    names: list[str] = []
+    parts: list[tuple[Files, int]] = []
+    sizes, mtimes_ns = [], []
     samples: list[Sample] = []
     unusable: dict[int, str] = {}
     known: dict[str, int] = {}
     others: list[str] = []
-    for member, (name, shard) in enumerate(zip(members.names, members.shard.tolist(), strict=True)):
-        prefix = members.shards[shard]
-        split = split_name(name[len(prefix) :])
-        if split is None:
-            others.append(key_of(name))
-            continue
-        whole, field = prefix + split[0], split[1]
-        if not samples or samples[-1].name != whole:
-            if whole in known:
-                unusable[known[whole]] = f"has fields that are not adjacent in the shard: {key_of(name)} is elsewhere"
+    for number, (prefix, shard) in enumerate(shards):
+        order = tar_order(shard)
+        if not tree.archive and len(order) < len(shard.names):
+            raise SourceError(f"{tree.path}: a shard is not a tar but a zip named so. Move it away.")
+        parts.append((shard.files.take(order), len(order)))
+        sizes.append(shard.sizes[order])
+        mtimes_ns.append(shard.mtimes_ns[order])
+        for i in order.tolist():
+            name, split = prefix + shard.names[i], split_name(shard.names[i])
+            names.append(name)
+            if split is None:
+                others.append(key_of(name))
                 continue
-            known[whole] = len(samples)
-            samples.append(Sample(whole, shard, {}))
-        if samples[-1].fields.setdefault(field, member) != member:
-            unusable[len(samples) - 1] = f"has the field {field!r} twice"
+            whole, field = prefix + split[0], split[1]
+            if not samples or samples[-1].name != whole:
+                if whole in known:
+                    why = f"has fields that are not adjacent in the shard: {key_of(name)} is elsewhere"
+                    unusable[known[whole]] = why
+                    continue
+                known[whole] = len(samples)
+                samples.append(Sample(whole, number, {}))
+            if samples[-1].fields.setdefault(field, len(names) - 1) != len(names) - 1:
+                unusable[len(samples) - 1] = f"has the field {field!r} twice"
     if others:
         draft.notes.append(f"Members that are no fields of a sample were ignored ({len(others)}): {first_few(others)}.")
-    counts = Counter(field for sample in samples for field in sample.fields)
-    return GroupedSamples(members, samples, counts, unusable)
+    return GroupedSamples(
+        shards=[prefix for prefix, _ in shards],
+        names=names,
+        files=JoinedFiles.of(parts),
+        sizes=np.concatenate(sizes),
+        mtimes_ns=np.concatenate(mtimes_ns),
+        samples=samples,
+        counts=Counter(field for sample in samples for field in sample.fields),
+        unusable=unusable,
+    )
 
 
 def choose_images(draft: Draft, grouped: GroupedSamples, wanted: str) -> NDArray[np.int64]:
     """Returns the member that is the image of each sample, -1 for a sample without one.
 
-    Args:
-        draft: a note is added about further images.
-        grouped: all samples.
-        wanted: the field that the user names as the image; "" to find it.
+    `wanted` is the field that the user names as the image; "" to find it.
 
     Raises:
         OptionError: no sample has the field wanted.
@@ -198,7 +203,7 @@ def choose_images(draft: Draft, grouped: GroupedSamples, wanted: str) -> NDArray
         draft.notes.append(f"Further images of samples were not packed: {first_few(sorted(passed))}.")
     if (images >= 0).any():
         for i in np.flatnonzero(images < 0).tolist():
-            grouped.add_unusable(i, f"has no image, only {first_few(sorted(samples[i].fields))}")
+            grouped.unusable.setdefault(i, f"has no image, only {first_few(sorted(samples[i].fields))}")
     return images
 
 
@@ -211,7 +216,7 @@ def _leave_out_dotted(grouped: GroupedSamples) -> None:
     }
     for i, sample in enumerate(samples) if odd else ():
         if found := sorted(odd.intersection(sample.fields)):
-            grouped.add_unusable(
+            grouped.unusable.setdefault(
                 i,
                 f"has the field {found[0]!r}: its files have a dot before their suffix, and the key ends at the first "
                 "one (rename the files, or say which field is the image with `--image-column`)",

@@ -27,13 +27,11 @@ from fastload.sources.webdataset.samples import (
     choose_images,
     group_samples,
     is_mask,
-    open_shards,
     split_name,
 )
 
-_MARKING_IF_FLAT = frozenset(
-    ("txt", JSON, ARRAY)
-)  # mark a shard only without folders: class folders may hold these too
+# These fields mark a shard only without folders: class folders may hold them too.
+_MARKING_IF_FLAT = frozenset(("txt", JSON, ARRAY))
 _SEARCHED = 2**16  # members searched for two of one sample that are not adjacent
 
 
@@ -91,15 +89,12 @@ def list_webdataset(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
             is a pickle or has a wrong value (these unless skipped); a sample has several images and no option says
             which to pack.
     """
-    members = open_shards(draft, tree)
-    if lacking := _missing_shards(members.shards):
-        draft.notes.append(f"Shards are missing by the numbers of the others ({len(lacking)}): {first_few(lacking)}.")
-    grouped = group_samples(draft, members)
+    grouped = group_samples(draft, tree)
     samples = grouped.samples
     if not samples:
         raise SourceError(f"{tree.path} holds no sample: no member is named like 00000.jpg. Is it the right folder?")
     said = [f"{field} ({count})" for field, count in grouped.counts.most_common()]
-    draft.notes.append(f"{len(samples)} samples in shards ({len(members.shards)}), fields: {first_few(said, 12)}.")
+    draft.notes.append(f"{len(samples)} samples in shards ({len(grouped.shards)}), fields: {first_few(said, 12)}.")
     images = choose_images(draft, grouped, options.image_column)
     columns = collect_columns(draft, grouped, options.labels)
     masks = None if options.masks == "none" else _masks(draft, grouped)
@@ -108,7 +103,7 @@ def list_webdataset(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
         "samples that are not as the others",
         "Fix the shards, or leave those samples out",
     )
-    splits = _splits(draft, tree, members.shards, samples)
+    splits = _splits(draft, tree, grouped.shards, samples)
     keep = np.array([i for i in range(len(samples)) if i not in grouped.unusable], np.int64)
     present = np.unique(splits.index[keep])
     names = tuple(splits.names[i] for i in present.tolist())
@@ -116,33 +111,18 @@ def list_webdataset(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
     shown = np.where(images >= 0, images, [next(iter(sample.fields.values())) for sample in samples])
     found = Samples(
         keys=[
-            key_of(members.names[i] if i >= 0 else sample.name)
+            key_of(grouped.names[i] if i >= 0 else sample.name)
             for i, sample in zip(images.tolist(), samples, strict=True)
         ],
-        files=members.files.take(images) if (images >= 0).any() else None,
-        sizes=members.sizes[shown],
-        mtimes_ns=members.mtimes_ns[shown],
+        files=grouped.files.take(images) if (images >= 0).any() else None,
+        sizes=grouped.sizes[shown],
+        mtimes_ns=grouped.mtimes_ns[shown],
         splits=Splits(np.searchsorted(present, splits.index).astype(np.uint8), names),
         columns=columns,
         masks=masks,
         rows=keep[np.argsort(splits.index[keep], kind="stable")],
     )
     return found
-
-
-def _missing_shards(shards: list[str]) -> list[str]:
-    """Returns the names of shards that are missing between the first and the last number."""
-    there: dict[tuple[str, int, str], set[int]] = {}
-    for shard in shards:
-        if found := re.fullmatch(r"(.*?)(\d+)(\D*)", shard, re.DOTALL):
-            before, number, after = found.groups()
-            there.setdefault((before, len(number), after), set()).add(int(number))
-    lacking: list[str] = []
-    for (before, width, after), numbers in there.items():
-        if max(numbers) < 10 * len(numbers) + 10:  # else the numbers are dates or the like
-            gaps = sorted(set(range(max(numbers))) - numbers) if min(numbers) <= 1 else []
-            lacking += [key_of(f"{before}{number:0{width}d}{after.rstrip('/')}") for number in gaps if number]
-    return lacking
 
 
 def _masks(draft: Draft, grouped: GroupedSamples) -> Masks | None:
@@ -155,7 +135,7 @@ def _masks(draft: Draft, grouped: GroupedSamples) -> Masks | None:
     if others:
         draft.notes.append(f"Other masks are not packed: {first_few([name for name, _ in others])}.")
     at = np.array([sample.fields.get(field, -1) for sample in grouped.samples], np.int64)
-    files, present = grouped.members.files.take(at), at >= 0
+    files, present = grouped.files.take(at), at >= 0
     fill, filled = fill_value(files, present, draft.where)
     draft.notes += filled
     return Masks(files, present, ignore_index=fill)

@@ -135,71 +135,55 @@ def test_contradicting_splits_are_named(tmp_path, lines, reason):
     refused(reason, fuel(tmp_path / "a.hdf5", lines))
 
 
-def _external_link(file, other):
-    file["labels"] = h5py.ExternalLink(other, "/x")
+def spoil(file, other, how):
+    match how:
+        case "external link":
+            file["labels"] = h5py.ExternalLink(other, "/x")
+        case "external storage":
+            file.create_dataset("labels", (9,), "u1", external=[(other, 0, 9)])
+        case "virtual":
+            layout = h5py.VirtualLayout((9,), "i8")
+            layout[:] = h5py.VirtualSource(other, "x", (9,))
+            file.create_virtual_dataset("labels", layout)
+        case "dangling":
+            file["labels"] = h5py.SoftLink("/nowhere")
+        case "soft and out":
+            file["hidden/out"] = h5py.ExternalLink(other, "/x")
+            file["labels"] = h5py.SoftLink("/hidden/out")
+        case "floats":
+            del file["images"]
+            file["images"] = PIXELS / 255
+        case "ragged":
+            del file["images"]
+            file.create_dataset("images", (9,), h5py.vlen_dtype(np.uint8))
+        case "unequal":
+            file["labels"] = LABELS[:4]
+        case "packed":
+            file.attrs["fastload_version"] = 1
 
 
-def _external_storage(file, other):
-    file.create_dataset("labels", (9,), "u1", external=[(other, 0, 9)])
-
-
-def _virtual(file, other):
-    layout = h5py.VirtualLayout((9,), "i8")
-    layout[:] = h5py.VirtualSource(other, "x", (9,))
-    file.create_virtual_dataset("labels", layout)
-
-
-def _dangling(file, other):
-    file["labels"] = h5py.SoftLink("/nowhere")
-
-
-def _soft_and_out(file, other):
-    file["hidden/out"] = h5py.ExternalLink(other, "/x")
-    file["labels"] = h5py.SoftLink("/hidden/out")
-
-
-def _floats(file, other):
-    file["labels"] = LABELS
-    del file["images"]
-    file["images"] = PIXELS / 255
-
-
-def _ragged(file, other):
-    file["labels"] = LABELS
-    del file["images"]
-    file.create_dataset("images", (9,), h5py.vlen_dtype(np.uint8))
-
-
-def _unequal(file, other):
-    file["labels"] = LABELS[:4]
-
-
-def _packed(file, other):
-    file.attrs["fastload_version"] = 1
-
-
-UNSAFE = {
-    _external_link: r"`labels` is a link into another file",
-    _external_storage: r"`labels` keeps its data in another file",
-    _virtual: r"`labels` is a virtual dataset",
-    _dangling: r"`labels` leads nowhere",
-    _soft_and_out: r"link into another file|leads into another file",
-    _floats: r"the images are float64 .*images \* 255",
-    _ragged: r"images: rows of different length",
-    _unequal: r"unequal length: images 9, labels 4",
-    _packed: r"fastload packed this file.*fastload repack",
-}
-
-
-@pytest.mark.parametrize("change", UNSAFE, ids=lambda change: change.__name__.strip("_"))
-def test_what_is_unsafe_or_wrong_is_refused_and_named(tmp_path, change):
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("external link", r"`labels` is a link into another file"),
+        ("external storage", r"`labels` keeps its data in another file"),
+        ("virtual", r"`labels` is a virtual dataset"),
+        ("dangling", r"`labels` leads nowhere"),
+        ("soft and out", r"link into another file|leads into another file"),
+        ("floats", r"the images are float64 .*images \* 255"),
+        ("ragged", r"images: rows of different length"),
+        ("unequal", r"unequal length: images 9, labels 4"),
+        ("packed", r"fastload packed this file.*fastload repack"),
+    ],
+)
+def test_what_is_unsafe_or_wrong_is_refused_and_named(tmp_path, how, reason):
     other = tmp_path / "secret.bin"
     with h5py.File(other, "w") as file:
         file["x"] = LABELS
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = PIXELS
-        change(file, str(other))
-    refused(UNSAFE[change], tmp_path / "a.h5")
+        spoil(file, str(other), how)
+    refused(reason, tmp_path / "a.h5")
 
 
 def test_files_that_are_no_hdf5_or_cut_short_are_named(tmp_path):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -29,9 +29,7 @@ def test_rows_of_a_file_are_those_that_numpy_reads(tmp_path, axes, dtype, offset
     path = tmp_path / "raw"
     path.write_bytes(bytes(offset) + b"".join(row.tobytes() + bytes(gap) for row in values) + b"tail")
     stride = values[0].nbytes + gap
-    rows = RawRows.of(
-        path, offset=offset, num_rows=30, shape=SHAPES[axes], dtype=np.dtype(dtype), stride=stride, axes=axes
-    )
+    rows = RawRows.of(path, offset=offset, num_rows=30, shape=SHAPES[axes], dtype=dtype, stride=stride, axes=axes)
     expected = values.transpose(UPRIGHT[axes])
     assert rows.shape == (5, 4, 3) and rows.dtype.isnative and rows.dtype.itemsize == values.itemsize
     for indices in (range(30), range(4, 9), [29, 0, 3, 3, 17], [5], []):
@@ -81,9 +79,9 @@ def test_joined_rows_are_the_concatenation(counts, data):
 
 
 def test_rows_of_different_shapes_cannot_be_joined():
+    parts = [(MemoryRows.of(np.zeros((1, *shape), np.uint8)), 1) for shape in ((2, 3, 1), (3, 2, 1))]
     with pytest.raises(SourceError, match=r"uint8 \(2, 3, 1\) and uint8 \(3, 2, 1\)"):
-        JoinedRows.of([(MemoryRows.of(np.zeros((1, 2, 3, 1), np.uint8)), 1), (MemoryRows.of(
-            np.zeros((1, 3, 2, 1), np.uint8)), 1)])  # fmt: skip
+        JoinedRows.of(parts)
 
 
 def test_a_file_too_short_is_refused_when_it_is_listed(tmp_path):
@@ -114,15 +112,10 @@ def test_threads_read_the_same_rows(tmp_path):
     path = tmp_path / "raw"
     path.write_bytes(values.tobytes())
     rows = RawRows.of(path, offset=0, num_rows=50, shape=(6, 6, 3), dtype=np.uint8)
-    results: list[bool] = []
 
     def work(seed):
         order = np.random.default_rng(seed).permutation(50)
-        results.append(all(np.array_equal(read(rows, order), values[order]) for _ in range(20)))
+        return all(np.array_equal(read(rows, order), values[order]) for _ in range(20))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 4
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(4)))

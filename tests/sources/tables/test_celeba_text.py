@@ -5,26 +5,22 @@ from fastload.sources.tables.celeba_text import parse_table
 
 
 @pytest.mark.parametrize(
-    ("data", "num_values", "header"),
+    ("data", "path", "num_values", "header"),
     [
-        (b"a.jpg 1 -2\nb.jpg  3   4\n", None, ()),
-        (b"2\r\nx y \r\na.jpg 1 -2\r\nb.jpg 3 4", None, ("x", "y")),
-        (b"2\nimage_id x y\na.jpg 1 -2\nb.jpg 3 4\n", None, ("x", "y")),
-        (b"number x y\na.jpg 1 -2\n\nb.jpg 3 4\n\n", 2, ("x", "y")),
-        (b"\xef\xbb\xbfx y\na.jpg\t1\t-2\nb.jpg\t3\t4\n", 2, ("x", "y")),
+        (b"a.jpg 1 -2\nb.jpg  3   4\n", "t.txt", None, ()),
+        (b"2\r\nx y \r\na.jpg 1 -2\r\nb.jpg 3 4", "t.txt", None, ("x", "y")),
+        (b"2\nimage_id x y\na.jpg 1 -2\nb.jpg 3 4\n", "t.txt", None, ("x", "y")),
+        (b"number x y\na.jpg 1 -2\n\nb.jpg 3 4\n\n", "t.txt", 2, ("x", "y")),
+        (b"\xef\xbb\xbfx y\na.jpg\t1\t-2\nb.jpg\t3\t4\n", "t.txt", 2, ("x", "y")),
+        (b'image_id,x,y\n"a.jpg", 1,-2\nb.jpg,3,4\n', "T.CSV", None, ("x", "y")),
     ],
 )
-def test_every_kind_of_head_and_spacing_gives_the_same_rows(data: bytes, num_values: int | None, header: tuple) -> None:
-    table = parse_table(data, "t.txt", num_values)
+def test_every_head_and_separator_gives_the_same_rows(
+    data: bytes, path: str, num_values: int | None, header: tuple
+) -> None:
+    table = parse_table(data, path, num_values)
     assert table.images == ["a.jpg", "b.jpg"] and table.values.tolist() == [[1, -2], [3, 4]]
     assert table.header == header
-
-
-def test_commas_and_quotes_of_a_csv() -> None:
-    table = parse_table(b'image_id,x,y\n"a.jpg", 1,-2\nb.jpg,3,4\n', "T.CSV")
-    assert (
-        table.images == ["a.jpg", "b.jpg"] and table.values.tolist() == [[1, -2], [3, 4]] and table.header == ("x", "y")
-    )
 
 
 def test_lines_are_counted_with_the_blank_ones() -> None:

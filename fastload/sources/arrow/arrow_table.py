@@ -1,10 +1,9 @@
-"""The rows of Parquet or Arrow files as a table, with the features (images, classes) that `datasets` wrote."""
+"""The rows of several Parquet or Arrow files as one table, with one list of classes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,67 +17,6 @@ from fastload.sources.tables.values import Values, nothing, other
 from fastload.sources.tree import key_of
 
 
-@dataclass(frozen=True)
-class Features:
-    """The images and classes among the columns of a table, by its schema.
-
-    Attributes:
-        images: the columns that hold images, in order.
-        classes: column -> names of its classes.
-    """
-
-    images: tuple[str, ...]
-    classes: dict[str, tuple[str, ...]]
-
-
-def features_of(schema: Any) -> Features:
-    """Returns the features from a schema's metadata, else from its types: a struct of bytes and path is an image."""
-    import pyarrow as pa
-
-    try:
-        described = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, ValueError, TypeError, RecursionError):
-        described = {}
-    images, classes = [], {}
-    for field in schema:
-        feature = described.get(field.name) if isinstance(described, dict) else None
-        said = feature.get("_type", "") if isinstance(feature, dict) else ""
-        kind = field.type
-        pair = pa.types.is_struct(kind) and {kind.field(i).name for i in range(kind.num_fields)} >= {"bytes", "path"}
-        binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-        if said == "Image" or ((pair or binary) and said in ("", "Value")):  # not Audio, Video or Pdf
-            images.append(field.name)
-        while isinstance(feature, dict) and "feature" in feature:
-            feature = feature["feature"]
-        if isinstance(feature, list) and len(feature) == 1:
-            feature = feature[0]
-        if isinstance(feature, dict) and "_type" not in feature:  # objects with boxes: the classes are inside
-            inner = [value.get("feature", value) for value in feature.values() if isinstance(value, dict)]
-            feature = next((value for value in inner if isinstance(value, dict) and "names" in value), None)
-        if (
-            isinstance(feature, dict)
-            and feature.get("_type") == "ClassLabel"
-            and isinstance(feature.get("names"), list)
-        ):
-            classes[field.name] = tuple(map(str, feature["names"]))
-    return Features(tuple(images), classes)
-
-
-def _common_features(each: list[Features]) -> tuple[Features, list[str]]:
-    """Returns the features of several files, with the union of lists of classes, and the columns where these differ."""
-    classes: dict[str, tuple[str, ...]] = {}
-    differ: dict[str, None] = {}
-    for features in each:
-        for name, names in features.classes.items():
-            known = classes.setdefault(name, names)
-            if known != names:
-                # New names are appended: a longer list that begins like the known one keeps its numbers.
-                classes[name] = (*known, *[one for one in names if one not in known])
-                differ[name] = None
-    images = dict.fromkeys(name for features in each for name in features.images)
-    return Features(tuple(images), classes), list(differ)
-
-
 class ArrowTable:
     """The rows of all Parquet or Arrow files of a dataset, one file behind the other; see `tables.frame.CellTable`.
 
@@ -86,28 +24,33 @@ class ArrowTable:
         shards: the files.
         files: their paths in the tree.
         names: the columns of all files.
-        features: images and classes among them.
+        images: those of them that hold images.
+        classes: column -> names of its classes, of all files.
         shard_of: int64 (R,), the file that each row belongs to.
         renumbered: the columns whose classes differ between files.
     """
 
     def __init__(self, shards: list[Shard], files: list[str], first: Callable[[str], bool]) -> None:
-        """Joins the columns of some files.
+        """Joins the columns of some files, which must have the same type in all.
 
-        Args:
-            shards: the files.
-            files: their paths in the tree.
-            first: whether a file's numbers of classes are kept, if files number their classes differently.
-
-        Raises:
-            SourceError: a column has different types in two files.
+        If files number their classes differently, the numbers of those for which `first` holds are kept.
         """
         self.shards, self.files = shards, files
         counts = [shard.num_rows for shard in shards]
         self.shard_of = np.repeat(np.arange(len(shards)), counts)
         self._row_of = np.concatenate([np.arange(count) for count in counts])
-        order = sorted(np.flatnonzero(counts).tolist(), key=lambda i: not first(files[i]))  # not of files without rows
-        self.features, self.renumbered = _common_features([features_of(shards[i].schema) for i in order])
+        images: dict[str, None] = {}
+        self.classes: dict[str, tuple[str, ...]] = {}
+        differ: dict[str, None] = {}
+        for i in sorted(range(len(shards)), key=lambda i: not first(files[i])):
+            images |= dict.fromkeys(shards[i].images)
+            for name, names in shards[i].classes.items() if counts[i] else ():
+                known = self.classes.setdefault(name, names)
+                if known != names:
+                    # New names are appended: a longer list that begins like the known one keeps its numbers.
+                    self.classes[name] = (*known, *[one for one in names if one not in known])
+                    differ[name] = None
+        self.images, self.renumbered = list(images), list(differ)
         self.names = _column_names(shards, files)
 
     @property
@@ -124,14 +67,14 @@ class ArrowTable:
         return values_in(self.shards, name).texts()
 
     def values(self, name: str) -> Values:
-        """Returns a column, numbered by the classes of `features`; raises as `values_in` does."""
-        return values_in(self.shards, name, self.features.classes.get(name, ()))
+        """Returns a column, numbered by the classes of all files; raises as `values_in` does."""
+        return values_in(self.shards, name, self.classes.get(name, ()))
 
     def objects(self, name: str) -> list[Any]:
         """Returns the cells of a column of objects, whose classes all files must number alike."""
-        if classes := self.features.classes.get(name):
+        if classes := self.classes.get(name):
             for shard in self.shards:
-                _require_same_classes(shard, name, features_of(shard.schema).classes.get(name, ()), classes)
+                _require_same_classes(shard, name, shard.classes.get(name, ()), classes)
         return [cell for shard in self.shards for cell in shard.column(name).to_pylist()]
 
 
@@ -177,7 +120,7 @@ def values_in(shards: list[Shard], name: str, names: tuple[str, ...] = ()) -> Va
     for shard in shards:
         rows = slice(start, start + shard.num_rows)
         start += shard.num_rows
-        own = features_of(shard.schema).classes.get(name, names)
+        own = shard.classes.get(name, names)
         if values.kind != "int":
             _require_same_classes(shard, name, own, names)
             continue
