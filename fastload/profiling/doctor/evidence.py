@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 
-from fastload.profiling.doctor.costs import Fetch, slow_samples
+from fastload.profiling.doctor.costs import Fetch
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import LoaderRecord, Records
 from fastload.profiling.verdict import Demands
@@ -36,22 +37,33 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         cpus: CPUs that its process may use, workers included.
         waits: what the fetching threads waited for according to the kernel, for waits that nothing else explains.
     """
-    held_back = [
-        (before["t"], after["t"])
-        for before, after in itertools.pairwise(loader.trials)
-        if after["limit"] and not before["limit"]
-    ]
+    facts, trials = loader.facts, loader.trials
+    held_back = [(a["t"], b["t"]) for a, b in itertools.pairwise(trials) if b["limit"] and not a["limit"]]
     undisturbed = [one for one in loader.steps if not any(a <= one.step.begin_s < b for a, b in held_back)]
     steps = undisturbed or loader.steps
-    fetches = loader.fetches
-    slow_s, slow_mean_s, num_slow = slow_samples(fetches)
-    batches = tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in fetches)
-    workers = loader.facts["workers"]
+    slow_s, slow_note = slow_samples(loader.fetches)
+    workers = facts["workers"]
+    notes = [
+        f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size']}, num_workers {workers}"
+        + (", persistent" if facts["persistent"] else "")
+    ]
+    if loader.lines:
+        line, count = loader.lines.most_common(1)[0]
+        notes.append(f"workers were at {line} in {count / loader.lines.total():.0%} of {loader.lines.total()} looks")
+    fewer_workers = None
+    few, full = ([one for one in trials if bool(one["limit"]) == limited] for limited in (True, False))
+    if few and full:
+        few_s, full_s = (statistics.median(one["s"] / one["steps"] for one in ones) for ones in (few, full))
+        fewer_workers = few[0]["limit"], few_s, full_s
+        notes.append(
+            f"with {few[0]['limit']} of {workers} workers allowed to work at once a step took {format_time(few_s)}, "
+            f"with all {format_time(full_s)} (a trial while the script ran, in turn)"
+        )
     return Demands(
-        batches=batches,
+        batches=tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in loader.fetches),
         steps=tuple(_warm([record.step for record in steps])),
         workers=workers,
-        ahead=loader.facts.get("ahead", workers * loader.facts["prefetch"]),
+        ahead=facts.get("ahead", workers * facts["prefetch"]),
         cpus=cpus,
         num_steps=len(steps),
         epochs=tuple((epoch.first_s, epoch.end_s) for epoch in loader.epochs if epoch.first_s is not None),
@@ -59,12 +71,12 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in steps) if workers else 0.0,
         step_running_s=statistics.fmean(record.running_s for record in steps),
         step_runnable_s=statistics.fmean(record.runnable_s for record in steps),
-        by_threads=loader.facts.get("by_threads", False),
-        fewer_workers=_trial(loader),
-        persistent=bool(loader.facts["persistent"]),
-        is_fastload=loader.facts["kind"].startswith("fastload."),
-        compression_ratio=loader.facts.get("compression_ratio", 0.0),
-        notes=tuple(_notes(loader, num_slow, slow_mean_s)),
+        by_threads=facts.get("by_threads", False),
+        fewer_workers=fewer_workers,
+        persistent=facts["persistent"],
+        is_fastload=facts["kind"].startswith("fastload."),
+        compression_ratio=facts.get("compression_ratio", 0.0),
+        notes=(*notes, *slow_note),
     )
 
 
@@ -88,34 +100,22 @@ def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
     return replace(work, stages=stages, lock_s=lock_s, runnable_s=work.runnable_s + gil_s)
 
 
-def _trial(loader: LoaderRecord) -> tuple[int, float, float] | None:
-    """Returns the results of the trials: workers allowed to work at once, seconds per step with those, and with all."""
-    few = [trial["s"] / trial["steps"] for trial in loader.trials if trial["limit"]]
-    full = [trial["s"] / trial["steps"] for trial in loader.trials if not trial["limit"]]
-    if not few or not full:
-        return None
-    limit = next(trial["limit"] for trial in loader.trials if trial["limit"])
-    return limit, statistics.median(few), statistics.median(full)
+def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
+    """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
 
-
-def _notes(loader: LoaderRecord, num_slow: int, slow_mean_s: float) -> list[str]:
-    facts = loader.facts
-    notes = [
-        f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size']}, num_workers {facts['workers']}"
-        + (", persistent" if facts["persistent"] else "")
-    ]
-    total = sum(loader.lines.values())
-    if total:
-        line, count = loader.lines.most_common(1)[0]
-        notes.append(f"workers were at {line} in {count / total:.0%} of {total} looks")
-    trial = _trial(loader)
-    if trial is not None:
-        limit, few_s, full_s = trial
-        notes.append(
-            f"with {limit} of {facts['workers']} workers allowed to work at once a step took {format_time(few_s)}, "
-            f"with all {format_time(full_s)} (a trial while the script ran, in turn)"
-        )
-    if num_slow:
-        usual = statistics.median(fetch.usual_s for fetch in loader.fetches if fetch.num_samples)
-        notes.append(f"{num_slow} samples took {format_time(slow_mean_s)} each, where most take {format_time(usual)}")
-    return notes
+    Returns:
+        Seconds per batch that slow samples take beyond usual ones, and a line of evidence; 0.0 and none if there are no
+            slow samples.
+    """
+    fetches = [fetch for fetch in fetches if fetch.num_samples]
+    if not fetches:
+        return 0.0, []
+    usual_s = statistics.median(fetch.usual_s for fetch in fetches)
+    count = sum(fetch.num_samples for fetch in fetches)
+    least_s = max(5 * usual_s, 2 * sum(fetch.samples_s for fetch in fetches) / count)
+    slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
+    if not slow or len(slow) > 0.1 * count:
+        return 0.0, []
+    mean, usual = format_time(sum(slow) / len(slow)), format_time(usual_s)
+    extra_s = sum(value - usual_s for value in slow) / len(fetches)
+    return extra_s, [f"{len(slow)} samples took {mean} each, where most take {usual}"]

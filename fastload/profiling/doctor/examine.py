@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import statistics
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastload.profiling.doctor.command import Signals, check_command, run_command
+from fastload.profiling.doctor.command import Signals, run_command
 from fastload.profiling.doctor.evidence import demands_of, loader_that_binds
 from fastload.profiling.doctor.kernel import WaitSampler
 from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
@@ -19,8 +20,6 @@ from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import judge
 from fastload.system.machine import available_cpus
 from fastload.timing.results import Measured, Work, mean_stages
-
-Look = Callable[[Records], None]
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
@@ -47,20 +46,20 @@ class Examined:
 
 
 def examine(
-    command: Sequence[str], signals: Signals, *, seconds: float | None = None, look: Look | None = None
+    command: Sequence[str],
+    signals: Signals,
+    *,
+    seconds: float | None = None,
+    look: Callable[[Records], None] | None = None,
 ) -> Examined:
     """Runs a command with each of its loaders timed, and judges the one that takes the most time.
 
     Args:
-        command: as typed after `fastload doctor --`.
+        command: as typed after `fastload doctor --`; see `check_command`.
         signals: an entered `Signals`; signals that come while the records are read have to wait.
         seconds: after this time the command is interrupted; None: never.
         look: called about twice a second with the records so far; None: nothing is read until the end.
-
-    Raises:
-        OptionError, MissingFileError: the command cannot be run.
     """
-    check_command(command)
 
     def watch(_elapsed_s: float, pid: int) -> None:
         if recording.follow(pid) and look is not None:
@@ -126,7 +125,7 @@ class Recording:
         return True
 
     def records(self) -> Records:
-        """Returns the loaders' records so far."""
+        """Returns the records so far."""
         return self._reader.read()
 
     @property
@@ -173,26 +172,25 @@ class Recording:
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
-    """Returns further facts for reports."""
     facts = [("loader", f"{loader.facts['kind']} of {loader.facts['dataset']}")]
     rank = loader.process["rank"]
     if rank:
         ranks = {other.process["rank"] for other in records.loaders}
         facts.append(("rank", f"{rank}, which waits longest of {len(ranks)}"))
     facts.append(("epochs", f"{len(loader.epochs):,}"))
-    others = [other for other in records.loaders if other is not loader and other.process is loader.process]
+    others = [
+        f"{other.facts['dataset']} {other.elapsed_s:.1f} s"
+        for other in records.loaders
+        if other is not loader and other.process is loader.process
+    ]
     if others:
-        shares = ", ".join(f"{other.facts['dataset']} {other.elapsed_s:.1f} s" for other in others)
-        facts.append(("other loaders", f"{shares}; this one {loader.elapsed_s:.1f} s"))
+        facts.append(("other loaders", f"{', '.join(others)}; this one {loader.elapsed_s:.1f} s"))
     return facts
 
 
 def _why_no_verdict(records: Records, command: Sequence[str]) -> str:
-    """Returns why there is nothing to judge."""
     if not records.num_processes:
-        isolated = [
-            word for word in command if word.startswith("-") and not word.startswith("--") and set(word) & set("IES")
-        ]
+        isolated = [word for word in command if re.match(r"-(?!-).*[IES]", word)]
         why = (
             f"Python was started with {isolated[0]}, which ignores PYTHONPATH or sitecustomize"
             if isolated

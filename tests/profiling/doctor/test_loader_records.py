@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastload.profiling.doctor.costs import slow_samples
-from fastload.profiling.doctor.evidence import demands_of, loader_that_binds
+from fastload.profiling.doctor.evidence import demands_of, loader_that_binds, slow_samples
 from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
 from fastload.profiling.verdict import judge
@@ -143,10 +142,9 @@ def test_slow_samples_are_few_and_take_far_longer():
         total = 0.001 * (50 - len(slow)) + sum(slow)
         return type("F", (), {"num_samples": 50, "usual_s": 0.001, "slow": tuple(slow), "samples_s": total})()
 
-    extra_s, mean_s, count = slow_samples([made([0.101]), made([])])
-    assert (extra_s, mean_s, count) == pytest.approx((0.05, 0.101, 1))
-    assert slow_samples([made([0.101] * 20), made([])]) == (0.0, 0.0, 0)
-    assert slow_samples([made([0.003])]) == (0.0, 0.0, 0)
+    extra_s, note = slow_samples([made([0.101]), made([])])
+    assert extra_s == pytest.approx(0.05) and note == ["1 samples took 101.0 ms each, where most take 1.0 ms"]
+    assert slow_samples([made([0.101] * 20), made([])]) == slow_samples([made([0.003])]) == (0.0, [])
 
 
 class FakeEvent:
