@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastload.profiling.doctor.evidence import demands_of, loader_that_binds, slow_samples
+from fastload.profiling.doctor.examine import demands_of, loader_that_binds, slow_samples
 from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
 from fastload.profiling.verdict import judge
@@ -99,6 +99,10 @@ def test_blocked_time_is_reading_and_running_time_that_nothing_claims_is_the_tra
     stages = {name: (work.running_s, work.blocked_s) for name, work in made.work.stages.items()}
     assert stages["decoding"] == (0.01, 0.0) and stages["transform"] == (0.02, 0.0)
     assert stages["reading"] == pytest.approx((0.0, 0.05)) and stages["collate"] == pytest.approx((0.02, 0.0))
+    another_thread = {"decoding": [0.04, 0.03]}
+    [made] = judged(tmp_path, fetch(others=another_thread, delay=0.0)).fetches
+    assert (made.work.stages["decoding"].running_s, made.unknown_blocked_s) == pytest.approx((0.03, 0.04))
+    assert made.work.stages["reading"].blocked_s == pytest.approx(0.05)
 
 
 def test_waits_for_a_cpu_are_no_reading(tmp_path):

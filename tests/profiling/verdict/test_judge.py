@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.profiling.verdict import CAUSES, Demands, judge
+from fastload.profiling.verdict.demands import costs_of
 from fastload.timing.results import BatchWork, Step, Work
 
 STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
@@ -44,6 +45,7 @@ def demands(
     ("too few workers", demands(wait=30, workers=0, reading=(1, 2), decoding=(13, 0), transform=(14, 0), compute=30)),
     ("worker start-up", demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600))),
     ("a slow sample now and then", demands(wait=45, reading=(1, 92), transform=(4, 0), slow=88)),
+    ("a slow sample now and then", demands(wait=45, reading=(1, 2), transform=(92, 0), slow=88)),
     ("lock contention", demands(wait=45, reading=(1, 92), transform=(4, 0), lock=80)),
     ("compute", demands(wait=1, compute=50, transform=(30, 0))),
 ])  # fmt: skip
@@ -57,6 +59,9 @@ def test_the_cost_that_binds_is_named_and_no_other(cause, given_demands):
 def test_workers_beyond_the_cpus_are_too_many_when_their_starts_are_what_costs():
     verdict = judge(demands(wait=45, workers=16, transform=(3, 0), startups=(600, 600, 600, 600)))
     assert verdict.cause == "too many workers" and "num_workers=2 instead of 16" in verdict.sentence
+    base = demands(workers=16, transform=(10, 0))
+    costs = costs_of(replace(base, batches=(replace(base.batches[0], runnable_s=0.07),) * 50))
+    assert [costs.with_workers(workers).stretch for workers in (32, 8, 2)] == pytest.approx([8, 4, 1])
 
 
 def test_a_cure_predicts_the_step_without_its_cost_or_what_binds_then():
