@@ -72,7 +72,7 @@ def test_a_fastloader_is_told_from_inside(tmp_path, image_folder):
     with_transform = FastLoader(tmp_path / "photos.h5", 4, transform=[fastload.transforms.RandomResizedCrop(16)])
     found = fastload.diagnose(with_transform, lambda batch: time.sleep(0.001), seconds=3.0)
     assert {"reading", "transform"} <= set(found.measured.stages)
-    assert "fastload.FastLoader" in " ".join(found.verdict.evidence)
+    assert f"fastload.FastLoader of {tmp_path / 'photos.h5'}" in " ".join(found.verdict.evidence)
 
 
 def test_afterwards_nothing_is_metered_and_the_environment_is_as_before(tmp_path, monkeypatch):
