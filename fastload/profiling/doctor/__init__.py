@@ -6,5 +6,5 @@ measurements and a verdict (`profiling.verdict`).
 
 Read `examine` first (from command to verdict), then `command` (running it), `injected` (its docstring lists the
 events), `loader_records` (events read and grouped by loader), `costs` (the cost of one batch and step), `kernel` (waits
-seen by the kernel), `evidence` (the verdict's input), `in_process` (`diagnose`).
+seen by the kernel), `in_process` (`diagnose`).
 """

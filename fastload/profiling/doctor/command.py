@@ -32,13 +32,7 @@ _INTERRUPTING = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
-
-    Attributes:
-        code: its exit code, or 128 plus the signal's number, as in shells.
-        interrupted: whether it was asked to stop before it ended.
-        elapsed_s: how long it ran.
-    """
+    """A command's exit code (128 plus the signal's number, as in shells), and whether it was asked to stop before."""
 
     code: int
     interrupted: bool

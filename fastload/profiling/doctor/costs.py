@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,22 +166,3 @@ def _lock_of_h5py(event: Event) -> float:
     if together < 1.05 and busy > 0.5 * event["wall"]:
         together = float(threads)  # always busy, yet never two at once: the script has a lock of its own
     return min(busy, event["wall"]) * (1 - 1 / together) if together > 1.1 else 0.0
-
-
-def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, float, int]:
-    """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
-
-    Returns:
-        Seconds per batch that slow samples take beyond usual ones, mean seconds of a slow sample, number of slow
-            samples; zeros when there are none.
-    """
-    fetches = [fetch for fetch in fetches if fetch.num_samples]
-    if not fetches:
-        return 0.0, 0.0, 0
-    usual = statistics.median_high(fetch.usual_s for fetch in fetches)
-    count = sum(fetch.num_samples for fetch in fetches)
-    least_s = max(5 * usual, 2 * sum(fetch.samples_s for fetch in fetches) / count)
-    slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
-    if not slow or len(slow) > 0.1 * count:
-        return 0.0, 0.0, 0
-    return sum(value - usual for value in slow) / len(fetches), sum(slow) / len(slow), len(slow)

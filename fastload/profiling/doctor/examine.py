@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shlex
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastload.profiling.doctor.command import Signals, check_command, run_command
-from fastload.profiling.doctor.evidence import demands_of, loader_that_binds
-from fastload.profiling.doctor.kernel import WaitSampler
+from fastload.profiling.doctor.command import Signals, run_command
+from fastload.profiling.doctor.costs import Fetch
+from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
-from fastload.profiling.verdict import judge
+from fastload.profiling.verdict import Demands, judge
+from fastload.profiling.verdict.sentences import format_time
 from fastload.system.machine import available_cpus
-from fastload.timing.results import Measured, Work, mean_stages
-
-Look = Callable[[Records], None]
+from fastload.timing.results import BatchWork, Measured, Step, Work, mean_stages
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
 _SHOWN_STEPS = 4000
+# The first steps of a run include compilation, allocation and warm-up.
+_WARM_UP = 2
+_MIN_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -47,20 +51,20 @@ class Examined:
 
 
 def examine(
-    command: Sequence[str], signals: Signals, *, seconds: float | None = None, look: Look | None = None
+    command: Sequence[str],
+    signals: Signals,
+    *,
+    seconds: float | None = None,
+    look: Callable[[Records], None] | None = None,
 ) -> Examined:
     """Runs a command with each of its loaders timed, and judges the one that takes the most time.
 
     Args:
-        command: as typed after `fastload doctor --`.
+        command: as typed after `fastload doctor --`; see `check_command`.
         signals: an entered `Signals`; signals that come while the records are read have to wait.
         seconds: after this time the command is interrupted; None: never.
         look: called about twice a second with the records so far; None: nothing is read until the end.
-
-    Raises:
-        OptionError, MissingFileError: the command cannot be run.
     """
-    check_command(command)
 
     def watch(_elapsed_s: float, pid: int) -> None:
         if recording.follow(pid) and look is not None:
@@ -126,7 +130,7 @@ class Recording:
         return True
 
     def records(self) -> Records:
-        """Returns the loaders' records so far."""
+        """Returns the records so far."""
         return self._reader.read()
 
     @property
@@ -173,26 +177,25 @@ class Recording:
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
-    """Returns further facts for reports."""
     facts = [("loader", f"{loader.facts['kind']} of {loader.facts['dataset']}")]
     rank = loader.process["rank"]
     if rank:
         ranks = {other.process["rank"] for other in records.loaders}
         facts.append(("rank", f"{rank}, which waits longest of {len(ranks)}"))
     facts.append(("epochs", f"{len(loader.epochs):,}"))
-    others = [other for other in records.loaders if other is not loader and other.process is loader.process]
+    others = [
+        f"{other.facts['dataset']} {other.elapsed_s:.1f} s"
+        for other in records.loaders
+        if other is not loader and other.process is loader.process
+    ]
     if others:
-        shares = ", ".join(f"{other.facts['dataset']} {other.elapsed_s:.1f} s" for other in others)
-        facts.append(("other loaders", f"{shares}; this one {loader.elapsed_s:.1f} s"))
+        facts.append(("other loaders", f"{', '.join(others)}; this one {loader.elapsed_s:.1f} s"))
     return facts
 
 
 def _why_no_verdict(records: Records, command: Sequence[str]) -> str:
-    """Returns why there is nothing to judge."""
     if not records.num_processes:
-        isolated = [
-            word for word in command if word.startswith("-") and not word.startswith("--") and set(word) & set("IES")
-        ]
+        isolated = [word for word in command if re.match(r"-(?!-).*[IES]", word)]
         why = (
             f"Python was started with {isolated[0]}, which ignores PYTHONPATH or sitecustomize"
             if isolated
@@ -206,3 +209,105 @@ def _why_no_verdict(records: Records, command: Sequence[str]) -> str:
         "no DataLoader was iterated for two batches or more, so there is no step to measure. Does the script load its "
         "data in another way? Then use fastload.Meter in it"
     )
+
+
+def loader_that_binds(records: Records) -> LoaderRecord | None:
+    """Returns the loader with whose loop the job spends most of its time, on the rank that waits longest for it."""
+    if not records.loaders:
+        return None
+    most = max(records.loaders, key=lambda loader: loader.elapsed_s)
+    names = ("id", "kind", "workers", "dataset")  # the same loader of another rank has the same
+    same = [loader for loader in records.loaders if all(loader.facts[name] == most.facts[name] for name in names)]
+    return max(same, key=lambda loader: sum(record.step.wait_s for record in loader.steps))
+
+
+def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = None) -> Demands:
+    """Returns what one loader's loop asks of the machine.
+
+    Args:
+        loader: with at least one step.
+        cpus: CPUs that its process may use, workers included.
+        waits: what the fetching threads waited for according to the kernel, for waits that nothing else explains.
+    """
+    facts, trials = loader.facts, loader.trials
+    held_back = [(a["t"], b["t"]) for a, b in itertools.pairwise(trials) if b["limit"] and not a["limit"]]
+    undisturbed = [one for one in loader.steps if not any(a <= one.step.begin_s < b for a, b in held_back)]
+    steps = undisturbed or loader.steps
+    slow_s, slow_note = slow_samples(loader.fetches)
+    workers = facts["workers"]
+    notes = [
+        f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size']}, num_workers {workers}"
+        + (", persistent" if facts["persistent"] else "")
+    ]
+    if loader.lines:
+        line, count = loader.lines.most_common(1)[0]
+        notes.append(f"workers were at {line} in {count / loader.lines.total():.0%} of {loader.lines.total()} looks")
+    fewer_workers = None
+    few, full = ([one for one in trials if bool(one["limit"]) == limited] for limited in (True, False))
+    if few and full:
+        few_s, full_s = (statistics.median(one["s"] / one["steps"] for one in ones) for ones in (few, full))
+        fewer_workers = few[0]["limit"], few_s, full_s
+        notes.append(
+            f"with {few[0]['limit']} of {workers} workers allowed to work at once a step took {format_time(few_s)}, "
+            f"with all {format_time(full_s)} (a trial while the script ran, in turn)"
+        )
+    return Demands(
+        batches=tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in loader.fetches),
+        steps=tuple(_warm([record.step for record in steps])),
+        workers=workers,
+        ahead=facts.get("ahead", workers * facts["prefetch"]),
+        cpus=cpus,
+        num_steps=len(steps),
+        epochs=tuple((epoch.first_s, epoch.end_s) for epoch in loader.epochs if epoch.first_s is not None),
+        receive_s=statistics.fmean(record.receive.running_s for record in steps) if workers else 0.0,
+        receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in steps) if workers else 0.0,
+        step_running_s=statistics.fmean(record.running_s for record in steps),
+        step_runnable_s=statistics.fmean(record.runnable_s for record in steps),
+        by_threads=facts.get("by_threads", False),
+        fewer_workers=fewer_workers,
+        persistent=facts["persistent"],
+        is_fastload=facts["kind"].startswith("fastload."),
+        compression_ratio=facts.get("compression_ratio", 0.0),
+        notes=(*notes, *slow_note),
+    )
+
+
+def _warm(steps: list[Step]) -> list[Step]:
+    """Returns the steps, the compute time of the first ones limited to 3 times the usual, to leave out warm-up."""
+    if len(steps) < _MIN_STEPS:
+        return steps
+    usual_s = statistics.median(step.compute_s for step in steps[_WARM_UP:])
+    warm = [replace(step, compute_s=min(step.compute_s, 3 * usual_s)) for step in steps[:_WARM_UP]]
+    return [*warm, *steps[_WARM_UP:]]
+
+
+def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
+    """Returns the cost of a batch, its unexplained waits assigned to locks and GIL as the kernel saw them."""
+    work = fetch.work
+    reading = work.stages.get("reading", Work())
+    # A thread that waits for the GIL is ready to run: another thread of its process holds it.
+    gil_s = min(reading.blocked_s, waits.gil * fetch.unknown_blocked_s)
+    stages = {**work.stages, "reading": Work(reading.running_s, reading.blocked_s - gil_s)}
+    lock_s = work.lock_s + waits.lock * fetch.unknown_blocked_s
+    return replace(work, stages=stages, lock_s=lock_s, runnable_s=work.runnable_s + gil_s)
+
+
+def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
+    """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
+
+    Returns:
+        Seconds per batch that slow samples take beyond usual ones, and a line of evidence; 0.0 and none if there are no
+            slow samples.
+    """
+    fetches = [fetch for fetch in fetches if fetch.num_samples]
+    if not fetches:
+        return 0.0, []
+    usual_s = statistics.median(fetch.usual_s for fetch in fetches)
+    count = sum(fetch.num_samples for fetch in fetches)
+    least_s = max(5 * usual_s, 2 * sum(fetch.samples_s for fetch in fetches) / count)
+    slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
+    if not slow or len(slow) > 0.1 * count:
+        return 0.0, []
+    mean, usual = format_time(sum(slow) / len(slow)), format_time(usual_s)
+    extra_s = sum(value - usual_s for value in slow) / len(fetches)
+    return extra_s, [f"{len(slow)} samples took {mean} each, where most take {usual}"]

@@ -53,7 +53,6 @@ class WaitSampler:
         self._pids = pids
 
     def close(self) -> None:
-        """Ends the sampling."""
         self._stop.set()
         self._thread.join()
 

@@ -59,12 +59,10 @@ class LoaderRecord:
 
     @property
     def steps(self) -> list[StepRecord]:
-        """All steps, in order."""
         return [step for epoch in self.epochs for step in epoch.steps]
 
     @property
     def num_steps(self) -> int:
-        """Number of steps."""
         return sum(len(epoch.steps) for epoch in self.epochs)
 
     @property

@@ -26,9 +26,7 @@ StrPath = str | os.PathLike[str]
 class ScalarWriter(Protocol):
     """The part of `torch.utils.tensorboard.SummaryWriter` that is used."""
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object:
-        """Adds a point to a curve."""
-        ...
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object: ...
 
 
 def save_new(text: str, path: StrPath, *, force: bool) -> None:

@@ -55,16 +55,16 @@ class Gpus:
             that variable. Numbers are those of `nvidia-smi`; CUDA numbers GPUs differently on machines with several
             kinds of them, unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-        attempts: takes the readings; None: its own.
 
     Attributes:
+        attempts: takes the readings.
         absent: counters that cannot be read, each with the reason; the key `gpu` stands for all of them, the name of a
             MIG slice for that slice.
     """
 
-    def __init__(self, nvml: Any = None, visible: str | None = None, attempts: Attempts | None = None) -> None:
-        self._attempts = attempts or Attempts()
-        self.absent = self._attempts.absent
+    def __init__(self, nvml: Any = None, visible: str | None = None) -> None:
+        self.attempts = Attempts()
+        self.absent = self.attempts.absent
         self._devices: dict[int, Any] = {}  # handles by index
         self._nvml = nvml
         try:
@@ -120,7 +120,7 @@ class Gpus:
         reading: dict[str, float] = {}
         for index, handle in self._devices.items():
             for counter, ask in _COUNTERS.items():
-                value = self._attempts.take(f"gpu{index}.{counter}", ask, self._nvml, handle)
+                value = self.attempts.take(f"gpu{index}.{counter}", ask, self._nvml, handle)
                 if value is not None:
                     reading[f"gpu{index}.{counter}"] = float(value)
         return reading
@@ -130,11 +130,10 @@ class Gpus:
         found = set()
         for index, handle in self._devices.items():
             try:
-                running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                if any(one.pid in pids for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)):
+                    found.add(index)
             except Exception:  # noqa: BLE001  # NVMLError: not supported here
                 continue
-            if any(process.pid in pids for process in running):
-                found.add(index)
         return found
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ MOST_STEPS = 8192
 
 
 Times = tuple[float, float, float, float, float, int, int | None]
-"""The fields of a `Step`, as a tuple because a `Step` takes longer to make."""
+"""The fields of a `Step`, which takes longer to make."""
 
 
 @dataclass

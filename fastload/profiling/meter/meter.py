@@ -8,18 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from fastload.errors import OptionError
+from fastload.profiling.meter import exports
 from fastload.profiling.meter.clocks import HOW, Clock, measure_headspace, open_clock
-from fastload.profiling.meter.exports import (
-    Record,
-    ScalarWriter,
-    csv_table,
-    end_line,
-    head_line,
-    json_line,
-    save_new,
-    step_line,
-    to_scalars,
-)
 from fastload.profiling.meter.loops import Loop, Totals, demands_of
 from fastload.profiling.meter.sampler import Sampler, environment
 from fastload.profiling.meter.watching import Batches, WatchedPass
@@ -66,7 +56,7 @@ class Meter:
         self._nvml = nvml
         self._every_s = sample_every_s
         self._ranges = ranges
-        self._record: Record | None = None
+        self._record: exports.Record | None = None
         self._clock: Clock | None = None if device is None else open_clock(device)
         self._sampler: Sampler | None = None
         self._running: list[WatchedPass] = []  # innermost last
@@ -96,7 +86,7 @@ class Meter:
             self._sampler.stop()
         if self._record is not None:
             for number, loop in enumerate(self._loops):
-                self._record.append(end_line(loop.log.totals, number))
+                self._record.append(exports.end_line(loop.log.totals, number))
             self._record.close()
 
     def watch(self, loader: Iterable[Any]) -> Watched:
@@ -121,8 +111,8 @@ class Meter:
         """
         if self._record is not None:
             raise OptionError(f"this Meter has a record already, {self._record.path}")
-        record = Record(path, force=force)
-        record.append(head_line())
+        record = exports.Record(path, force=force)
+        record.append(exports.head_line())
         self._record = record
 
     def write_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -131,7 +121,7 @@ class Meter:
         Raises:
             OutputError: the file exists and `force` is not given, or it cannot be written.
         """
-        save_new(csv_table(self._loop(None).log.numbered), path, force=force)
+        exports.save_new(exports.csv_table(self._loop(None).log.numbered), path, force=force)
 
     def write_jsonl(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Writes everything as JSON lines whose `kind` is `meter` (the environment), `step`, `reading` or `totals`.
@@ -141,12 +131,12 @@ class Meter:
         """
         self._add_up()
         logs = [loop.log for loop in self._loops]
-        steps = [step_line(*pair, number) for number, log in enumerate(logs) for pair in log.numbered]
-        readings = [json_line("reading", reading) for reading in self.readings]
-        ends = [end_line(log.totals, number) for number, log in enumerate(logs)]
-        save_new("".join([head_line(), *steps, *readings, *ends]), path, force=force)
+        steps = [exports.step_line(*pair, number) for number, log in enumerate(logs) for pair in log.numbered]
+        readings = [exports.json_line("reading", reading) for reading in self.readings]
+        ends = [exports.end_line(log.totals, number) for number, log in enumerate(logs)]
+        exports.save_new("".join([exports.head_line(), *steps, *readings, *ends]), path, force=force)
 
-    def to_tensorboard(self, writer: ScalarWriter, *, prefix: str = "fastload", first_step: int = 0) -> None:
+    def to_tensorboard(self, writer: exports.ScalarWriter, *, prefix: str = "fastload", first_step: int = 0) -> None:
         """Writes the steps of the main loop, and the readings, as curves.
 
         Args:
@@ -154,7 +144,7 @@ class Meter:
             prefix: of the curves' names.
             first_step: number of the first step.
         """
-        to_scalars(writer, self._loop(None).log.numbered, self.readings, prefix=prefix, first_step=first_step)
+        exports.to_scalars(writer, self._loop(None).log.numbered, self.readings, prefix=prefix, first_step=first_step)
 
     def headspace(self, step: Callable[[Any], object], batch: Any, seconds: float = 1.0) -> float:
         """Returns the samples per second of `step` on this batch alone (`measure_headspace`), and keeps it for
@@ -246,12 +236,14 @@ class Meter:
             self._loops.append(loop)
         clock = self._clock or open_clock(None)
         record, place = self._record, self._loops.index(loop)
-        callback = None if record is None else lambda number, step: record.append(step_line(number, step, place))
+        callback = (
+            None if record is None else lambda number, step: record.append(exports.step_line(number, step, place))
+        )
         return Batches(WatchedPass(loader, loop, clock, self._running, self._begun_s, callback))
 
     def _note_reading(self, reading: Mapping[str, float]) -> None:
         if self._record is not None:
-            self._record.append(json_line("reading", reading))
+            self._record.append(exports.json_line("reading", reading))
 
     def _add_up(self) -> None:
         for one in self._running:

@@ -17,7 +17,7 @@ import psutil
 
 from fastload.errors import OptionError
 from fastload.format.writer import writer_name
-from fastload.profiling.meter.gpus import Attempts, Gpus, reason_of
+from fastload.profiling.meter.gpus import Gpus, reason_of
 from fastload.system.machine import available_cpus
 from fastload.timing.stopwatch import process_cpu_s
 
@@ -68,9 +68,8 @@ class Sampler:
         self._begun_s = time.perf_counter() if begun_s is None else begun_s
         self._callback = callback
         self._disks = disks
-        self._attempts = Attempts()
-        self._gpus = Gpus(nvml, visible, self._attempts)
-        self.absent = self._attempts.absent
+        self._gpus = Gpus(nvml, visible)
+        self.absent = self._gpus.absent
         self._used: set[int] = set()
         self._family: list[int] = []
         self._family_due_s = self._memory_due_s = 0.0
@@ -112,7 +111,7 @@ class Sampler:
 
     def read(self) -> dict[str, float]:
         """Takes a reading, keeps it and returns it."""
-        now_s, take = time.perf_counter(), self._attempts.take
+        now_s, take = time.perf_counter(), self._gpus.attempts.take
         reading = {"at_s": now_s - self._begun_s, **self._gpus.read()}
         if now_s >= self._family_due_s:
             self._family_due_s = now_s + _FAMILY_EVERY_S

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fastload.timing.results import BatchWork, Step, Work, mean_stages
+from fastload.timing.results import STAGES, BatchWork, Step, Work, mean_stages
 
-MAKING_STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
-"""The stages of making a batch, in order."""
+MAKING_STAGES = STAGES[:-1]
+"""The stages of making a batch before its copy to the device, in order."""
 
 
 @dataclass(frozen=True)

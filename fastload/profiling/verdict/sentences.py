@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 
 from fastload.profiling.verdict.demands import Costs, Demands
-from fastload.timing.results import Verdict
+from fastload.timing.results import STAGES, Verdict
 
 CAUSES = (
-    "reading",
-    "decoding",
-    "transform",
-    "collate",
-    "hand-over",
-    "copy to the device",
+    *STAGES,
     "too few workers",
     "too many workers",
     "worker start-up",

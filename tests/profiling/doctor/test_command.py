@@ -37,13 +37,11 @@ COUNTS = """
 DOCTOR = """
     import sys, threading, time
     from pathlib import Path
-    from fastload.profiling.doctor import command as module
-    from fastload.profiling.doctor.command import run_command
-    from fastload.profiling.doctor.command import Signals
-    module._ANSWER_S = 60
+    from fastload.profiling.doctor import command
+    command._ANSWER_S = 60
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-    with Signals() as signals:
-        ended = run_command(sys.argv[1:], Path("."), signals, look=lambda _s, _pid: time.sleep(0.4))
+    with command.Signals() as signals:
+        ended = command.run_command(sys.argv[1:], Path("."), signals, look=lambda _s, _pid: time.sleep(0.4))
         print(ended.code, ended.interrupted)
 """
 
@@ -72,16 +70,8 @@ def wait_for(path: Path, process: subprocess.Popen[str], count: int = 0) -> None
         time.sleep(0.02)
 
 
-def to_all(process: subprocess.Popen[str], number: int) -> None:
-    os.killpg(process.pid, number)
-
-
-def to_doctor(process: subprocess.Popen[str], number: int) -> None:
-    os.kill(process.pid, number)
-
-
 @pytest.mark.parametrize("shell", [False, True])
-@pytest.mark.parametrize("send", [to_all, to_doctor])
+@pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["to all", "to the doctor"])
 def test_a_signal_to_the_group_and_one_to_the_doctor_reach_the_python_once(tmp_path, send, shell):
     words: list[object] = [sys.executable, write(tmp_path, "counts.py", COUNTS), "seen"]
     if shell:
@@ -89,10 +79,10 @@ def test_a_signal_to_the_group_and_one_to_the_doctor_reach_the_python_once(tmp_p
         words = ["bash", "x.sh"]
     process = start(tmp_path, *words)
     for count, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1), 1):
-        send(process, number)
+        send(process.pid, number)
         wait_for(tmp_path / "seen", process, count)  # else two may be one: a signal that waits is not counted
         time.sleep(0.6)  # nor would one that comes twice be
-    send(process, signal.SIGUSR2)
+    send(process.pid, signal.SIGUSR2)
     out, err = process.communicate(timeout=600)
     assert (tmp_path / "seen").read_text() == "SIGINT SIGTERM SIGINT SIGUSR1 SIGUSR2"
     assert (out, err) == ("9 True\n", "")
@@ -102,10 +92,10 @@ def test_a_command_that_left_the_group_gets_what_the_group_got(tmp_path):
     write(tmp_path, "counts.py", COUNTS)
     leaves = "import os, sys; os.setpgid(0, 0); os.execv(sys.executable, [sys.executable, 'counts.py', 'seen'])"
     process = start(tmp_path, sys.executable, "-c", leaves)
-    to_all(process, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     wait_for(tmp_path / "seen", process, 1)
     time.sleep(0.6)
-    to_all(process, signal.SIGUSR2)
+    os.killpg(process.pid, signal.SIGUSR2)
     out, _ = process.communicate(timeout=600)
     assert out == "9 True\n" and (tmp_path / "seen").read_text() == "SIGINT SIGUSR2"
 
@@ -114,7 +104,7 @@ def test_a_shell_that_dies_of_a_signal_leaves_no_python_behind(tmp_path):
     write(tmp_path, "counts.py", COUNTS)
     write(tmp_path, "x.sh", f"{sys.executable} counts.py seen\ntrue\n")
     process = start(tmp_path, "bash", "x.sh")
-    to_doctor(process, signal.SIGUSR2)
+    process.send_signal(signal.SIGUSR2)
     out, _ = process.communicate(timeout=600)
     assert out == f"{128 + signal.SIGUSR2} False\n"
     until = time.monotonic() + 600
@@ -138,7 +128,7 @@ def test_workers_of_a_script_are_its_own_to_terminate(tmp_path):
         sys.exit(child.wait())
     """)  # fmt: skip
     process = start(tmp_path, sys.executable, parent)
-    to_doctor(process, signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=600)
     assert out == "9 True\n" and (tmp_path / "seen").read_text() == "SIGUSR2"
 
@@ -168,12 +158,13 @@ def test_what_a_look_raises_waits_until_the_command_has_ended(tmp_path):
 
 
 def test_a_signal_from_before_the_command_keeps_it_from_starting_and_handlers_are_as_before(tmp_path):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    before = [*map(signal.getsignal, numbers)]
     with pytest.raises(KeyboardInterrupt), Signals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
         run_command(["touch", str(tmp_path / "ran")], tmp_path, signals)
     assert not (tmp_path / "ran").exists()
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == before
+    assert [*map(signal.getsignal, numbers)] == before
 
 
 def test_without_a_witness_a_signal_counts_as_the_doctors_alone():

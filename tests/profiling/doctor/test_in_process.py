@@ -45,8 +45,13 @@ def test_a_loader_that_waits_for_its_samples_is_bound_by_reading_and_the_step_is
 
 
 def test_a_step_that_takes_the_time_is_what_binds():
-    found = fastload.diagnose(DataLoader(Waits(wait_s=0.0), 10), lambda batch: time.sleep(0.1), seconds=2.0)
+    def step(batch):
+        batch[0].to("cpu", torch.float64)
+        time.sleep(0.1)
+
+    found = fastload.diagnose(DataLoader(Waits(wait_s=0.0), 10), step, seconds=2.0)
     assert found.verdict.cause == "compute" and not found.verdict.worth_making
+    assert found.measured.stages["copy to the device"].running_s > 0
 
 
 def test_an_iterable_dataset_is_measured_and_what_cannot_be_is_named():
@@ -67,7 +72,7 @@ def test_a_fastloader_is_told_from_inside(tmp_path, image_folder):
     with_transform = FastLoader(tmp_path / "photos.h5", 4, transform=[fastload.transforms.RandomResizedCrop(16)])
     found = fastload.diagnose(with_transform, lambda batch: time.sleep(0.001), seconds=3.0)
     assert {"reading", "transform"} <= set(found.measured.stages)
-    assert "fastload.FastLoader" in " ".join(found.verdict.evidence)
+    assert f"fastload.FastLoader of {tmp_path / 'photos.h5'}" in " ".join(found.verdict.evidence)
 
 
 def test_afterwards_nothing_is_metered_and_the_environment_is_as_before(tmp_path, monkeypatch):

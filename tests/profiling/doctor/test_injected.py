@@ -72,16 +72,17 @@ SCRIPT = """
 """
 
 
-def run(words: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    environment = environment_for(folder, os.environ | environ)
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600, cwd=folder.parent)
+def run(folder: Path, script: str, python: list[str], *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A script under the injected package, which writes into `folder / "records"`."""
+    (folder / "train.py").write_text(textwrap.dedent(script))
+    (folder / "records").mkdir()
+    environ = environment_for(folder / "records", os.environ | more)
+    command = [*python, "train.py", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, cwd=folder)
 
 
 def test_a_script_sees_nothing_of_it(tmp_path):
-    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
-    (tmp_path / "records").mkdir()
-    words = [sys.executable, "-W", "error", "train.py", str(tmp_path / "own")]
-    done = run(words, tmp_path / "records", LOCAL_WORLD_SIZE="auto")
+    done = run(tmp_path, SCRIPT, [sys.executable, "-W", "error"], str(tmp_path / "own"), LOCAL_WORLD_SIZE="auto")
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
     records = RecordReader(tmp_path / "records").read()
     assert [fault for fault in records.faults if "LOCAL_WORLD_SIZE" not in fault] == []
@@ -102,7 +103,7 @@ TRIAL = """
 
     if __name__ == "__main__":
         begin, seen = time.monotonic(), []
-        for batch in DataLoader(Crowded(), batch_size=4, num_workers=WORKERS, multiprocessing_context="METHOD"):
+        for batch in DataLoader(Crowded(), batch_size=4, num_workers=WORKERS, multiprocessing_context="fork"):
             seen += batch.tolist()
             if time.monotonic() - begin > 9:
                 break
@@ -113,10 +114,7 @@ TRIAL = """
 @pytest.mark.slow
 def test_a_trial_of_fewer_workers_keeps_the_order_and_holds_the_others_back(tmp_path):
     workers = 3 * len(os.sched_getaffinity(0))
-    text = TRIAL.replace("WORKERS", str(workers)).replace("METHOD", "fork")
-    (tmp_path / "train.py").write_text(textwrap.dedent(text))
-    (tmp_path / "records").mkdir()
-    done = run([sys.executable, "-W", "ignore", "train.py"], tmp_path / "records")
+    done = run(tmp_path, TRIAL.replace("WORKERS", str(workers)), [sys.executable, "-W", "ignore"])
     assert done.returncode == 0, done.stderr
     [loader] = RecordReader(tmp_path / "records").read().loaders
     assert {trial["limit"] for trial in loader.trials} == {0, workers // 3}
@@ -135,7 +133,6 @@ def older_pythons() -> list[str]:
 
 @pytest.mark.parametrize("python", [*older_pythons(), sys.executable], ids=lambda path: Path(path).parts[-3])
 def test_it_runs_in_the_users_python_and_warns_of_nothing(tmp_path, python):
-    (tmp_path / "records").mkdir()
     text = """
         import bz2, lzma, zlib
         from multiprocessing import Lock, Pool
@@ -149,8 +146,7 @@ def test_it_runs_in_the_users_python_and_warns_of_nothing(tmp_path, python):
             assert zlib.decompress(zlib.compress(b"x")) == lzma.decompress(lzma.compress(b"x")) == b"x"
             print("fine")
     """
-    (tmp_path / "main.py").write_text(textwrap.dedent(text))
-    done = run([python, "-W", "error", "main.py"], tmp_path / "records")
+    done = run(tmp_path, text, [python, "-W", "error"])
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
     lines = [json.loads(line) for path in (tmp_path / "records").iterdir() for line in path.read_text().splitlines()]
     assert {line["e"] for line in lines} == {"process", "begin"}
@@ -169,9 +165,7 @@ def test_what_is_injected_is_a_stub_and_a_package_that_needs_the_standard_librar
 
 
 def test_a_script_runs_when_the_package_cannot_be_imported(tmp_path):
-    (tmp_path / "records").mkdir()
-    (tmp_path / "inject").mkdir()
-    shutil.copy(INJECT / "sitecustomize.py", tmp_path / "inject")
-    environ = environment_for(tmp_path / "records", os.environ) | {"PYTHONPATH": str(tmp_path / "inject")}
+    shutil.copy(INJECT / "sitecustomize.py", tmp_path)
+    environ = environment_for(tmp_path, os.environ) | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", "print('fine')"], env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")

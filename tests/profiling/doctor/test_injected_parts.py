@@ -14,15 +14,7 @@ from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.injected import timed_calls
 from fastload.profiling.doctor.injected.batch_making import user_line
 from fastload.profiling.doctor.injected.event_file import EventFile, events
-from fastload.profiling.doctor.injected.timed_calls import (
-    DECODING,
-    H5,
-    READING,
-    ProcessTotals,
-    metering,
-    passing,
-    timed,
-)
+from fastload.profiling.doctor.injected.timed_calls import DECODING, H5, READING, metering, passing, timed
 from fastload.profiling.doctor.injected.worker_trial import WorkerTrial
 
 
@@ -50,28 +42,22 @@ def written(folder):
     return [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
 
 
-def test_a_timed_call_within_another_counts_once(ticks):
+def test_a_timed_call_within_another_counts_once_and_one_that_raises_is_timed(ticks):
     decode = timed(lambda: 7, DECODING)
     assert timed(lambda: decode() + decode(), READING)() == 14
     assert metering.parts == {DECODING: [2.0, 20.0], READING: [5.0 - 2.0, 50.0 - 20.0]}
-
-
-def test_a_call_that_raises_is_timed_and_raises(ticks):
     with pytest.raises(ZeroDivisionError):
         timed(lambda: 1 // 0, READING)()
-    assert metering.parts == {READING: [1.0, 10.0]} and timed_calls.thread.stack == []
+    assert metering.parts[READING] == [4.0, 40.0] and timed_calls.thread.stack == []
 
 
-def test_while_no_loader_works_nothing_is_timed():
-    metering.reset()
-    assert timed(lambda: 7, READING)() == passing(lambda: 7, "into")() == 7
-    assert metering.parts == {}
-
-
-def test_sending_and_receiving_are_told_apart(ticks):
+def test_sending_and_receiving_are_told_apart_and_timed_while_a_loader_works(ticks):
     passing(lambda: None, "into")()
     passing(lambda: None, "out")()
     assert metering.parts == {"into": [1.0, 10.0], "out": [1.0, 10.0]}
+    metering.reset()
+    assert timed(lambda: 7, READING)() == passing(lambda: 7, "into")() == 7
+    assert metering.parts == {}
 
 
 def test_reading_a_dataset_with_filters_is_a_part_of_its_own(ticks):
@@ -83,13 +69,10 @@ def test_reading_a_dataset_with_filters_is_a_part_of_its_own(ticks):
     assert set(metering.parts) == {"h5py-filtered", "h5py", "inside h5py"}
 
 
-def test_of_several_threads_in_h5py_all_but_one_wait(monkeypatch):
-    moments = iter([0.0, 1.0, 3.0, 6.0])
-    monkeypatch.setattr(timed_calls, "clock", lambda: next(moments))
-    totals = ProcessTotals()
-    for step in (1, 1, -1, -1):  # one from 0 to 6, another from 1 to 3
-        totals.h5_move(step)
-    assert totals.parts == {"inside h5py": [6.0, 2.0]}
+def test_of_several_threads_in_h5py_all_but_one_wait(ticks):
+    for step in (1, 1, -1, -1):  # one from 0 to 3 s, another from 1 to 2 s
+        metering.h5_move(step)
+    assert metering.parts == {"inside h5py": [3.0, 1.0]}
 
 
 def test_functions_are_wrapped_and_put_back(folder):

@@ -7,22 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fastload.profiling.doctor.costs import slow_samples
-from fastload.profiling.doctor.evidence import demands_of, loader_that_binds
+from fastload.profiling.doctor.examine import demands_of, loader_that_binds, slow_samples
 from fastload.profiling.doctor.injected.loop_side import Gpu
-from fastload.profiling.doctor.loader_records import RecordReader, Records
+from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
 from fastload.profiling.verdict import judge
 
-LOADER = {"kind": "torch.DataLoader", "prefetch": 2, "persistent": False, "batch_size": 8, "dataset": "D (d.py:1)"}
+LOADER = {"e": "loader", "id": 1, "workers": 1, "kind": "torch.DataLoader", "prefetch": 2, "persistent": False,
+          "batch_size": 8, "dataset": "D (d.py:1)"}  # fmt: skip
 
 
 def process(pid: int, **others: object) -> dict:
     about = {"e": "process", "pid": pid, "rank": "", "local_world": "", "cpus": 2, "python": "3.11.7"}
     return about | others
-
-
-def batch(number: int, t: float, wait: float, step: dict | None) -> dict:
-    return {"e": "next", "id": number, "t": t, "wait": wait, "cpu": 0.0, "into": [0.0, 0.0], "n": 8, "step": step}
 
 
 def step(wall: float, **others: float) -> dict:
@@ -44,7 +40,8 @@ def loop(number: int, steps: list[dict], *, begin: float = 0.0, wait: float = 0.
     events: list[dict] = [{"e": "iter", "id": number, "t": begin, "s": 0.0, "pids": [2]}]
     at, before = begin, None
     for one in steps:
-        events.append(batch(number, at, wait, before))
+        received = {"e": "next", "id": number, "t": at, "wait": wait, "cpu": 0.0, "into": [0.0, 0.0], "n": 8}
+        events.append(received | {"step": before})
         at, before = at + wait + one["wall"], one
     return [*events, {"e": "end", "id": number, "t": at, "wait": 0.0, "step": before}]
 
@@ -57,9 +54,16 @@ def read_records(folder: Path, reader: RecordReader | None = None) -> Records:
     return records
 
 
+def judged(folder: Path, *fetches: dict, steps: int = 4, **of_a_step: float) -> LoaderRecord:
+    """The record of a loop's loader whose worker made these."""
+    write(folder, "1", [process(1), LOADER, *loop(1, [step(0.01, **of_a_step)] * steps)])
+    write(folder, "2", [process(2), *fetches])
+    [loader] = read_records(folder).loaders
+    return loader
+
+
 def test_a_killed_process_leaves_what_it_had_written(tmp_path):
-    loader = LOADER | {"e": "loader", "id": 1, "workers": 1}
-    write(tmp_path, "1", [process(1), loader, *loop(1, [step(0.01)] * 4)[:-1]], tail='{"e":"next","id":1,"t"')
+    write(tmp_path, "1", [process(1), LOADER, *loop(1, [step(0.01)] * 4)[:-1]], tail='{"e":"next","id":1,"t"')
     write(tmp_path, "2", [process(2), fetch(), fetch()])
     write(tmp_path, "3", [], tail="\x00\x00")
     records = read_records(tmp_path)
@@ -71,22 +75,19 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path):
 def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("fastload.profiling.doctor.loader_records.MOST_FETCHES", 8)
     line = {"e": "line", "places": [["f (a.py:3)", 20]], "count": 20}
-    loop_lines = [process(1), LOADER | {"e": "loader", "id": 1, "workers": 1}, *loop(1, [step(0.01)] * 4)]
+    loop_lines = [process(1), LOADER, *loop(1, [step(0.01)] * 4)]
     worker_lines = [process(2), fetch(t=0.0), line, *(fetch(t=float(number)) for number in range(1, 30)),
                     line | {"places": [["f (a.py:3)", 40]]}]  # fmt: skip
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    write(tmp_path / "a", "1", loop_lines)
-    write(tmp_path / "a", "0", worker_lines)
-    at_once = read_records(tmp_path / "a")
-    reader = RecordReader(tmp_path / "b")
-    whole = {"0": "".join(json.dumps(one) + "\n" for one in worker_lines), "1": "".join(
-        json.dumps(one) + "\n" for one in loop_lines)}  # fmt: skip
-    for name in ("0", "1"):
-        for end in range(0, len(whole[name]) + 70, 70):
-            (tmp_path / "b" / f"{name}.jsonl").write_text(whole[name][:end])
+    (tmp_path / "growing").mkdir()
+    write(tmp_path, "1", loop_lines)
+    write(tmp_path, "0", worker_lines)
+    reader = RecordReader(tmp_path / "growing")
+    for name in ("0.jsonl", "1.jsonl"):
+        whole = (tmp_path / name).read_text()
+        for end in range(0, len(whole) + 70, 70):
+            (tmp_path / "growing" / name).write_text(whole[:end])
             reader.read()
-    [found], [grown] = at_once.loaders, read_records(tmp_path / "b", reader).loaders
+    [found], [grown] = read_records(tmp_path).loaders, read_records(tmp_path / "growing", reader).loaders
     assert grown.steps == found.steps and grown.elapsed_s == found.elapsed_s and found.last_steps(2) == found.steps[-2:]
     assert grown.fetches == found.fetches and grown.lines == found.lines == {"f (a.py:3)": 40}
     assert [made.begin_s for made in found.fetches] == [3.0, 7.0, 11.0, 15.0, 19.0, 23.0, 27.0]
@@ -94,27 +95,25 @@ def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
 
 def test_blocked_time_is_reading_and_running_time_that_nothing_claims_is_the_transform(tmp_path):
     parts = {"decoding": [0.03, 0.01], "collate": [0.02, 0.02], "rest": [0.05, 0.02]}
-    write(tmp_path, "1", [process(1), LOADER | {"e": "loader", "id": 1, "workers": 1}, *loop(1, [step(0.01)] * 4)])
-    write(tmp_path, "2", [process(2), fetch(parts=parts, delay=0.0)])
-    [made] = read_records(tmp_path).loaders[0].fetches
+    [made] = judged(tmp_path, fetch(parts=parts, delay=0.0)).fetches
     stages = {name: (work.running_s, work.blocked_s) for name, work in made.work.stages.items()}
     assert stages["decoding"] == (0.01, 0.0) and stages["transform"] == (0.02, 0.0)
     assert stages["reading"] == pytest.approx((0.0, 0.05)) and stages["collate"] == pytest.approx((0.02, 0.0))
+    another_thread = {"decoding": [0.04, 0.03]}
+    [made] = judged(tmp_path, fetch(others=another_thread, delay=0.0)).fetches
+    assert (made.work.stages["decoding"].running_s, made.unknown_blocked_s) == pytest.approx((0.03, 0.04))
+    assert made.work.stages["reading"].blocked_s == pytest.approx(0.05)
 
 
 def test_waits_for_a_cpu_are_no_reading(tmp_path):
-    write(tmp_path, "1", [process(1), LOADER | {"e": "loader", "id": 1, "workers": 1}, *loop(1, [step(0.01)] * 4)])
-    write(tmp_path, "2", [process(2), fetch(parts={"rest": [0.1, 0.02]}, delay=0.08)])
-    [made] = read_records(tmp_path).loaders[0].fetches
+    [made] = judged(tmp_path, fetch(parts={"rest": [0.1, 0.02]}, delay=0.08)).fetches
     assert made.work.stages["reading"].blocked_s == pytest.approx(0.0, abs=1e-9) and made.work.runnable_s == 0.08
 
 
 def test_threads_in_h5py_wait_for_one_another_and_that_is_its_lock(tmp_path):
     # Four threads were inside for 0.1 s, one at a time: of 0.4 thread-seconds 0.3 were waits.
     told = fetch(parts={"rest": [0.1, 0.0]}, delay=0.0, others={"h5py": [0.4, 0.1]}, h5=[0.1, 0.3, 4])
-    write(tmp_path, "1", [process(1), LOADER | {"e": "loader", "id": 1, "workers": 1}, *loop(1, [step(0.01)] * 20)])
-    write(tmp_path, "2", [process(2), told, told])
-    [found] = read_records(tmp_path).loaders
+    found = judged(tmp_path, told, told, steps=20)
     assert found.fetches[0].work.lock_s == pytest.approx(0.075)
     assert judge(demands_of(found, cpus=1)).cause == "lock contention"
 
@@ -122,7 +121,7 @@ def test_threads_in_h5py_wait_for_one_another_and_that_is_its_lock(tmp_path):
 def test_a_loop_that_makes_its_loader_anew_each_epoch_has_one_record_and_another_dataset_another(tmp_path):
     events = [process(1)]
     for number, dataset in ((1, "D (d.py:1)"), (2, "V (d.py:9)"), (3, "D (d.py:1)")):
-        events += [LOADER | {"e": "loader", "id": number, "workers": 0, "dataset": dataset, "t": number}]
+        events += [LOADER | {"id": number, "workers": 0, "dataset": dataset, "t": number}]
         events += loop(number, [step(0.01)] * 4, begin=float(number))
     write(tmp_path, "1", events)
     records = read_records(tmp_path)
@@ -132,16 +131,13 @@ def test_a_loop_that_makes_its_loader_anew_each_epoch_has_one_record_and_another
 
 def test_the_rank_that_waits_longest_is_judged(tmp_path):
     for rank, wait in ((0, 0.01), (1, 0.05)):
-        loader = LOADER | {"e": "loader", "id": 1, "workers": 1}
-        events = [process(10 + rank, rank=str(rank), local_world="2"), loader, *loop(1, [step(0.01)] * 5, wait=wait)]
+        events = [process(10 + rank, rank=str(rank), local_world="2"), LOADER, *loop(1, [step(0.01)] * 5, wait=wait)]
         write(tmp_path, str(rank), events)
     assert loader_that_binds(read_records(tmp_path)).process["rank"] == "1"
 
 
 def test_while_the_gpu_works_the_loops_wait_is_no_stall(tmp_path):
-    write(tmp_path, "1", [process(1), LOADER | {"e": "loader", "id": 1, "workers": 1},
-                          *loop(1, [step(0.01, gpu=0.045)] * 6, wait=0.05)])  # fmt: skip
-    found = read_records(tmp_path).loaders[0].steps[-1].step
+    found = judged(tmp_path, steps=6, gpu=0.045).steps[-1].step
     assert (found.wait_s, found.compute_s) == pytest.approx((0.015, 0.045))
 
 
@@ -150,29 +146,27 @@ def test_slow_samples_are_few_and_take_far_longer():
         total = 0.001 * (50 - len(slow)) + sum(slow)
         return type("F", (), {"num_samples": 50, "usual_s": 0.001, "slow": tuple(slow), "samples_s": total})()
 
-    extra_s, mean_s, count = slow_samples([made([0.101]), made([])])
-    assert (extra_s, mean_s, count) == pytest.approx((0.05, 0.101, 1))
-    assert slow_samples([made([0.101] * 20), made([])]) == (0.0, 0.0, 0)
-    assert slow_samples([made([0.003])]) == (0.0, 0.0, 0)
+    extra_s, note = slow_samples([made([0.101]), made([])])
+    assert extra_s == pytest.approx(0.05) and note == ["1 samples took 101.0 ms each, where most take 1.0 ms"]
+    assert slow_samples([made([0.101] * 20), made([])]) == slow_samples([made([0.003])]) == (0.0, [])
 
 
 class FakeEvent:
-    """A CUDA event whose moment is when it was recorded; over as soon as the next one is made."""
+    """A CUDA event, recorded 10 ms after the one before; over as soon as the next one is."""
 
-    made: list[FakeEvent] = []  # noqa: RUF012  # the order they were made in
+    recorded = 0
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
-        FakeEvent.made.append(self)
 
     def record(self) -> None:
-        self.at_ms = 10.0 * len(FakeEvent.made)
+        FakeEvent.recorded = self.number = FakeEvent.recorded + 1
 
     def query(self) -> bool:
-        return FakeEvent.made[-1] is not self
+        return self.number < FakeEvent.recorded
 
     def elapsed_time(self, other: FakeEvent) -> float:
-        return other.at_ms - self.at_ms
+        return 10.0 * (other.number - self.number)
 
 
 def test_the_gpus_time_of_a_step_is_read_when_it_is_known_and_never_waited_for():

@@ -23,60 +23,38 @@ class FakeNvml:
     def __init__(self, gpus=1, fails=(), pids=None):
         self.gpus, self.fails, self.pids = gpus, set(fails), pids or {}
         self.calls = []
+        self._functions = {
+            "Init": lambda: None,
+            "Shutdown": lambda: None,
+            "DeviceGetCount": lambda: self.gpus,
+            "DeviceGetHandleByIndex": lambda index: ("gpu", index),
+            "DeviceGetHandleByUUID": self._slice,
+            "DeviceGetUUID": lambda handle: (b"GPU-%d-abcdef" if handle[1] else "GPU-%d-abcdef") % handle[1],
+            "DeviceGetDeviceHandleFromMigDeviceHandle": lambda handle: ("gpu", handle[1]),
+            "DeviceGetIndex": lambda handle: handle[1],
+            "DeviceGetUtilizationRates": self._rates,
+            "DeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=1000 * (1 + handle[1]), total=10_000),
+            "DeviceGetPowerUsage": lambda handle: 500_000,
+            "DeviceGetClockInfo": lambda handle, clock: {self.NVML_CLOCK_SM: 1980}[clock],
+            "DeviceGetComputeRunningProcesses": lambda handle: [
+                SimpleNamespace(pid=pid) for pid in self.pids.get(handle[1], ())
+            ],
+        }
 
-    def __getattribute__(self, name):
-        if not name.startswith("nvml"):
-            return super().__getattribute__(name)
+    def __getattr__(self, name):
+        function = self._functions[name.removeprefix("nvml")]
         self.calls.append(name)
-        if name in self.fails:
+        return _fail if name in self.fails else function
 
-            def fail(*_):
-                raise NVMLError("Not Supported")
-
-            return fail
-        return super().__getattribute__(name)
-
-    def nvmlInit(self):
-        pass
-
-    def nvmlShutdown(self):
-        pass
-
-    def nvmlDeviceGetCount(self):
-        return self.gpus
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return ("gpu", index)
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
+    def _slice(self, uuid):
         kind, number, *part = uuid.split("-")  # slices of a GPU: MIG-1-a, MIG-1-b
         if int(number) >= self.gpus:
             raise NVMLError("Not Found")
         return (kind.lower(), int(number), *part)
 
-    def nvmlDeviceGetUUID(self, handle):
-        return (b"GPU-%d-abcdef" if handle[1] else "GPU-%d-abcdef") % handle[1]
+    def _rates(self, handle):
+        return _fail() if handle[0] == "mig" else SimpleNamespace(gpu=90 + handle[1], memory=10)
 
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
-        return ("gpu", handle[1])
 
-    def nvmlDeviceGetIndex(self, handle):
-        return handle[1]
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        if handle[0] == "mig":
-            raise NVMLError("Not Supported")
-        return SimpleNamespace(gpu=90 + handle[1], memory=10)
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return SimpleNamespace(used=1000 * (1 + handle[1]), total=10_000)
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return 500_000
-
-    def nvmlDeviceGetClockInfo(self, handle, clock):
-        assert clock == self.NVML_CLOCK_SM
-        return 1980
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [SimpleNamespace(pid=pid) for pid in self.pids.get(handle[1], ())]
+def _fail(*_):
+    raise NVMLError("Not Supported")

@@ -13,20 +13,11 @@ from fastload.profiling.meter.gpus import GPU_EXTRA, Gpus
 ALL = {"utilization_percent", "memory_bytes", "power_w", "sm_mhz"}
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
-        (None, [0, 1, 2]),
-        ("1", [1]),
-        ("2,0", [2, 0]),
-        ("GPU-1", [1]),
-        ("GPU-2,GPU-0", [2, 0]),
-        ("GPU-2-abcdef", [2]),
-        ("0,-1,1", [0]),  # CUDA's rule: what comes after the first that is none does not count
-        ("", []),
-        ("7", []),
-    ],
-)
+@pytest.mark.parametrize(("visible", "expected"), [
+    (None, [0, 1, 2]), ("1", [1]), ("2,0", [2, 0]), ("GPU-1", [1]), ("GPU-2,GPU-0", [2, 0]), ("GPU-2-abcdef", [2]),
+    ("0,-1,1", [0]),  # CUDA's rule: what comes after the first that is none does not count
+    ("", []), ("7", []),
+])  # fmt: skip
 def test_only_visible_gpus_are_read(visible, expected, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus = Gpus(FakeNvml(3), visible)

@@ -26,14 +26,14 @@ def test_the_first_step_and_a_disturbed_one_do_not_count(behind):
 
 def test_a_meter_keeps_it_for_its_measurement():
     clock = HandClock()
+
+    def step(batch):
+        clock.now += 1
+
     with Meter(device=clock, sample_every_s=0) as meter:
-        for batch in meter.watch([BATCH]):  # noqa: B007  # the last batch is wanted
-            clock.now += 1
-
-        def step(batch):
-            clock.now += 1
-
-        assert meter.headspace(step, batch, 5) == 8
+        for batch in meter.watch([BATCH]):
+            step(batch)
+        assert meter.headspace(step, BATCH, 5) == 8
     measured = meter.measured()
     assert measured.headspace_samples_per_s == 8 and measured.headspace_how == "measured on one cached batch"
     assert measured.num_steps == 1

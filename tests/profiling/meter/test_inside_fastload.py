@@ -52,10 +52,7 @@ def measured(loader, epochs=2):
 PIPELINE = [CenterCrop(16), Normalize((0.5,) * 3, (0.2,) * 3)]
 LOADERS = {
     "threads": ({}, {"reading"}),
-    "augmenting threads": (
-        {"transform": [CenterCrop(16), Normalize((0.5,) * 3, (0.2,) * 3)]},
-        {"reading", "transform"},
-    ),
+    "augmenting threads": ({"transform": PIPELINE}, {"reading", "transform"}),
     "exact ends": ({"ends": "exact", "batch_size": 11}, {"reading"}),
     "pread": ({"read": "pread", "workers": 1}, {"reading"}),
     "echo": ({"echo": 2, "transform": [RandomHorizontalFlip()]}, {"reading"}),
@@ -83,8 +80,7 @@ def test_watching_changes_nothing_and_tells_the_stages(packed, name):
 
 def test_uses_of_the_same_batch_cost_nothing_to_make(packed):
     meter, _ = measured(FastLoader(packed, B, echo=4), epochs=1)
-    batches = meter.demands().batches
-    assert [bool(batch.stages) for batch in batches] == [True, False, False, False] * (N // B)
+    assert [bool(batch.stages) for batch in meter.demands().batches] == [True, False, False, False] * (N // B)
     assert meter.totals.batches == N // B
 
 
@@ -120,19 +116,10 @@ def test_compressed_chunks_are_decoded(compressed):
     assert set(meter.totals.stages) == {"reading", "decoding"} and meter.totals.stages["decoding"].running_s > 0
 
 
-class Ragged(Dataset):
-    """Images of a size of their own in every other batch, which do not fit their slot."""
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        return torch.zeros(3, 8 + index // B % 2, 8)
-
-
 @pytest.mark.filterwarnings("ignore:the samples' shapes")
 def test_batches_that_go_around_their_slots_are_told_too():
-    loader = FastLoader(Ragged(), B, workers=1, shuffle=False)
+    ragged = [torch.zeros(3, 8 + index // B % 2, 8) for index in range(N)]  # every other batch does not fit its slot
+    loader = FastLoader(ragged, B, workers=1, shuffle=False)
     with Meter(sample_every_s=0) as meter:
         assert [images.shape[2] for (images,) in meter.watch(loader)] == [8, 9] * (N // B // 2)
     loader.close()

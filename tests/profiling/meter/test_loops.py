@@ -33,13 +33,9 @@ def test_kept_steps_are_evenly_spaced_and_sums_are_exact(count, most):
         assert totals.mean_stages() == {"reading": Work(0.5, 0.25)} and totals.stall_share == 0.1
 
 
-def test_nothing_yet_is_zero():
+def test_nothing_yet_is_zero_and_a_batch_used_again_costs_nothing_and_is_no_batch():
     log = StepLog()
     assert log.totals.stall_share == 0 and log.totals.mean_stages() == {} and log.steps == log.works == ()
-
-
-def test_a_batch_used_again_costs_nothing_and_is_no_batch():
-    log = StepLog()
     log.add(step(0), BatchWork({"reading": Work(1.0, 0.0)}))
     log.add(step(1), BatchWork({}))
     assert len(log.works) == 2 and log.totals.batches == 1

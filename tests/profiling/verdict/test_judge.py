@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.profiling.verdict import CAUSES, Demands, judge
+from fastload.profiling.verdict.demands import costs_of
 from fastload.timing.results import BatchWork, Step, Work
 
 STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
@@ -16,17 +17,9 @@ MS = 1e-3
 
 
 def demands(
-    *,
-    wait=0.0,
-    compute=5.0,
-    copy=0.0,
-    workers=2,
-    cpus=2,
-    lock=0.0,
-    slow=0.0,
-    startups=(),
+    *, wait=0.0, compute=5.0, copy=0.0, workers=2, cpus=2, lock=0.0, slow=0.0, startups=(),
     **stages: tuple[float, float],
-) -> Demands:
+) -> Demands:  # fmt: skip
     """A loop of 50 equal steps; milliseconds, of stages (running, blocked)."""
     works = {name.replace("_", "-"): Work(running * MS, blocked * MS) for name, (running, blocked) in stages.items()}
     step = Step(0.0, wait * MS, copy * MS, 0.0, compute * MS, 16)
@@ -52,6 +45,7 @@ def demands(
     ("too few workers", demands(wait=30, workers=0, reading=(1, 2), decoding=(13, 0), transform=(14, 0), compute=30)),
     ("worker start-up", demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600))),
     ("a slow sample now and then", demands(wait=45, reading=(1, 92), transform=(4, 0), slow=88)),
+    ("a slow sample now and then", demands(wait=45, reading=(1, 2), transform=(92, 0), slow=88)),
     ("lock contention", demands(wait=45, reading=(1, 92), transform=(4, 0), lock=80)),
     ("compute", demands(wait=1, compute=50, transform=(30, 0))),
 ])  # fmt: skip
@@ -65,6 +59,9 @@ def test_the_cost_that_binds_is_named_and_no_other(cause, given_demands):
 def test_workers_beyond_the_cpus_are_too_many_when_their_starts_are_what_costs():
     verdict = judge(demands(wait=45, workers=16, transform=(3, 0), startups=(600, 600, 600, 600)))
     assert verdict.cause == "too many workers" and "num_workers=2 instead of 16" in verdict.sentence
+    base = demands(workers=16, transform=(10, 0))
+    costs = costs_of(replace(base, batches=(replace(base.batches[0], runnable_s=0.07),) * 50))
+    assert [costs.with_workers(workers).stretch for workers in (32, 8, 2)] == pytest.approx([8, 4, 1])
 
 
 def test_a_cure_predicts_the_step_without_its_cost_or_what_binds_then():
@@ -86,24 +83,20 @@ def test_a_device_that_works_by_itself_is_known_from_batches_that_come_back_to_b
     """The loop only launches the step when it had to wait, and waits for the device when two batches lay ready."""
     base = demands(wait=60, compute=0.1, transform=(120, 0))
     waited, ready = base.steps[0], Step(0.0, 0.0001, 0.0, 0.0, 0.030, 16)
-    steps = (waited, ready, ready, waited) * 12
-    verdict = judge(Demands(base.batches, steps, workers=2, ahead=4, cpus=2))
+    verdict = judge(replace(base, steps=(waited, ready, ready, waited) * 12))
     assert verdict.cures[0].step_s >= 0.029
 
 
 def test_where_nobody_saw_what_batches_cost_no_cause_is_made_up():
-    base = demands(wait=45)
-    verdict = judge(Demands((), base.steps, workers=2, ahead=4, cpus=2))
+    verdict = judge(replace(demands(wait=45), batches=()))
     assert verdict.cause == "" and "was not seen" in verdict.sentence and not verdict.worth_making
-    busy = demands(wait=1, compute=50)
-    assert judge(Demands((), busy.steps, workers=2, ahead=4, cpus=2)).cause == "compute"
+    assert judge(replace(demands(wait=1, compute=50), batches=())).cause == "compute"
 
 
 def test_workers_that_live_on_are_not_told_to():
     base = demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600))
     assert "worker start-up" in [cure.cause for cure in judge(base).cures]
-    kept = replace(base, persistent=True)
-    assert "worker start-up" not in [cure.cause for cure in judge(kept).cures]
+    assert "worker start-up" not in [cure.cause for cure in judge(replace(base, persistent=True)).cures]
 
 
 def test_a_start_is_what_an_epochs_first_batch_takes_beyond_a_usual_one_and_its_end():
@@ -122,8 +115,7 @@ def test_a_long_run_is_judged_alike_whether_all_steps_were_kept_or_a_part():
 
 
 def test_a_fastloader_is_not_told_to_use_fastload():
-    base = demands(wait=45, reading=(1, 90))
-    verdict = judge(Demands(base.batches, base.steps, workers=2, ahead=4, cpus=2, by_threads=True, is_fastload=True))
+    verdict = judge(replace(demands(wait=45, reading=(1, 90)), by_threads=True, is_fastload=True))
     assert verdict.cause == "reading" and "fastload pack (" not in verdict.sentence and not verdict.fastload_helps
 
 
@@ -151,9 +143,8 @@ def test_any_loop_gets_one_cause_and_no_cure_makes_it_slower(stages, wait, compu
 
 
 def test_rows_that_fastload_decodes_itself_are_not_to_be_decoded_once():
-    base = demands(wait=45, decoding=(90, 0), workers=2, cpus=8)
-    inside = replace(base, by_threads=True, is_fastload=True, compression_ratio=21.6, workers=8)
-    verdict = judge(inside)
+    base = demands(wait=45, decoding=(90, 0), workers=8, cpus=8)
+    verdict = judge(replace(base, by_threads=True, is_fastload=True, compression_ratio=21.6))
     assert verdict.cause == "decoding" and "--store raw" in verdict.sentence and "about 22 times" in verdict.sentence
     assert "decode once" not in verdict.sentence and "not needed" not in verdict.sentence
     assert "more workers" not in verdict.sentence

@@ -50,6 +50,7 @@ class LoaderState:
         self.probe: Any = None
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
+        data = getattr(getattr(loader, "_options", None), "data", None)  # of a FastLoader
         try:
             length = len(dataset)  # type: ignore[arg-type]
         except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
@@ -63,7 +64,7 @@ class LoaderState:
             "persistent": bool(getattr(loader, "persistent_workers", False)),
             "pin": bool(getattr(loader, "pin_memory", False)),
             "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
-            "dataset": getattr(getattr(loader, "_data", None), "name", None) or _place(type(dataset)),
+            "dataset": getattr(data, "name", None) or _place(type(dataset)),
             "length": length,
             "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": _place(getattr(loader, "collate_fn", None)),

@@ -16,39 +16,35 @@ READING, DECODING, LOCK, H5, COLLATE, REST = "reading", "decoding", "lock", "h5p
 cpu_clock = time.thread_time
 
 
-class _Scheduled(threading.local):
-    """Seconds that the calling thread was ready to run and had no CPU; 0 where the system does not say."""
+class _Schedule:
+    """The schedstat file of the calling thread, closed with it, unless the number belongs to another file by then."""
 
-    pid = 0
-
-    def waited(self) -> float:
-        try:
-            if self.pid != os.getpid():
-                self.pid = os.getpid()
-                task = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-                self.file = _Descriptor(os.open(task, os.O_RDONLY | os.O_CLOEXEC))
-            return int(os.pread(self.file.number, 96, 0).split()[1]) * 1e-9
-        except (OSError, AttributeError, IndexError, ValueError):
-            self.pid = 0
-            return 0.0
-
-
-class _Descriptor:
-    """A file descriptor that is closed with its thread, unless the number belongs to another file by then."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.identity = identity(number)
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.number = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self.identity = identity(self.number)
 
     def __del__(self, _close: Callable[[int], None] = os.close, _identity: Any = identity) -> None:
         try:
             if _identity(self.number) == self.identity:
                 _close(self.number)
-        except OSError:
+        except (OSError, AttributeError):
             pass
 
 
-waited_s = _Scheduled().waited
+_local = threading.local()
+
+
+def waited_s() -> float:
+    """Returns the seconds that this thread was ready to run and had no CPU; 0 where the system does not say."""
+    try:
+        schedule = getattr(_local, "schedule", None)
+        if schedule is None or schedule.pid != os.getpid():
+            schedule = _local.schedule = _Schedule()
+        return int(os.pread(schedule.number, 96, 0).split()[1]) * 1e-9
+    except (OSError, AttributeError, IndexError, ValueError):
+        _local.schedule = None
+        return 0.0
 
 
 class Span:
@@ -64,11 +60,12 @@ class Span:
         return clock() - self.begin, cpu_clock() - self.cpu_begin, waited_s() - self.delay_begin
 
 
-class Parts:
-    """Seconds, and CPU seconds, by part."""
+class OpenFetch:
+    """One batch while it is made: [seconds, CPU seconds] by part, and the seconds of each sample."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[float]] = {}
+        self.samples: list[float] = []
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         """Adds a call's time to a part."""
@@ -77,15 +74,7 @@ class Parts:
         total[1] += cpu
 
 
-class OpenFetch(Parts):
-    """One batch while it is made; `samples`: seconds of each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.samples: list[float] = []
-
-
-class ProcessTotals(Parts):
+class ProcessTotals(OpenFetch):
     """Times of all threads of this process outside a fetch of their own.
 
     Besides the parts of making a batch there are `into` and `out`, receiving and unpickling batches and pickling and
@@ -109,7 +98,6 @@ class ProcessTotals(Parts):
         self.h5_threads: set[int] = set()
 
     def add(self, part: str, wall: float, cpu: float) -> None:
-        """Adds a call's time to a part."""
         with self.guard:
             super().add(part, wall, cpu)
 
