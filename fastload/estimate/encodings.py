@@ -134,19 +134,14 @@ def estimate_encodings(
     seconds: float = 1.5,
     progress: Progress | None = None,
 ) -> EncodingEstimates | None:
-    """Returns what a dataset would be in its encodings.
+    """Returns what a dataset would be in its encodings; None if no image of the sample can be decoded.
 
     Args:
-        dataset: its samples, and the encodings.
         folder: folder on the disk to measure.
         room: bytes free on the disk; None: does not matter.
         threads: number of threads that decode, by default one for each CPU.
         seconds: time for making the sample; measuring takes up to 1.4 s more for the disk, and 0.25 s for each
             encoding.
-        progress: called with (stage, done, total).
-
-    Returns:
-        None if no image of the sample can be decoded.
     """
     threads = threads or available_cpus()
     known, count = dataset.known, len(dataset.samples)
@@ -193,8 +188,7 @@ _RAW = EncodingOption("raw")
 def encodings_of(plan: RaggedPlan, *, source: bool) -> list[EncodingOption]:
     """Returns the encodings possible for images of a plan, with the quality and fraction of its option.
 
-    Args:
-        source: files have bytes that can be kept.
+    "source" is among them if files have bytes that can be kept.
     """
     if plan.dtype != np.uint8 or plan.channels == 4:  # A JPEG cannot hold them.
         return [_RAW]
@@ -240,13 +234,8 @@ def pick_encoding(
     """Returns the encoding expected to be read fastest, and a sentence that says why.
 
     A file that fits in memory is read from the disk once, then at the rate of memory; a larger one at the rate of the
-    disk. From few samples the first encoding is picked if it fits, as their rates say nothing.
-
-    Args:
-        stores: at least one; the first is the present encoding of a file, or raw.
-        sampled: number of images with which the rates were measured.
-        free_memory: bytes that the page cache may fill.
-        room: bytes free on the disk; None: the file exists already.
+    disk. From few samples the first encoding, the present one of a file or raw, is picked if it fits, as their rates
+    say nothing. `room` is free on the disk, in bytes; None: the file exists already.
     """
     possible = [store for store in stores if room is None or store.bytes <= room]
     possible = possible or [min(stores, key=lambda store: store.bytes)]

@@ -104,11 +104,8 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
 class BareTake:
     """Copies rows with `np.take` from a memory-mapped file, in one thread: the least a loader has to do.
 
-    Args:
-        file: header of a file in which these fields are contiguous arrays.
-        names: fields to copy.
-        batch_size: rows of the largest batch.
-        slots: batches' worth of memory, allocated once and used in turn; a `FastLoader` with two threads has 5.
+    The fields are contiguous arrays in the file. `slots` batches' worth of memory are allocated once and used in turn;
+    a `FastLoader` with two threads has 5.
     """
 
     def __init__(self, file: PackedFile, names: Sequence[str], batch_size: int, slots: int = 5) -> None:

@@ -49,11 +49,7 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """Returns the fault that `slow-disk=20`, `stall=300@50` or `kill-worker` asks for.
-
-    Raises:
-        OptionError: none of these.
-    """
+    """Returns the fault that `slow-disk=20`, `stall=300@50` or `kill-worker` asks for, or raises OptionError."""
     words = text.strip()
     if words == KILL_WORKER:
         return Fault(words)
@@ -68,12 +64,7 @@ def parse_fault(text: str) -> Fault:
 
 
 class Delays:
-    """Decides which reads are delayed, and counts them. Thread-safe.
-
-    Attributes:
-        count: delays so far.
-        seconds: their sum.
-    """
+    """Decides which reads are delayed, and counts them (`count`, `seconds` in all). Thread-safe."""
 
     def __init__(self, fault: Fault, batch_size: int) -> None:
         self._delay_s, self._period = fault.delay_s, fault.every * batch_size
@@ -223,8 +214,7 @@ def measure_fault(
 def measure_kill(subject: Subject, step: TrainingStep, fault: Fault) -> KillFigures:
     """Kills a worker process after a third of a short epoch, restores the loader's state, and finishes the epoch.
 
-    A Python transform makes the loader use processes; it appends the id of its process to each sample, to know whom to
-    kill.
+    The worker is known by a Python transform, which also makes the loader use processes.
     """
     options = subject.options
     transform = signed if subject.crop is None else CropSample(subject.crop.size, signed)

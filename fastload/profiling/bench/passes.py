@@ -62,12 +62,7 @@ class LoaderLike(Protocol):
 def repeat_epochs(
     loader: LoaderLike, *, epochs: int | None = None, same: Callable[[], object] | None = None
 ) -> Iterator[Any]:
-    """Yields a loader's batches, epoch after epoch.
-
-    Args:
-        epochs: number of epochs; None: no end.
-        same: called before each epoch, such as `lambda: loader.set_epoch(0)`.
-    """
+    """Yields a loader's batches, epoch after epoch, without end if `epochs` is None; calls `same` before each epoch."""
     done = 0
     while epochs is None or done < epochs:
         if same is not None:
@@ -87,12 +82,11 @@ def run_for(
 ) -> TimedPass:
     """Takes batches for some seconds and returns what that cost.
 
-    The clock starts after the first batches, so start-up does not count.
+    The clock starts after the first `discard` batches, so start-up does not count, and after `synchronize`, which waits
+    until the device has finished; it is called again before the clock is read.
 
     Args:
         work: called with each batch; returns its number of samples.
-        discard: batches before the clock starts.
-        synchronize: waits until the device has finished; called before the clock is started and before it is read.
         enough: whether the pass may end, by its batches, samples and seconds; it then ends as soon as the time is over.
     """
     iterator = iter(batches)
@@ -149,11 +143,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def compare(way: Way, base: Way, *, pairs: int, warm_up: int = 1) -> dict[str, Spread]:
-    """Runs both ways in interleaved pairs.
-
-    Returns:
-        `way` and `base`: their rates; `ratio`: way / base of each pair. Each is a spread.
-    """
+    """Runs both ways in interleaved pairs; returns spreads of their rates, `way` and `base`, and of their `ratio`s."""
     for _ in range(warm_up):
         base()
         way()

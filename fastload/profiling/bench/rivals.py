@@ -65,12 +65,9 @@ class Rival:
 def measure_rivals(
     subject: Subject, found: list[Rival], show: Show, train: Callable[[str, DataLoader[Any]], LoopFigures | None]
 ) -> None:
-    """Measures each plain `DataLoader` in turn with FastLoader, `options.seconds` in all.
+    """Measures each plain `DataLoader` in turn with FastLoader, `options.seconds` in all, and appends it to `found`.
 
-    Args:
-        found: each `Rival` is appended as soon as it is measured.
-        train: called with the name of each loader and the loader, while its workers run; its result becomes
-            `Rival.loop`.
+    `train` is called with the name of each and the loader, while its workers run; its result becomes `Rival.loop`.
     """
     ways = plain_loaders(subject, subject.rows(_MOST_BATCHES, subject.options.seconds / 4))
     tick = counting(show, "the plain ways", len(ways))
@@ -102,8 +99,6 @@ class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
     """A dataset of image files opened with Pillow, as a training script without fastload would have it.
 
     Args:
-        files: reads the bytes of each file.
-        labels: of each file.
         shape: (C, H, W) of an image; files of another size are cropped to this ratio and resized.
         at_random: whether to cut a random window, as `RandomResizedCrop` does, rather than the central one.
     """
@@ -131,10 +126,7 @@ class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
 
 
 def plain_loaders(subject: Subject, rows: Sequence[NDArray[np.int64]]) -> dict[str, DataLoader[Any]]:
-    """Returns plain `DataLoader`s over these rows by name; they crop as the FastLoader does.
-
-    Args:
-        rows: rows of the file, batch by batch.
+    """Returns plain `DataLoader`s over these rows, batch by batch, by name; they crop as the FastLoader does.
 
     Raises:
         SourceError: the image files are missing, or are not those that were packed.

@@ -212,11 +212,7 @@ _RATIO = (3 / 4, 4 / 3)
 
 
 def crop_for(data: Input, size: int | Sequence[int] | None) -> RandomResizedCrop | None:
-    """Returns the crop for these data: of the size asked for, else 224 if images differ in size, else None.
-
-    Raises:
-        OptionError: an invalid size.
-    """
+    """Returns the crop for these data: of the size asked for, else 224 if images differ in size, else None."""
     if size is None and isinstance(data, PackedInput) and data.varied:
         size = SIZE
     return None if size is None else RandomResizedCrop(size)
@@ -235,12 +231,7 @@ def crop_text(crop: RandomResizedCrop, size: int | Sequence[int] | None) -> str:
 
 
 class CropSample:
-    """A transform that crops and resizes the image of one sample, for a plain `DataLoader`'s workers.
-
-    Args:
-        size: (height, width) of the result.
-        then: called with the cropped sample; None: nothing.
-    """
+    """A transform for a plain `DataLoader`'s workers: crops and resizes a sample's image, and calls `then`."""
 
     def __init__(self, size: tuple[int, int], then: Any = None) -> None:
         self._size, self._then = size, then

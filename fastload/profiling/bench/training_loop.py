@@ -56,13 +56,10 @@ def run_loop(
     part: str = "",
     show: Show = lambda figures: None,
 ) -> LoopFigures:
-    """Trains on a loader's batches for some seconds, epoch after epoch.
+    """Trains on a loader's batches for some seconds, epoch after epoch, at most `epochs` of them.
 
-    Args:
-        epochs: largest number of epochs; None: no limit.
-        title, command: of the measurement, for reports.
-        part: name of the loop, shown with its rates.
-        show: called with the current figures, not too often.
+    `title` and `command` are of the measurement, for reports; `show` gets the current rates, not too often, under the
+    name `part`.
     """
     samples, begin, shown_s = 0, 0.0, 0.0
     with Meter(device=step.device) as meter:
@@ -109,9 +106,8 @@ HOW_IN_TURN = "measured on one cached batch, in turn with the loop"
 def headspace_in_turn(subject: Subject, step: TrainingStep, show: Show) -> dict[str, Spread]:
     """Measures the step on one cached batch, in turn with the loop that loads its batches, for `options.seconds`.
 
-    Returns:
-        `way`: images/s of the loop; `base`: of the same step on a cached batch, an upper bound for any loader; `ratio`:
-            of each pair.
+    Returns spreads: `way`, images/s of the loop; `base`, of the same step on a cached batch, an upper bound for any
+    loader; `ratio` of each pair.
     """
     seconds = subject.options.seconds / (2 * PAIRS)
     tick = counting(show, "headspace", 2 * PAIRS)

@@ -64,11 +64,7 @@ class TuneOptions:
 
 
 def parse_share(text: str) -> float:
-    """Parses `40%` or `0.4`.
-
-    Raises:
-        OptionError: neither, or not above 0 and up to 1.
-    """
+    """Parses `40%` or `0.4`; raises OptionError for anything else, and unless it is above 0 and up to 1."""
     number = text.strip()
     try:
         share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)

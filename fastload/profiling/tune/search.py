@@ -161,8 +161,7 @@ class Search:
     def run(self, on_progress: OnStep = lambda stage, done, total: None) -> Tuned:
         """Searches until all candidates are tried or the time is over. Ctrl-C ends it and keeps the results so far.
 
-        Args:
-            on_progress: called before each trial.
+        `on_progress` is called before each trial.
         """
         self._begun_s = time.perf_counter()
         rows: list[Row] = []  # of the last race
@@ -262,8 +261,7 @@ class Search:
     ) -> list[Row]:
         """Runs the candidates in turn and returns their rows.
 
-        Args:
-            rounds: of all candidates; None: up to `ROUNDS`, dropping those that can no longer win after two.
+        Without a number of rounds there are up to `ROUNDS`, and after two those that can no longer win are dropped.
         """
         for one in candidates:
             if one not in self._runners:

@@ -94,12 +94,8 @@ def choose(rows: Sequence[Row], *, cpu_budget: float) -> Chosen:
     """Returns the fastest row within the budget, or the cheapest as fast; with a step, the cheapest that keeps it fed.
 
     Of rows with the same speed and CPU time the one with fewer workers is taken. An order that mixes worse than full
-    shuffle is taken only if no other order feeds the step and it is 1.25 times as fast. If no row is within the budget,
-    the one with the least CPU time is taken.
-
-    Args:
-        rows: at least one, in any order.
-        cpu_budget: share of the CPUs, 0 to 1; 1: no limit.
+    shuffle is taken only if no other order feeds the step and it is 1.25 times as fast. If no row is within the budget
+    (a share of the CPUs, 0 to 1; 1: no limit), the one with the least CPU time is taken. The order of rows is all one.
     """
     fitting = [row for row in rows if fits(row, cpu_budget)]
     if not fitting:

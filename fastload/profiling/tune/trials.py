@@ -53,10 +53,7 @@ class TrialMode:
 class Runner:
     """The open loader of one candidate, and its measurements. Call `close` at the end.
 
-    Args:
-        candidate: the loader's arguments.
-        mode: how trials are run.
-        least_rows: smallest number of rows in a trial of whole windows: those of a window, if there are windows.
+    A trial of whole windows has at least `least_rows` rows: those of a window, if there are windows.
     """
 
     def __init__(self, candidate: Candidate, mode: TrialMode, least_rows: int = 0) -> None:
