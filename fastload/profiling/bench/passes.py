@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,24 +51,14 @@ class TimedPass:
         return self.samples / self.seconds if self.seconds else 0.0
 
 
-class LoaderLike(Protocol):
-    """Anything with a length that can be iterated again and again."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def __len__(self) -> int: ...
-
-
 def repeat_epochs(
-    loader: LoaderLike, *, epochs: int | None = None, same: Callable[[], object] | None = None
+    loader: Iterable[Any], *, epochs: int | None = None, same: Callable[[], object] | None = None
 ) -> Iterator[Any]:
     """Yields a loader's batches, epoch after epoch, without end if `epochs` is None; calls `same` before each epoch."""
-    done = 0
-    while epochs is None or done < epochs:
+    for _ in itertools.count() if epochs is None else range(epochs):
         if same is not None:
             same()
         yield from loader
-        done += 1
 
 
 def run_for(

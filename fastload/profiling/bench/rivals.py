@@ -72,24 +72,27 @@ def measure_rivals(
     ways = plain_loaders(subject, subject.rows(_MOST_BATCHES, subject.options.seconds / 4))
     tick = counting(show, "the plain ways", len(ways))
     seconds = subject.options.seconds / (2 * PAIRS + 1) / len(ways)
-    for name, loader in ways.items():
-        passes: list[TimedPass] = []
-        # The workers may have that many batches ready before the clock starts.
-        ready = min(loader.num_workers, len(loader) - 1)
 
-        def plain(loader: DataLoader[Any] = loader, passes: list[TimedPass] = passes, ready: int = ready) -> float:
+    def ours() -> float:
+        return subject.run(seconds, touch_batch).samples_per_s
+
+    def measured(name: str, loader: DataLoader[Any]) -> Rival:
+        passes: list[TimedPass] = []
+
+        def plain() -> float:
             subject.make_cold()
+            # The workers may have that many batches ready before the clock starts.
+            ready = min(loader.num_workers, len(loader) - 1)
             passes.append(run_for(repeat_epochs(loader, epochs=subject.epochs), seconds, touch_batch, discard=ready))
             return passes[-1].samples_per_s
 
-        def ours() -> float:
-            return subject.run(seconds, touch_batch).samples_per_s
-
         result = compare(ours, plain, pairs=PAIRS, warm_up=0 if subject.options.cold else 1)
         cost = spread([one.cpu_s / one.samples * 1000 for one in passes[-PAIRS:] if one.samples])["median"]
-        found.append(Rival(name, result["base"], result["way"], result["ratio"], cost, train(name, loader)))
+        return Rival(name, result["base"], result["way"], result["ratio"], cost, train(name, loader))
+
+    for name, loader in ways.items():
+        found.append(measured(name, loader))
         tick()
-        del loader, plain
 
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
