@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +99,10 @@ class BenchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as numbers, strings, lists and dicts; `version` is the version of this format."""
-        found: dict[str, Any] = {"version": 1, "file": self.path.name}
-        found |= {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("path", "options")}
+        found = {"version": 1, "file": self.path.name, **asdict(self)}
+        del found["path"]
         shown = {"shuffle": str(self.options.shuffle), "source": self.options.source is not None}
-        found["options"] = asdict(self.options) | shown
-        for name in ("alone", "loop"):
-            found[name] = asdict(getattr(self, name)) if getattr(self, name) is not None else None
-        for name in ("rivals", "faults"):
-            found[name] = [asdict(one) for one in getattr(self, name)]
+        found["options"] |= shown
         return found
 
 
