@@ -53,17 +53,11 @@ def row_maker(
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """Some samples in every encoding.
+    """Some samples in every encoding."""
 
-    Attributes:
-        samples: numbers of the samples.
-        rows: option -> a row of each sample.
-        failed: number of samples that could not be read or decoded.
-    """
-
-    samples: list[int]
-    rows: dict[EncodingOption, list[EncodedRow]]
-    failed: int
+    samples: list[int]  # numbers of the samples
+    rows: dict[EncodingOption, list[EncodedRow]]  # option -> a row of each sample
+    failed: int  # number of samples that could not be read or decoded
 
 
 def take_sample(

@@ -33,17 +33,11 @@ def counting(show: Show, part: str, total: int) -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class TimedPass:
-    """One timed pass.
+    """One timed pass."""
 
-    Attributes:
-        samples: received after the clock was started.
-        seconds: from there to the end of the pass.
-        cpu_s: CPU seconds of this process and its children meanwhile.
-    """
-
-    samples: int
-    seconds: float
-    cpu_s: float
+    samples: int  # received after the clock was started
+    seconds: float  # from there to the end of the pass
+    cpu_s: float  # CPU seconds of this process and its children meanwhile
 
     @property
     def samples_per_s(self) -> float:

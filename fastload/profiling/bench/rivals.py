@@ -43,23 +43,14 @@ _MOST_BATCHES = 400  # that the plain loaders go through before they begin again
 
 @dataclass(frozen=True)
 class Rival:
-    """Figures of one plain `DataLoader`, measured in turn with FastLoader.
+    """Figures of one plain `DataLoader`, measured in turn with FastLoader."""
 
-    Attributes:
-        name: what it is.
-        samples_per_s: its rate, of each pass.
-        ours_samples_per_s: FastLoader's rate, in turn with it.
-        ratio: FastLoader's rate divided by its rate, for each pair.
-        cpu_s_per_1000: CPU seconds of all its processes for 1,000 images.
-        loop: the training loop on its batches, if one was run.
-    """
-
-    name: str
-    samples_per_s: Spread
-    ours_samples_per_s: Spread
-    ratio: Spread
-    cpu_s_per_1000: float
-    loop: LoopFigures | None = None
+    name: str  # what it is
+    samples_per_s: Spread  # its rate, of each pass
+    ours_samples_per_s: Spread  # FastLoader's rate, in turn with it
+    ratio: Spread  # FastLoader's rate divided by its rate, for each pair
+    cpu_s_per_1000: float  # CPU seconds of all its processes for 1,000 images
+    loop: LoopFigures | None = None  # the training loop on its batches, if one was run
 
 
 def measure_rivals(

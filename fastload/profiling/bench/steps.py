@@ -25,17 +25,11 @@ _WIDTHS = (64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class StepChoice:
-    """A kind of training step, as asked for.
+    """A kind of training step, as asked for."""
 
-    Attributes:
-        name: one of `NETWORKS`, or `sim`.
-        rate: of a simulated accelerator: samples per second, or a multiple of the loader's own rate.
-        relative: whether `rate` is such a multiple.
-    """
-
-    name: str
-    rate: float = 0.0
-    relative: bool = False
+    name: str  # one of `NETWORKS`, or `sim`
+    rate: float = 0.0  # of a simulated accelerator: samples per second, or a multiple of the loader's own rate
+    relative: bool = False  # whether `rate` is such a multiple
 
     def __str__(self) -> str:
         return f"sim:{self.rate:g}{'x' if self.relative else ''}" if self.name == "sim" else self.name

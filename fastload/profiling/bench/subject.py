@@ -29,34 +29,24 @@ _LEAST_BATCHES = 8
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """The options of `fastload bench`.
+    """The options of `fastload bench`."""
 
-    Attributes:
-        batch_size: samples in a batch; None: 256, or an eighth of the samples if that is less.
-        seconds: for each part: the loader alone, the training loop, each comparison and each fault.
-        workers, shuffle, device, seed: as in `FastLoader`.
-        split: of the file; None: all rows.
-        step: of a training loop, as `parse_step` takes it; None: only the loader is measured.
-        compare: whether to measure a plain `DataLoader` too.
-        source: folder or archive that the file was packed from; `compare` then also loads its image files.
-        cold: whether to drop the file from the page cache before each pass.
-        faults: to inject, one after another, as `parse_fault` takes them.
-        size: of a random crop, the first of the loader's transforms, as a side or as (height, width); None: 224 where
-            images differ in size, else no crop.
-    """
-
-    batch_size: int | None = None
-    seconds: float = 5.0
+    batch_size: int | None = None  # samples in a batch; None: 256, or an eighth of the samples if that is less
+    seconds: float = 5.0  # for each part: the loader alone, the training loop, each comparison and each fault
+    # workers, shuffle, device, seed: as in `FastLoader`
     workers: int | None = None
     shuffle: Shuffle = True
     device: str | None = None
     seed: int = 0
-    split: str | None = None
-    step: str | None = None
-    compare: bool = False
+    split: str | None = None  # of the file; None: all rows
+    step: str | None = None  # of a training loop, as `parse_step` takes it; None: only the loader is measured
+    compare: bool = False  # whether to measure a plain `DataLoader` too
+    # Folder or archive that the file was packed from; `compare` then also loads its image files
     source: Path | None = None
-    cold: bool = False
-    faults: tuple[str, ...] = ()
+    cold: bool = False  # whether to drop the file from the page cache before each pass
+    faults: tuple[str, ...] = ()  # to inject, one after another, as `parse_fault` takes them
+    # Of a random crop, the first of the loader's transforms, as a side or as (height, width); None: 224 where images
+    # differ in size, else no crop
     size: int | tuple[int, int] | None = None
 
     @property

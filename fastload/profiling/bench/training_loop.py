@@ -24,25 +24,15 @@ _SHOW_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class LoopFigures:
-    """Figures of a training loop.
+    """Figures of a training loop."""
 
-    Attributes:
-        step: name of the training step.
-        samples_per_s: from the first batch received to the end of the last step.
-        stall_share: share of the time that steps waited for data, 0 to 1.
-        longest_wait_s: for one batch, after the first.
-        utilization: of the accelerator, 0 to 1; None: not known.
-        utilization_is: how `utilization` is defined.
-        measured: everything else, for reports.
-    """
-
-    step: str
-    samples_per_s: float
-    stall_share: float
-    longest_wait_s: float
-    utilization: float | None
-    utilization_is: str
-    measured: Measured
+    step: str  # name of the training step
+    samples_per_s: float  # from the first batch received to the end of the last step
+    stall_share: float  # share of the time that steps waited for data, 0 to 1
+    longest_wait_s: float  # for one batch, after the first
+    utilization: float | None  # of the accelerator, 0 to 1; None: not known
+    utilization_is: str  # how `utilization` is defined
+    measured: Measured  # everything else, for reports
 
 
 def run_loop(

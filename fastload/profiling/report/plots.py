@@ -58,19 +58,13 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot: panels, one above the other, or bars.
+    """One plot: panels, one above the other, or bars."""
 
-    Attributes:
-        label: description of the plot in words.
-        legend: colour and name of each thing drawn, in drawing order.
-        bars_title: above the bars.
-    """
-
-    label: str
-    legend: Sequence[tuple[str, str]]
+    label: str  # description of the plot in words
+    legend: Sequence[tuple[str, str]]  # colour and name of each thing drawn, in drawing order
     panels: Sequence[Canvas] = ()
     bars: Sequence[Bar] = ()
-    bars_title: str = ""
+    bars_title: str = ""  # above the bars
 
 
 Points = list[tuple[float, float]]

@@ -22,39 +22,24 @@ WORSE_MIX = 1.25
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of one candidate.
+    """One run of one candidate."""
 
-    Attributes:
-        samples_per_s: its rate.
-        cpu_s_per_1000: CPU seconds of all threads and processes for 1,000 samples.
-        cpu_share: share of the CPUs that this rank may use, 0 to 1, including a network that trains on the CPU.
-        stall_share: share of the time that the step waited for data; None: there is no step.
-    """
-
-    samples_per_s: float
-    cpu_s_per_1000: float
-    cpu_share: float
-    stall_share: float | None = None
+    samples_per_s: float  # its rate
+    cpu_s_per_1000: float  # CPU seconds of all threads and processes for 1,000 samples
+    cpu_share: float  # share of the CPUs that this rank may use, 0 to 1, including a network that trains on the CPU
+    stall_share: float | None = None  # share of the time that the step waited for data; None: there is no step
 
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate and its measurements.
-
-    Attributes:
-        trials: at least one.
-        first_batch_s: time to its first batch, without imports.
-        memory_bytes: anonymous and shared memory that it added.
-        mixing: how well its order mixes, in words; empty: not measured.
-        mixes_worse: whether it mixes worse than full shuffle.
-    """
+    """A candidate and its measurements."""
 
     candidate: Candidate
-    trials: tuple[Trial, ...]
-    first_batch_s: float = 0.0
-    memory_bytes: int = 0
-    mixing: str = ""
-    mixes_worse: bool = False
+    trials: tuple[Trial, ...]  # at least one
+    first_batch_s: float = 0.0  # time to its first batch, without imports
+    memory_bytes: int = 0  # anonymous and shared memory that it added
+    mixing: str = ""  # how well its order mixes, in words; empty: not measured
+    mixes_worse: bool = False  # whether it mixes worse than full shuffle
 
     @property
     def samples_per_s(self) -> float:
