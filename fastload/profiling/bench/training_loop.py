@@ -59,9 +59,9 @@ def run_loop(
                 begin = time.perf_counter()
             samples += step(batch)
             del batch  # so that the loader can reuse its memory
-            now, totals = time.perf_counter(), meter.totals
+            now = time.perf_counter()
             if now - shown_s >= _SHOW_EVERY_S:
-                shown_s = now
+                shown_s, totals = now, meter.totals
                 rate = totals.samples / totals.duration_s if totals.duration_s else 0.0
                 passed = f"{part}, {min(1.0, (now - begin) / seconds):.0%}"
                 show({"part": passed, "images/s": rate, "stall share": f"{totals.stall_share:.1%}"})
