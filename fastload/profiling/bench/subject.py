@@ -58,11 +58,7 @@ class BenchOptions:
 
 
 class Subject:
-    """The file under test with the options to load it. Call `close` at the end.
-
-    Args:
-        path: a packed file, or another HDF5 file that `FastLoader` reads.
-        options: of the benchmark.
+    """The file under test (any that `FastLoader` reads) with the options to load it. Call `close` at the end.
 
     Attributes:
         crop: the loader's only transform; None: it has none.

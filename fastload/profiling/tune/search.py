@@ -72,26 +72,16 @@ class Tuned:
 
 
 class Search:
-    """One search; call `run`.
+    """One search over the arguments of a `FastLoader` of some source; call `run`.
 
-    Args:
-        source: as in `FastLoader`.
-        options: of the search.
-
-    Attributes:
-        traits: of the data.
-        default: the arguments that `FastLoader` takes by default.
+    `default` are the arguments that `FastLoader` takes by default.
 
     Raises:
         MissingFileError, FormatError: the file is missing or cannot be read.
         OptionError: an option is invalid, or does not fit the data.
     """
 
-    def __init__(
-        self,
-        source: str | Path | PackedDataset | Dataset[Any],
-        options: TuneOptions | None = None,
-    ) -> None:
+    def __init__(self, source: str | Path | PackedDataset | Dataset[Any], options: TuneOptions | None = None) -> None:
         self.options = options = options or TuneOptions()
         self._step_choice = step = parse_step(options.step) if options.step is not None else None
         if isinstance(source, (str, Path)):
