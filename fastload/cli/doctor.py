@@ -41,7 +41,7 @@ def doctor(
         from fastload.errors import OptionError
         from fastload.profiling.doctor.command import Signals, check_command
         from fastload.profiling.doctor.examine import examine
-        from fastload.system.files import check_new_file
+        from fastload.system.files import check_new_file, save_text
 
         check_command(command)
         if json_path is not None:
@@ -54,21 +54,17 @@ def doctor(
                 look = None if show is show_nothing else lambda records: show(_figures(records))
                 examined = examine(command, signals, seconds=seconds, look=look)
             _print(examined)
-            with suppress(typer.Exit), one_line_errors():  # the exit code stays the command's
-                _write(examined.measured, json_path, report, force=force)
+            # The exit code stays the command's; a file that cannot be written is no reason to leave out the other.
+            with suppress(typer.Exit), one_line_errors():
+                if json_path is not None:
+                    content = json.dumps(examined.measured.to_dict(), indent=1)
+                    save_text(content + "\n", json_path, force=force)
+            with suppress(typer.Exit), one_line_errors():
+                if report is not None:
+                    from fastload.profiling.report import write_report
+
+                    write_report(examined.measured, report, force=force)
     raise typer.Exit(examined.code)
-
-
-def _write(measured: Measured, json_path: Path | None, report: Path | None, *, force: bool) -> None:
-    from fastload.profiling.report import write_report
-    from fastload.system.files import save_text
-
-    try:
-        if json_path is not None:
-            save_text(json.dumps(measured.to_dict(), indent=1) + "\n", json_path, force=force)
-    finally:
-        if report is not None:
-            write_report(measured, report, force=force)
 
 
 def _figures(records: Records) -> Mapping[str, str | float]:

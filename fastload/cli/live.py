@@ -36,14 +36,7 @@ def live_panel(title: str, total_s: float | None = None, *, script_runs: bool = 
     `script_runs` nothing is shown there. Only if both are redirected away from any terminal, the panel is drawn on the
     terminal in which the command was typed, as long as it runs in the foreground there.
 
-    Example:
-        with live_panel("bench photos.h5", total_s=20) as show:
-            show({"images/s": 61200.0, "wait": "3 %", "GPU": "no counters"})
-
-    Args:
-        title: what runs.
-        total_s: how long it will take; None: not known.
-        script_runs: whether a script of the user's runs meanwhile and inherits stdout and stderr.
+    `total_s` is how long it will take; None: not known.
     """
     with ExitStack() as stack:
         terminal = sys.stderr if _is_terminal(sys.stderr) else None

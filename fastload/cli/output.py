@@ -40,11 +40,7 @@ Pairs = Iterable[tuple[str, str]]
 
 @contextmanager
 def one_line_errors(interrupted: str = "interrupted.") -> Iterator[None]:
-    """Turns errors that end a command into one line on stderr and an exit code.
-
-    Args:
-        interrupted: printed after Ctrl-C.
-    """
+    """Turns errors that end a command into one line on stderr and an exit code; Ctrl-C into the line `interrupted`."""
     try:
         yield
         if sys.stdout is not None:  # None where it was closed: `fastload ... >&-`
@@ -122,12 +118,8 @@ def print_written(head: str, path: Path, pairs: Pairs, notes: Iterable[str]) -> 
 def print_report(head: str, report: PackReport, *, unit: str, done: str, fields: Pairs = (), stored: Pairs) -> None:
     """Prints what is in a new packed file, and how it was made.
 
-    Args:
-        head: how many of what were written.
-        unit: of the speed: images or rows.
-        done: what chunks are that an interrupted call has left: packed or written.
-        fields: lines on the fields.
-        stored: lines on how rows are stored, and on the size of the file.
+    `head` says how many of what were written, `unit` whether the speed is of images or rows, `done` whether chunks left
+    by an interrupted call were packed or written; `fields` and `stored` are lines on the fields, encodings and size.
     """
     pairs = [splits_pair(report.splits), *fields, *changes(report.converted, report.skipped)]
     pairs += [speed_pair(report.images_per_s, unit, report.seconds), *stored]
@@ -194,14 +186,7 @@ def show_result(
     report: Path | None,
     force: bool,
 ) -> None:
-    """Writes the report, and prints the result of a measurement.
-
-    Args:
-        runs: for the report.
-        content: the JSON object.
-        print_text: prints the result where JSON is not asked for.
-        interrupted: whether Ctrl-C ended the measurement; the exit code then says so.
-    """
+    """Writes the report of the runs, and prints the JSON object `content` or the text of the result."""
     if report is not None:
         from fastload.profiling.report import write_report
 
@@ -219,7 +204,7 @@ def show_result(
 def progress_bar(unit: str = "images") -> Iterator[Progress]:
     """Yields a function to call with (stage, done, total): a bar on a terminal, else a line now and then, on stderr."""
     if not sys.stderr.isatty():
-        yield _ProgressLines(unit)
+        yield _progress_lines(unit)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -238,25 +223,21 @@ def progress_bar(unit: str = "images") -> Iterator[Progress]:
         yield advance
 
 
-class _ProgressLines:
-    """Progress for logs: a line every few seconds, none for shorter stages."""
+def _progress_lines(unit: str) -> Progress:
+    """Returns the progress for logs: a line every few seconds, none for shorter stages."""
+    current, started, last, first = "", 0.0, 0.0, 0
 
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
-        self._stage = ""
-        self._started = self._last = 0.0
-        self._first = 0
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def advance(stage: str, done: int, total: int) -> None:
+        nonlocal current, started, last, first
         now = time.monotonic()
-        if stage != self._stage:
-            self._stage, self._started, self._last, self._first = stage, now, now, done
-        if now - self._last < LINE_EVERY_S:
-            return
-        self._last = now
-        elapsed, fresh = now - self._started, done - self._first
-        left = f", {format_seconds(elapsed / fresh * (total - done))} left" if fresh else ""
-        typer.echo(f"{stage}: {done:,} of {total:,}, {_rate(fresh, elapsed, self._unit)}{left}", err=True)
+        if stage != current:
+            current, started, last, first = stage, now, now, done
+        if now - last >= LINE_EVERY_S:
+            last, elapsed, fresh = now, now - started, done - first
+            left = f", {format_seconds(elapsed / fresh * (total - done))} left" if fresh else ""
+            typer.echo(f"{stage}: {done:,} of {total:,}, {_rate(fresh, elapsed, unit)}{left}", err=True)
+
+    return advance
 
 
 def _rate(count: int, seconds: float, unit: str) -> str:

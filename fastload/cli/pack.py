@@ -24,7 +24,6 @@ from fastload.system.text import format_bytes
 if TYPE_CHECKING:
     from fastload.estimate import EncodingEstimates
     from fastload.pack import PackReport, Survey
-    from fastload.pack.decisions import RaggedPlan
 
 
 MAX_SIZES = 8
@@ -163,9 +162,7 @@ def _stored(report: PackReport) -> list[tuple[str, str]]:
 def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: Path, overwrite: bool) -> None:
     target, plan = survey.target, survey.plan
     what = f"{NO_IMAGES} (layout {survey.layout})"
-    if target is not None or plan is not None:
-        kind = target or plan
-        assert kind is not None
+    if kind := target or plan:
         size = (target.height, target.width) if target else (0, 0)
         what = f"images (layout {survey.layout}) as {shape_of((*size, kind.channels))} {kind.dtype}"
     typer.echo(f"would pack {survey.num_samples:,} {what}; nothing was written")
@@ -175,7 +172,10 @@ def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: P
     pairs += _fields(tuple(survey.listing.columns), survey.listing.masks is not None)
     pairs += changes(survey.converted, survey.skipped)
     if plan is not None and plan.special:
-        pairs.append(("store", _planned(plan)))
+        parts = [str(plan.option), *([f"shorter side at most {plan.max_size}"] if plan.max_size else [])]
+        codecs = {"pixels": plan.image_codec, "masks": plan.mask_codec}
+        parts += [f"{name} with {codec}" for name, codec in codecs.items() if codec.name != "none"]
+        pairs.append(("store", ", ".join(parts)))
     pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
     pairs += [("note", note) for note in survey.notes]
     print_pairs(pairs)
@@ -190,14 +190,6 @@ def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: P
     if output.exists() and not overwrite:
         print_error(f"{output}: exists; packing needs `--overwrite` to replace it.")
         raise typer.Exit(1)
-
-
-def _planned(plan: RaggedPlan) -> str:
-    """Returns how rows will be stored, as text."""
-    parts = [str(plan.option)]
-    parts += [f"shorter side at most {plan.max_size}"] if plan.max_size else []
-    codecs = {"pixels": plan.image_codec, "masks": plan.mask_codec}
-    return ", ".join([*parts, *(f"{name} with {codec}" for name, codec in codecs.items() if codec.name != "none")])
 
 
 def _fields(columns: tuple[str, ...], masks: bool = False) -> list[tuple[str, str]]:

@@ -34,66 +34,41 @@ FEW = 8
 
 @dataclass(frozen=True)
 class KnownSizes:
-    """The sizes of a file that exists, which are not estimated.
+    """The sizes of a file that exists, which are not estimated."""
 
-    Attributes:
-        images, masks: bytes of all their rows as stored; 0 without masks.
-        filters: names of the HDF5 filters of images in chunks; () if chunks are not compressed.
-        chunked_per_s: `samples -> images/s`, measured from such chunks in memory.
-    """
-
+    # images, masks: bytes of all their rows as stored; 0 without masks
     images: int
     masks: int
-    filters: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()  # names of the HDF5 filters of images in chunks; () if chunks are not compressed
+    # `samples -> images/s`, measured from such chunks in memory
     chunked_per_s: Callable[[Sequence[int]], float] | None = None
 
 
 @dataclass(frozen=True)
 class EncodingEstimate:
-    """The size and speed of a dataset in one encoding.
+    """The size and speed of a dataset in one encoding."""
 
-    Attributes:
-        store: as `--store` takes it, "raw, zstd" for pixels that zstd compresses, or "as it is".
-        bytes: bytes of all images and masks; rows of varying length leave a few percent more free in their chunks.
-        warm_per_s: images a second from memory, decoded in full size by all CPUs, without transforms.
-        disk_per_s: images a second from the disk; None if its rate is not known.
-        encodings: "raw", "jpeg" or "zstd" -> number of rows of the sample.
-        loses: images are encoded as JPEG again, which loses a little.
-    """
-
-    store: str
-    bytes: int
-    warm_per_s: float
-    disk_per_s: float | None
-    encodings: dict[str, int]
-    loses: bool
+    store: str  # as `--store` takes it, "raw, zstd" for pixels that zstd compresses, or "as it is"
+    bytes: int  # bytes of all images and masks; rows of varying length leave a few percent more free in their chunks
+    warm_per_s: float  # images a second from memory, decoded in full size by all CPUs, without transforms
+    disk_per_s: float | None  # images a second from the disk; None if its rate is not known
+    encodings: dict[str, int]  # "raw", "jpeg" or "zstd" -> number of rows of the sample
+    loses: bool  # images are encoded as JPEG again, which loses a little
 
 
 @dataclass(frozen=True)
 class EncodingEstimates:
-    """The estimates of all encodings, and which one to pick.
+    """The estimates of all encodings, and which one to pick."""
 
-    Attributes:
-        stores: at least one; the present encoding of a file comes first.
-        raw_bytes: bytes of all decoded images and masks.
-        pick: name of one of them.
-        reason: why it is picked, a sentence.
-        sampled: number of samples made and timed.
-        failed: number of samples that could not be read or decoded.
-        threads: number of threads that decoded.
-        disk: how fast the disk is read.
-        free_memory: bytes that the page cache may fill.
-    """
-
-    stores: tuple[EncodingEstimate, ...]
-    raw_bytes: int
-    pick: str
-    reason: str
-    sampled: int
-    failed: int
-    threads: int
-    disk: DiskRate
-    free_memory: int
+    stores: tuple[EncodingEstimate, ...]  # at least one; the present encoding of a file comes first
+    raw_bytes: int  # bytes of all decoded images and masks
+    pick: str  # name of one of them
+    reason: str  # why it is picked, a sentence
+    sampled: int  # number of samples made and timed
+    failed: int  # number of samples that could not be read or decoded
+    threads: int  # number of threads that decoded
+    disk: DiskRate  # how fast the disk is read
+    free_memory: int  # bytes that the page cache may fill
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
@@ -102,27 +77,16 @@ class EncodingEstimates:
 
 @dataclass(frozen=True, eq=False)
 class EncodingChoices:
-    """A dataset, and the encodings that are compared for it.
+    """A dataset, and the encodings that are compared for it."""
 
-    Attributes:
-        encode: makes the row of a sample.
-        samples: int64 (N,), its samples.
-        num_pixels: pixels of all images together, decoded.
-        stores: the encodings; "mixed" needs "raw" and "jpeg" among them.
-        dtype: of decoded images.
-        remade: "source" encodes some JPEGs again.
-        compressed: name of the codec of pixels, "" for none.
-        known: sizes of a file that exists; its masks stay as they are in every encoding.
-    """
-
-    encode: Encode
-    samples: NDArray[np.int64]
-    num_pixels: int
-    stores: Sequence[EncodingOption]
-    dtype: np.dtype[Any]
-    remade: bool = False
-    compressed: str = ""
-    known: KnownSizes | None = None
+    encode: Encode  # makes the row of a sample
+    samples: NDArray[np.int64]  # int64 (N,), its samples
+    num_pixels: int  # pixels of all images together, decoded
+    stores: Sequence[EncodingOption]  # the encodings; "mixed" needs "raw" and "jpeg" among them
+    dtype: np.dtype[Any]  # of decoded images
+    remade: bool = False  # "source" encodes some JPEGs again
+    compressed: str = ""  # name of the codec of pixels, "" for none
+    known: KnownSizes | None = None  # sizes of a file that exists; its masks stay as they are in every encoding
 
 
 def estimate_encodings(
@@ -134,19 +98,14 @@ def estimate_encodings(
     seconds: float = 1.5,
     progress: Progress | None = None,
 ) -> EncodingEstimates | None:
-    """Returns what a dataset would be in its encodings.
+    """Returns what a dataset would be in its encodings; None if no image of the sample can be decoded.
 
     Args:
-        dataset: its samples, and the encodings.
         folder: folder on the disk to measure.
         room: bytes free on the disk; None: does not matter.
         threads: number of threads that decode, by default one for each CPU.
         seconds: time for making the sample; measuring takes up to 1.4 s more for the disk, and 0.25 s for each
             encoding.
-        progress: called with (stage, done, total).
-
-    Returns:
-        None if no image of the sample can be decoded.
     """
     threads = threads or available_cpus()
     known, count = dataset.known, len(dataset.samples)
@@ -193,8 +152,7 @@ _RAW = EncodingOption("raw")
 def encodings_of(plan: RaggedPlan, *, source: bool) -> list[EncodingOption]:
     """Returns the encodings possible for images of a plan, with the quality and fraction of its option.
 
-    Args:
-        source: files have bytes that can be kept.
+    "source" is among them if files have bytes that can be kept.
     """
     if plan.dtype != np.uint8 or plan.channels == 4:  # A JPEG cannot hold them.
         return [_RAW]
@@ -240,13 +198,8 @@ def pick_encoding(
     """Returns the encoding expected to be read fastest, and a sentence that says why.
 
     A file that fits in memory is read from the disk once, then at the rate of memory; a larger one at the rate of the
-    disk. From few samples the first encoding is picked if it fits, as their rates say nothing.
-
-    Args:
-        stores: at least one; the first is the present encoding of a file, or raw.
-        sampled: number of images with which the rates were measured.
-        free_memory: bytes that the page cache may fill.
-        room: bytes free on the disk; None: the file exists already.
+    disk. From few samples the first encoding, the present one of a file or raw, is picked if it fits, as their rates
+    say nothing. `room` is free on the disk, in bytes; None: the file exists already.
     """
     possible = [store for store in stores if room is None or store.bytes <= room]
     possible = possible or [min(stores, key=lambda store: store.bytes)]

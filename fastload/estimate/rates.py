@@ -52,14 +52,7 @@ Step = Callable[[int], int]
 
 
 def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int, seconds: float = 0.25) -> float:
-    """Returns the pixels of images (with their masks) that are decoded in a second.
-
-    Args:
-        rows: at least one, each of which can be decoded.
-        dtype: dtype of the images.
-        threads: number of threads that decode.
-        seconds: time to measure; less if all passes are done before.
-    """
+    """Returns the pixels of images (with masks) that so many threads decode in a second; all rows can be decoded."""
     if all(row.encoding == RAW and row.mask_encoding == RAW and row.shape == rows[0].shape for row in rows):
         return per_second(*_copying(rows), threads, seconds)
     if all(row.encoding == RAW for row in rows):
@@ -76,8 +69,7 @@ def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int
 def per_second(make: Callable[[], Step], steps: int, threads: int, seconds: float) -> float:
     """Returns what so many steps do in a second, or those done within the time: at least one for each thread.
 
-    Args:
-        make: returns a step with memory of its own; called once for each thread.
+    Each thread makes a step with memory of its own.
     """
     numbers, steps = itertools.count(), max(steps, threads)
     made = [make() for _ in range(threads)]
@@ -151,12 +143,9 @@ class DiskRate(NamedTuple):
 def measure_disk(folder: Path, num_bytes: int, *, seconds: float = 1.4) -> DiskRate:
     """Returns how fast files in a folder are read while they are not in memory.
 
-    The file for it has no name (O_TMPFILE) if the system supports that, so that nothing is left even after a kill.
-
-    Args:
-        folder: folder on the disk.
-        num_bytes: bytes to write and read, clipped to LEAST_BYTES and MOST_BYTES and to a tenth of the free space.
-        seconds: limit, half of it for writing and half for reading.
+    The file for it has no name (O_TMPFILE) if the system supports that, so that nothing is left even after a kill. It
+    has `num_bytes`, clipped to LEAST_BYTES and MOST_BYTES and to a tenth of the free space; half of the seconds are for
+    writing it.
     """
     try:
         room = shutil.disk_usage(folder).free // 10

@@ -35,12 +35,9 @@ Encode = Callable[[int, EncodingOption], EncodedRow]
 def row_maker(
     images: Files | Pictures | Arrays, masks: Masks | None, headers: NDArray[np.void], plan: RaggedPlan
 ) -> Encode:
-    """Returns an `Encode` that makes rows as the packer does. Threads may share it: each gets encoders of its own.
+    """Returns an `Encode` that makes rows of a listing's samples as the packer does, in any encoding.
 
-    Args:
-        images, masks: images and masks of a listing.
-        headers: HEADERS (N,) of all its samples.
-        plan: how rows are made; its option is replaced.
+    Threads may share it: each gets encoders of its own. `headers` is HEADERS (N,) of all samples.
     """
     own = threading.local()
 
@@ -56,17 +53,11 @@ def row_maker(
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """Some samples in every encoding.
+    """Some samples in every encoding."""
 
-    Attributes:
-        samples: numbers of the samples.
-        rows: option -> a row of each sample.
-        failed: number of samples that could not be read or decoded.
-    """
-
-    samples: list[int]
-    rows: dict[EncodingOption, list[EncodedRow]]
-    failed: int
+    samples: list[int]  # numbers of the samples
+    rows: dict[EncodingOption, list[EncodedRow]]  # option -> a row of each sample
+    failed: int  # number of samples that could not be read or decoded
 
 
 def take_sample(
@@ -80,13 +71,7 @@ def take_sample(
 ) -> Sampled:
     """Makes rows of SAMPLES samples, or of as many as time and MOST_BYTES allow, at least one for each thread.
 
-    Args:
-        encode: makes rows; several threads call it.
-        options: the encodings.
-        samples: int64 (n,), the samples to choose from.
-        threads: number of threads, at most MOST_THREADS are used.
-        seconds: time after which no further sample is begun.
-        progress: called with ("measuring stores", done, total).
+    At most MOST_THREADS call `encode`. `samples` int64 (n,) are those to choose from; none is begun after `seconds`.
     """
     threads = min(threads, MOST_THREADS)
     total, num_bytes, failed = min(SAMPLES, len(samples)), 0, 0

@@ -36,11 +36,7 @@ def estimate_survey(
 
     Pixels count without gzip, which compresses chunks of several rows.
 
-    Args:
-        survey: the survey of the source.
-        folder: folder of the output; its disk is measured with a temporary file.
-        threads: number of threads that decode, by default one for each CPU.
-        progress: called with (stage, done, total).
+    The disk of the output's folder is measured with a temporary file. One thread for each CPU decodes by default.
 
     Returns:
         None for a dataset without images, and if no image of the sample can be decoded.
@@ -77,11 +73,6 @@ def estimate_file(
 
     Its present sizes are read, not estimated; masks stay as they are stored. The disk is measured with a temporary file
     in the same folder; the file itself is not dropped from memory.
-
-    Args:
-        path: a packed file, or another HDF5 file that can be read as one.
-        threads: number of threads that decode, by default one for each CPU.
-        progress: called with (stage, done, total).
 
     Returns:
         None if the file holds no images.

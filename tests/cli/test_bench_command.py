@@ -28,6 +28,11 @@ def test_the_figures_are_shown_and_the_verdict_comes_last(packed):
     assert lines[-1].startswith("verdict: ")
 
 
+def test_without_a_step_there_is_no_verdict(packed):
+    text = bench(packed).stdout
+    assert "loader alone" in text and "training" not in text and "verdict" not in text
+
+
 def test_json_is_one_object_and_nothing_else(packed):
     found = json.loads(bench(packed, "--json", "--step", "sim:1000", "--batch-size", 8).stdout)
     assert found["version"] == 1 and found["file"] == "file.h5"

@@ -7,7 +7,7 @@ import typer
 
 from fastload.cli.output import (
     MAX_SKIPPED,
-    _ProgressLines,
+    _progress_lines,
     changes,
     format_seconds,
     one_line,
@@ -62,7 +62,7 @@ def test_all_skipped_are_named_or_counted_by_folder() -> None:
 def test_progress_lines_come_seldom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = [100.0]
     monkeypatch.setattr("fastload.cli.output.time.monotonic", lambda: clock[0])
-    progress = _ProgressLines("images")
+    progress = _progress_lines("images")
     for done in range(101):
         progress("packing", done * 10, 1000)
         clock[0] += 0.125

@@ -64,3 +64,15 @@ def test_what_cannot_be_decoded_does_not_count_as_equal_to_its_source(
     result = run("verify", tmp_path / "a.h5", "--source", source, "--workers", 0, code=1)
     assert "source: 19 of 20 images decode to exactly the packed pixels" in result.stdout
     assert "it was damaged before it was packed" in result.stdout
+
+
+def test_what_is_no_longer_as_in_the_source_is_named(image_folder: Callable[..., Path], tmp_path: Path) -> None:
+    source = image_folder()
+    pack_images(source, tmp_path / "a.h5", workers=0)
+    changed, gone, *_, last = sorted(source.rglob("*.jpg"))
+    changed.write_bytes(last.read_bytes())
+    gone.unlink()
+    result = run("verify", tmp_path / "a.h5", "--source", source, "--workers", 0, code=1)
+    assert "missing from the source: cat/0001.jpg" in result.stdout and "(cat/0000.jpg): " in result.stdout
+    said = "1 of 20 rows no longer as in the source, 1 of 20 rows missing from the source. Copy the file again"
+    assert said in result.stderr

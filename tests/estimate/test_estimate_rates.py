@@ -63,10 +63,9 @@ def test_each_step_is_done_once_and_at_least_one_a_thread(seconds: float, steps:
 def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
     found = measure_disk(tmp_path, 1, seconds=0.2)
     assert list(tmp_path.iterdir()) == []
-    if found.bytes_per_s is None:
-        assert found.note.startswith("cannot be measured: ")
-    else:
-        assert found.note.startswith("measured with ")
+    assert found.note.startswith("cannot be measured: " if found.bytes_per_s is None else "measured with ")
+    missing = measure_disk(tmp_path / "none", 1)
+    assert missing == (None, "cannot be measured: No such file or directory")
 
 
 def test_the_rate_is_what_was_read_over_the_time_that_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,11 +77,6 @@ def test_the_rate_is_what_was_read_over_the_time_that_it_took(tmp_path: Path, mo
     with open(file, "rb") as opened:
         found = rates._read(opened.fileno(), 3 * 2**20, 1.0)
     assert found == (3 * 2**20 / 2, "measured with 3 MiB in random order, not in memory before")
-
-
-def test_a_folder_that_is_not_there_cannot_be_measured(tmp_path: Path) -> None:
-    found = measure_disk(tmp_path / "none", 1)
-    assert found == (None, "cannot be measured: No such file or directory")
 
 
 def test_files_that_are_memory_cannot_be_measured() -> None:

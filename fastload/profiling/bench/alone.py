@@ -24,29 +24,18 @@ _MOST_BATCHES = 2000  # whose rows the copy with np.take gets, again and again
 
 @dataclass(frozen=True)
 class AloneFigures:
-    """Figures of a loader whose batches are only read, one byte of each memory page.
+    """Figures of a loader whose batches are only read, one byte of each memory page."""
 
-    Attributes:
-        samples_per_s: rate of each pass.
-        bytes_per_s: bytes read, at the median rate.
-        cpu_s_per_1000: CPU seconds of all threads and processes for 1,000 images.
-        first_batch_s: seconds from opening the file to the first batch, without imports.
-        peak_memory_bytes: anonymous and shared memory of this process and its children, Python and torch included.
-        loader_memory_bytes: the part of `peak_memory_bytes` that was not there before the loader.
-        take_samples_per_s: rate of a bare copy of the same rows, in turn with the loader; None: not possible.
-        over_take: rate of the loader divided by that of the copy, for each pair.
-        why_no_take: why there is no bare copy.
-    """
-
-    samples_per_s: Spread
-    bytes_per_s: float
-    cpu_s_per_1000: float
-    first_batch_s: Spread
-    peak_memory_bytes: int
-    loader_memory_bytes: int
+    samples_per_s: Spread  # rate of each pass
+    bytes_per_s: float  # bytes read, at the median rate
+    cpu_s_per_1000: float  # CPU seconds of all threads and processes for 1,000 images
+    first_batch_s: Spread  # seconds from opening the file to the first batch, without imports
+    peak_memory_bytes: int  # anonymous and shared memory of this process and its children, Python and torch included
+    loader_memory_bytes: int  # the part of `peak_memory_bytes` that was not there before the loader
+    # Rate of a bare copy of the same rows, in turn with the loader; None: not possible
     take_samples_per_s: Spread | None = None
-    over_take: Spread | None = None
-    why_no_take: str = ""
+    over_take: Spread | None = None  # rate of the loader divided by that of the copy, for each pair
+    why_no_take: str = ""  # why there is no bare copy
 
 
 def measure_alone(subject: Subject, show: Show) -> AloneFigures:
@@ -104,11 +93,8 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
 class BareTake:
     """Copies rows with `np.take` from a memory-mapped file, in one thread: the least a loader has to do.
 
-    Args:
-        file: header of a file in which these fields are contiguous arrays.
-        names: fields to copy.
-        batch_size: rows of the largest batch.
-        slots: batches' worth of memory, allocated once and used in turn; a `FastLoader` with two threads has 5.
+    The fields are contiguous arrays in the file. `slots` batches' worth of memory are allocated once and used in turn;
+    a `FastLoader` with two threads has 5.
     """
 
     def __init__(self, file: PackedFile, names: Sequence[str], batch_size: int, slots: int = 5) -> None:

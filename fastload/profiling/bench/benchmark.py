@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,40 +32,25 @@ __all__ = ["BenchOptions", "BenchResult", "run_bench"]
 
 @dataclass
 class BenchResult:
-    """Results of a benchmark. A part that was not asked for, or not reached, is None or empty.
+    """Results of a benchmark. A part that was not asked for, or not reached, is None or empty."""
 
-    Attributes:
-        path: of the file.
-        command: that repeats the measurement.
-        options: as given.
-        batch_size: samples in a batch.
-        num_samples, image_shape: of the data; (C, H, W), 0 where images differ.
-        crop: (height, width) of the random crop of each image; None: no crop.
-        alone: the loader alone.
-        loop: the training loop.
-        headspace: as `headspace_in_turn` returns it.
-        rivals: the plain `DataLoader`s.
-        faults: the injected faults.
-        left_in_cache: for each cold pass, the share of the file that stayed in the page cache.
-        environment: as in `Measured`.
-        interrupted: whether Ctrl-C ended it early.
-    """
-
-    path: Path
-    command: str
-    options: BenchOptions
-    batch_size: int
+    path: Path  # of the file
+    command: str  # that repeats the measurement
+    options: BenchOptions  # as given
+    batch_size: int  # samples in a batch
+    # num_samples, image_shape: of the data; (C, H, W), 0 where images differ
     num_samples: int
     image_shape: tuple[int, int, int]
-    crop: tuple[int, int] | None = None
-    alone: AloneFigures | None = None
-    loop: LoopFigures | None = None
-    headspace: dict[str, Spread] | None = None
-    rivals: list[Rival] = field(default_factory=list)
-    faults: list[FaultFigures | KillFigures] = field(default_factory=list)
+    crop: tuple[int, int] | None = None  # (height, width) of the random crop of each image; None: no crop
+    alone: AloneFigures | None = None  # the loader alone
+    loop: LoopFigures | None = None  # the training loop
+    headspace: dict[str, Spread] | None = None  # as `headspace_in_turn` returns it
+    rivals: list[Rival] = field(default_factory=list)  # the plain `DataLoader`s
+    faults: list[FaultFigures | KillFigures] = field(default_factory=list)  # the injected faults
+    # For each cold pass, the share of the file that stayed in the page cache
     left_in_cache: list[float] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
-    interrupted: bool = False
+    environment: dict[str, str] = field(default_factory=dict)  # as in `Measured`
+    interrupted: bool = False  # whether Ctrl-C ended it early
 
     @property
     def title(self) -> str:
@@ -99,14 +84,10 @@ class BenchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as numbers, strings, lists and dicts; `version` is the version of this format."""
-        found: dict[str, Any] = {"version": 1, "file": self.path.name}
-        found |= {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("path", "options")}
+        found = {"version": 1, "file": self.path.name, **asdict(self)}
+        del found["path"]
         shown = {"shuffle": str(self.options.shuffle), "source": self.options.source is not None}
-        found["options"] = asdict(self.options) | shown
-        for name in ("alone", "loop"):
-            found[name] = asdict(getattr(self, name)) if getattr(self, name) is not None else None
-        for name in ("rivals", "faults"):
-            found[name] = [asdict(one) for one in getattr(self, name)]
+        found["options"] |= shown
         return found
 
 

@@ -35,25 +35,15 @@ KILL_WORKER = "kill-worker"
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault to inject.
+    """One fault to inject."""
 
-    Attributes:
-        text: of the option.
-        delay_s: added to the read of a batch.
-        every: one batch of this many is delayed; 0: none, a worker is killed instead.
-    """
-
-    text: str
-    delay_s: float = 0.0
-    every: int = 0
+    text: str  # of the option
+    delay_s: float = 0.0  # added to the read of a batch
+    every: int = 0  # one batch of this many is delayed; 0: none, a worker is killed instead
 
 
 def parse_fault(text: str) -> Fault:
-    """Returns the fault that `slow-disk=20`, `stall=300@50` or `kill-worker` asks for.
-
-    Raises:
-        OptionError: none of these.
-    """
+    """Returns the fault that `slow-disk=20`, `stall=300@50` or `kill-worker` asks for, or raises OptionError."""
     words = text.strip()
     if words == KILL_WORKER:
         return Fault(words)
@@ -68,12 +58,7 @@ def parse_fault(text: str) -> Fault:
 
 
 class Delays:
-    """Decides which reads are delayed, and counts them. Thread-safe.
-
-    Attributes:
-        count: delays so far.
-        seconds: their sum.
-    """
+    """Decides which reads are delayed, and counts them (`count`, `seconds` in all). Thread-safe."""
 
     def __init__(self, fault: Fault, batch_size: int) -> None:
         self._delay_s, self._period = fault.delay_s, fault.every * batch_size
@@ -131,56 +116,32 @@ KILL_STEPS = 24
 
 @dataclass(frozen=True)
 class FaultFigures:
-    """Figures of a loop with slow reads.
+    """Figures of a loop with slow reads."""
 
-    Attributes:
-        fault: text of the option.
-        ratio: rate with the fault divided by the rate without, for each pair.
-        samples_per_s: rate with the fault.
-        clean_samples_per_s: rate without.
-        delays: reads that were delayed during the metered loop.
-        delayed_s: sum of these delays, in the reading threads.
-        loop: the metered loop, with the fault.
-    """
-
-    fault: str
-    ratio: Spread
-    samples_per_s: Spread
-    clean_samples_per_s: Spread
-    delays: int
-    delayed_s: float
-    loop: LoopFigures
+    fault: str  # text of the option
+    ratio: Spread  # rate with the fault divided by the rate without, for each pair
+    samples_per_s: Spread  # rate with the fault
+    clean_samples_per_s: Spread  # rate without
+    delays: int  # reads that were delayed during the metered loop
+    delayed_s: float  # sum of these delays, in the reading threads
+    loop: LoopFigures  # the metered loop, with the fault
 
 
 @dataclass(frozen=True)
 class KillFigures:
-    """Figures of a loop one of whose worker processes was killed, and that then resumed.
+    """Figures of a loop one of whose worker processes was killed, and that then resumed."""
 
-    Attributes:
-        fault: text of the option.
-        pid: of the worker.
-        steps_before: batches received before the error.
-        steps_until_error: of these, batches received after the kill, which were ready by then.
-        error_after_s: from the kill to the error in the loop.
-        error: the message.
-        names_worker: whether the message names the process that was killed.
-        resumed_after_s: from `iter()` on the restored loader to its next batch; this starts new workers.
-        steps_after: batches of the rest of the epoch.
-        samples: distinct samples received in the epoch.
-        each_once: whether the epoch was complete and no sample came twice.
-    """
-
-    fault: str
-    pid: int
-    steps_before: int
-    steps_until_error: int
-    error_after_s: float
-    error: str
-    names_worker: bool
-    resumed_after_s: float
-    steps_after: int
-    samples: int
-    each_once: bool
+    fault: str  # text of the option
+    pid: int  # of the worker
+    steps_before: int  # batches received before the error
+    steps_until_error: int  # of these, batches received after the kill, which were ready by then
+    error_after_s: float  # from the kill to the error in the loop
+    error: str  # the message
+    names_worker: bool  # whether the message names the process that was killed
+    resumed_after_s: float  # from `iter()` on the restored loader to its next batch; this starts new workers
+    steps_after: int  # batches of the rest of the epoch
+    samples: int  # distinct samples received in the epoch
+    each_once: bool  # whether the epoch was complete and no sample came twice
 
 
 def measure_fault(
@@ -223,8 +184,7 @@ def measure_fault(
 def measure_kill(subject: Subject, step: TrainingStep, fault: Fault) -> KillFigures:
     """Kills a worker process after a third of a short epoch, restores the loader's state, and finishes the epoch.
 
-    A Python transform makes the loader use processes; it appends the id of its process to each sample, to know whom to
-    kill.
+    The worker is known by a Python transform, which also makes the loader use processes.
     """
     options = subject.options
     transform = signed if subject.crop is None else CropSample(subject.crop.size, signed)

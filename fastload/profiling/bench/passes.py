@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,17 +33,11 @@ def counting(show: Show, part: str, total: int) -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class TimedPass:
-    """One timed pass.
+    """One timed pass."""
 
-    Attributes:
-        samples: received after the clock was started.
-        seconds: from there to the end of the pass.
-        cpu_s: CPU seconds of this process and its children meanwhile.
-    """
-
-    samples: int
-    seconds: float
-    cpu_s: float
+    samples: int  # received after the clock was started
+    seconds: float  # from there to the end of the pass
+    cpu_s: float  # CPU seconds of this process and its children meanwhile
 
     @property
     def samples_per_s(self) -> float:
@@ -51,29 +45,14 @@ class TimedPass:
         return self.samples / self.seconds if self.seconds else 0.0
 
 
-class LoaderLike(Protocol):
-    """Anything with a length that can be iterated again and again."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def __len__(self) -> int: ...
-
-
 def repeat_epochs(
-    loader: LoaderLike, *, epochs: int | None = None, same: Callable[[], object] | None = None
+    loader: Iterable[Any], *, epochs: int | None = None, same: Callable[[], object] | None = None
 ) -> Iterator[Any]:
-    """Yields a loader's batches, epoch after epoch.
-
-    Args:
-        epochs: number of epochs; None: no end.
-        same: called before each epoch, such as `lambda: loader.set_epoch(0)`.
-    """
-    done = 0
-    while epochs is None or done < epochs:
+    """Yields a loader's batches, epoch after epoch, without end if `epochs` is None; calls `same` before each epoch."""
+    for _ in itertools.count() if epochs is None else range(epochs):
         if same is not None:
             same()
         yield from loader
-        done += 1
 
 
 def run_for(
@@ -87,12 +66,11 @@ def run_for(
 ) -> TimedPass:
     """Takes batches for some seconds and returns what that cost.
 
-    The clock starts after the first batches, so start-up does not count.
+    The clock starts after the first `discard` batches, so start-up does not count, and after `synchronize`, which waits
+    until the device has finished; it is called again before the clock is read.
 
     Args:
         work: called with each batch; returns its number of samples.
-        discard: batches before the clock starts.
-        synchronize: waits until the device has finished; called before the clock is started and before it is read.
         enough: whether the pass may end, by its batches, samples and seconds; it then ends as soon as the time is over.
     """
     iterator = iter(batches)
@@ -149,11 +127,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def compare(way: Way, base: Way, *, pairs: int, warm_up: int = 1) -> dict[str, Spread]:
-    """Runs both ways in interleaved pairs.
-
-    Returns:
-        `way` and `base`: their rates; `ratio`: way / base of each pair. Each is a spread.
-    """
+    """Runs both ways in interleaved pairs; returns spreads of their rates, `way` and `base`, and of their `ratio`s."""
     for _ in range(warm_up):
         base()
         way()

@@ -43,56 +43,47 @@ _MOST_BATCHES = 400  # that the plain loaders go through before they begin again
 
 @dataclass(frozen=True)
 class Rival:
-    """Figures of one plain `DataLoader`, measured in turn with FastLoader.
+    """Figures of one plain `DataLoader`, measured in turn with FastLoader."""
 
-    Attributes:
-        name: what it is.
-        samples_per_s: its rate, of each pass.
-        ours_samples_per_s: FastLoader's rate, in turn with it.
-        ratio: FastLoader's rate divided by its rate, for each pair.
-        cpu_s_per_1000: CPU seconds of all its processes for 1,000 images.
-        loop: the training loop on its batches, if one was run.
-    """
-
-    name: str
-    samples_per_s: Spread
-    ours_samples_per_s: Spread
-    ratio: Spread
-    cpu_s_per_1000: float
-    loop: LoopFigures | None = None
+    name: str  # what it is
+    samples_per_s: Spread  # its rate, of each pass
+    ours_samples_per_s: Spread  # FastLoader's rate, in turn with it
+    ratio: Spread  # FastLoader's rate divided by its rate, for each pair
+    cpu_s_per_1000: float  # CPU seconds of all its processes for 1,000 images
+    loop: LoopFigures | None = None  # the training loop on its batches, if one was run
 
 
 def measure_rivals(
     subject: Subject, found: list[Rival], show: Show, train: Callable[[str, DataLoader[Any]], LoopFigures | None]
 ) -> None:
-    """Measures each plain `DataLoader` in turn with FastLoader, `options.seconds` in all.
+    """Measures each plain `DataLoader` in turn with FastLoader, `options.seconds` in all, and appends it to `found`.
 
-    Args:
-        found: each `Rival` is appended as soon as it is measured.
-        train: called with the name of each loader and the loader, while its workers run; its result becomes
-            `Rival.loop`.
+    `train` is called with the name of each and the loader, while its workers run; its result becomes `Rival.loop`.
     """
     ways = plain_loaders(subject, subject.rows(_MOST_BATCHES, subject.options.seconds / 4))
     tick = counting(show, "the plain ways", len(ways))
     seconds = subject.options.seconds / (2 * PAIRS + 1) / len(ways)
-    for name, loader in ways.items():
-        passes: list[TimedPass] = []
-        # The workers may have that many batches ready before the clock starts.
-        ready = min(loader.num_workers, len(loader) - 1)
 
-        def plain(loader: DataLoader[Any] = loader, passes: list[TimedPass] = passes, ready: int = ready) -> float:
+    def ours() -> float:
+        return subject.run(seconds, touch_batch).samples_per_s
+
+    def measured(name: str, loader: DataLoader[Any]) -> Rival:
+        passes: list[TimedPass] = []
+
+        def plain() -> float:
             subject.make_cold()
+            # The workers may have that many batches ready before the clock starts.
+            ready = min(loader.num_workers, len(loader) - 1)
             passes.append(run_for(repeat_epochs(loader, epochs=subject.epochs), seconds, touch_batch, discard=ready))
             return passes[-1].samples_per_s
 
-        def ours() -> float:
-            return subject.run(seconds, touch_batch).samples_per_s
-
         result = compare(ours, plain, pairs=PAIRS, warm_up=0 if subject.options.cold else 1)
         cost = spread([one.cpu_s / one.samples * 1000 for one in passes[-PAIRS:] if one.samples])["median"]
-        found.append(Rival(name, result["base"], result["way"], result["ratio"], cost, train(name, loader)))
+        return Rival(name, result["base"], result["way"], result["ratio"], cost, train(name, loader))
+
+    for name, loader in ways.items():
+        found.append(measured(name, loader))
         tick()
-        del loader, plain
 
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -102,8 +93,6 @@ class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
     """A dataset of image files opened with Pillow, as a training script without fastload would have it.
 
     Args:
-        files: reads the bytes of each file.
-        labels: of each file.
         shape: (C, H, W) of an image; files of another size are cropped to this ratio and resized.
         at_random: whether to cut a random window, as `RandomResizedCrop` does, rather than the central one.
     """
@@ -131,10 +120,7 @@ class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
 
 
 def plain_loaders(subject: Subject, rows: Sequence[NDArray[np.int64]]) -> dict[str, DataLoader[Any]]:
-    """Returns plain `DataLoader`s over these rows by name; they crop as the FastLoader does.
-
-    Args:
-        rows: rows of the file, batch by batch.
+    """Returns plain `DataLoader`s over these rows, batch by batch, by name; they crop as the FastLoader does.
 
     Raises:
         SourceError: the image files are missing, or are not those that were packed.

@@ -21,7 +21,6 @@ class SimulatedAccelerator:
     counts the time that the accelerator waited, not the host, which runs ahead.
 
     Args:
-        samples_per_s: its speed.
         ahead: steps that may be launched and not finished. PyTorch runs ahead of a GPU by a thousand kernels, one to
             three steps of ResNet-50.
         clock: returns seconds and never goes back.
@@ -64,8 +63,7 @@ class SimulatedAccelerator:
     def launch(self, samples: int) -> float:
         """Launches a step on so many samples and returns before it ends; waits while `ahead` steps are unfinished.
 
-        Returns:
-            Seconds that the accelerator had been idle when the step started.
+        Returns the seconds that the accelerator had been idle when the step started.
         """
         while len(self._ends) >= self._ahead:
             self.wait(self._ends.popleft())

@@ -25,17 +25,11 @@ _WIDTHS = (64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class StepChoice:
-    """A kind of training step, as asked for.
+    """A kind of training step, as asked for."""
 
-    Attributes:
-        name: one of `NETWORKS`, or `sim`.
-        rate: of a simulated accelerator: samples per second, or a multiple of the loader's own rate.
-        relative: whether `rate` is such a multiple.
-    """
-
-    name: str
-    rate: float = 0.0
-    relative: bool = False
+    name: str  # one of `NETWORKS`, or `sim`
+    rate: float = 0.0  # of a simulated accelerator: samples per second, or a multiple of the loader's own rate
+    relative: bool = False  # whether `rate` is such a multiple
 
     def __str__(self) -> str:
         return f"sim:{self.rate:g}{'x' if self.relative else ''}" if self.name == "sim" else self.name
@@ -44,8 +38,7 @@ class StepChoice:
 def parse_step(text: str) -> StepChoice:
     """Parses `resnet50`, `resnet18`, `tiny`, `sim:20000` (samples per second) or `sim:0.8x` (of the loader's own rate).
 
-    Raises:
-        OptionError: none of these.
+    Raises OptionError for anything else.
     """
     name, colon, number = text.strip().partition(":")
     if name in NETWORKS and not colon:
@@ -63,12 +56,7 @@ def parse_step(text: str) -> StepChoice:
 
 
 class TrainingStep(Protocol):
-    """One optimizer step, real or simulated.
-
-    Attributes:
-        name: for reports.
-        device: what a `Meter` times: a device, or a clock.
-    """
+    """One optimizer step, real or simulated. `device` is what a `Meter` times: a device, or a clock."""
 
     name: str
     device: Any
@@ -103,12 +91,9 @@ class TouchStep(TrainingStep):
 
 
 class NetworkStep(TrainingStep):
-    """A `TrainingStep` that trains a network: forward, backward, SGD with momentum; in bfloat16 on a GPU.
+    """A `TrainingStep` that trains one of `NETWORKS`: forward, backward, SGD with momentum; in bfloat16 on a GPU.
 
-    Args:
-        name: one of `NETWORKS`.
-        channels, num_classes: of the data. Labels that are not class numbers count as class 0, which takes as long.
-        device: of the network.
+    Labels that are not class numbers count as class 0, which takes as long.
     """
 
     def __init__(self, name: str, *, channels: int, num_classes: int, device: torch.device) -> None:
@@ -155,16 +140,10 @@ def make_step(
     device: torch.device | str | None = None,
     loader_samples_per_s: float | None = None,
 ) -> TrainingStep:
-    """Returns the training step of the given kind.
-
-    Args:
-        choice: as `parse_step` takes or returns it.
-        channels, num_classes: of the data.
-        device: of a network; None: the CPU.
-        loader_samples_per_s: the loader's own rate; needed for a simulated accelerator whose rate is a multiple of it.
+    """Returns the training step that `parse_step` takes or returns; a network is by default on the CPU.
 
     Raises:
-        OptionError: there is no such step, or the loader's rate is needed and missing.
+        OptionError: there is no such step, or its rate is a multiple of the loader's, which is missing.
     """
     choice = parse_step(choice) if isinstance(choice, str) else choice
     if choice.name != "sim":
@@ -178,14 +157,11 @@ def make_step(
 
 
 def network(name: str, *, channels: int, num_classes: int) -> nn.Module:
-    """Returns an untrained network from images float (B, channels, H, W) to logits (B, num_classes).
+    """Returns one of `NETWORKS`, untrained, from images float (B, channels, H, W) to logits (B, num_classes).
 
     The residual networks are those of He et al. (2015, https://arxiv.org/abs/1512.03385), table 1, with the stride in
     the 3x3 convolution of a bottleneck, as is usual since. They are written out here because torchvision is not a
     dependency, and so that figures of different machines compare.
-
-    Args:
-        name: `resnet18`, `resnet50`, or `tiny` for machines without a GPU.
     """
     if name == "tiny":  # a few convolutions with large strides: some tenths of a millisecond per image on one core
         return nn.Sequential(

@@ -29,34 +29,24 @@ _LEAST_BATCHES = 8
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """The options of `fastload bench`.
+    """The options of `fastload bench`."""
 
-    Attributes:
-        batch_size: samples in a batch; None: 256, or an eighth of the samples if that is less.
-        seconds: for each part: the loader alone, the training loop, each comparison and each fault.
-        workers, shuffle, device, seed: as in `FastLoader`.
-        split: of the file; None: all rows.
-        step: of a training loop, as `parse_step` takes it; None: only the loader is measured.
-        compare: whether to measure a plain `DataLoader` too.
-        source: folder or archive that the file was packed from; `compare` then also loads its image files.
-        cold: whether to drop the file from the page cache before each pass.
-        faults: to inject, one after another, as `parse_fault` takes them.
-        size: of a random crop, the first of the loader's transforms, as a side or as (height, width); None: 224 where
-            images differ in size, else no crop.
-    """
-
-    batch_size: int | None = None
-    seconds: float = 5.0
+    batch_size: int | None = None  # samples in a batch; None: 256, or an eighth of the samples if that is less
+    seconds: float = 5.0  # for each part: the loader alone, the training loop, each comparison and each fault
+    # workers, shuffle, device, seed: as in `FastLoader`
     workers: int | None = None
     shuffle: Shuffle = True
     device: str | None = None
     seed: int = 0
-    split: str | None = None
-    step: str | None = None
-    compare: bool = False
+    split: str | None = None  # of the file; None: all rows
+    step: str | None = None  # of a training loop, as `parse_step` takes it; None: only the loader is measured
+    compare: bool = False  # whether to measure a plain `DataLoader` too
+    # Folder or archive that the file was packed from; `compare` then also loads its image files
     source: Path | None = None
-    cold: bool = False
-    faults: tuple[str, ...] = ()
+    cold: bool = False  # whether to drop the file from the page cache before each pass
+    faults: tuple[str, ...] = ()  # to inject, one after another, as `parse_fault` takes them
+    # Of a random crop, the first of the loader's transforms, as a side or as (height, width); None: 224 where images
+    # differ in size, else no crop
     size: int | tuple[int, int] | None = None
 
     @property
@@ -68,11 +58,7 @@ class BenchOptions:
 
 
 class Subject:
-    """The file under test with the options to load it. Call `close` at the end.
-
-    Args:
-        path: a packed file, or another HDF5 file that `FastLoader` reads.
-        options: of the benchmark.
+    """The file under test (any that `FastLoader` reads) with the options to load it. Call `close` at the end.
 
     Attributes:
         crop: the loader's only transform; None: it has none.
@@ -212,11 +198,7 @@ _RATIO = (3 / 4, 4 / 3)
 
 
 def crop_for(data: Input, size: int | Sequence[int] | None) -> RandomResizedCrop | None:
-    """Returns the crop for these data: of the size asked for, else 224 if images differ in size, else None.
-
-    Raises:
-        OptionError: an invalid size.
-    """
+    """Returns the crop for these data: of the size asked for, else 224 if images differ in size, else None."""
     if size is None and isinstance(data, PackedInput) and data.varied:
         size = SIZE
     return None if size is None else RandomResizedCrop(size)
@@ -235,12 +217,7 @@ def crop_text(crop: RandomResizedCrop, size: int | Sequence[int] | None) -> str:
 
 
 class CropSample:
-    """A transform that crops and resizes the image of one sample, for a plain `DataLoader`'s workers.
-
-    Args:
-        size: (height, width) of the result.
-        then: called with the cropped sample; None: nothing.
-    """
+    """A transform for a plain `DataLoader`'s workers: crops and resizes a sample's image, and calls `then`."""
 
     def __init__(self, size: tuple[int, int], then: Any = None) -> None:
         self._size, self._then = size, then

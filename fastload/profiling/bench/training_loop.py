@@ -24,25 +24,15 @@ _SHOW_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class LoopFigures:
-    """Figures of a training loop.
+    """Figures of a training loop."""
 
-    Attributes:
-        step: name of the training step.
-        samples_per_s: from the first batch received to the end of the last step.
-        stall_share: share of the time that steps waited for data, 0 to 1.
-        longest_wait_s: for one batch, after the first.
-        utilization: of the accelerator, 0 to 1; None: not known.
-        utilization_is: how `utilization` is defined.
-        measured: everything else, for reports.
-    """
-
-    step: str
-    samples_per_s: float
-    stall_share: float
-    longest_wait_s: float
-    utilization: float | None
-    utilization_is: str
-    measured: Measured
+    step: str  # name of the training step
+    samples_per_s: float  # from the first batch received to the end of the last step
+    stall_share: float  # share of the time that steps waited for data, 0 to 1
+    longest_wait_s: float  # for one batch, after the first
+    utilization: float | None  # of the accelerator, 0 to 1; None: not known
+    utilization_is: str  # how `utilization` is defined
+    measured: Measured  # everything else, for reports
 
 
 def run_loop(
@@ -56,13 +46,10 @@ def run_loop(
     part: str = "",
     show: Show = lambda figures: None,
 ) -> LoopFigures:
-    """Trains on a loader's batches for some seconds, epoch after epoch.
+    """Trains on a loader's batches for some seconds, epoch after epoch, at most `epochs` of them.
 
-    Args:
-        epochs: largest number of epochs; None: no limit.
-        title, command: of the measurement, for reports.
-        part: name of the loop, shown with its rates.
-        show: called with the current figures, not too often.
+    `title` and `command` are of the measurement, for reports; `show` gets the current rates, not too often, under the
+    name `part`.
     """
     samples, begin, shown_s = 0, 0.0, 0.0
     with Meter(device=step.device) as meter:
@@ -72,9 +59,9 @@ def run_loop(
                 begin = time.perf_counter()
             samples += step(batch)
             del batch  # so that the loader can reuse its memory
-            now, totals = time.perf_counter(), meter.totals
+            now = time.perf_counter()
             if now - shown_s >= _SHOW_EVERY_S:
-                shown_s = now
+                shown_s, totals = now, meter.totals
                 rate = totals.samples / totals.duration_s if totals.duration_s else 0.0
                 passed = f"{part}, {min(1.0, (now - begin) / seconds):.0%}"
                 show({"part": passed, "images/s": rate, "stall share": f"{totals.stall_share:.1%}"})
@@ -109,9 +96,8 @@ HOW_IN_TURN = "measured on one cached batch, in turn with the loop"
 def headspace_in_turn(subject: Subject, step: TrainingStep, show: Show) -> dict[str, Spread]:
     """Measures the step on one cached batch, in turn with the loop that loads its batches, for `options.seconds`.
 
-    Returns:
-        `way`: images/s of the loop; `base`: of the same step on a cached batch, an upper bound for any loader; `ratio`:
-            of each pair.
+    Returns spreads: `way`, images/s of the loop; `base`, of the same step on a cached batch, an upper bound for any
+    loader; `ratio` of each pair.
     """
     seconds = subject.options.seconds / (2 * PAIRS)
     tick = counting(show, "headspace", 2 * PAIRS)

@@ -19,21 +19,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Columns:
-    """Successive steps, grouped into columns.
+    """Successive steps, grouped into columns."""
 
-    Attributes:
-        edges_s: (columns + 1,) start of each, and the end of the last.
-        parts_s: (4, columns) mean seconds of each of `PARTS`.
-        slowest_s: (columns,) duration of the slowest step in each.
-        samples_per_s: (columns,) over the time of the steps in each.
-        steps_each: largest number of steps in a column.
-    """
-
-    edges_s: Floats
-    parts_s: Floats
-    slowest_s: Floats
-    samples_per_s: Floats
-    steps_each: int
+    edges_s: Floats  # (columns + 1,) start of each, and the end of the last
+    parts_s: Floats  # (4, columns) mean seconds of each of `PARTS`
+    slowest_s: Floats  # (columns,) duration of the slowest step in each
+    samples_per_s: Floats  # (columns,) over the time of the steps in each
+    steps_each: int  # largest number of steps in a column
 
     @property
     def mean_s(self) -> Floats:

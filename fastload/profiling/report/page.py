@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -82,18 +83,16 @@ def _overview(runs: Sequence[Measured]) -> Table:
 
 def _json(data: Any) -> str:
     """Returns JSON that is safe inside a script element; numbers that are not finite become null."""
-    text = json.dumps(_finite(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=str)
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): finite(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    text = json.dumps(finite(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=str)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return value
 
 
 def _is_number(text: str) -> bool:
@@ -108,10 +107,6 @@ def _capital(text: str) -> str:
 
 def _with_code(text: str) -> Markup:
     """Returns the text escaped, with the parts between backquotes as code."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:  # an unpaired backquote
-        return Markup.escape(text)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if number % 2 else Markup.escape(part)
-        for number, part in enumerate(parts)
-    )
+    escaped = str(Markup.escape(text))
+    paired = text.count("`") % 2 == 0
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", escaped) if paired else escaped)

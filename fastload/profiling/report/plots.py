@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -46,38 +47,7 @@ class Panel:
     top: float | None = None
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A text above a drawing, in per cent from the left; `side` is where it stands from that point."""
-
-    left: float
-    text: str
-    side: str = "centre"
-
-
-@dataclass(frozen=True)
-class DrawnPanel:
-    """One panel, drawn.
-
-    Attributes:
-        title: above it.
-        height: in CSS pixels.
-        shapes: elements of the SVG.
-        x_ticks: (per cent from the left, text).
-        y_ticks: (per cent from the bottom, text).
-        marks: at the upper edge.
-    """
-
-    title: str
-    height: int
-    shapes: Markup
-    x_ticks: Sequence[tuple[float, str]]
-    y_ticks: Sequence[tuple[float, str]]
-    marks: Sequence[Mark] = ()
-
-
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """A bar of two parts, in per cent of the plot's width: time on a CPU, and blocked."""
 
     name: str
@@ -88,19 +58,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot: panels, one above the other, or bars.
+    """One plot: panels, one above the other, or bars."""
 
-    Attributes:
-        label: description of the plot in words.
-        legend: colour and name of each thing drawn, in drawing order.
-        bars_title: above the bars.
-    """
-
-    label: str
-    legend: Sequence[tuple[str, str]]
-    panels: Sequence[DrawnPanel] = ()
+    label: str  # description of the plot in words
+    legend: Sequence[tuple[str, str]]  # colour and name of each thing drawn, in drawing order
+    panels: Sequence[Canvas] = ()
     bars: Sequence[Bar] = ()
-    bars_title: str = ""
+    bars_title: str = ""  # above the bars
 
 
 Points = list[tuple[float, float]]
@@ -112,20 +76,27 @@ def stairs(edges_s: Floats, values: Floats) -> Points:
     return list(zip(np.repeat(edges_s, 2)[1:-1], np.repeat(values, 2), strict=True))
 
 
-class _Canvas:
-    """The shapes of one panel, drawn in the units of its axes.
+class Canvas:
+    """One panel, drawn in the units of its axes: seconds of the run, and values up to `top`.
 
-    Args:
-        run: whose time is the x axis.
-        top: end of the y axis.
+    Attributes:
+        title: above it.
+        height: in CSS pixels.
+        shapes: elements of the SVG.
+        x_ticks: (per cent from the left, text); none unless `timed`.
+        y_ticks: (per cent from the bottom, text).
+        marks: texts above the drawing: (per cent from the left, text, where it stands from that point).
     """
 
-    def __init__(self, run: Measured, top: float) -> None:
-        self._end_s = end_of(run)
-        self._top = top or 1.0
-        self._shapes: list[str] = []
-        self.marks: list[Mark] = []
-        self._path("grid", "".join(f"M0 {self._y(y)}H{_UNITS}" for y in ticks(self._top, _Y_TICKS)), "grid")
+    def __init__(self, run: Measured, top: float, title: str, height: int, *, timed: bool = True) -> None:
+        self.title, self.height, self.shapes = title, height, Markup()
+        self._end_s, self._top = end_of(run), top or 1.0
+        unit_s, unit = (1, "s") if self._end_s < 600 else (60, "min") if self._end_s < 4 * 3600 else (3600, "h")
+        times, values = ticks(self._end_s / unit_s, _X_TICKS) if timed else [], ticks(self._top, _Y_TICKS)
+        self.x_ticks = [(100 * x * unit_s / self._end_s, f"{x:g} {unit}") for x in times]
+        self.y_ticks = [(100 * y / self._top, f"{y:,g}") for y in values]
+        self.marks: list[tuple[float, str, str]] = []
+        self._path("grid", "".join(f"M0 {self._y(y)}H{_UNITS}" for y in values), "grid")
 
     def area(self, upper: Points, lower: Points, colour: str, kind: str = "area") -> None:
         """Fills the area between two lines."""
@@ -147,24 +118,11 @@ class _Canvas:
 
     def mark(self, at_s: float, text: str, side: str = "centre") -> None:
         """Writes a text above the drawing."""
-        self.marks.append(Mark(100 * at_s / self._end_s, text, side))
-
-    def drawing(self, title: str, height: int, *, timed: bool = True) -> DrawnPanel:
-        """Returns what was drawn; `timed`: with numbers at the x axis."""
-        unit_s, unit = (1, "s") if self._end_s < 600 else (60, "min") if self._end_s < 4 * 3600 else (3600, "h")
-        times = ticks(self._end_s / unit_s, _X_TICKS) if timed else ()
-        return DrawnPanel(
-            title,
-            height,
-            Markup("".join(self._shapes)),
-            [(100 * x * unit_s / self._end_s, f"{x:g} {unit}") for x in times],
-            [(100 * y / self._top, f"{y:,g}") for y in ticks(self._top, _Y_TICKS)],
-            self.marks,
-        )
+        self.marks.append((100 * at_s / self._end_s, text, side))
 
     def _path(self, kind: str, path: str, colour: str) -> None:
         if path:
-            self._shapes.append(f'<path class="{kind}" d="{path}" style="color:var(--{colour})"/>')
+            self.shapes += Markup(f'<path class="{kind}" d="{path}" style="color:var(--{colour})"/>')
 
     def _through(self, points: Points) -> str:
         return "M" + "L".join(f"{self._x(x)} {self._y(y)}" for x, y in points)
@@ -194,7 +152,7 @@ def plot_steps(run: Measured) -> Plot:
     thin = into_columns(run.steps, COLUMNS)
     top_s = ceiling(thin)
     factor, unit = _unit(top_s)
-    canvas = _Canvas(run, top_s * factor)
+    canvas = Canvas(run, top_s * factor, f"{unit} a step", 210)
     below = np.zeros_like(thin.mean_s)
     for part, values in zip(PARTS, thin.parts_s * factor, strict=True):
         if values.any():
@@ -219,7 +177,7 @@ def plot_steps(run: Measured) -> Plot:
         legend.append(("slowest", "slowest of the steps in a column"))
     slowest = seconds_text(max(step.duration_s for step in run.steps))
     label = f"Time of each step over the run, stacked. Mean of a step: {means}; the slowest took {slowest}."
-    return Plot(label, legend, [canvas.drawing(f"{unit} a step", 210)])
+    return Plot(label, legend, [canvas])
 
 
 def _middles(thin: Columns) -> Floats:
@@ -233,7 +191,8 @@ def plot_rate(run: Measured) -> Plot:
     thin = into_columns(run.steps, max(1, min(COLUMNS // 2, len(run.steps) // 4)))
     usual = max(float(np.percentile(thin.samples_per_s, 95)), headspace or 0.0)
     # A few batches that were ready, and so took no time, must not make the rest of the plot flat.
-    canvas = _Canvas(run, min(max(float(thin.samples_per_s.max()), usual), 1.5 * usual) * 1.1)
+    top = min(max(float(thin.samples_per_s.max()), usual), 1.5 * usual) * 1.1
+    canvas = Canvas(run, top, "samples/s", 160)
     canvas.line(stairs(thin.edges_s, thin.samples_per_s), "rate")
     label = f"Samples a second over the run: {number_text(run.samples_per_s)} on average"
     legend = [("rate", f"this run, {number_text(run.samples_per_s)} on average")]
@@ -241,7 +200,7 @@ def plot_rate(run: Measured) -> Plot:
         canvas.level(headspace, "headspace")
         label += f"; the same step without waiting for data reaches {number_text(headspace)}"
         legend.append(("headspace", f"headspace, {number_text(headspace)}"))
-    return Plot(label + ".", legend, [canvas.drawing("samples/s", 160)])
+    return Plot(label + ".", legend, [canvas])
 
 
 def plot_readings(run: Measured, panels: Sequence[Panel], label: str) -> Plot:
@@ -251,7 +210,7 @@ def plot_readings(run: Measured, panels: Sequence[Panel], label: str) -> Plot:
         found = [(line, into_series(run.readings, line.key, COLUMNS // 2)) for line in panel.lines]
         known = [(line, series) for line, series in found if series is not None]
         highest = max((float(series.high.max()) * line.factor for line, series in known), default=0.0)
-        canvas = _Canvas(run, panel.top or highest * 1.1)
+        canvas = Canvas(run, panel.top or highest * 1.1, panel.title, 110, timed=panel is panels[-1])
         for number, (line, series) in enumerate(known):
             colour = f"line{number % LINES}"
             low, mean, high = (
@@ -261,7 +220,7 @@ def plot_readings(run: Measured, panels: Sequence[Panel], label: str) -> Plot:
             if len(panel.lines) == 1:
                 canvas.area(high, low, colour, "band")
             canvas.line(mean, colour)
-        drawings.append(canvas.drawing(panel.title, 110, timed=panel is panels[-1]))
+        drawings.append(canvas)
     most = max(panels, key=lambda panel: len(panel.lines))
     legend = [(f"line{number % LINES}", line.name) for number, line in enumerate(most.lines)]
     return Plot(label, legend if len(legend) > 1 else (), drawings)

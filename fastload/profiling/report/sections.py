@@ -37,25 +37,15 @@ NO_STEPS = "No step of a training loop was measured: the run ended before its se
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a page.
+    """One section of a page."""
 
-    Attributes:
-        heading: its title.
-        anchor: its id within the run.
-        plot: None: there is none.
-        missing: why there is no plot; empty: there is one, or the section never has one.
-        note: how to read the plot.
-        items: a list below the plot.
-        tables: below the plot; a title may be empty.
-    """
-
-    heading: str
-    anchor: str
-    plot: Plot | None = None
-    missing: str = ""
-    note: str = ""
-    items: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
+    heading: str  # its title
+    anchor: str  # its id within the run
+    plot: Plot | None = None  # None: there is none
+    missing: str = ""  # why there is no plot; empty: there is one, or the section never has one
+    note: str = ""  # how to read the plot
+    items: tuple[str, ...] = ()  # a list below the plot
+    tables: tuple[Table, ...] = ()  # below the plot; a title may be empty
 
 
 def key_figures(run: Measured) -> list[tuple[str, str, str]]:

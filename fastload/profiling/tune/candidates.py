@@ -26,34 +26,27 @@ _MOST_WORKERS = 16
 class TuneOptions:
     """The options of a search.
 
-    Attributes:
-        batch_size: samples in a batch; None: 256, or an eighth of the samples if that is less.
-        step: training step that must not wait, as `fastload.profiling.bench.steps.parse_step` takes it; None: find the
-            highest rate.
-        cpu_budget: share of this rank's CPUs that loading may use, 0 to 1, with a network that trains on the CPU
-            counted in; 1: no limit.
-        seconds: for the whole search.
-        split: of a file.
-        device: as in `FastLoader`.
-        transform, shuffle, seed: as in `FastLoader`; for benchmarks, the command has no option for them.
-        cold: whether to drop the file from the page cache before each trial.
-        size: of a random crop before `transform`, as a side or as (height, width); None: 224 where images differ in
-            size, else no crop.
-
     Raises:
         OptionError: an invalid number.
     """
 
-    batch_size: int | None = None
+    batch_size: int | None = None  # samples in a batch; None: 256, or an eighth of the samples if that is less
+    # Training step that must not wait, as `fastload.profiling.bench.steps.parse_step` takes it; None: find the highest
+    # rate
     step: str | None = None
+    # Share of this rank's CPUs that loading may use, 0 to 1, with a network that trains on the CPU counted in; 1: no
+    # limit
     cpu_budget: float = 1.0
-    seconds: float = 30.0
-    split: str | None = None
-    device: str | None = None
+    seconds: float = 30.0  # for the whole search
+    split: str | None = None  # of a file
+    device: str | None = None  # as in `FastLoader`
+    # transform, shuffle, seed: as in `FastLoader`; for benchmarks, the command has no option for them
     transform: Sequence[Any] = ()
     shuffle: Shuffle = True
     seed: int = 0
-    cold: bool = False
+    cold: bool = False  # whether to drop the file from the page cache before each trial
+    # Of a random crop before `transform`, as a side or as (height, width); None: 224 where images differ in size, else
+    # no crop
     size: int | tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -64,11 +57,7 @@ class TuneOptions:
 
 
 def parse_share(text: str) -> float:
-    """Parses `40%` or `0.4`.
-
-    Raises:
-        OptionError: neither, or not above 0 and up to 1.
-    """
+    """Parses `40%` or `0.4`; raises OptionError for anything else, and unless it is above 0 and up to 1."""
     number = text.strip()
     try:
         share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
@@ -81,17 +70,11 @@ def parse_share(text: str) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Arguments of `FastLoader`.
+    """Arguments of `FastLoader`."""
 
-    Attributes:
-        workers: threads or processes.
-        shuffle: resolved.
-        read: as in `FastLoader`.
-    """
-
-    workers: int
-    shuffle: ResolvedShuffle
-    read: Read = "map"
+    workers: int  # threads or processes
+    shuffle: ResolvedShuffle  # resolved
+    read: Read = "map"  # as in `FastLoader`
 
     @property
     def order(self) -> str:
@@ -110,24 +93,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class DataTraits:
-    """Properties of the data that decide what is worth trying.
+    """Properties of the data that decide what is worth trying."""
 
-    Attributes:
-        processes: whether samples need Python code, which processes run.
-        linear: whether each row can be read by itself, so that no chunk has to be read or decoded as a whole.
-        num_chunks: chunks of the rows; 0: no chunks, hence no windows of them.
-        cpus: that this rank may use.
-        chunks_kept: decoded chunks that fit in memory; windows of more than half as many would decode chunks
-            repeatedly.
-        cold: whether the file is dropped from the page cache before each trial.
-    """
-
-    processes: bool
-    linear: bool
-    num_chunks: int
-    cpus: int
+    processes: bool  # whether samples need Python code, which processes run
+    linear: bool  # whether each row can be read by itself, so that no chunk has to be read or decoded as a whole
+    num_chunks: int  # chunks of the rows; 0: no chunks, hence no windows of them
+    cpus: int  # that this rank may use
+    # Decoded chunks that fit in memory; windows of more than half as many would decode chunks repeatedly
     chunks_kept: int = 2**31
-    cold: bool = False
+    cold: bool = False  # whether the file is dropped from the page cache before each trial
 
 
 def windows_of(best: Candidate, traits: DataTraits) -> list[Candidate]:

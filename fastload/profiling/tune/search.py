@@ -50,65 +50,38 @@ OnStep = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Tuned:
-    """Result of a search.
+    """Result of a search."""
 
-    Attributes:
-        name: of the file or dataset.
-        rows: one for each candidate, the default first, then in the order of the trials.
-        default: the arguments that `FastLoader` takes by default.
-        chosen: the best row, with its figures of the last race, and the reason; None: nothing was measured.
-        call: the Python call to paste.
-        gain: rate of the chosen candidate divided by the default's, for each round of the last race; empty if they are
-            the same or did not race.
-        batch_size: of all trials.
-        cpu_budget: as in the options.
-        cpus: number of CPUs that `cpu_budget` is a share of.
-        step: name of the training step; empty: none.
-        notes: what was left out, and why.
-        elapsed_s: time of the search.
-        interrupted: whether Ctrl-C ended it.
-        step_on_cpu: whether the step uses CPUs too; CPU shares then include it.
-        crop: (height, width) of the random crop of each image; None: no crop.
-    """
-
-    name: str
-    rows: tuple[Row, ...]
-    default: Candidate
-    chosen: Chosen | None
-    call: str
+    name: str  # of the file or dataset
+    rows: tuple[Row, ...]  # one for each candidate, the default first, then in the order of the trials
+    default: Candidate  # the arguments that `FastLoader` takes by default
+    chosen: Chosen | None  # the best row, with its figures of the last race, and the reason; None: nothing was measured
+    call: str  # the Python call to paste
+    # Rate of the chosen candidate divided by the default's, for each round of the last race; empty if they are the same
+    # or did not race
     gain: tuple[float, ...]
-    batch_size: int
-    cpu_budget: float
-    cpus: int
-    step: str
-    notes: tuple[str, ...]
-    elapsed_s: float
-    interrupted: bool = False
-    step_on_cpu: bool = False
-    crop: tuple[int, int] | None = None
+    batch_size: int  # of all trials
+    cpu_budget: float  # as in the options
+    cpus: int  # number of CPUs that `cpu_budget` is a share of
+    step: str  # name of the training step; empty: none
+    notes: tuple[str, ...]  # what was left out, and why
+    elapsed_s: float  # time of the search
+    interrupted: bool = False  # whether Ctrl-C ended it
+    step_on_cpu: bool = False  # whether the step uses CPUs too; CPU shares then include it
+    crop: tuple[int, int] | None = None  # (height, width) of the random crop of each image; None: no crop
 
 
 class Search:
-    """One search; call `run`.
+    """One search over the arguments of a `FastLoader` of some source; call `run`.
 
-    Args:
-        source: as in `FastLoader`.
-        options: of the search.
-
-    Attributes:
-        traits: of the data.
-        default: the arguments that `FastLoader` takes by default.
+    `default` are the arguments that `FastLoader` takes by default.
 
     Raises:
         MissingFileError, FormatError: the file is missing or cannot be read.
         OptionError: an option is invalid, or does not fit the data.
     """
 
-    def __init__(
-        self,
-        source: str | Path | PackedDataset | Dataset[Any],
-        options: TuneOptions | None = None,
-    ) -> None:
+    def __init__(self, source: str | Path | PackedDataset | Dataset[Any], options: TuneOptions | None = None) -> None:
         self.options = options = options or TuneOptions()
         self._step_choice = step = parse_step(options.step) if options.step is not None else None
         if isinstance(source, (str, Path)):
@@ -161,8 +134,7 @@ class Search:
     def run(self, on_progress: OnStep = lambda stage, done, total: None) -> Tuned:
         """Searches until all candidates are tried or the time is over. Ctrl-C ends it and keeps the results so far.
 
-        Args:
-            on_progress: called before each trial.
+        `on_progress` is called before each trial.
         """
         self._begun_s = time.perf_counter()
         rows: list[Row] = []  # of the last race
@@ -262,8 +234,7 @@ class Search:
     ) -> list[Row]:
         """Runs the candidates in turn and returns their rows.
 
-        Args:
-            rounds: of all candidates; None: up to `ROUNDS`, dropping those that can no longer win after two.
+        Without a number of rounds there are up to `ROUNDS`, and after two those that can no longer win are dropped.
         """
         for one in candidates:
             if one not in self._runners:

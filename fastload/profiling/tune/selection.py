@@ -22,39 +22,24 @@ WORSE_MIX = 1.25
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of one candidate.
+    """One run of one candidate."""
 
-    Attributes:
-        samples_per_s: its rate.
-        cpu_s_per_1000: CPU seconds of all threads and processes for 1,000 samples.
-        cpu_share: share of the CPUs that this rank may use, 0 to 1, including a network that trains on the CPU.
-        stall_share: share of the time that the step waited for data; None: there is no step.
-    """
-
-    samples_per_s: float
-    cpu_s_per_1000: float
-    cpu_share: float
-    stall_share: float | None = None
+    samples_per_s: float  # its rate
+    cpu_s_per_1000: float  # CPU seconds of all threads and processes for 1,000 samples
+    cpu_share: float  # share of the CPUs that this rank may use, 0 to 1, including a network that trains on the CPU
+    stall_share: float | None = None  # share of the time that the step waited for data; None: there is no step
 
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate and its measurements.
-
-    Attributes:
-        trials: at least one.
-        first_batch_s: time to its first batch, without imports.
-        memory_bytes: anonymous and shared memory that it added.
-        mixing: how well its order mixes, in words; empty: not measured.
-        mixes_worse: whether it mixes worse than full shuffle.
-    """
+    """A candidate and its measurements."""
 
     candidate: Candidate
-    trials: tuple[Trial, ...]
-    first_batch_s: float = 0.0
-    memory_bytes: int = 0
-    mixing: str = ""
-    mixes_worse: bool = False
+    trials: tuple[Trial, ...]  # at least one
+    first_batch_s: float = 0.0  # time to its first batch, without imports
+    memory_bytes: int = 0  # anonymous and shared memory that it added
+    mixing: str = ""  # how well its order mixes, in words; empty: not measured
+    mixes_worse: bool = False  # whether it mixes worse than full shuffle
 
     @property
     def samples_per_s(self) -> float:
@@ -94,12 +79,8 @@ def choose(rows: Sequence[Row], *, cpu_budget: float) -> Chosen:
     """Returns the fastest row within the budget, or the cheapest as fast; with a step, the cheapest that keeps it fed.
 
     Of rows with the same speed and CPU time the one with fewer workers is taken. An order that mixes worse than full
-    shuffle is taken only if no other order feeds the step and it is 1.25 times as fast. If no row is within the budget,
-    the one with the least CPU time is taken.
-
-    Args:
-        rows: at least one, in any order.
-        cpu_budget: share of the CPUs, 0 to 1; 1: no limit.
+    shuffle is taken only if no other order feeds the step and it is 1.25 times as fast. If no row is within the budget
+    (a share of the CPUs, 0 to 1; 1: no limit), the one with the least CPU time is taken. The order of rows is all one.
     """
     fitting = [row for row in rows if fits(row, cpu_budget)]
     if not fitting:

@@ -76,17 +76,13 @@ def measured(result: Tuned, *, command: str) -> Measured:
 
 def to_dict(result: Tuned) -> dict[str, Any]:
     """Returns the result as plain dicts, lists, strings and numbers."""
-    chosen = result.chosen
-    same = ("call", "batch_size", "cpu_budget", "cpus", "step", "crop", "step_on_cpu", "elapsed_s", "interrupted")
-    return {
-        "version": 1,
-        **{name: getattr(result, name) for name in same},
-        "chosen": None if chosen is None else {**_row_dict(chosen.row), "reason": chosen.reason},
-        "gain": list(result.gain),
-        "default": asdict(result.default),
-        "rows": [_row_dict(row) | {"over_budget": not fits(row, result.cpu_budget)} for row in result.rows],
-        "notes": list(result.notes),
-    }
+    chosen = None
+    if result.chosen is not None:
+        chosen = {**_row_dict(result.chosen.row), "reason": result.chosen.reason}
+    rows = [_row_dict(row) | {"over_budget": not fits(row, result.cpu_budget)} for row in result.rows]
+    found = {"version": 1, **asdict(result), "chosen": chosen, "rows": rows}
+    del found["name"]
+    return found
 
 
 def _row_dict(row: Row) -> dict[str, Any]:

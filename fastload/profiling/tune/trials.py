@@ -28,35 +28,26 @@ _PATIENCE = 4
 
 @dataclass(frozen=True)
 class TrialMode:
-    """How the trials of some data are run.
+    """How the trials of some data are run."""
 
-    Attributes:
-        make: returns the loader of a candidate.
-        cpus: that this rank may use.
-        continues: trials are slices of one pass, because starting a pass starts processes; batches that were ready
-            before a slice do not count.
-        whole: a trial counts a pass from its start, in whole windows: a window first decodes its chunks and yields most
-            rows after that.
-        before: called before each trial, with the loader closed, for example to drop the file from the page cache;
-            None: the loader stays open between trials.
-        step: training step; None: one byte of each memory page of a batch is read.
-    """
-
-    make: Callable[[Candidate], FastLoader]
-    cpus: int
+    make: Callable[[Candidate], FastLoader]  # returns the loader of a candidate
+    cpus: int  # that this rank may use
+    # Trials are slices of one pass, because starting a pass starts processes; batches that were ready before a slice do
+    # not count
     continues: bool = False
+    # A trial counts a pass from its start, in whole windows: a window first decodes its chunks and yields most rows
+    # after that
     whole: bool = False
+    # Called before each trial, with the loader closed, for example to drop the file from the page cache; None: the
+    # loader stays open between trials
     before: Callable[[], object] | None = None
-    step: TrainingStep | None = None
+    step: TrainingStep | None = None  # training step; None: one byte of each memory page of a batch is read
 
 
 class Runner:
     """The open loader of one candidate, and its measurements. Call `close` at the end.
 
-    Args:
-        candidate: the loader's arguments.
-        mode: how trials are run.
-        least_rows: smallest number of rows in a trial of whole windows: those of a window, if there are windows.
+    A trial of whole windows has at least `least_rows` rows: those of a window, if there are windows.
     """
 
     def __init__(self, candidate: Candidate, mode: TrialMode, least_rows: int = 0) -> None:

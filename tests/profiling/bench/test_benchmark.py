@@ -133,6 +133,15 @@ def test_plain_ways_read_the_same_samples(photos):
     subject.close()
 
 
+def test_plain_ways_read_the_rows_of_a_split(packed):
+    subject = Subject(packed, quick(batch_size=4, split="val", workers=1))
+    rows = subject.rows(2, 10)
+    (way,) = plain_loaders(subject, rows).values()
+    with h5py.File(packed) as file:
+        assert np.array_equal(next(iter(way))[0].permute(0, 2, 3, 1), file["images"][:][rows[0]])
+    subject.close()
+
+
 def test_a_source_that_is_not_that_of_the_file_is_refused(tmp_path, image_folder: Callable[..., Path], packed):
     folder, shown = image_folder(per_class=2), []
     with pytest.raises(SourceError, match=r"which is in file\.h5"):

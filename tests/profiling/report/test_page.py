@@ -187,10 +187,11 @@ def test_each_plot_has_its_figures_as_text(pages):
     labels = [attrs["aria-label"] or "" for _, attrs in page.tags if attrs.get("class") == "plot"]
     assert len(labels) == 5
     assert all(re.search(r"\d", label) for label in labels)
+    assert "process 71 0.80 cores" in page.text() and "GPU 0 utilization 70.0 %" in page.text()
 
 
 def test_a_spike_in_a_long_run_is_named_where_it_leaves_the_plot(pages):
-    assert "3.00 s" in " ".join(Page(pages["long"]).texts["span"])
+    assert re.search(r'<span class="mark centre above" style="left:5\d\.\d+%">3.00 s</span>', pages["long"])
 
 
 def test_colours_come_from_the_page_and_text_is_the_pages_own(pages):
