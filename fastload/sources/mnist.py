@@ -118,11 +118,7 @@ def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
 
 def _find(draft: Draft, tree: Tree) -> tuple[str, list[_Set]]:
-    """Returns the family's prefix, such as `emnist-letters`, and its sets in the order of splits.
-
-    Raises:
-        SourceError: there are no images, or several families.
-    """
+    """Returns the family's prefix, such as `emnist-letters`, and its sets in the order of splits."""
     families: dict[tuple[str, str], dict[str, dict[str, int]]] = {}
     doubled = []
     # Unpacked files first, so that they are preferred to gzipped ones of the same name.
@@ -238,9 +234,6 @@ def _unpacked(tree: Tree, i: int) -> bytes:
     """Returns the content of an idx file, unpacked if it is gzipped.
 
     At most one byte more is unpacked than the header states, which is enough to see that a file is too long.
-
-    Raises:
-        SourceError: the file is damaged, or needs more memory than there is.
     """
     where, content = tree.where(i), tree.read_text(i)
     if content[:2] != _GZIP:

@@ -93,15 +93,15 @@ class ZipFiles:
             start = self._start(fd, i)
             if self.methods[i] != DEFLATED:
                 return self.stored.file.read(fd, min(size, stored), start)
-            inflate, head, done = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
-            while len(head) < size and done < stored and not inflate.eof:
-                length = min(max(size - len(head), 512), stored - done)
-                step = self.stored.file.read(fd, length, start + done)
-                done += length
+            # So many bytes mostly inflate to what is wanted; else all of them are read.
+            for length in sorted({min(stored, size + 512), stored}):
+                data = self.stored.file.read(fd, length, start)
                 try:
-                    head += inflate.decompress(inflate.unconsumed_tail + step, size - len(head))
+                    head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size)
                 except zlib.error as exc:
                     raise ImageError(f"is damaged in the archive: {exc}") from exc
+                if len(head) == size:
+                    break
             return head
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ZipFiles:

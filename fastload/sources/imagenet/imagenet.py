@@ -61,17 +61,11 @@ class _Part(NamedTuple):
 
 
 class _NamedImage(NamedTuple):
-    """Split and class of an image by its path.
+    """Split and class of an image by its path."""
 
-    Attributes:
-        split: its split.
-        wnid: its class; "" if the path does not say it.
-        stem: without a class: its name in tables of classes; "" if it is not named like the images in these.
-    """
-
-    split: str
-    wnid: str
-    stem: str = ""
+    split: str  # its split
+    wnid: str  # its class; "" if the path does not say it
+    stem: str = ""  # without a class: its name in tables of classes; "" if it is not named like the images in these
 
 
 def imagenet_evidence(tree: Tree) -> list[str]:
@@ -248,11 +242,7 @@ def _refuse_strays(tree: Tree, keys: list[str], images: list[_NamedImage]) -> No
 
 
 def _wnids(draft: Draft, tree: Tree, keys: list[str], images: list[_NamedImage], truth: GroundTruth) -> list[str]:
-    """Returns the wnid of each image, "" if it is unknown.
-
-    Raises:
-        SourceError: the classes of validation images are unknown (unless skipped: their labels are -1).
-    """
+    """Returns the wnid of each image, "" if it is unknown."""
     flat = {image.stem for image in images if image.split == "val" and image.stem}
     if not flat:
         return [image.wnid for image in images]
