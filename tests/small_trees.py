@@ -67,10 +67,10 @@ def notes_of(listing: Listing) -> str:
     return " ".join(listing.notes)
 
 
-def refused(message: str, source: Path, *args: Any, **options: Any) -> None:
-    """Asserts that a source is refused with an error that matches."""
+def refused(message: str, source: Path, *args: Any, masks: Any = "auto", **options: Any) -> None:
+    """Asserts that a source, with the masks wanted, is refused with an error that matches."""
     with pytest.raises(SourceError, match=message):
-        list_source(source, *args, **options)
+        list_source(source, *args, **{"options": SourceOptions(masks=masks)} | options)
 
 
 def refused_or_skipped(message: str, source: Path, **options: Any) -> Listing:

@@ -5,9 +5,8 @@ import pickle
 
 import numpy as np
 import pytest
-from small_trees import archived
+from small_trees import archived, refused
 
-from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
 from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
 
@@ -152,8 +151,7 @@ def test_a_missing_batch_is_an_error_or_named_as_skipped(tmp_path):
     folder, _ = cifar10(tmp_path)
     (folder / "data_batch_3").unlink()
     (folder / "batches.meta").unlink()
-    with pytest.raises(SourceError, match=r"lacks cifar-10-batches-py/data_batch_3, so 1 of 5 parts"):
-        list_source(tmp_path)
+    refused(r"lacks cifar-10-batches-py/data_batch_3, so 1 of 5 parts", tmp_path)
     listing = list_source(tmp_path, on_error="skip")
     assert listing.skipped == (("cifar-10-batches-py/data_batch_3", "is absent with all of its images"),)
     assert len(listing) == 32 and "names" not in listing.columns["labels"].attrs
@@ -177,8 +175,7 @@ def test_a_wrong_batch_is_named_with_what_is_wrong(tmp_path, case):
     folder, _ = cifar10(tmp_path)
     change, reason = WRONG[case]
     (folder / "data_batch_2").write_bytes(python2_dump(batch(2) | change))
-    with pytest.raises(SourceError, match=rf"data_batch_2: .*{reason}"):
-        list_source(tmp_path)
+    refused(rf"data_batch_2: .*{reason}", tmp_path)
 
 
 def test_a_malicious_batch_executes_nothing(tmp_path):
@@ -188,16 +185,14 @@ def test_a_malicious_batch_executes_nothing(tmp_path):
 
     folder, _ = cifar10(tmp_path)
     (folder / "data_batch_4").write_bytes(pickle.dumps(batch(4) | {"labels": Evil()}))
-    with pytest.raises(SourceError, match=r"data_batch_4: the pickle asks for (posix|nt)\.system"):
-        list_source(tmp_path)
+    refused(r"data_batch_4: the pickle asks for (posix|nt)\.system", tmp_path)
     assert not (tmp_path / "canary").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\0" * 3074])
 def test_a_binary_batch_cut_short_is_refused(tmp_path, content):
     (tmp_path / "test_batch.bin").write_bytes(content)
-    with pytest.raises(SourceError, match=r"test_batch.bin: [0-9,]+ bytes are no whole number of records of 3073"):
-        list_source(tmp_path)
+    refused(r"test_batch.bin: [0-9,]+ bytes are no whole number of records of 3073", tmp_path)
 
 
 def test_two_datasets_in_one_folder_are_named(tmp_path):
@@ -205,10 +200,8 @@ def test_two_datasets_in_one_folder_are_named(tmp_path):
     cifar10(tmp_path / "b")
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(SourceError, match=r"CIFAR-10 for Python in a/cifar-10-batches-py/ and CIFAR-10 for Python"):
-        list_source(tmp_path)
-    with pytest.raises(SourceError, match="no batches of CIFAR"):
-        list_source(empty, layout="cifar")
+    refused(r"CIFAR-10 for Python in a/cifar-10-batches-py/ and CIFAR-10 for Python", tmp_path)
+    refused("no batches of CIFAR", empty, layout="cifar")
 
 
 def test_repeated_file_names_get_their_row(tmp_path):

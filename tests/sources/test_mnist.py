@@ -5,9 +5,8 @@ import struct
 
 import numpy as np
 import pytest
-from small_trees import archived
+from small_trees import archived, refused
 
-from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
 from fastload.sources.arrays.raw_rows import RawRows
 
@@ -117,19 +116,16 @@ def test_qmnist_has_eight_numbers_an_image(tmp_path):
 
 def test_two_families_are_named(tmp_path):
     source = write(tmp_path / "raw", names=("emnist-digits-train", "emnist-letters-train"))
-    with pytest.raises(SourceError, match="more than one dataset of idx files: emnist-digits, emnist-letters"):
-        list_source(source)
+    refused("more than one dataset of idx files: emnist-digits, emnist-letters", source)
     write(tmp_path / "b"), write(tmp_path / "c")
     for path in source.iterdir():
         path.unlink()
-    with pytest.raises(SourceError, match="more than one dataset of idx files: b, c"):
-        list_source(tmp_path)
+    refused("more than one dataset of idx files: b, c", tmp_path)
 
 
 def test_labels_alone_are_no_dataset(tmp_path):
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(labels(3)))
-    with pytest.raises(SourceError, match="no idx file with images"):
-        list_source(tmp_path)
+    refused("no idx file with images", tmp_path)
 
 
 BROKEN = {
@@ -155,8 +151,7 @@ def test_a_broken_file_is_named_with_what_is_wrong(tmp_path, case, packed):
     (path,) = source.glob(f"train-{what}*")
     content = change(gzip.decompress(path.read_bytes()) if packed else path.read_bytes())
     path.write_bytes(gzip.compress(content) if packed else content)
-    with pytest.raises(SourceError, match=f"train-{what}.*{reason}"):
-        list_source(source)
+    refused(f"train-{what}.*{reason}", source)
 
 
 def test_a_damaged_gzip_is_named(tmp_path):
@@ -165,16 +160,13 @@ def test_a_damaged_gzip_is_named(tmp_path):
     whole = path.read_bytes()
     for content in (whole[:-9], whole[:-3] + b"abc", whole[:40] + b"zzzz" + whole[44:]):
         path.write_bytes(content)
-        with pytest.raises(SourceError, match=r"train-images-idx3-ubyte.gz: (damaged gzip|holds)"):
-            list_source(source)
+        refused(r"train-images-idx3-ubyte.gz: (damaged gzip|holds)", source)
 
 
 def test_a_gzip_bomb_is_unpacked_no_further_than_its_header_says(tmp_path):
     source = write(tmp_path / "raw", packed=True)
     path = source / "train-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(idx(images(9)) + bytes(50 << 20)))
-    with pytest.raises(SourceError, match="holds 332 bytes, its header promises 331"):
-        list_source(source)
+    refused("holds 332 bytes, its header promises 331", source)
     path.write_bytes(gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**15, 2**15)))
-    with pytest.raises(SourceError, match=r"more than the memory there is"):
-        list_source(source)
+    refused(r"more than the memory there is", source)
