@@ -94,12 +94,8 @@ def test_zip_names_in_utf8_without_the_flag_and_with_backslashes(tmp_path: Path)
 
 
 def test_links_inside_a_tar_are_resolved_and_others_named(tmp_path: Path) -> None:
-    path = tmp_path / "x.tar"
-    with tarfile.open(path, "w") as archive:
-        for name, data in {"cat/1.jpg": b"one", "dog/1.jpg": b"two"}.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+    path = write_tar(tmp_path / "x.tar", {"cat/1.jpg": b"one", "dog/1.jpg": b"two"})
+    with tarfile.open(path, "a") as archive:
         for name, kind, target in [
             ("dog/hard.jpg", tarfile.LNKTYPE, "cat/1.jpg"),
             ("dog/soft.jpg", tarfile.SYMTYPE, "../cat/1.jpg"),

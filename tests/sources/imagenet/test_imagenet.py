@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import archived, make, notes_of, refused, values
+from small_trees import archived, make, notes_of, refused, tar_of, values
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.pack import pack_images
@@ -25,16 +25,6 @@ IDS = {1: CAT, 2: EEL, 3: DOG}  # of ILSVRC2012: neither sorted nor the reverse
 TRUTH = [3, 1, 1, 2]  # the classes of validation images 1 to 4
 VAL = [f"ILSVRC2012_val_{n:08d}.JPEG" for n in range(1, 5)]
 VAL_LABELS = [1, 2, 2, 0]
-
-
-def tar_of(members: dict[str, bytes], format: int = tarfile.GNU_FORMAT) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=format) as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
 
 
 def class_tars(format: int = tarfile.GNU_FORMAT) -> dict[str, bytes]:
