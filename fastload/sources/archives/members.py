@@ -56,19 +56,12 @@ class FoundMembers:
 
 @dataclass(frozen=True, eq=False)
 class ZipFiles:
-    """Reads the members of one zip.
+    """Reads the members of one zip."""
 
-    Attributes:
-        stored: reads their local headers and what follows; `sizes` are the bytes that each takes in the archive.
-        sizes: int64 (F,), bytes of each file.
-        methods: uint8 (F,), STORED or DEFLATED.
-        crcs: uint32 (F,), CRC-32 of each file.
-    """
-
-    stored: FileSpans
-    sizes: NDArray[np.int64]
-    methods: NDArray[np.uint8]
-    crcs: NDArray[np.uint32]
+    stored: FileSpans  # from the local header on; its sizes are those in the archive
+    sizes: NDArray[np.int64]  # int64 (F,), bytes of each file
+    methods: NDArray[np.uint8]  # uint8 (F,), STORED or DEFLATED
+    crcs: NDArray[np.uint32]  # uint32 (F,), CRC-32 of each file
 
     def read(self, i: int) -> bytes:
         """Returns all bytes of member i, checked by its CRC."""
