@@ -140,16 +140,8 @@ def test_an_image_without_a_scene_is_unlabelled(ade: Path) -> None:
     ("file", "text", "message"),
     [
         ("sceneCategories.txt", "ADE_val_00000001\n", "line 1: 'ADE_val_00000001', expected an image and its scene"),
-        (
-            "sceneCategories.txt",
-            "ADE_val_00000001 a\nADE_val_00000001 b\n",
-            "line 2: ADE_val_00000001 has a second",
-        ),
-        (
-            "objectInfo150.txt",
-            "Idx\tRatio\tTrain\tVal\tName\n1\t0.1\t1\t1\twall\n",
-            "it names 1 classes, expected 1",
-        ),
+        ("sceneCategories.txt", "ADE_val_00000001 a\nADE_val_00000001 b\n", "line 2: ADE_val_00000001 has a second"),
+        ("objectInfo150.txt", "Idx\tRatio\tTrain\tVal\tName\n1\t0.1\t1\t1\twall\n", "it names 1 classes, expected 1"),
         ("objectInfo150.txt", "1 0.1 1 1 wall\n", "line 1: '1 0.1 1 1 wall', expected Idx"),
     ],
 )

@@ -17,10 +17,7 @@ def pictures(root: Path, *names: str) -> Path:
     [
         (["images/a.jpg", "images/b.jpg", "masks/a.png", "masks/b.png"], ["all", "all"]),
         (["images/train/a.jpg", "images/val/b.jpg", "gt/train/a.png", "gt/val/b.png"], ["train", "val"]),
-        (
-            ["train/imgs/a.jpg", "valid/imgs/b.jpg", "train/labels/a.png", "valid/labels/b.png"],
-            ["train", "val"],
-        ),
+        (["train/imgs/a.jpg", "valid/imgs/b.jpg", "train/labels/a.png", "valid/labels/b.png"], ["train", "val"]),
         (["train/a.jpg", "train/b.jpg", "train_masks/a_mask.gif", "train_masks/b_mask.gif"], ["train", "train"]),
         (["train/a.png", "test/b.png", "trainannot/a.png", "testannot/b.png"], ["train", "test"]),
         (["images/a.jpg", "images/s/b.jpg", "images_mask/a.png", "images_mask/s/b.png"], ["all", "all"]),

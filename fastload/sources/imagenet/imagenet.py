@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
+from fastload.sources.archives.members import with_parents
 from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
 from fastload.sources.imagenet.devkit import (
     DEVKIT,
@@ -269,16 +270,11 @@ def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[_Part]) -> None:
     holders = {folder for folder in tree.folders if WNID.fullmatch(folder.rpartition("/")[2])}
     empty = [part.prefix[:-1] for part in parts if part.wnid and len(part.rows) == 0]
     full = {tree.names[i].rpartition("/")[0] for part in parts if part.tree is tree for i in part.rows.tolist()}
-    inside = {"/".join(steps[:n]) for folder in full for steps in [folder.split("/")] for n in range(1, len(steps) + 1)}
+    inside = {above for folder in full for above in with_parents(folder)}
     empty += sorted(folder for folder in holders - inside if "Annotations/" not in folder)
-    shown = first_few(list(map(key_of, empty)))
+    draft.note("Classes without an image", list(map(key_of, empty)))
     if empty and draft.on_error == "fail":
-        raise SourceError(
-            f"{tree.path}: classes without an image ({len(empty)}): {shown}. "
-            "Put their images back, or remove the folder or archive."
-        )
-    if empty:
-        draft.notes.append(f"Classes without an image: {shown}.")
+        raise SourceError(f"{tree.path}: {draft.notes[-1]} Put their images back, or remove the folder or archive.")
 
 
 def _note_counts(draft: Draft, splits: Splits, labels: NDArray[np.int64], num_classes: int) -> None:

@@ -287,7 +287,7 @@ def test_other_class_folders_are_not_imagenet(tmp_path: Path) -> None:
 
 def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
     (make(tmp_path, f"train/{CAT}/1.JPEG") / "train" / DOG).mkdir()
-    refused(rf"classes without an image \(1\): train/{DOG}", tmp_path)
+    refused(rf"Classes without an image \(1\): train/{DOG}", tmp_path)
 
 
 def test_folders_are_preferred_to_their_archives(originals: Path) -> None:
