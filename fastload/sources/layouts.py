@@ -217,8 +217,8 @@ def unread_annotations(tree: Tree) -> list[str]:
         if base[-1:] not in "tnlg":
             continue
         form = next((form for pattern, form in _BY_NAME if pattern.fullmatch(base)), "")
-        if not form and base.endswith((".txt", ".json", ".xml")) and read[folder, base[-4:]] < 2:
-            read[folder, base[-4:]] += 1
+        if not form and base.endswith((".txt", ".json", ".xml")) and read[folder, base[-5:]] < 2:
+            read[folder, base[-5:]] += 1
             with suppress(ImageError):
                 head = tree.files.read_head(i, _HEAD)
                 form = next((form for of, sign, form in _BY_HEAD if base.endswith(of) and sign.search(head)), "")
