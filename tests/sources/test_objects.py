@@ -224,6 +224,23 @@ def test_a_sample_of_another_size_when_read_again_is_an_error():
         listing.files.read(0)
 
 
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (None, "has no mask now"),
+        (np.ones((7, 5), int), "other pixels now"),
+        (np.ones((7, 4), int), r"is uint8 \(7, 4\)"),
+    ],
+)
+def test_a_mask_that_is_another_when_read_again_is_an_error(mask, message):
+    samples = [{"image": PIXELS, "mask": np.zeros((7, 5), int)}]
+    masks = list_objects(samples).masks.files
+    assert masks.read(0).shape == (7, 5) and (masks.header(0).height, masks.header(0).width) == (7, 5)
+    samples[0]["mask"] = mask
+    with pytest.raises(ImageError, match=message):
+        masks.read(0)
+
+
 def test_a_sample_of_other_pixels_each_time_is_refused():
     class Random(Photos):
         calls = 0
