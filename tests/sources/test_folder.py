@@ -13,7 +13,7 @@ SPLIT_TREE = ("train/cat/b.jpg", "train/cat/a.jpg", "train/dog/1.png", "Validati
 
 def test_class_folders_become_sorted_labels_in_one_split(tmp_path: Path) -> None:
     listing = list_source(make(tmp_path / "photos", "dog/1.jpg", "cat/2.jpg", "cat/1.jpg", "cat/deep/0.jpg"))
-    assert listing.layout == "folder"
+    assert listing.layout == "folder" and listing.notes == ("Layout folder: classes by folder (2): cat, dog.",)
     assert listing.keys == ("cat/1.jpg", "cat/2.jpg", "cat/deep/0.jpg", "dog/1.jpg")
     assert listing.columns["labels"].attrs == {"names": ("cat", "dog")}
     assert listing.columns["labels"].values.dtype == np.int64
