@@ -67,10 +67,10 @@ def notes_of(listing: Listing) -> str:
     return " ".join(listing.notes)
 
 
-def refused(message: str, source: Path, *args: Any, **options: Any) -> None:
-    """Asserts that a source is refused with an error that matches."""
+def refused(message: str, source: Path, *args: Any, masks: Any = "auto", **options: Any) -> None:
+    """Asserts that a source, with the masks wanted, is refused with an error that matches."""
     with pytest.raises(SourceError, match=message):
-        list_source(source, *args, **options)
+        list_source(source, *args, **{"options": SourceOptions(masks=masks)} | options)
 
 
 def refused_or_skipped(message: str, source: Path, **options: Any) -> Listing:
@@ -96,12 +96,19 @@ def write_tar(
 ) -> Path:
     """A tar with these members, in their order."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=format) as archive:
+    path.write_bytes(tar_of(members, format))
+    return path
+
+
+def tar_of(members: list[tuple[str, bytes]] | dict[str, bytes], format: int = tarfile.GNU_FORMAT) -> bytes:
+    """The content of such a tar."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format) as archive:
         for name, data in members.items() if isinstance(members, dict) else members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
-    return path
+    return out.getvalue()
 
 
 def npy(array: object, **options: bool) -> bytes:

@@ -117,15 +117,10 @@ def _reasons(found: Sequence[tuple[str, str]]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The split of each sample.
+    """The split of each sample."""
 
-    Attributes:
-        index: uint8 (N,), index into names.
-        names: train, val and test first, then others by name.
-    """
-
-    index: NDArray[np.uint8]
-    names: tuple[str, ...] = ("all",)
+    index: NDArray[np.uint8]  # uint8 (N,), index into names
+    names: tuple[str, ...] = ("all",)  # train, val and test first, then others by name
 
     @classmethod
     def of(cls, splits: Sequence[str]) -> Splits:
@@ -149,7 +144,7 @@ class MaskFiles:
     """The masks of samples that are files of the same tree as their images.
 
     Attributes:
-        positions: position in the tree of each sample's mask, -1 for none.
+        positions: of the masks in the tree, -1 for none.
         names, ignore_index, attrs: see `listing.Masks`.
     """
 
@@ -161,27 +156,16 @@ class MaskFiles:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The samples of a dataset, one row each.
+    """The samples of a dataset, one row each."""
 
-    Attributes:
-        keys: unique name of each sample.
-        files: reads the images; None for a dataset without images.
-        sizes: int64 (N,), bytes of each sample's file.
-        mtimes_ns: int64 (N,), time of modification of each file.
-        splits: split of each sample.
-        columns: fields other than pixels, N rows each.
-        masks: reads the masks; None if there are none.
-        rows: int64, the rows that are listed, in the order of the listing; None: all, as they are.
-    """
-
-    keys: Sequence[str]
-    files: Files | Pictures | Arrays | None
-    sizes: NDArray[np.int64]
-    mtimes_ns: NDArray[np.int64]
-    splits: Splits
-    columns: dict[str, Column] = field(default_factory=dict)
-    masks: Masks | None = None
-    rows: NDArray[np.integer[Any]] | None = None
+    keys: Sequence[str]  # unique name of each sample
+    files: Files | Pictures | Arrays | None  # reads the images; None for a dataset without images
+    sizes: NDArray[np.int64]  # int64 (N,), bytes of each sample's file
+    mtimes_ns: NDArray[np.int64]  # int64 (N,), time of modification of each file
+    splits: Splits  # split of each sample
+    columns: dict[str, Column] = field(default_factory=dict)  # fields other than pixels, N rows each
+    masks: Masks | None = None  # reads the masks; None if there are none
+    rows: NDArray[np.integer[Any]] | None = None  # those that are listed, in order; None: all
 
     @classmethod
     def in_tree(

@@ -32,17 +32,11 @@ _PROBED = 64  # images whose size is read: those with the largest coordinates
 
 @dataclass(frozen=True, eq=False)
 class BoxSlots:
-    """Where the B boxes of N samples lie in columns (N, M, ...); M is the most boxes of any sample, at least 1.
+    """Where the B boxes of N samples lie in columns (N, M, ...); M is the most boxes of any sample, at least 1."""
 
-    Attributes:
-        sample: int64 (B,), the sample of each box, -1 for a box that is left out.
-        slot: int64 (B,), number of each box among those of its sample, in their order.
-        counts: int64 (N,), number of boxes of each sample.
-    """
-
-    sample: NDArray[np.int64]
-    slot: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    sample: NDArray[np.int64]  # int64 (B,), the sample of each box, -1 for a box that is left out
+    slot: NDArray[np.int64]  # int64 (B,), number of each box among those of its sample, in their order
+    counts: NDArray[np.int64]  # int64 (N,), number of boxes of each sample
 
     @classmethod
     def of(cls, sample: NDArray[np.int64], num_samples: int) -> BoxSlots:

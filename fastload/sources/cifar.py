@@ -31,25 +31,15 @@ _PIXELS = 3072
 
 @dataclass(frozen=True)
 class _Version:
-    """One published version of one of the two datasets.
+    """One published version of one of the two datasets."""
 
-    Attributes:
-        title: name for messages.
-        train: names of the files with training images.
-        test: name of the file with test images.
-        labels: (name, number of classes) of each column of labels, in the order of a binary record.
-        keys: the key of each of these columns in a pickle.
-        names: column -> the file with the names of its classes, and their key in that pickle.
-        binary: whether the files hold binary records, not pickles.
-    """
-
-    title: str
-    train: tuple[str, ...]
-    test: str
-    labels: tuple[tuple[str, int], ...]
-    keys: tuple[str, ...]
-    names: dict[str, tuple[str, str]]
-    binary: bool = False
+    title: str  # name for messages
+    train: tuple[str, ...]  # names of the files with training images
+    test: str  # name of the file with test images
+    labels: tuple[tuple[str, int], ...]  # (name, number of classes) of each column, as in a record
+    keys: tuple[str, ...]  # the key of each of these columns in a pickle
+    names: dict[str, tuple[str, str]]  # column -> the file with the names of its classes, and their key in that pickle
+    binary: bool = False  # whether the files hold binary records, not pickles
 
 
 _TEN = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -135,11 +125,7 @@ def _find(tree: Tree) -> list[tuple[_Version, str, dict[str, int]]]:
 
 
 def _leave_out_absent(draft: Draft, version: _Version, folder: str, files: dict[str, int]) -> None:
-    """Leaves out the absent batches of a training set of which others are there.
-
-    Raises:
-        SourceError: there are some and they may not be skipped.
-    """
+    """Leaves out the absent batches of a training set of which others are there."""
     absent = [f"{folder}{name}" for name in version.train if name not in files]
     if len(absent) == len(version.train):
         draft.notes.append(f"There are no training images: {first_few(absent)} is absent.")

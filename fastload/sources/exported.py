@@ -32,21 +32,13 @@ _NO_COLUMNS = ("images", "masks", "split", "key", "digest", "digest_fields", "",
 
 @dataclass(frozen=True)
 class _Sidecar:
-    """The content of fastload.json, checked against the other files of its tree.
+    """The content of fastload.json, checked against the other files of its tree."""
 
-    Attributes:
-        where: its path, for messages.
-        folder: its folder in the tree, "" or ending in `/`.
-        positions: name -> position of the files of the tree.
-        values: the JSON object.
-        rows: key, image and mask ("" for none) of each row; paths are relative to folder.
-    """
-
-    where: str
-    folder: str
-    positions: dict[str, int]
-    values: dict[str, Any] = field(default_factory=dict)
-    rows: tuple[tuple[str, str, str], ...] = ()
+    where: str  # its path, for messages
+    folder: str  # its folder in the tree, "" or ending in `/`
+    positions: dict[str, int]  # name -> position of the files of the tree
+    values: dict[str, Any] = field(default_factory=dict)  # the JSON object
+    rows: tuple[tuple[str, str, str], ...] = ()  # key, image, mask ("" for none); paths relative to folder
 
     def damaged(self, why: str) -> SourceError:
         return SourceError(f"{self.where}: {why}. Export again, or remove {SIDECAR} to pack what the other files say.")

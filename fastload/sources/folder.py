@@ -137,11 +137,7 @@ def folder_around(names: list[str], archive: bool) -> str:
 
 
 def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> dict[str, str]:
-    """Returns split -> its folder below `around`; empty if there are no splits.
-
-    Raises:
-        SourceError: two folders are the same split, or images lie outside the splits.
-    """
+    """Returns split -> its folder below `around`; empty if there are no splits."""
     tops = sorted({name.partition("/")[0] for name in inside if "/" in name})
     found: dict[str, str] = {}
     where = tree.path / key_of(around) if not tree.archive else f"{tree.path}: {key_of(around)}"
@@ -178,9 +174,6 @@ def _classes(draft: Draft, tree: Tree, folders: dict[str, str], present: dict[st
         tree: holds the folders.
         folders: split -> its folder.
         present: split -> names of the folders in it that hold images; empty if it has images alone.
-
-    Raises:
-        SourceError: a class folder is empty.
     """
     classes = sorted(set().union(*present.values()))
     if not classes:

@@ -17,7 +17,7 @@ from fastload.sources.ade20k import ade20k_evidence, list_ade20k
 from fastload.sources.arrays.hdf5 import hdf5_evidence, list_hdf5
 from fastload.sources.arrays.npy import arrays_evidence, list_arrays
 from fastload.sources.arrow.parquet import list_parquet, parquet_evidence
-from fastload.sources.assemble import Draft, Samples, assemble, split_path
+from fastload.sources.assemble import Draft, Samples, assemble
 from fastload.sources.box_forms import with_box_forms
 from fastload.sources.camvid import camvid_evidence, list_camvid
 from fastload.sources.celeba import celeba_evidence, list_celeba
@@ -212,17 +212,16 @@ def unread_annotations(tree: Tree) -> list[str]:
     found: dict[str, list[str]] = {}
     read: Counter[tuple[str, str]] = Counter()
     for i, name in enumerate(tree.names):
-        folder, base = split_path(name)
+        folder, _, base = name.rpartition("/")
         # The last letter rules most names out quickly: there may be a million images.
         if base[-1:] not in "tnlg":
             continue
         form = next((form for pattern, form in _BY_NAME if pattern.fullmatch(base)), "")
-        suffix = next((suffix for suffix, _, _ in _BY_HEAD if base.endswith(suffix)), "")
-        if not form and suffix and read[folder, suffix] < 2:
-            read[folder, suffix] += 1
+        if not form and base.endswith((".txt", ".json", ".xml")) and read[folder, base[-5:]] < 2:
+            read[folder, base[-5:]] += 1
             with suppress(ImageError):
                 head = tree.files.read_head(i, _HEAD)
-                form = next((form for of, sign, form in _BY_HEAD if of == suffix and sign.search(head)), "")
+                form = next((form for of, sign, form in _BY_HEAD if base.endswith(of) and sign.search(head)), "")
         if form:
             found.setdefault(form, []).append(key_of(name))
     notes = [

@@ -17,14 +17,13 @@ import io
 import math
 import re
 import zlib
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.arrays.raw_rows import Axes, MemoryRows, rows_in_tree
+from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows
 from fastload.sources.assemble import Draft, Samples, split_path
 from fastload.sources.listing import SPLITS, Arrays, SourceOptions, first_few, in_split_order
 from fastload.sources.row_files import RowFile, joined_samples
@@ -53,24 +52,21 @@ _TITLES = {md5: title for title, sums in _MD5.items() for md5 in sums.split()}
 _CLASSES = {"MNIST": _DIGITS, "Fashion-MNIST": _FASHION, "KMNIST": _KUZUSHIJI, "QMNIST": _DIGITS}
 
 
-@dataclass(frozen=True)
-class _Set:
+class _Set(NamedTuple):
     """The files of one split: positions in the tree, -1 for none."""
 
-    name: str
+    split: str
     images: int
     labels: int
 
 
-@dataclass(frozen=True)
-class _Idx:
+class _Idx(NamedTuple):
     """The header of an idx file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     head_bytes: int
 
-    @property
     def num_bytes(self) -> int:
         return self.head_bytes + math.prod(self.shape) * self.dtype.itemsize
 
@@ -93,7 +89,7 @@ def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """
     family, sets = _find(draft, tree)
     used = {i for found in sets for i in (found.images, found.labels) if i >= 0}
-    title = _title(draft, tree, family, sets)
+    title = _title(draft, tree, family, [found.labels for found in sets if found.labels >= 0])
     shown = first_few([key_of(tree.names[i]) for i in sorted(used)])
     draft.title = f"Layout mnist: {title}, recognised by {shown}."
     sets = [found for found in sets if found.images >= 0]
@@ -101,9 +97,9 @@ def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     files, numbers = [], []
     for found in sets:
         rows, count = _images(tree, found.images, axes)
-        numbers.append(_labels(tree, found.labels, count, tree.names[found.images]))
+        numbers.append(_labels(tree, found, count))
         columns: dict[str, NDArray[Any]] = {"labels": numbers[-1][:, 0], "qmnist": numbers[-1][:, 1:].astype(np.int32)}
-        files.append(RowFile(found.images, found.name, rows, count, columns))
+        files.append(RowFile(found.images, found.split, rows, count, columns))
         if found.labels < 0:
             draft.notes.append(f"There are no labels for {key_of(tree.names[found.images])}: its labels are -1.")
     if axes == "WHC":
@@ -118,11 +114,7 @@ def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
 
 def _find(draft: Draft, tree: Tree) -> tuple[str, list[_Set]]:
-    """Returns the family's prefix, such as `emnist-letters`, and its sets in the order of splits.
-
-    Raises:
-        SourceError: there are no images, or several families.
-    """
+    """Returns the family's prefix, such as `emnist-letters`, and its sets in the order of splits."""
     families: dict[tuple[str, str], dict[str, dict[str, int]]] = {}
     doubled = []
     # Unpacked files first, so that they are preferred to gzipped ones of the same name.
@@ -148,30 +140,28 @@ def _find(draft: Draft, tree: Tree) -> tuple[str, list[_Set]]:
             "one of them, or move its files to a folder of their own."
         )
     (_, family), sets = next(iter(with_images.items()))
-    by_split: dict[str, list[_Set]] = {}
+    found = []
     for part, there in sets.items():
-        name = "test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part)
-        by_split.setdefault(name, []).append(_Set(name, there.get("images", -1), there.get("labels", -1)))
+        split = "test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part)
+        found.append(_Set(split, there.get("images", -1), there.get("labels", -1)))
         if "images" not in there:
             labels = key_of(tree.names[there["labels"]])
             draft.notes.append(f"Ignored {labels}: the images that its labels belong to are not there.")
-    return family, [found for name in in_split_order(by_split) for found in by_split[name]]
+    order = in_split_order(each.split for each in found)
+    return family, sorted(found, key=lambda each: order.index(each.split))
 
 
-def _title(draft: Draft, tree: Tree, family: str, sets: list[_Set]) -> str:
+def _title(draft: Draft, tree: Tree, family: str, labels: list[int]) -> str:
     if "emnist" in family.lower():
         return f"EMNIST ({family})"
     if "qmnist" in family.lower():
         return "QMNIST"
-    for found in sets:
-        if found.labels < 0:
-            continue
-        contents = [tree.read_text(found.labels)]
-        if contents[0][:2] == _GZIP:
-            contents.append(_unpacked(tree, found.labels))
+    for i in labels:
+        content = tree.read_text(i)
+        contents = [content, _unpacked(tree, i)] if content.startswith(_GZIP) else [content]
         sums = [hashlib.md5(content, usedforsecurity=False).hexdigest() for content in contents]
         if title := next((_TITLES[md5] for md5 in sums if md5 in _TITLES), ""):
-            draft.notes.insert(0, f"{key_of(tree.names[found.labels])} has the md5 of {title}'s.")
+            draft.notes.insert(0, f"{key_of(tree.names[i])} has the md5 of {title}'s.")
             return title
     draft.notes.insert(0, "No file has the md5 of MNIST's, Fashion-MNIST's or KMNIST's: the classes have no names.")
     return "idx files like MNIST's"
@@ -179,46 +169,47 @@ def _title(draft: Draft, tree: Tree, family: str, sets: list[_Set]) -> str:
 
 def _images(tree: Tree, i: int, axes: Axes) -> tuple[Arrays, int]:
     """Returns the reader of the images of an idx file, and their number."""
-    head, content = _read(tree, i, in_place=True)
+    head, content = _read(tree, i)
     if len(head.shape) != 3 or head.dtype != np.uint8 or 0 in head.shape:
         raise SourceError(
             f"{tree.where(i)}: holds {head.dtype} {head.shape}; expected images, uint8 (n, height, width). "
             "Is it a file of images?"
         )
-    count, *size = head.shape
+    count, shape = head.shape[0], (*head.shape[1:], 1)
     if content:
-        values = np.frombuffer(content, np.uint8, offset=head.head_bytes).reshape(count, *size, 1)
+        values = np.frombuffer(content, np.uint8, offset=head.head_bytes).reshape(count, *shape)
         return MemoryRows.of(values, axes), count
-    return rows_in_tree(tree, i, content, offset=head.head_bytes, num_rows=count, shape=(*size, 1), axes=axes), count
+    path = tree.path / tree.names[i]
+    return RawRows.of(path, offset=head.head_bytes, num_rows=count, shape=shape, dtype=head.dtype, axes=axes), count
 
 
-def _labels(tree: Tree, i: int, count: int, images: str) -> NDArray[np.int64]:
+def _labels(tree: Tree, found: _Set, count: int) -> NDArray[np.int64]:
     """Returns the numbers of each image, int64 (count, 1 or more); the first is its label. Without a file, -1."""
-    if i < 0:
+    if found.labels < 0:
         return np.full((count, 1), -1, np.int64)
-    head, content = _read(tree, i)
+    where, (head, content) = tree.where(found.labels), _read(tree, found.labels)
     if len(head.shape) not in (1, 2) or head.dtype.kind not in "iu":
-        raise SourceError(
-            f"{tree.where(i)}: holds {head.dtype} {head.shape}; expected labels, integers (n,). Is it the file?"
-        )
+        raise SourceError(f"{where}: holds {head.dtype} {head.shape}; expected labels, integers (n,). Is it the file?")
     if head.shape[0] != count:
-        raise SourceError(
-            f"{tree.where(i)}: {head.shape[0]} labels for the {count} images of {key_of(images)}. Fetch both again."
-        )
-    values = np.frombuffer(content, head.dtype, offset=head.head_bytes).astype(np.int64)
-    return values.reshape(count, -1)
+        images = key_of(tree.names[found.images])
+        raise SourceError(f"{where}: {head.shape[0]} labels for the {count} images of {images}. Fetch both again.")
+    values = np.frombuffer(content or tree.read_text(found.labels), head.dtype, offset=head.head_bytes)
+    return values.astype(np.int64).reshape(count, -1)
 
 
-def _read(tree: Tree, i: int, *, in_place: bool = False) -> tuple[_Idx, bytes]:
-    """Returns the header of an idx file, and its content; b"" instead for one that can be read in place, if wanted."""
-    where, in_place = tree.where(i), in_place and not tree.archive and tree.files.read_head(i, 2) != _GZIP
-    content = b"" if in_place else _unpacked(tree, i)
-    head = _head(tree.files.read_head(i, 32) if in_place else content, where)
-    found = int(tree.sizes[i]) if in_place else len(content)
-    if found != head.num_bytes:
+def _read(tree: Tree, i: int) -> tuple[_Idx, bytes]:
+    """Returns the header of an idx file, and its content; b"" instead for one that can be read in place."""
+    where, content = tree.where(i), b""
+    if tree.files.read_head(i, 2) == _GZIP:
+        content = _unpacked(tree, i)
+    elif tree.archive:
+        content = tree.read_text(i)
+    head = _head(content or tree.files.read_head(i, 32), where)
+    found, promised = len(content) or int(tree.sizes[i]), head.num_bytes()
+    if found != promised:
         raise SourceError(
-            f"{where}: holds {found:,} bytes, its header promises {head.num_bytes:,} ({head.shape}). "
-            f"{'The copy was probably cut short; fetch' if found < head.num_bytes else 'Fetch'} it again."
+            f"{where}: holds {found:,} bytes, its header promises {promised:,} ({head.shape}). "
+            f"{'The copy was probably cut short; fetch' if found < promised else 'Fetch'} it again."
         )
     return head, content
 
@@ -235,27 +226,22 @@ def _head(content: bytes, where: str) -> _Idx:
 
 
 def _unpacked(tree: Tree, i: int) -> bytes:
-    """Returns the content of an idx file, unpacked if it is gzipped.
+    """Returns what a gzipped idx file holds.
 
     At most one byte more is unpacked than the header states, which is enough to see that a file is too long.
-
-    Raises:
-        SourceError: the file is damaged, or needs more memory than there is.
     """
-    where, content = tree.where(i), tree.read_text(i)
-    if content[:2] != _GZIP:
-        return content
+    where = tree.where(i)
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        with gzip.GzipFile(fileobj=io.BytesIO(tree.read_text(i))) as file:
             start = file.read(32)
-            head = _head(start, where)
-            if head.num_bytes > available_memory():
+            num_bytes = _head(start, where).num_bytes()
+            if num_bytes > available_memory():
                 raise SourceError(
-                    f"{where}: unpacks to {head.num_bytes:,} bytes by its header, more than the memory there is. "
+                    f"{where}: unpacks to {num_bytes:,} bytes by its header, more than the memory there is. "
                     "Unpack it with gunzip: an unpacked file is read in place."
                 )
             # In pieces: file.read(n) reserves n bytes before it knows whether the file has as many.
-            pieces, left = [start], head.num_bytes + 1 - len(start)
+            pieces, left = [start], num_bytes + 1 - len(start)
             while left > 0 and (piece := file.read(min(left, 1 << 26))):
                 pieces.append(piece)
                 left -= len(piece)

@@ -41,17 +41,11 @@ class _Sample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """One part of each sample of an object, which is indexed again to read it.
+    """One part of each sample of an object, which is indexed again to read it."""
 
-    Attributes:
-        source: the object; picklable if its samples are to be read in other processes.
-        rows: int64 (N,), index of each sample in the object.
-        listed: header and digest of each part as listed; it must be the same when it is read.
-    """
-
-    source: Any
-    rows: NDArray[np.int64]
-    listed: tuple[tuple[ImageHeader, int], ...]
+    source: Any  # the object; picklable if its samples are to be read in other processes
+    rows: NDArray[np.int64]  # int64 (N,), index of each sample in the object
+    listed: tuple[tuple[ImageHeader, int], ...]  # header and digest, which must stay the same
 
     def sample(self, i: int) -> _Sample:
         return _sample(self.source, int(self.rows[i]))
@@ -176,34 +170,21 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
 
 
 class _Seen(NamedTuple):
-    """A sample as it was listed.
+    """A sample as it was listed."""
 
-    Attributes:
-        row: its index in the object.
-        label: as `_label` returns it.
-        image: header and digest of its image.
-        file_bytes: bytes of its image if it is given as those of a file, else 0.
-        mask: header and digest of its mask, None for none.
-        others: names of the parts that are not packed.
-    """
-
-    row: int
-    label: Any
-    image: tuple[ImageHeader, int]
-    file_bytes: int
-    mask: tuple[ImageHeader, int] | None
-    others: tuple[str, ...]
+    row: int  # its index in the object
+    label: Any  # as `_label` returns it
+    image: tuple[ImageHeader, int]  # header and digest of its image
+    file_bytes: int  # bytes of its image if it is given as those of a file, else 0
+    mask: tuple[ImageHeader, int] | None  # header and digest of its mask, None for none
+    others: tuple[str, ...]  # names of the parts that are not packed
 
 
 _NO_MASK = (ImageHeader(0, 0, 1, 8, "L", 1), 0)
 
 
 def _examine_all(draft: Draft, source: Any, key: str, in_masks: NDArray[np.bool_]) -> list[_Seen]:
-    """Returns the samples of an object that can be read, at least one; marks the values in their masks.
-
-    Raises:
-        SourceError: one cannot be read (unless skipped), or none.
-    """
+    """Returns the samples of an object that can be read, at least one; marks the values in their masks."""
     seen, total = list[_Seen](), len(source)
     for row in range(total):
         try:
@@ -242,11 +223,7 @@ def _refuse_random(files: ObjectFiles | ObjectPictures, kind: str) -> None:
 
 
 def _sample(source: Any, row: int) -> _Sample:
-    """Returns the parts of a sample.
-
-    Raises:
-        ImageError: the object raised, or returned something that is no sample.
-    """
+    """Returns the parts of a sample."""
     try:
         sample = source[row]
     except Exception as exc:  # the user's code may raise anything
@@ -275,11 +252,7 @@ def _sample(source: Any, row: int) -> _Sample:
 
 
 def _label(label: Any) -> int | str | tuple[int, ...] | None:
-    """Returns a label as an int, a str, a tuple of 0 and 1, or None.
-
-    Raises:
-        ImageError: it is something else.
-    """
+    """Returns a label as an int, a str, a tuple of 0 and 1, or None."""
     if hasattr(label, "detach"):
         label = label.detach().cpu().numpy()
     if isinstance(label, (np.ndarray, np.generic)):

@@ -17,6 +17,12 @@ from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_
 
 _TABLES = tuple(".csv .tsv .jsonl .ndjson .json .parquet .npy .npz .h5 .hdf5 .hdf .txt".split())
 
+_WHY_BROKEN: dict[int | None, str] = {
+    errno.ENOENT: "is a link to a file that does not exist",
+    errno.ENOTDIR: "is a link to a file that does not exist",
+    errno.ELOOP: "is a link that leads back to itself",
+}
+
 _IDX = re.compile(r"idx[123]-(ubyte|int)(\.gz)?$")
 
 
@@ -87,7 +93,16 @@ def _walk(root: Path) -> Tree:
     pending = [("", frozenset([(status.st_dev, status.st_ino)]))]
     while pending:
         prefix, above = pending.pop()
-        for entry in _entries(root, top, prefix):
+        try:
+            # Listed as bytes: names must not depend on the locale of the machine that packs.
+            with os.scandir(os.path.join(top, prefix.encode("utf-8", "surrogateescape"))) as found:
+                entries = list(found)
+        except OSError as exc:
+            raise SourceError(
+                f"{root / key_of(prefix)}: the folder cannot be listed: {exc.strerror}. "
+                "Make it readable for this user, or move it out of the dataset."
+            ) from exc
+        for entry in entries:
             part = entry.name.decode("utf-8", "surrogateescape")
             name = prefix + part
             if is_hidden(part):
@@ -98,7 +113,7 @@ def _walk(root: Path) -> Tree:
                 status = entry.stat()
             except OSError as exc:
                 if is_image(name):
-                    broken.append((name, _why_broken(exc)))
+                    broken.append((name, _WHY_BROKEN.get(exc.errno, f"cannot be read: {exc.strerror}")))
                 continue
             if is_folder:
                 identity = (status.st_dev, status.st_ino)
@@ -129,23 +144,3 @@ def _walk(root: Path) -> Tree:
         broken=sorted(broken),
         notes=tuple(notes),
     )
-
-
-def _entries(root: Path, top: bytes, prefix: str) -> list[os.DirEntry[bytes]]:
-    # Listed as bytes: names must not depend on the locale of the machine that packs.
-    try:
-        with os.scandir(os.path.join(top, prefix.encode("utf-8", "surrogateescape"))) as entries:
-            return list(entries)
-    except OSError as exc:
-        raise SourceError(
-            f"{root / key_of(prefix)}: the folder cannot be listed: {exc.strerror}. "
-            "Make it readable for this user, or move it out of the dataset."
-        ) from exc
-
-
-def _why_broken(exc: OSError) -> str:
-    if exc.errno in (errno.ENOENT, errno.ENOTDIR):
-        return "is a link to a file that does not exist"
-    if exc.errno == errno.ELOOP:
-        return "is a link that leads back to itself"
-    return f"cannot be read: {exc.strerror}"

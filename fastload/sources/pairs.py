@@ -18,19 +18,12 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class Pairs(Generic[K]):
-    """Images and masks by the key that pairs them: a stem, or the parts of a path that end in it.
+    """Images and masks by the key that pairs them: a stem, or the parts of a path that end in it."""
 
-    Attributes:
-        tree: holds the files.
-        images: key -> position of the image.
-        masks: key -> position of the mask.
-        splits: key -> split of the image.
-    """
-
-    tree: Tree
-    images: Mapping[K, int]
-    masks: Mapping[K, int]
-    splits: Mapping[K, str]
+    tree: Tree  # holds the files
+    images: Mapping[K, int]  # key -> position of the image
+    masks: Mapping[K, int]  # key -> position of the mask
+    splits: Mapping[K, str]  # key -> split of the image
 
     def splits_without_masks(self) -> list[str]:
         """Returns the splits of which no image has a mask, in the order of images."""

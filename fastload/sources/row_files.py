@@ -17,23 +17,14 @@ from fastload.sources.tree import Tree, key_of
 
 
 class RowFile(NamedTuple):
-    """One file with images.
+    """One file with images."""
 
-    Attributes:
-        position: position of the file in the tree.
-        split: split of its images.
-        rows: reads them.
-        num_images: number of images.
-        columns: other fields of the images.
-        names: name of each image, if they have any.
-    """
-
-    position: int
-    split: str
-    rows: Arrays
+    position: int  # in the tree
+    split: str  # split of its images
+    rows: Arrays  # reads them
     num_images: int
-    columns: dict[str, NDArray[Any]]
-    names: Sequence[str] = ()
+    columns: dict[str, NDArray[Any]]  # other fields of the images
+    names: Sequence[str] = ()  # name of each image, if they have any
 
     def unique_names(self) -> list[str]:
         """Returns the names, of which those that are absent or repeated have the number of their image."""

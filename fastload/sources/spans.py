@@ -22,17 +22,11 @@ from fastload.system.files import read_bytes
 
 @dataclass(frozen=True)
 class ListedFile:
-    """A file as it was when it was listed.
+    """A file as it was when it was listed."""
 
-    Attributes:
-        path: absolute path of the file.
-        num_bytes: bytes of the file.
-        mtime_ns: its time of modification.
-    """
-
-    path: str
-    num_bytes: int
-    mtime_ns: int
+    path: str  # absolute path of the file
+    num_bytes: int  # bytes of the file
+    mtime_ns: int  # its time of modification
 
     @classmethod
     def of(cls, path: str | Path, status: os.stat_result | None = None) -> ListedFile:
@@ -99,19 +93,12 @@ class ListedFile:
 
 @dataclass(frozen=True, eq=False)
 class FileSpans:
-    """Reads pieces of one file as they lie in it: the members of a tar, the images in an Arrow file.
+    """Reads pieces of one file as they lie in it: the members of a tar, the images in an Arrow file."""
 
-    Attributes:
-        file: the file.
-        offsets: int64 (F,), where each piece begins.
-        sizes: int64 (F,), bytes of each piece.
-        owner: object that keeps a temporary file alive in the process that made it; not pickled.
-    """
-
-    file: ListedFile
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    owner: object = field(default=None, repr=False)
+    file: ListedFile  # the file
+    offsets: NDArray[np.int64]  # int64 (F,), where each piece begins
+    sizes: NDArray[np.int64]  # int64 (F,), bytes of each piece
+    owner: object = field(default=None, repr=False)  # keeps a temporary file alive; not pickled
 
     def read(self, i: int) -> bytes:
         """Returns all bytes of piece i."""
@@ -135,17 +122,11 @@ Reader = TypeVar("Reader")
 
 @dataclass(frozen=True, eq=False)
 class Joined(Generic[Reader]):
-    """Several readers as one sequence: shards, train and val archives, images and masks.
+    """Several readers as one sequence: shards, train and val archives, images and masks."""
 
-    Attributes:
-        parts: the readers.
-        part: int32 (N,), the part that each sample belongs to.
-        index: int64 (N,), the index of each sample in its part.
-    """
-
-    parts: tuple[Reader, ...]
-    part: NDArray[np.int32]
-    index: NDArray[np.int64]
+    parts: tuple[Reader, ...]  # the readers
+    part: NDArray[np.int32]  # int32 (N,), the part that each sample belongs to
+    index: NDArray[np.int64]  # int64 (N,), the index of each sample in its part
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Reader, int]]) -> Self:

@@ -22,17 +22,11 @@ IMAGE_SUFFIXES = tuple(".jpg .jpeg .jpe .jfif .png .ppm .pgm .pbm .bmp .tif .tif
 
 
 class Line(NamedTuple):
-    """A line of a text file that is not blank.
+    """A line of a text file that is not blank."""
 
-    Attributes:
-        where: path of the file.
-        number: number of the line, from 1.
-        text: the line without spaces around it; undecodable bytes are surrogates.
-    """
-
-    where: str
-    number: int
-    text: str
+    where: str  # path of the file
+    number: int  # number of the line, from 1
+    text: str  # the line without spaces around it; undecodable bytes are surrogates
 
     def error(self, what: str) -> SourceError:
         """Returns the error that says what is wrong with the line."""
@@ -107,17 +101,11 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class FolderFiles:
-    """Reads files below a folder. All paths are one bytes object, which is small and quick to pickle.
+    """Reads files below a folder. All paths are one bytes object, which is small and quick to pickle."""
 
-    Attributes:
-        root: absolute path of the folder.
-        paths: the relative paths, one after another.
-        ends: int64 (F,), where each path ends in `paths`.
-    """
-
-    root: bytes
-    paths: bytes
-    ends: NDArray[np.int64]
+    root: bytes  # absolute path of the folder
+    paths: bytes  # the relative paths, one after another
+    ends: NDArray[np.int64]  # int64 (F,), where each path ends in `paths`
 
     @classmethod
     def of(cls, root: bytes, paths: list[bytes]) -> FolderFiles:

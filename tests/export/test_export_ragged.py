@@ -15,7 +15,7 @@ from fastload.export import JOURNAL, export_file
 from fastload.export.write import unfinished
 from fastload.format.header import read_header
 from fastload.read.checked import CheckedSamples
-from fastload.sources.exported import list_exported
+from fastload.sources import list_source
 
 
 def exported_masks(path: Path) -> list[np.ndarray]:
@@ -40,7 +40,7 @@ def test_jpegs_stay_what_they_are_and_the_others_become_png(tmp_path: Path, mask
     if masks:
         for i, mask in enumerate(exported_masks(path)):
             assert np.array_equal(np.asarray(Image.open(tmp_path / f"out/mask_images/{i:03d}.png")), mask)
-    listing = list_exported(tmp_path / "out")
+    listing = list_source(tmp_path / "out", "exported")
     assert listing.keys == tuple(f"{i:03d}.jpg" for i in range(NUM_ROWS)) and (listing.masks is not None) == masks
 
 

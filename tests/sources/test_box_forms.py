@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
+from small_trees import npy, write_tar
 
 from fastload import pack_images
 from fastload.sources import Listing, list_source
@@ -80,14 +80,8 @@ def test_boxes_beside_files_of_images_move_with_them(tmp_path: Path, kind: str) 
         lines = [json.dumps({"file_name": f"{i}.png", "bbox": box, "label": i}) for i, box in enumerate(boxes)]
         (source / "t.jsonl").write_text("\n".join(lines))
     else:
-        with tarfile.open(source / "a.tar", "w") as archive:
-            for i, box in enumerate(boxes):
-                numbers = io.BytesIO()
-                np.save(numbers, np.array(box))
-                for name, data in ((f"{i}.png", out.getvalue()), (f"{i}.bbox.npy", numbers.getvalue())):
-                    info = tarfile.TarInfo(name)
-                    info.size = len(data)
-                    archive.addfile(info, io.BytesIO(data))
+        members = [((f"{i}.png", out.getvalue()), (f"{i}.bbox.npy", npy(box))) for i, box in enumerate(boxes)]
+        write_tar(source / "a.tar", [member for pair in members for member in pair])
     pack_images(source, tmp_path / "a.h5", size=20, workers=0, shuffle=False)
     with h5py.File(tmp_path / "a.h5") as file:
         assert file["bbox"][:].tolist() == [[10, 10, 18, 18], [2, 2, 10, 10]] and file["bbox"].dtype == np.float32

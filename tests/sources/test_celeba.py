@@ -1,13 +1,12 @@
 import io
 import os
-import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import refused, refused_or_skipped, values
+from small_trees import archived, refused, refused_or_skipped, values, write, write_tar
 
 from fastload.sources import detect_layout, list_source
 
@@ -44,13 +43,9 @@ TEXTS = {
 }
 
 
-def write_texts(root: Path, *, flat: bool = True, end: str = "\r\n", leave_out: tuple[str, ...] = ()) -> None:
+def write_texts(root: Path, *, flat: bool = True, end: str = "\r\n") -> None:
     for name, lines in TEXTS.items():
-        path = root / (Path(name).name if flat else name)
-        if path.stem in leave_out:
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(end.join(lines) + end, newline="")
+        write(root / (Path(name).name if flat else name), end.join(lines) + end)
 
 
 def write_images(folder: Path, suffix: str = ".jpg") -> None:
@@ -83,11 +78,7 @@ def torchvision(root: Path) -> Path:
 
 def flat_with_tar(root: Path) -> Path:
     write_texts(root)
-    with tarfile.open(root / "img_align_celeba.tar", "w") as archive:
-        for i, name in enumerate(FILES):
-            info = tarfile.TarInfo(f"img_align_celeba/{name}")
-            info.size = len(face(i))
-            archive.addfile(info, io.BytesIO(face(i)))
+    write_tar(root / "img_align_celeba.tar", {f"img_align_celeba/{name}": face(i) for i, name in enumerate(FILES)})
     return root
 
 
@@ -145,19 +136,14 @@ def test_the_folder_of_torchvision_itself_may_be_given(tmp_path: Path) -> None:
 
 
 def test_a_whole_dataset_in_one_zip(tmp_path: Path) -> None:
-    root = kaggle(tmp_path / "data")
-    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
-        for path in sorted(root.rglob("*.*")):
-            archive.write(path, path.relative_to(root))
-    listing = list_source(tmp_path / "archive.zip")
+    listing = list_source(archived(kaggle(tmp_path / "data"), tmp_path / "archive.zip"))
     assert listing.layout == "celeba" and np.array_equal(listing.columns["labels"].values, ATTRIBUTES == 1)
 
 
 @pytest.mark.parametrize("absent", [Path(name).stem for name in TEXTS])
-def test_an_absent_text_file_is_said(tmp_path: Path, absent: str) -> None:
-    write_texts(tmp_path, leave_out=(absent,))
-    write_images(tmp_path / "img_align_celeba")
-    listing = list_source(tmp_path)
+def test_an_absent_text_file_is_said(faces: Path, absent: str) -> None:
+    next(faces.glob(f"{absent}.txt")).unlink()
+    listing = list_source(faces)
     expected = {"labels", "identity", "bbox", "landmarks"}
     gone = {"list_attr_celeba": "labels", "identity_CelebA": "identity", "list_bbox_celeba": "bbox"}.get(absent)
     assert set(listing.columns) == expected - {gone}
@@ -271,11 +257,7 @@ def test_the_real_faces(shared_data: Path) -> None:
     assert listing.layout == "celeba" and len(listing) == 1500
     assert np.bincount(listing.split).tolist() == [1200, 150, 150]
     labels = listing.columns["labels"]
-    assert (
-        labels.values.shape == (1500, 40)
-        and labels.attrs["names"][20] == "Male"
-        and labels.attrs["names"][-1] == "Young"
-    )
+    assert labels.values.shape == (1500, 40) and [labels.attrs["names"][i] for i in (20, -1)] == ["Male", "Young"]
     assert listing.columns["identity"].values[:2].tolist() == [2880, 2937]
     assert labels.values[0].tolist()[:4] == [0, 1, 1, 0]
     assert listing.keys[0] == "img_align_celeba/000001.jpg" and listing.files.read_head(0, 2) == b"\xff\xd8"

@@ -75,7 +75,6 @@ def test_a_pickle_that_calls_anything_is_refused_by_its_name_and_does_nothing(pr
     assert not canary.exists()
 
 
-OS = b"cos\nsystem\n"
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
 TRICKS = {
     "protocol 0": (b"cos\nsystem\n(S'id'\ntR.", "asks for os.system"),
@@ -128,6 +127,8 @@ def text(value: bytes) -> bytes:
 
 
 MANY = 50_000
+SCALAR = b"cnumpy.core.multiarray\nscalar\nq\0(cnumpy\ndtype\n(S'S50000'\ntRT"
+REPEATED = b"h\0h\1Ra" * MANY + b"."  # calls a function of the memo again and again
 GREEDY = {
     # Sizes of far more than the file.
     **{f"size {code!r}": code + struct.pack("<Q", 2**40) + b"abc." for code in (b"\x8e", b"\x8d", b"\x96", b"\x95")},
@@ -147,18 +148,8 @@ GREEDY = {
     "memo by index": b")" + b"".join(b"r" + struct.pack("<I", n) for n in range(MANY // 5)) + b".",
     "wide text": text("\U0001f600".encode() + b"a" * MANY) + b".",
     # A text that the memo repeats and a function copies each time.
-    "encode": b"c_codecs\nencode\nq\0"
-    + text(b"a" * MANY)
-    + text(b"latin1")
-    + b"\x86q\x01]"
-    + b"h\0h\1Ra" * MANY
-    + b".",
-    "scalar": b"cnumpy.core.multiarray\nscalar\nq\0(cnumpy\ndtype\n(S'S50000'\ntRT"
-    + struct.pack("<I", MANY)
-    + b"a" * MANY
-    + b"tq\1]"
-    + b"h\0h\1Ra" * MANY
-    + b".",
+    "encode": b"c_codecs\nencode\nq\0" + text(b"a" * MANY) + text(b"latin1") + b"\x86q\x01]" + REPEATED,
+    "scalar": SCALAR + struct.pack("<I", MANY) + b"a" * MANY + b"tq\1]" + REPEATED,
 }
 
 

@@ -25,6 +25,7 @@ def test_two_formats_that_fit_equally_well_are_left_to_the_user(tmp_path: Path) 
 def test_a_dataset_known_by_name_comes_before_a_format_and_that_before_a_folder(tmp_path: Path) -> None:
     picture(tmp_path / "img_align_celeba" / "000001.jpg")
     assert detect_layout(tmp_path) == ("celeba", ["img_align_celeba/"])
+    assert list_source(tmp_path).notes[0] == "Layout celeba, recognised by img_align_celeba/."
     (tmp_path / "list_eval_partition.csv").write_text("image_id,partition\n000001.jpg,0\n")
     assert detect_layout(tmp_path)[0] == "celeba"
     picture(tmp_path / "other" / "a" / "1.jpg")

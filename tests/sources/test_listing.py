@@ -31,7 +31,7 @@ def listing_of(count: int) -> Listing:
 
 
 def test_take_reorders_every_column_alike() -> None:
-    whole = listing_of(6)
+    whole = pickle.loads(pickle.dumps(listing_of(6)))
     some = whole.take(np.array([5, 0, 2]))
     assert len(some) == 3 and some.keys == ("5.jpg", "0.jpg", "2.jpg")
     assert some.split.tolist() == [1, 0, 0] and some.split_names == whole.split_names
@@ -40,12 +40,6 @@ def test_take_reorders_every_column_alike() -> None:
     assert some.sizes.tolist() == [105, 100, 102] and some.mtimes_ns.tolist() == [1005, 1000, 1002]
     assert some.skipped == whole.skipped and some.notes == whole.notes
     assert len(whole.take(np.array([], dtype=np.int64))) == 0
-
-
-def test_a_listing_survives_pickling() -> None:
-    copy = pickle.loads(pickle.dumps(listing_of(4)))
-    assert copy.keys == listing_of(4).keys and copy.columns["bbox"].values.shape == (4, 4)
-    assert copy.files.ends.tolist() == [5, 10, 15, 20]
 
 
 def test_first_few_says_how_many_more() -> None:
@@ -60,9 +54,6 @@ def test_duplicate_keys_are_named() -> None:
 
 
 def test_sources_import_neither_torch_nor_archive_modules() -> None:
-    code = (
-        "import sys, fastload.sources; print([m for m in ('torch', 'zipfile', 'tarfile', 'PIL') if m in sys.modules])"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
+    code = "import sys, fastload.sources; print({'torch', 'zipfile', 'tarfile', 'PIL'} & sys.modules.keys())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -5,9 +5,8 @@ import struct
 
 import numpy as np
 import pytest
-from small_trees import archived
+from small_trees import archived, read, refused, values
 
-from fastload.errors import SourceError
 from fastload.sources import detect_layout, list_source
 from fastload.sources.arrays.raw_rows import RawRows
 
@@ -29,16 +28,10 @@ def labels(count):
 def write(root, names=("train", "t10k"), pattern="{}-{}-idx{}-ubyte", packed=False, counts=(9, 4)):
     root.mkdir(exist_ok=True)
     for seed, (name, count) in enumerate(zip(names, counts, strict=True)):
-        for what, values in (("images", images(count, seed)), ("labels", labels(count))):
-            path = root / (pattern.format(name, what, values.ndim) + (".gz" if packed else ""))
-            path.write_bytes(gzip.compress(idx(values)) if packed else idx(values))
+        for what, array in (("images", images(count, seed)), ("labels", labels(count))):
+            path = root / (pattern.format(name, what, array.ndim) + (".gz" if packed else ""))
+            path.write_bytes(gzip.compress(idx(array)) if packed else idx(array))
     return root
-
-
-def read(listing):
-    out = np.zeros((len(listing), *listing.files.shape), np.uint8)
-    listing.files.read_rows(np.arange(len(listing)), out)
-    return out
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -46,14 +39,12 @@ def read(listing):
 @pytest.mark.parametrize("zipped", [False, True])
 def test_idx_files_of_any_spelling_are_read(tmp_path, packed, pattern, zipped):
     source = write(tmp_path / "raw", pattern=pattern, packed=packed)
-    if zipped:
-        source = tmp_path / "raw.zip"
-        archived((tmp_path / "raw"), source)
+    source = archived(source, tmp_path / "raw.zip") if zipped else source
     assert detect_layout(source)[0] == "mnist"
     listing = list_source(source)
     assert listing.files.shape == (7, 5, 1)
-    assert np.array_equal(read(listing)[..., 0], np.concatenate([images(9, 0), images(4, 1)]))
-    assert listing.columns["labels"].values.tolist() == [*labels(9), *labels(4)]
+    assert np.array_equal(read(listing.files, range(13))[..., 0], np.concatenate([images(9, 0), images(4, 1)]))
+    assert values(listing) == [*labels(9), *labels(4)]
     assert listing.split_names == ("train", "test") and listing.split.tolist() == [0] * 9 + [1] * 4
     assert all(isinstance(part, RawRows) for part in listing.files.parts) == (not packed and not zipped)
     # Not MNIST by its md5, so its classes are not known.
@@ -69,7 +60,7 @@ def test_mnist_is_recognised_by_its_md5_and_labels_without_images_are_noted(shar
     assert listing.columns["labels"].values[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
     assert "MNIST, recognised by" in listing.notes[0] and "md5 of MNIST's" in listing.notes[1]
     assert any(note.startswith("Ignored train-labels-idx1-ubyte.gz: the images") for note in listing.notes)
-    pixels = read(listing)
+    pixels = read(listing.files, range(10_000))
     assert pixels.shape == (10_000, 28, 28, 1) and pixels.any(axis=(1, 2, 3)).all()
 
 
@@ -85,7 +76,7 @@ def test_images_without_labels_get_minus_one_and_a_note(tmp_path):
     source = write(tmp_path / "raw")
     (source / "t10k-labels-idx1-ubyte").unlink()
     listing = list_source(source)
-    assert listing.columns["labels"].values.tolist() == [*labels(9), -1, -1, -1, -1]
+    assert values(listing) == [*labels(9), -1, -1, -1, -1]
     assert any("no labels for t10k-images-idx3-ubyte: its labels are -1" in note for note in listing.notes)
     (source / "train-labels-idx1-ubyte").unlink()
     assert list_source(source).columns == {}
@@ -98,7 +89,7 @@ def test_emnist_is_turned_upright_and_named_by_its_mapping(tmp_path):
     (source / "emnist-letters-mapping.txt").write_text("".join(f"{i} {64 + i} {96 + i}\n" for i in range(1, 27)))
     listing = list_source(source)
     assert listing.files.shape == (5, 7, 1)
-    assert np.array_equal(read(listing)[:9, :, :, 0], images(9, 0).transpose(0, 2, 1))
+    assert np.array_equal(read(listing.files, range(9))[..., 0], images(9, 0).transpose(0, 2, 1))
     assert listing.columns["labels"].attrs["names"][:3] == ("", "Aa", "Bb")
     assert any("transposed" in note for note in listing.notes) and "EMNIST (emnist-letters)" in listing.notes[0]
 
@@ -110,26 +101,20 @@ def test_qmnist_has_eight_numbers_an_image(tmp_path):
     (source / "qmnist-train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images(6))))
     (source / "qmnist-train-labels-idx2-int.gz").write_bytes(gzip.compress(idx(numbers)))
     listing = list_source(source)
-    assert listing.columns["labels"].values.tolist() == numbers[:, 0].tolist()
+    assert values(listing) == numbers[:, 0].tolist()
     assert np.array_equal(listing.columns["qmnist"].values, numbers[:, 1:])
     assert len(listing.columns["qmnist"].attrs["names"]) == 7 and "QMNIST" in listing.notes[0]
 
 
 def test_two_families_are_named(tmp_path):
     source = write(tmp_path / "raw", names=("emnist-digits-train", "emnist-letters-train"))
-    with pytest.raises(SourceError, match="more than one dataset of idx files: emnist-digits, emnist-letters"):
-        list_source(source)
+    refused("more than one dataset of idx files: emnist-digits, emnist-letters", source)
     write(tmp_path / "b"), write(tmp_path / "c")
     for path in source.iterdir():
         path.unlink()
-    with pytest.raises(SourceError, match="more than one dataset of idx files: b, c"):
-        list_source(tmp_path)
-
-
-def test_labels_alone_are_no_dataset(tmp_path):
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(labels(3)))
-    with pytest.raises(SourceError, match="no idx file with images"):
-        list_source(tmp_path)
+    refused("more than one dataset of idx files: b, c", tmp_path)
+    (source / "train-labels-idx1-ubyte").write_bytes(idx(labels(3)))
+    refused("no idx file with images", source)
 
 
 BROKEN = {
@@ -155,8 +140,7 @@ def test_a_broken_file_is_named_with_what_is_wrong(tmp_path, case, packed):
     (path,) = source.glob(f"train-{what}*")
     content = change(gzip.decompress(path.read_bytes()) if packed else path.read_bytes())
     path.write_bytes(gzip.compress(content) if packed else content)
-    with pytest.raises(SourceError, match=f"train-{what}.*{reason}"):
-        list_source(source)
+    refused(f"train-{what}.*{reason}", source)
 
 
 def test_a_damaged_gzip_is_named(tmp_path):
@@ -165,16 +149,13 @@ def test_a_damaged_gzip_is_named(tmp_path):
     whole = path.read_bytes()
     for content in (whole[:-9], whole[:-3] + b"abc", whole[:40] + b"zzzz" + whole[44:]):
         path.write_bytes(content)
-        with pytest.raises(SourceError, match=r"train-images-idx3-ubyte.gz: (damaged gzip|holds)"):
-            list_source(source)
+        refused(r"train-images-idx3-ubyte.gz: (damaged gzip|holds)", source)
 
 
 def test_a_gzip_bomb_is_unpacked_no_further_than_its_header_says(tmp_path):
     source = write(tmp_path / "raw", packed=True)
     path = source / "train-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(idx(images(9)) + bytes(50 << 20)))
-    with pytest.raises(SourceError, match="holds 332 bytes, its header promises 331"):
-        list_source(source)
+    refused("holds 332 bytes, its header promises 331", source)
     path.write_bytes(gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**15, 2**15)))
-    with pytest.raises(SourceError, match=r"more than the memory there is"):
-        list_source(source)
+    refused(r"more than the memory there is", source)

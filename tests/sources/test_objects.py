@@ -16,6 +16,12 @@ from fastload.sources.listing import Files, Pictures
 from fastload.sources.object_images import examine, pixels_of
 from fastload.sources.objects import list_objects
 
+
+def refused(message, samples):
+    with pytest.raises(SourceError, match=message):
+        list_objects(samples)
+
+
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 5, 3), dtype=np.uint8)
 
@@ -190,8 +196,7 @@ def test_a_sample_that_is_none_is_named_or_skipped(case):
         with pytest.raises(ImageError, match=reason):
             list_objects(samples).files.read(1)
         return
-    with pytest.raises(SourceError, match=f"list: sample 1 of 2 .*{reason.removeprefix('sample 1 of 2 ')}"):
-        list_objects(samples)
+    refused(f"list: sample 1 of 2 .*{reason.removeprefix('sample 1 of 2 ')}", samples)
     listing = list_objects(samples, on_error="skip")
     assert len(listing) == 1 and listing.skipped[0][0] == "000001"
 
@@ -203,8 +208,7 @@ def test_what_the_object_raises_is_reported_with_its_sample():
                 raise IndexError("out of photos")
             return self.samples[i]
 
-    with pytest.raises(SourceError, match="Raises: sample 2 of 3 cannot be read: IndexError: out of photos"):
-        list_objects(Raises([(PIXELS, 0)] * 3))
+    refused("Raises: sample 2 of 3 cannot be read: IndexError: out of photos", Raises([(PIXELS, 0)] * 3))
 
 
 def test_a_sample_of_another_size_when_read_again_is_an_error():
@@ -220,6 +224,23 @@ def test_a_sample_of_another_size_when_read_again_is_an_error():
         listing.files.read(0)
 
 
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (None, "has no mask now"),
+        (np.ones((7, 5), int), "other pixels now"),
+        (np.ones((7, 4), int), r"is uint8 \(7, 4\)"),
+    ],
+)
+def test_a_mask_that_is_another_when_read_again_is_an_error(mask, message):
+    samples = [{"image": PIXELS, "mask": np.zeros((7, 5), int)}]
+    masks = list_objects(samples).masks.files
+    assert masks.read(0).shape == (7, 5) and (masks.header(0).height, masks.header(0).width) == (7, 5)
+    samples[0]["mask"] = mask
+    with pytest.raises(ImageError, match=message):
+        masks.read(0)
+
+
 def test_a_sample_of_other_pixels_each_time_is_refused():
     class Random(Photos):
         calls = 0
@@ -229,8 +250,7 @@ def test_a_sample_of_other_pixels_each_time_is_refused():
             return np.full_like(PIXELS, self.calls if self.calls > self.after else 0), 0
 
     Random.after = 1
-    with pytest.raises(SourceError, match=r"Random: sample 0 has other pixels .*random transforms out"):
-        list_objects(Random([0]))
+    refused(r"Random: sample 0 has other pixels .*random transforms out", Random([0]))
     Random.after = 2
     with pytest.raises(ImageError, match="has other pixels now"):
         list_objects(Random([0])).files.read(0)
@@ -244,31 +264,22 @@ def test_masks_are_packed_and_other_parts_are_said_or_refused(tmp_path):
     pack_images([{"image": PIXELS, "mask": mask}, {"image": PIXELS, "mask": mask * 0}], tmp_path / "a.h5", workers=0)
     with h5py.File(tmp_path / "a.h5") as file:
         assert sorted(file["masks"][:, 0, 0].tolist()) == [0, 255]
-    with pytest.raises(SourceError, match="sample 0 of 1 has boxes, which is not packed"):
-        list_objects([{"image": PIXELS, "boxes": [[1, 2, 3, 4]]}])
-    with pytest.raises(SourceError, match="has 3 parts"):
-        list_objects([(PIXELS, 0, mask)])
-    with pytest.raises(SourceError, match=r"has a mask that is float64 \(7, 5\); expected integers"):
-        list_objects([{"image": PIXELS, "mask": mask / 2}])
+    refused("sample 0 of 1 has boxes, which is not packed", [{"image": PIXELS, "boxes": [[1, 2, 3, 4]]}])
+    refused("has 3 parts", [(PIXELS, 0, mask)])
+    refused(r"has a mask that is float64 \(7, 5\); expected integers", [{"image": PIXELS, "mask": mask / 2}])
 
 
 @pytest.mark.parametrize("source", [iter([PIXELS]), {"a": PIXELS}, 7, "folder", None])
 def test_what_has_no_samples_by_number_is_refused(source):
-    with pytest.raises(SourceError, match="has no length or no indexing"):
-        list_objects(source)
+    refused("has no length or no indexing", source)
 
 
 def test_an_empty_object_and_labels_of_several_kinds_are_refused():
-    with pytest.raises(SourceError, match="list: has no sample"):
-        list_objects([])
-    with pytest.raises(SourceError, match="labels of several kinds: 1 of sample 0, 'cat' of sample 2"):
-        list_objects([(PIXELS, 1), (PIXELS, None), (PIXELS, "cat")])
-    with pytest.raises(SourceError, match=r"labels of several kinds: \(0, 1\) of sample 0, \(1,\) of sample 1"):
-        list_objects([(PIXELS, [0, 1]), (PIXELS, [1])])
-    with pytest.raises(SourceError, match="sample 1 has no label, where others have vectors"):
-        list_objects([(PIXELS, [0, 1]), (PIXELS, None)])
-    with pytest.raises(SourceError, match="beyond what int64 holds"):
-        list_objects([(PIXELS, 2**63)])
+    refused("list: has no sample", [])
+    refused("labels of several kinds: 1 of sample 0, 'cat' of sample 2", [(PIXELS, 1), (PIXELS, None), (PIXELS, "cat")])
+    refused(r"labels of several kinds: \(0, 1\) of sample 0, \(1,\) of sample 1", [(PIXELS, [0, 1]), (PIXELS, [1])])
+    refused("sample 1 has no label, where others have vectors", [(PIXELS, [0, 1]), (PIXELS, None)])
+    refused("beyond what int64 holds", [(PIXELS, 2**63)])
 
 
 def test_pictures_are_taken_and_pickled():

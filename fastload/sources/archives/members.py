@@ -56,19 +56,12 @@ class FoundMembers:
 
 @dataclass(frozen=True, eq=False)
 class ZipFiles:
-    """Reads the members of one zip.
+    """Reads the members of one zip."""
 
-    Attributes:
-        stored: reads their local headers and what follows; `sizes` are the bytes that each takes in the archive.
-        sizes: int64 (F,), bytes of each file.
-        methods: uint8 (F,), STORED or DEFLATED.
-        crcs: uint32 (F,), CRC-32 of each file.
-    """
-
-    stored: FileSpans
-    sizes: NDArray[np.int64]
-    methods: NDArray[np.uint8]
-    crcs: NDArray[np.uint32]
+    stored: FileSpans  # from the local header on; its sizes are those in the archive
+    sizes: NDArray[np.int64]  # int64 (F,), bytes of each file
+    methods: NDArray[np.uint8]  # uint8 (F,), STORED or DEFLATED
+    crcs: NDArray[np.uint32]  # uint32 (F,), CRC-32 of each file
 
     def read(self, i: int) -> bytes:
         """Returns all bytes of member i, checked by its CRC."""
@@ -93,15 +86,15 @@ class ZipFiles:
             start = self._start(fd, i)
             if self.methods[i] != DEFLATED:
                 return self.stored.file.read(fd, min(size, stored), start)
-            inflate, head, done = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
-            while len(head) < size and done < stored and not inflate.eof:
-                length = min(max(size - len(head), 512), stored - done)
-                step = self.stored.file.read(fd, length, start + done)
-                done += length
+            # So many bytes mostly inflate to what is wanted; else all of them are read.
+            for length in sorted({min(stored, size + 512), stored}):
+                data = self.stored.file.read(fd, length, start)
                 try:
-                    head += inflate.decompress(inflate.unconsumed_tail + step, size - len(head))
+                    head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size)
                 except zlib.error as exc:
                     raise ImageError(f"is damaged in the archive: {exc}") from exc
+                if len(head) == size:
+                    break
             return head
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ZipFiles:

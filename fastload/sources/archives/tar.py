@@ -90,11 +90,7 @@ def first_names(path: Path, count: int) -> list[str]:
 
 
 def _headers(path: Path, where: str, start: int = 0) -> Iterator[tuple[tarfile.TarInfo, int]]:
-    """Yields the header of each member of a tar that begins at `start`, and where the next header should begin.
-
-    Raises:
-        SourceError: a header is damaged.
-    """
+    """Yields the header of each member of a tar that begins at `start`, and where the next header should begin."""
     reached = start
     try:
         with open(path, "rb") as file:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
+from fastload.sources.archives.members import with_parents
 from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
 from fastload.sources.imagenet.devkit import (
     DEVKIT,
@@ -61,17 +62,11 @@ class _Part(NamedTuple):
 
 
 class _NamedImage(NamedTuple):
-    """Split and class of an image by its path.
+    """Split and class of an image by its path."""
 
-    Attributes:
-        split: its split.
-        wnid: its class; "" if the path does not say it.
-        stem: without a class: its name in tables of classes; "" if it is not named like the images in these.
-    """
-
-    split: str
-    wnid: str
-    stem: str = ""
+    split: str  # its split
+    wnid: str  # its class; "" if the path does not say it
+    stem: str = ""  # without a class: its name in tables of classes; "" if it is not named like the images in these
 
 
 def imagenet_evidence(tree: Tree) -> list[str]:
@@ -248,11 +243,7 @@ def _refuse_strays(tree: Tree, keys: list[str], images: list[_NamedImage]) -> No
 
 
 def _wnids(draft: Draft, tree: Tree, keys: list[str], images: list[_NamedImage], truth: GroundTruth) -> list[str]:
-    """Returns the wnid of each image, "" if it is unknown.
-
-    Raises:
-        SourceError: the classes of validation images are unknown (unless skipped: their labels are -1).
-    """
+    """Returns the wnid of each image, "" if it is unknown."""
     flat = {image.stem for image in images if image.split == "val" and image.stem}
     if not flat:
         return [image.wnid for image in images]
@@ -279,16 +270,11 @@ def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[_Part]) -> None:
     holders = {folder for folder in tree.folders if WNID.fullmatch(folder.rpartition("/")[2])}
     empty = [part.prefix[:-1] for part in parts if part.wnid and len(part.rows) == 0]
     full = {tree.names[i].rpartition("/")[0] for part in parts if part.tree is tree for i in part.rows.tolist()}
-    inside = {"/".join(steps[:n]) for folder in full for steps in [folder.split("/")] for n in range(1, len(steps) + 1)}
+    inside = {above for folder in full for above in with_parents(folder)}
     empty += sorted(folder for folder in holders - inside if "Annotations/" not in folder)
-    shown = first_few(list(map(key_of, empty)))
+    draft.note("Classes without an image", list(map(key_of, empty)))
     if empty and draft.on_error == "fail":
-        raise SourceError(
-            f"{tree.path}: classes without an image ({len(empty)}): {shown}. "
-            "Put their images back, or remove the folder or archive."
-        )
-    if empty:
-        draft.notes.append(f"Classes without an image: {shown}.")
+        raise SourceError(f"{tree.path}: {draft.notes[-1]} Put their images back, or remove the folder or archive.")
 
 
 def _note_counts(draft: Draft, splits: Splits, labels: NDArray[np.int64], num_classes: int) -> None:

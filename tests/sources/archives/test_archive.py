@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from small_trees import refused, refused_or_skipped, write_tar
 
-from fastload.errors import FileChangedError, ImageError, SourceError
+from fastload.errors import FileChangedError, ImageError
 from fastload.sources import list_source
 from fastload.sources.open_tree import open_tree
 
@@ -94,12 +94,8 @@ def test_zip_names_in_utf8_without_the_flag_and_with_backslashes(tmp_path: Path)
 
 
 def test_links_inside_a_tar_are_resolved_and_others_named(tmp_path: Path) -> None:
-    path = tmp_path / "x.tar"
-    with tarfile.open(path, "w") as archive:
-        for name, data in {"cat/1.jpg": b"one", "dog/1.jpg": b"two"}.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+    path = write_tar(tmp_path / "x.tar", {"cat/1.jpg": b"one", "dog/1.jpg": b"two"})
+    with tarfile.open(path, "a") as archive:
         for name, kind, target in [
             ("dog/hard.jpg", tarfile.LNKTYPE, "cat/1.jpg"),
             ("dog/soft.jpg", tarfile.SYMTYPE, "../cat/1.jpg"),
@@ -145,8 +141,7 @@ def test_a_name_twice_is_refused(tmp_path: Path) -> None:
         tar.addfile(tarfile.TarInfo("a/1.jpg"))
         tar.addfile(tarfile.TarInfo("./a/1.jpg"))
     for path in (tmp_path / "x.zip", tmp_path / "x.tar"):
-        with pytest.raises(SourceError, match=r"1 names occur more than once: a/1.jpg"):
-            open_tree(path)
+        refused(r"1 names occur more than once: a/1.jpg", path)
 
 
 def test_encrypted_and_exotic_members_are_named(tmp_path: Path) -> None:
@@ -201,8 +196,7 @@ def test_a_tar_header_with_a_negative_size_does_not_go_round_for_ever(tmp_path: 
     header[148:156] = b"%06o\0 " % (sum(header[:148]) + 256 + sum(header[156:]))
     data[1024:1536] = header
     path.write_bytes(data)
-    with pytest.raises(SourceError, match="damaged or cut short"):
-        open_tree(path)
+    refused("damaged or cut short", path)
 
 
 def test_names_and_links_that_leave_a_zip_are_refused_and_named(tmp_path: Path) -> None:
@@ -297,11 +291,9 @@ def test_a_truncated_archive_is_refused_wherever_it_ends(tmp_path: Path) -> None
         data = path.read_bytes()
         for size in {*range(600, len(data) - 10_000, 977), *range(512, len(data) - 10_240, 512)}:
             path.write_bytes(data[:size])
-            with pytest.raises(SourceError, match=r"cut short|damaged"):
-                open_tree(path)
+            refused(r"cut short|damaged", path)
         path.write_bytes(b"")
-        with pytest.raises(SourceError, match=r"empty file|damaged or"):
-            open_tree(path)
+        refused(r"empty file|damaged or", path)
 
 
 def test_a_tar_that_goes_on_behind_damage_or_its_end_is_refused(tmp_path: Path) -> None:
@@ -309,11 +301,9 @@ def test_a_tar_that_goes_on_behind_damage_or_its_end_is_refused(tmp_path: Path) 
     damaged = bytearray(one)
     damaged[512 + 70_144 + 3] ^= 0x55  # in the second header
     (tmp_path / "damaged.tar").write_bytes(damaged)
-    with pytest.raises(SourceError, match="damaged at byte 70656"):
-        open_tree(tmp_path / "damaged.tar")
+    refused("damaged at byte 70656", tmp_path / "damaged.tar")
     (tmp_path / "both.tar").write_bytes(one + one)
-    with pytest.raises(SourceError, match="--ignore-zeros"):
-        open_tree(tmp_path / "both.tar")
+    refused("--ignore-zeros", tmp_path / "both.tar")
 
 
 @pytest.mark.parametrize(

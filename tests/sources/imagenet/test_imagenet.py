@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import archived, make, notes_of, values
+from small_trees import archived, make, notes_of, refused, tar_of, values
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.pack import pack_images
@@ -25,16 +25,6 @@ IDS = {1: CAT, 2: EEL, 3: DOG}  # of ILSVRC2012: neither sorted nor the reverse
 TRUTH = [3, 1, 1, 2]  # the classes of validation images 1 to 4
 VAL = [f"ILSVRC2012_val_{n:08d}.JPEG" for n in range(1, 5)]
 VAL_LABELS = [1, 2, 2, 0]
-
-
-def tar_of(members: dict[str, bytes], format: int = tarfile.GNU_FORMAT) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=format) as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
 
 
 def class_tars(format: int = tarfile.GNU_FORMAT) -> dict[str, bytes]:
@@ -164,8 +154,7 @@ def test_damage_in_a_class_archive_is_named(tmp_path: Path) -> None:
         assert set(values(listing)) == {0, 1} and len(listing) == 6
         assert bad == tar_of({}) or listing.skipped[0][0] == f"{CAT}.tar"
     path.write_bytes(tar_of(class_tars())[:-12000])
-    with pytest.raises(SourceError, match="cut short"):
-        list_source(path)
+    refused("cut short", path)
 
 
 def test_links_and_bad_names_in_a_class_archive_are_refused(tmp_path: Path) -> None:
@@ -173,8 +162,7 @@ def test_links_and_bad_names_in_a_class_archive_are_refused(tmp_path: Path) -> N
     (tmp_path / f"{CAT}.tar").write_bytes(inner)
     (tmp_path / "x.tar").write_bytes(tar_of({f"{CAT}.tar": inner}))
     for path in (tmp_path / "x.tar", tmp_path):
-        with pytest.raises(SourceError, match=r"`\.\.` in its name"):
-            list_source(path)
+        refused(r"`\.\.` in its name", path)
         listing = list_source(path, on_error="skip")
         assert [key for key, _ in listing.skipped] == [f"{CAT}.tar/../{CAT}_2.JPEG"]
         assert listing.keys == (f"{CAT}.tar/{CAT}_1.JPEG",)
@@ -183,10 +171,7 @@ def test_links_and_bad_names_in_a_class_archive_are_refused(tmp_path: Path) -> N
 def test_validation_images_without_a_truth_are_an_error_that_says_what_to_do(originals: Path) -> None:
     (originals / "ILSVRC2012_devkit_t12.tar.gz").unlink()
     for path in (originals, originals / "ILSVRC2012_img_val.tar"):
-        with pytest.raises(
-            SourceError, match=r"classes of 4 validation images.*LOC_val_solution.csv, or ILSVRC2012_dev"
-        ):
-            list_source(path)
+        refused(r"classes of 4 validation images.*LOC_val_solution.csv, or ILSVRC2012_dev", path)
         listing = list_source(path, on_error="skip")
         assert values(listing)[-4:] == [-1] * 4 and listing.split_names[-1] == "val"
         assert "Images without a class have the label -1" in notes_of(listing)
@@ -204,8 +189,7 @@ def test_without_scipy_the_devkit_names_its_extra(originals: Path, monkeypatch: 
 
 def test_an_unpacked_devkit_serves_too_and_its_damage_is_named(originals: Path) -> None:
     (originals / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(b"\x1f\x8b broken")
-    with pytest.raises(SourceError, match=r"devkit_t12.tar.gz is damaged or cut short"):
-        list_source(originals)
+    refused(r"devkit_t12.tar.gz is damaged or cut short", originals)
     (originals / "ILSVRC2012_devkit_t12.tar.gz").unlink()
     for name, data in devkit().items():
         (originals / name).parent.mkdir(parents=True, exist_ok=True)
@@ -218,8 +202,7 @@ def test_an_unpacked_devkit_serves_too_and_its_damage_is_named(originals: Path) 
     meta = bytearray(truth.with_name("meta.mat").read_bytes())
     meta[128::8] = b"\xfe" * len(meta[128::8])  # the types of elements: SciPy's reader crashes
     truth.with_name("meta.mat").write_bytes(meta)
-    with pytest.raises(SourceError, match=r"meta.mat is not the devkit's table of classes"):
-        list_source(originals)
+    refused(r"meta.mat is not the devkit's table of classes", originals)
 
 
 @pytest.mark.parametrize("line", [b"0", b"1001", b"-1", b"cat", b"9" * 5000])
@@ -234,8 +217,7 @@ def test_a_devkit_that_inflates_hugely_is_refused(tmp_path: Path) -> None:
     make(tmp_path, f"train/{CAT}/1.JPEG", f"val/{VAL[0]}")
     bomb = gzip.compress(bytes(2**26 + 1), 1)
     (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(bomb)
-    with pytest.raises(SourceError, match="holds more than 67108864 bytes"):
-        list_source(tmp_path)
+    refused("holds more than 67108864 bytes", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +239,7 @@ def test_a_devkit_that_inflates_hugely_is_refused(tmp_path: Path) -> None:
 def test_bad_tables_are_named_with_their_line(tmp_path: Path, file: str, text: str, message: str) -> None:
     make(tmp_path, f"train/{CAT}/1.JPEG", f"val/{VAL[0]}")
     (tmp_path / file).write_text(text, errors="surrogateescape")
-    with pytest.raises(SourceError, match=message):
-        list_source(tmp_path)
+    refused(message, tmp_path)
 
 
 def test_classes_are_those_of_the_table_and_their_absence_is_noted(tmp_path: Path) -> None:
@@ -299,18 +280,14 @@ def test_the_flat_sample_set_takes_its_classes_from_the_names(tmp_path: Path) ->
 def test_other_class_folders_are_not_imagenet(tmp_path: Path) -> None:
     for i, names in enumerate([("cat/1.jpg", f"{CAT}/1.jpg"), (f"train/{CAT}/1.jpg", "val/1.jpg"), ("1.jpg",)]):
         assert detect_layout(make(tmp_path / str(i), *names))[0] == "folder"
-    with pytest.raises(SourceError, match=r"images in no class \(1\): cat/1.jpg"):
-        list_source(tmp_path / "0", "imagenet")
-    with pytest.raises(SourceError, match="holds no image of ImageNet"):
-        list_source(make(tmp_path / "e", "x.txt"), "imagenet")
-    with pytest.raises(SourceError, match=r"lie outside the splits train \(1\)"):
-        list_source(make(tmp_path / "o", f"train/{CAT}/1.jpg", f"{CAT}/1.jpg"))
+    refused(r"images in no class \(1\): cat/1.jpg", tmp_path / "0", "imagenet")
+    refused("holds no image of ImageNet", make(tmp_path / "e", "x.txt"), "imagenet")
+    refused(r"lie outside the splits train \(1\)", make(tmp_path / "o", f"train/{CAT}/1.jpg", f"{CAT}/1.jpg"))
 
 
 def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
     (make(tmp_path, f"train/{CAT}/1.JPEG") / "train" / DOG).mkdir()
-    with pytest.raises(SourceError, match=rf"classes without an image \(1\): train/{DOG}"):
-        list_source(tmp_path)
+    refused(rf"Classes without an image \(1\): train/{DOG}", tmp_path)
 
 
 def test_folders_are_preferred_to_their_archives(originals: Path) -> None:
@@ -341,5 +318,4 @@ def test_a_png_named_jpeg_and_cmyk_files_are_handed_over_as_they_are(tmp_path: P
 def test_inner_archives_in_a_zip_must_be_unpacked(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr(f"{CAT}.tar", class_tars()[f"{CAT}.tar"])
-    with pytest.raises(SourceError, match="lies in a zip, where it cannot be read in place"):
-        list_source(tmp_path / "x.zip")
+    refused("lies in a zip, where it cannot be read in place", tmp_path / "x.zip")
