@@ -11,7 +11,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from typing import NamedTuple
@@ -130,21 +130,16 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    names = []
-    for name, module in _PLUGINS.items():
-        try:
+    for module in _PLUGINS.values():
+        with suppress(ImportError):  # Pillow before 11.3 has no AVIF
             import_module(f"PIL.{module}")
-        except ImportError:  # Pillow before 11.3 has no AVIF
-            continue
-        names.append(name)
-    return tuple(names)
+    return tuple(name for name in _PLUGINS if name in Image.OPEN)
 
 
 def kind_of(image: Image.Image, data: bytes) -> tuple[str, int, int]:
     """Returns kind, channels and bits of an image opened from data, as in `ImageHeader`.
 
-    Raises:
-        ImageError: 32-bit or other pixels that 8 or 16 bits cannot represent.
+    Raises ImageError for 32-bit or other pixels that 8 or 16 bits cannot represent.
     """
     mode = image.mode
     # "I" usually is 32-bit, but is Pillow's mode of 16-bit PGM, too (before version 11 also of 16-bit PNG).

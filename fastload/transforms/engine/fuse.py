@@ -56,12 +56,9 @@ class FusedPass:
 def passes_of(
     transforms: Sequence[Any], spec: ImageSpec | None, *, first: int = 0
 ) -> list[FusedPass | tuple[int, Any]]:
-    """Returns the list as passes and, with its index, each transform that fits into none.
+    """Returns the list as passes and, with its index, from `first` on, each transform that fits into none.
 
-    Args:
-        transforms: as `check_pipeline` accepts them.
-        spec: of the images; None: not known, nothing is fused.
-        first: index of the first transform.
+    The spec is of the images; None: not known, nothing is fused.
     """
     parts: list[FusedPass | tuple[int, Any]] = []
     current = FusedPass()
