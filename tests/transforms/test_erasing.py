@@ -204,13 +204,6 @@ def test_a_device_gives_the_same_pixels_and_waits_for_nothing(transform, dtype):
     assert np.array_equal(result.cpu().numpy(), transform.apply(images, draws).numpy())
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan"), "0.5", None])
-def test_probabilities_are_checked(p):
-    for make in (lambda: RandomErasing(p), lambda: Cutout(4, p)):
-        with pytest.raises(OptionError, match="probability"):
-            make()
-
-
 @pytest.mark.parametrize(
     "options",
     [
