@@ -47,14 +47,7 @@ from fastload.images.image_header import (
     upright_size,
 )
 from fastload.images.jpeg import JpegFrame, run_libjpeg, scan_jpeg
-from fastload.images.sixteen_bit import (
-    deep_gray,
-    deep_pixels,
-    is_gray_alpha,
-    ppm_pixels,
-    read_low_bytes,
-    tile_of,
-)
+from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes, tile_of
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _UINT8 = np.dtype(np.uint8)

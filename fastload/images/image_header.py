@@ -212,23 +212,18 @@ def decoding_errors(data: bytes) -> Iterator[None]:
     except ImageError:
         raise
     except Exception as error:
-        raise ImageError(_failure_reason(error, data)) from error
-
-
-def _failure_reason(error: Exception, data: bytes) -> str:
-    """Returns the reason why Pillow could not decode `data`, in a short sentence."""
-    if isinstance(error, MemoryError):
-        return f"not enough memory to decode it ({len(data):,} bytes of file)"
-    if isinstance(error, Image.DecompressionBombError):
-        return f"too large: {error}"
-    if not isinstance(error, UnidentifiedImageError):
-        return f"cannot be decoded: {str(error) or type(error).__name__}"
-    if not data:
-        return "not an image (0 bytes)"
-    for magic, name in _MAGIC.items():
-        if data.startswith(magic):
-            return f"cannot be decoded: its {name} header is damaged or of an unsupported kind"
-    return f"not an image: starts with {data[:8]!r}"
+        magic = next((name for begin, name in _MAGIC.items() if data.startswith(begin)), "")
+        if isinstance(error, MemoryError):
+            reason = f"not enough memory to decode it ({len(data):,} bytes of file)"
+        elif isinstance(error, Image.DecompressionBombError):
+            reason = f"too large: {error}"
+        elif not isinstance(error, UnidentifiedImageError):
+            reason = f"cannot be decoded: {str(error) or type(error).__name__}"
+        elif magic:
+            reason = f"cannot be decoded: its {magic} header is damaged or of an unsupported kind"
+        else:
+            reason = f"not an image: starts with {data[:8]!r}" if data else "not an image (0 bytes)"
+        raise ImageError(reason) from error
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:

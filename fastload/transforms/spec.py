@@ -150,8 +150,10 @@ def window_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
     return int(sides[0]), int(sides[1])
 
 
-def ordered_pair(name: str, option: str, values: Any, *, least: float, most: float = math.inf) -> tuple[float, float]:
-    """Returns two numbers above `least`, at most `most`, the smaller first, as floats; else OptionError."""
+def ordered_pair(
+    name: str, option: str, values: Any, *, least: float, most: float = math.inf, closed: bool = False
+) -> tuple[float, float]:
+    """Returns two numbers as floats: above `least` (or, if closed, that), at most `most`, the smaller first."""
     bounds = f"from {least:g} to {most:g}" if math.isfinite(most) else f"above {least:g}"
     values = as_plain(values)
     pair = isinstance(values, Sequence) and len(values) == 2 and all(is_number(value) for value in values)
@@ -160,8 +162,9 @@ def ordered_pair(name: str, option: str, values: Any, *, least: float, most: flo
     low, high = (float(value) for value in values)
     if not low <= high:
         raise OptionError(f"{name}({option}={values!r}): the larger number comes first. Write {option}={(high, low)}.")
-    if not least < low or not high <= most:
-        raise OptionError(f"{name}({option}={values!r}): both are numbers {bounds}, {least:g} not included.")
+    if not (least <= low if closed else least < low) or not high <= most:
+        included = "" if closed else f", {least:g} not included"
+        raise OptionError(f"{name}({option}={values!r}): both are numbers {bounds}{included}.")
     return low, high
 
 
