@@ -5,7 +5,7 @@ import colorsys
 import numpy as np
 import pytest
 import torch
-from batches import draws_for, in_channels_last_memory, nothing_waits, on_cuda
+from batches import draws_for, in_channels_last_memory
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
@@ -208,21 +208,6 @@ def test_grayscale_happens_as_often_as_asked():
     assert 5 < chosen.sum() < 35
     for i, result in enumerate(transform.apply(images, draws_for(40))):
         assert torch.equal(result, gray[i] if chosen[i] else images[i])
-
-
-@on_cuda
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize("op", [BRIGHTNESS, CONTRAST, SATURATION, HUE])
-def test_a_device_gives_the_same_levels_but_one_and_waits_for_nothing(op, dtype):
-    images = batch_of(8, 3, 31, 45, dtype)
-    steps = ColourSteps(np.where(np.arange(8) % 3, op, IDENTITY).astype(np.int32)[:, None], np.full((8, 1), 0.37, "f4"))
-    there = images.cuda()
-    apply_colour(there, steps)  # what is set up once may wait
-    with nothing_waits():
-        result = apply_colour(there, steps)
-    assert in_channels_last_memory(result)
-    off = result.cpu().numpy().astype(int) - apply_colour(images, steps).numpy()
-    assert np.abs(off).max() <= 1
 
 
 TRANSFORMS = [ColorJitter(0.4, 0.4, 0.4, 0.1), Grayscale(1), Grayscale(3), RandomGrayscale(0.5)]

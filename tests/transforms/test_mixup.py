@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from batches import in_channels_last_memory, nothing_waits, on_cuda
+from batches import in_channels_last_memory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -194,24 +194,6 @@ def test_a_single_sample_is_mixed_with_itself():
         assert torch.equal(mixed["images"], fields["images"])
         assert mixed["labels"].tolist() == [[0, 0, 1, 0]]
         assert mixed["images"].data_ptr() != fields["images"].data_ptr()
-
-
-@on_cuda
-@pytest.mark.parametrize("transform", [MixUp(0.7, 5), CutMix(0.7, 5)], ids=repr)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_device_gives_the_same_and_waits_for_nothing(transform, dtype):
-    fields = {"images": batch_of(8, 3, 31, 45, dtype), "labels": torch.arange(8) % 5}
-    there = {name: tensor.cuda() for name, tensor in fields.items()}
-    transform.apply_batch(there, draws_for_step(0))  # what is set up once may wait
-    with nothing_waits():
-        mixed = transform.apply_batch(there, draws_for_step(3))
-    assert in_channels_last_memory(mixed["images"])
-    tolerance = {torch.uint8: 0, torch.uint16: 1}.get(
-        dtype, 4 * torch.finfo(dtype).eps if dtype.is_floating_point else 0
-    )
-    for name, expected in transform.apply_batch(fields, draws_for_step(3)).items():
-        off = (mixed[name].cpu().double() - expected.double()).abs().max()
-        assert off <= (tolerance if name == "images" else 1e-6)
 
 
 def test_empty_batches_pass():

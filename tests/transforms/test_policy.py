@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from batches import draws_for, in_channels_last_memory, nothing_waits, on_cuda
+from batches import draws_for
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
@@ -250,28 +250,6 @@ def test_each_channel_may_have_its_fill():
     result = only("TranslateX", 1, 2, 30, fill=(1, 2, 3)).apply(images, draws_for(2))
     assert result[0, :, 0, 0].tolist() == [1, 2, 3]
     assert result[0, :, 0, -1].tolist() == [50, 50, 50]
-
-
-@on_cuda
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_a_device_gives_the_same_levels_but_one_and_waits_for_nothing(name):
-    images, masks, spec = batch_of(8, 3, 31, 45), torch.randint(0, 9, (8, 31, 45)), ImageSpec(3, 31, 45, torch.uint8)
-    transform, draws = only(name, -1, 8, 17), draws_for(8)
-    points, boxes = torch.rand(8, 3, 2) * 30, torch.rand(8, 4) * 30
-    given = images, masks, points, boxes
-
-    def all_moved(images, masks, points, boxes) -> list[torch.Tensor]:
-        moved = [transform.apply(images, draws), transform.apply_masks(masks, draws, 255)]
-        return [*moved, transform.move_points(points, spec, draws), transform.move_boxes(boxes, spec, draws)]
-
-    there = [tensor.cuda() for tensor in given]
-    all_moved(*there)  # what is set up once may wait
-    with nothing_waits():
-        results = all_moved(*there)
-    assert in_channels_last_memory(results[0])
-    tolerances = (1 if name in TOLERANCES else 0, 0, 1e-4, 1e-4)
-    for result, expected, tolerance in zip(results, all_moved(*given), tolerances, strict=True):
-        assert (result.cpu().double() - expected.double()).abs().max() <= tolerance
 
 
 def test_images_without_pixels_pass():
