@@ -188,6 +188,15 @@ def test_rarer_samplings_are_cut_rightly_too(sampling):
         assert np.array_equal(part.pixels, whole[top : top + rows])
 
 
+def test_gray_is_cut_rightly_whatever_its_factors_say():
+    data = bytearray(jpeg(150, 60, 1))
+    at = data.index(b"\xff\xc0") + 11
+    data[at] = 0x22
+    part = decode_part(bytes(data), JPEG, (150, 60, 1), 1, (0, 0, 40, 60), 1)
+    assert len(part.pixels) == 40, "it is cut"
+    assert np.array_equal(part.pixels, simplejpeg.decode_jpeg(bytes(data), "GRAY")[:40])
+
+
 def test_only_the_rows_between_two_markers_are_left_in_the_file():
     data = jpeg(320, 160, restart_marker_rows=1)
     rows = cut(data, 320, 160, 100, 160)
