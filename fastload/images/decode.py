@@ -47,14 +47,7 @@ from fastload.images.image_header import (
     upright_size,
 )
 from fastload.images.jpeg import JpegFrame, run_libjpeg, scan_jpeg
-from fastload.images.sixteen_bit import (
-    deep_gray,
-    deep_pixels,
-    is_gray_alpha,
-    ppm_pixels,
-    read_low_bytes,
-    tile_of,
-)
+from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes, tile_of
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _UINT8 = np.dtype(np.uint8)
@@ -67,8 +60,7 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
 
     Args:
         data: the file's bytes.
-        out: (target.height, target.width, target.channels) of target.dtype, C-contiguous. It is
-            filled in place; after an error its content is undefined.
+        out: (target.height, target.width, target.channels) of target.dtype, C-contiguous; undefined after an error.
 
     Raises:
         ImageError: the image is damaged, truncated, too large, not supported, of another size than a target
@@ -92,12 +84,7 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
 
 
 def decode_mask(
-    data: bytes,
-    target: Target,
-    out: NDArray[np.uint8],
-    *,
-    fill: int = 0,
-    image_size: tuple[int, int] | None = None,
+    data: bytes, target: Target, out: NDArray[np.uint8], *, fill: int = 0, image_size: tuple[int, int] | None = None
 ) -> None:
     """Decodes a mask's file into `out`: the indices in the file, never its colours, upright as its image.
 
@@ -107,7 +94,7 @@ def decode_mask(
     Args:
         data: the file's bytes.
         target: the target of the image.
-        out: uint8 (target.height, target.width), filled in place; after an error its content is undefined.
+        out: uint8 (target.height, target.width); undefined after an error.
         fill: value of pixels that fit "pad" leaves black in the image.
         image_size: (height, width) of the image, upright, before it is resized; None: not compared.
 
@@ -126,11 +113,7 @@ def decode_mask(
 
 
 def decode_unturned(data: bytes, channels: int) -> NDArray[np.uint8]:
-    """Returns Pillow's 8-bit pixels of an image file, (H, W, channels), ignoring its orientation.
-
-    Raises:
-        ImageError: it cannot be decoded, or has more bits.
-    """
+    """Returns Pillow's 8-bit pixels of an image file, (H, W, channels), not turned. Raises ImageError without them."""
     with _loaded(data) as loaded:
         if loaded.bits == 16:
             raise ImageError("has 16 bits a channel where the dataset has 8")
@@ -168,13 +151,11 @@ def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any
 
 
 class _Loaded(NamedTuple):
-    """Pillow's image of a file."""
+    """Pillow's image of a file, its pixels decoded, with the orientation that is still to be applied."""
 
     image: Image.Image
-    """With its pixels decoded."""
     bits: int
     orientation: int
-    """Still to be applied."""
     largest: int
     """As `_largest_value`."""
 

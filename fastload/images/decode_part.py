@@ -27,6 +27,7 @@ from fastload.images.image_header import upright_size
 from fastload.images.jpeg import JpegHead, cut_rows, jpeg_head, run_libjpeg
 
 Data = bytes | memoryview
+_Scratch = NDArray[np.uint8] | None
 
 OnSuspect = Callable[[], None]
 """Called before Pillow decodes a JPEG that libjpeg refuses or warns of: Pillow accepts many damaged files. It raises
@@ -40,17 +41,13 @@ _ONLY_EXTRANEOUS = re.compile(r"extraneous bytes before marker 0xd9$")
 
 
 class DecodedPart(NamedTuple):
-    """The decoded part of an image.
-
-    Attributes:
-        pixels: uint8 (h, w, C), C-contiguous: rows of the image, in full width, shrunk by the factor.
-        factor: 1, 2, 4 or 8.
-        top: row of the full image, upright, at which pixels begin; a multiple of the factor.
-    """
+    """The decoded part of an image."""
 
     pixels: NDArray[np.uint8]
+    """(h, w, C), C-contiguous: rows of the image, in full width, shrunk by the factor."""
     factor: int
     top: int
+    """Row of the full image, upright, at which pixels begin; a multiple of the factor."""
 
 
 def decode_row(
@@ -101,7 +98,7 @@ def decode_part(
     orientation: int,
     window: tuple[int, int, int, int],
     factor: int,
-    scratch: NDArray[np.uint8] | None = None,
+    scratch: _Scratch = None,
     on_suspect: OnSuspect | None = None,
 ) -> DecodedPart:
     """Decodes at least the rows of an 8-bit image that a window shows; of a JPEG no rows far from it, if possible.
@@ -135,13 +132,7 @@ def decode_part(
 
 
 def _decode_rows(
-    data: Data,
-    head: JpegHead,
-    shape: tuple[int, ...],
-    factor: int,
-    top: int,
-    stop: int,
-    scratch: NDArray[np.uint8] | None,
+    data: Data, head: JpegHead, shape: tuple[int, ...], factor: int, top: int, stop: int, scratch: _Scratch
 ) -> DecodedPart | None:
     """Decodes rows [top, stop) alone; returns None if the whole file has to be decoded."""
     height, width, channels = shape
@@ -168,7 +159,7 @@ def _decode_jpeg(
     shape: tuple[int, ...],
     orientation: int,
     factor: int,
-    scratch: NDArray[np.uint8] | None,
+    scratch: _Scratch,
     on_suspect: OnSuspect | None,
 ) -> tuple[NDArray[np.uint8], int]:
     """Returns the pixels of a whole JPEG, upright, and by how much they are smaller: by the factor, or not."""
@@ -232,7 +223,7 @@ def _smaller(shape: tuple[int, ...], factor: int) -> tuple[int, int, int]:
     return -(-shape[0] // factor), -(-shape[1] // factor), shape[2]
 
 
-def _room(shape: tuple[int, ...], scratch: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+def _room(shape: tuple[int, ...], scratch: _Scratch) -> NDArray[np.uint8]:
     size = math.prod(shape)
     if scratch is None or len(scratch) < size:
         return np.empty(shape, np.uint8)

@@ -50,11 +50,7 @@ class Resample(NamedTuple):
 
 
 def resample_for(height: int, width: int, target: Target) -> Resample:
-    """Returns how an upright image of this size is resampled to a target.
-
-    Raises:
-        ImageError: another size than a target without fit.
-    """
+    """Returns how an upright image of this size is resampled; ImageError if a target without fit has another size."""
     if (height, width) == (target.height, target.width) or target.fit == "stretch":
         return Resample((0, 0, width, height), 0, 0, target.height, target.width)
     if target.fit is None:
@@ -96,10 +92,7 @@ def resample_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> 
     if pixels.shape == out.shape:
         out[...] = pixels
         return
-    if (part.height, part.width) != (target.height, target.width):
-        out[...] = 0
-    inner = out[part.top : part.top + part.height, part.left : part.left + part.width]
-    inner[...] = _resized(pixels, part.height, part.width, part.box)
+    _filled_part(out, part, 0)[...] = _resized(pixels, part.height, part.width, part.box)
 
 
 def resample_mask(mask: NDArray[np.uint8], target: Target, out: NDArray[np.uint8], *, fill: int = 0) -> None:
@@ -108,7 +101,7 @@ def resample_mask(mask: NDArray[np.uint8], target: Target, out: NDArray[np.uint8
     Args:
         mask: uint8 (H, W), upright, of its image's size; not modified.
         target: target of the image.
-        out: uint8 (target.height, target.width), filled in place.
+        out: uint8 (target.height, target.width).
         fill: value of pixels that fit "pad" leaves black in the image: the mask's ignore_index, if it has one.
 
     Raises:
@@ -118,12 +111,16 @@ def resample_mask(mask: NDArray[np.uint8], target: Target, out: NDArray[np.uint8
         raise ImageError(f"a mask is uint8 (H, W), this one is {mask.dtype} {mask.shape}")
     part = resample_for(mask.shape[0], mask.shape[1], target)
     left, top, right, bottom = part.box
-    if (part.height, part.width) != (target.height, target.width):
-        out[...] = fill
-    inner = out[part.top : part.top + part.height, part.left : part.left + part.width]
     rows = _nearest(top, bottom, part.height, mask.shape[0])
     columns = _nearest(left, right, part.width, mask.shape[1])
-    inner[...] = mask[rows][:, columns]
+    _filled_part(out, part, fill)[...] = mask[rows][:, columns]
+
+
+def _filled_part(out: NDArray[Any], part: Resample, fill: int) -> NDArray[Any]:
+    """Returns the part of a row that an image fills; fills the rest, if there is one."""
+    if (part.height, part.width) != out.shape[:2]:
+        out[...] = fill
+    return out[part.top : part.top + part.height, part.left : part.left + part.width]
 
 
 def axis_letter(name: str) -> str:
@@ -196,11 +193,7 @@ def _moves(
 
 
 def with_depth(pixels: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns pixels of uint8 or uint16 as dtype; 16 bits become 8 by their high byte.
-
-    Raises:
-        ImageError: the pixels have 8 bits and dtype has 16.
-    """
+    """Returns pixels of uint8 or uint16 as dtype, 16 bits as their high byte; ImageError for 8 that become 16."""
     if pixels.dtype == dtype:
         return pixels
     if dtype != _UINT8:

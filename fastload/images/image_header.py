@@ -11,7 +11,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from typing import NamedTuple
@@ -130,21 +130,16 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    names = []
-    for name, module in _PLUGINS.items():
-        try:
+    for module in _PLUGINS.values():
+        with suppress(ImportError):  # Pillow before 11.3 has no AVIF
             import_module(f"PIL.{module}")
-        except ImportError:  # Pillow before 11.3 has no AVIF
-            continue
-        names.append(name)
-    return tuple(names)
+    return tuple(name for name in _PLUGINS if name in Image.OPEN)
 
 
 def kind_of(image: Image.Image, data: bytes) -> tuple[str, int, int]:
     """Returns kind, channels and bits of an image opened from data, as in `ImageHeader`.
 
-    Raises:
-        ImageError: 32-bit or other pixels that 8 or 16 bits cannot represent.
+    Raises ImageError for 32-bit or other pixels that 8 or 16 bits cannot represent.
     """
     mode = image.mode
     # "I" usually is 32-bit, but is Pillow's mode of 16-bit PGM, too (before version 11 also of 16-bit PNG).
@@ -217,23 +212,18 @@ def decoding_errors(data: bytes) -> Iterator[None]:
     except ImageError:
         raise
     except Exception as error:
-        raise ImageError(_failure_reason(error, data)) from error
-
-
-def _failure_reason(error: Exception, data: bytes) -> str:
-    """Returns the reason why Pillow could not decode `data`, in a short sentence."""
-    if isinstance(error, MemoryError):
-        return f"not enough memory to decode it ({len(data):,} bytes of file)"
-    if isinstance(error, Image.DecompressionBombError):
-        return f"too large: {error}"
-    if not isinstance(error, UnidentifiedImageError):
-        return f"cannot be decoded: {str(error) or type(error).__name__}"
-    if not data:
-        return "not an image (0 bytes)"
-    for magic, name in _MAGIC.items():
-        if data.startswith(magic):
-            return f"cannot be decoded: its {name} header is damaged or of an unsupported kind"
-    return f"not an image: starts with {data[:8]!r}"
+        magic = next((name for begin, name in _MAGIC.items() if data.startswith(begin)), "")
+        if isinstance(error, MemoryError):
+            reason = f"not enough memory to decode it ({len(data):,} bytes of file)"
+        elif isinstance(error, Image.DecompressionBombError):
+            reason = f"too large: {error}"
+        elif not isinstance(error, UnidentifiedImageError):
+            reason = f"cannot be decoded: {str(error) or type(error).__name__}"
+        elif magic:
+            reason = f"cannot be decoded: its {magic} header is damaged or of an unsupported kind"
+        else:
+            reason = f"not an image: starts with {data[:8]!r}" if data else "not an image (0 bytes)"
+        raise ImageError(reason) from error
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:

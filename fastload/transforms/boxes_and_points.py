@@ -31,13 +31,9 @@ class Coordinates:
 
 
 def coordinates_of(name: str, shape: tuple[int, ...], columns: Sequence[str], frame: str = "") -> Coordinates:
-    """Returns how a field holds coordinates, by its name, its shape and the names of its columns.
+    """Returns how a field of COORDINATE_FIELDS holds a sample's numbers, of a shape, by the names of its columns.
 
-    Args:
-        name: one of COORDINATE_FIELDS.
-        shape: of a sample's numbers.
-        columns: names of the numbers; () if there are none.
-        frame: why they are not pixels of the packed images; empty if they are.
+    The frame says why they are not pixels of the packed images; empty if they are.
     """
     words = [column.lower() for column in columns]
     if name == "landmarks":

@@ -176,27 +176,17 @@ class RandomGrayscale(ColourTransform):
 def apply_colour(images: torch.Tensor, steps: ColourSteps, pool: OutputPool | None = None) -> torch.Tensor:
     """Returns images after their steps, (B, C, H, W) of the same dtype in new channels_last memory.
 
-    Args:
-        images: as `check_colour_spec` accepts them, on any device; not written to. With one channel, saturation and hue
-            change nothing.
-        steps: of the same B samples.
-        pool: whose memory the result may use on the CPU.
+    They are such as `check_colour_spec` accepts; with one channel, saturation and hue change nothing.
     """
     output = empty_images(images, images.shape[1], pool)
     ops = steps.ops if images.shape[1] == 3 else np.where(steps.ops > CONTRAST, IDENTITY, steps.ops)
     changed = (ops != IDENTITY).any(axis=1)
     if not changed.all():
         output.copy_(images)
-    factors = torch.from_numpy(steps.factors).to(images.device, non_blocking=True)
     for rows in row_blocks(np.flatnonzero(changed), images):
-        if rows[-1] - rows[0] + 1 == len(rows):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
-            output[part].copy_(_coloured(images[part], ops[rows], factors[part]).permute(0, 3, 1, 2))
-        else:
-            index = torch.from_numpy(rows).to(images.device, non_blocking=True)
-            picked = as_bits(images).index_select(0, index).view(images.dtype)
-            result = _coloured(picked, ops[rows], factors.index_select(0, index)).to(images.dtype)
-            as_bits(output).permute(0, 2, 3, 1).index_copy_(0, index, as_bits(result))
+        factors = torch.from_numpy(steps.factors[rows]).to(images.device, non_blocking=True)
+        coloured = _coloured(picked(images, rows), ops[rows], factors)
+        put(output, rows, coloured.permute(0, 3, 1, 2))
     return output
 
 
@@ -220,6 +210,30 @@ def row_blocks(rows: NDArray[np.int64], images: torch.Tensor) -> list[NDArray[np
         return []
     count = len(rows) if images.device.type != "cpu" else max(1, BLOCK_VALUES // images[0].numel())
     return [rows[first : first + count] for first in range(0, len(rows), count)]
+
+
+def picked(images: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
+    """Returns some samples of a batch: a view if they follow one another, else a copy in the same memory order."""
+    index = _index(images, rows)
+    if isinstance(index, slice):
+        return images[index]
+    return as_bits(images).permute(0, 2, 3, 1).index_select(0, index).view(images.dtype).permute(0, 3, 1, 2)
+
+
+def put(images: torch.Tensor, rows: NDArray[np.int64], values: torch.Tensor) -> None:
+    """Writes values, cast to the images' dtype, over some images of a batch."""
+    index = _index(images, rows)
+    if isinstance(index, slice):
+        images[index].copy_(values)
+    else:
+        cast = as_bits(values.to(images.dtype)).permute(0, 2, 3, 1)
+        as_bits(images).permute(0, 2, 3, 1).index_copy_(0, index, cast)
+
+
+def _index(images: torch.Tensor, rows: NDArray[np.int64]) -> slice | torch.Tensor:
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return torch.from_numpy(rows).to(images.device, non_blocking=True)
 
 
 def sample_blocks(images: torch.Tensor) -> list[slice]:

@@ -19,7 +19,7 @@ from fastload.errors import OptionError
 from fastload.system.whole_numbers import is_whole
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import OutputPool, as_bits
-from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values, is_number, probability
+from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values, ordered_pair, probability
 
 _ATTEMPTS = 10  # torchvision's: an image on which none of them fits stays as it is
 
@@ -92,11 +92,8 @@ class RandomErasing(Eraser):
         super().__init__(p)
         self.filled = None if isinstance(value, str) else as_values("RandomErasing(value", value)
         self.value = "random" if self.filled is None else self.filled
-        self.scale, self.ratio = _ends("scale", scale), _ends("ratio", ratio)
-        if self.scale[0] < 0 or self.scale[1] > 1:
-            raise OptionError(f"RandomErasing(scale={scale!r}): areas are parts of the image's, from 0 to 1.")
-        if self.ratio[0] <= 0:
-            raise OptionError(f"RandomErasing(ratio={ratio!r}): a ratio is height / width, so it is above 0.")
+        self.scale = ordered_pair("RandomErasing", "scale", scale, least=0, most=1, closed=True)
+        self.ratio = ordered_pair("RandomErasing", "ratio", ratio, least=0)
 
     def rectangles(self, spec: ImageSpec, draws: Draws) -> NDArray[np.int64]:
         attempts = draws.stream(1)
@@ -251,13 +248,3 @@ def _fill(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
     # torch fills uint16 from whole numbers only, so by way of float64 and int64.
     filled = torch.tensor(values, dtype=torch.float64, device="cpu").to(torch.int64).expand(images.shape[1])
     return filled.to(images.dtype).contiguous()
-
-
-def _ends(name: str, ends: object) -> tuple[float, float]:
-    where = f"RandomErasing({name}={ends!r})"
-    if not isinstance(ends, Sequence) or len(ends) != 2 or not all(map(is_number, ends)):
-        raise OptionError(f"{where}: give the least and the greatest as (min, max).")
-    low, high = float(ends[0]), float(ends[1])
-    if not (low <= high < math.inf):
-        raise OptionError(f"{where}: the least comes first, and both are finite. Write ({high:g}, {low:g})?")
-    return low, high

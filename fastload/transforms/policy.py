@@ -30,6 +30,8 @@ from fastload.transforms.colour import (
     SATURATION,
     ColourSteps,
     apply_colour,
+    picked,
+    put,
     row_blocks,
     sample_blocks,
 )
@@ -38,21 +40,9 @@ from fastload.transforms.engine.buffers import as_bits, empty_images
 from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values
 
 OPERATIONS = (
-    "Identity",
-    "ShearX",
-    "ShearY",
-    "TranslateX",
-    "TranslateY",
-    "Rotate",
-    "Brightness",
-    "Color",
-    "Contrast",
-    "Sharpness",
-    "Posterize",
-    "Solarize",
-    "AutoContrast",
-    "Equalize",
-)
+    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+    "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
+)  # fmt: skip
 _CODES = {name: code for code, name in enumerate(OPERATIONS)}
 _MOVES = tuple(_CODES[name] for name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"))
 # Operations that run together: all moves, all blends with gray levels, and each of the others. Identity needs nothing.
@@ -142,7 +132,7 @@ class RandAugment(BaseTransform):
         for codes, signs in self.rounds(draws):
             for group in _GROUPS:
                 for rows in row_blocks(np.flatnonzero(np.isin(codes, group)), images):
-                    _replace(output, rows, self._operated(_picked(output, rows), codes[rows], signs[rows]))
+                    put(output, rows, self._operated(picked(output, rows), codes[rows], signs[rows]))
         return output
 
     def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
@@ -153,7 +143,7 @@ class RandAugment(BaseTransform):
         for codes, signs in self.rounds(draws):
             matrices = self._moves(codes, signs, *masks.shape[1:])
             for rows in row_blocks(np.flatnonzero(np.isin(codes, _MOVES)), images):
-                _replace(output, rows, sample_nearest(_picked(output, rows), matrices[rows], value))
+                put(output, rows, sample_nearest(picked(output, rows), matrices[rows], value))
         return output[:, 0]
 
     def move_points(self, points: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
@@ -198,18 +188,6 @@ class RandAugment(BaseTransform):
             # 1e-6: as with translations, a whole level may come out just above itself.
             return torch.where(images >= math.ceil(strengths["Solarize"] - 1e-6), images.bitwise_not(), images)
         return _autocontrasted(images) if code == _CODES["AutoContrast"] else _equalized(images)
-
-
-def _picked(images: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
-    """Returns a channels_last copy of some images of a batch."""
-    index = torch.from_numpy(rows).to(images.device, non_blocking=True)
-    return as_bits(images).permute(0, 2, 3, 1).index_select(0, index).view(images.dtype).permute(0, 3, 1, 2)
-
-
-def _replace(images: torch.Tensor, rows: NDArray[np.int64], values: torch.Tensor) -> None:
-    """Writes values over some images of a batch."""
-    index = torch.from_numpy(rows).to(images.device, non_blocking=True)
-    as_bits(images).permute(0, 2, 3, 1).index_copy_(0, index, as_bits(values).permute(0, 2, 3, 1))
 
 
 def _sharpened(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

@@ -38,11 +38,7 @@ class ImageSpec(NamedTuple):
 
     @classmethod
     def of(cls, images: torch.Tensor) -> ImageSpec:
-        """Returns the spec of a batch (B, C, H, W).
-
-        Raises:
-            OptionError: the tensor has not four dimensions.
-        """
+        """Returns the spec of a batch (B, C, H, W). Raises OptionError if the tensor has not four dimensions."""
         if images.ndim != 4:
             raise OptionError(
                 f"images: a batch has the shape (B, C, H, W), this tensor has {tuple(images.shape)}. "
@@ -135,22 +131,14 @@ class BaseTransform:
 
 
 def probability(name: str, p: object) -> float:
-    """Returns p as a float.
-
-    Raises:
-        OptionError: it is not a number from 0 to 1.
-    """
+    """Returns p as a float. Raises OptionError if it is not a number from 0 to 1."""
     if not is_number(p) or not 0 <= p <= 1:  # type: ignore[operator]  # is_number has just said that it compares
         raise OptionError(f"{name}(p={p!r}): p is a probability, so give a number from 0 to 1.")
     return float(p)  # type: ignore[arg-type]
 
 
 def window_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
-    """Returns (height, width) of a size that is given as such, or as one number for a square.
-
-    Raises:
-        OptionError: the size is not one or two positive whole numbers.
-    """
+    """Returns (height, width) of a size that is given as such, or as one number for a square; else OptionError."""
     size = as_plain(size)
     sides = tuple(size) if isinstance(size, Sequence) else (size,)
     if len(sides) == 1:
@@ -162,12 +150,10 @@ def window_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
     return int(sides[0]), int(sides[1])
 
 
-def ordered_pair(name: str, option: str, values: Any, *, least: float, most: float = math.inf) -> tuple[float, float]:
-    """Returns two numbers as floats.
-
-    Raises:
-        OptionError: the values are not two numbers above `least`, at most `most`, the smaller first.
-    """
+def ordered_pair(
+    name: str, option: str, values: Any, *, least: float, most: float = math.inf, closed: bool = False
+) -> tuple[float, float]:
+    """Returns two numbers as floats: above `least` (or, if closed, that), at most `most`, the smaller first."""
     bounds = f"from {least:g} to {most:g}" if math.isfinite(most) else f"above {least:g}"
     values = as_plain(values)
     pair = isinstance(values, Sequence) and len(values) == 2 and all(is_number(value) for value in values)
@@ -176,17 +162,14 @@ def ordered_pair(name: str, option: str, values: Any, *, least: float, most: flo
     low, high = (float(value) for value in values)
     if not low <= high:
         raise OptionError(f"{name}({option}={values!r}): the larger number comes first. Write {option}={(high, low)}.")
-    if not least < low or not high <= most:
-        raise OptionError(f"{name}({option}={values!r}): both are numbers {bounds}, {least:g} not included.")
+    if not (least <= low if closed else least < low) or not high <= most:
+        included = "" if closed else f", {least:g} not included"
+        raise OptionError(f"{name}({option}={values!r}): both are numbers {bounds}{included}.")
     return low, high
 
 
 def as_values(where: str, values: Any) -> tuple[float, ...]:
-    """Returns one number, or one per channel, as floats.
-
-    Raises:
-        OptionError: the values are anything else; the message begins with `where`.
-    """
+    """Returns one number, or one per channel, as floats. Raises OptionError for anything else, naming `where`."""
     values = as_plain(values)
     numbers = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
     if not numbers or not all(is_number(number) and math.isfinite(number) for number in numbers):

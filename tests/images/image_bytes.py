@@ -33,8 +33,17 @@ def png_chunk(kind: bytes, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload)) + kind + payload + struct.pack(">I", zlib.crc32(kind + payload))
 
 
-def png(width: int, height: int, depth: int, colour: int, rows: bytes, *chunks: bytes, tail: bytes = b"") -> bytes:
+def png(
+    width: int,
+    height: int,
+    depth: int,
+    colour: int,
+    rows: bytes,
+    *chunks: bytes,
+    tail: bytes = b"",
+    interlaced: bool = False,
+) -> bytes:
     """A PNG of these filtered rows, with other chunks before and behind the pixels."""
-    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced))
     pixels = png_chunk(b"IDAT", zlib.compress(rows))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + pixels + tail + png_chunk(b"IEND", b"")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import struct
 import subprocess
@@ -149,12 +148,6 @@ def test_16_bit_gray_is_exact_in_16_bits_and_keeps_its_high_byte_in_8(suffix: st
     assert (alpha[..., 3] == 65535).all()
 
 
-def test_16_bit_colour_gives_its_high_bytes() -> None:
-    pixels = RNG.integers(0, 65536, (3, 5, 3), dtype=np.uint16)
-    data = png(5, 3, 16, 2, b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels))
-    np.testing.assert_array_equal(decode(data), pixels >> 8)
-
-
 @pytest.mark.parametrize("data", [JPEGS["gray baseline"], OTHERS["png L"], OTHERS["png RGB"]])
 def test_8_bits_are_never_passed_off_as_16(data: bytes) -> None:
     with pytest.raises(ImageError, match="8 bits a channel where the dataset has 16"):
@@ -177,17 +170,23 @@ SIZES = st.tuples(st.integers(1, 60), st.integers(1, 60))
 
 
 @settings(max_examples=60, deadline=None)
-@given(source=SIZES, size=SIZES, channels=st.sampled_from([1, 3, 4]), suffix=st.sampled_from(["JPEG", "PNG"]))
-def test_crop_resizes_the_largest_centred_part_of_the_targets_aspect(
-    source: tuple[int, int], size: tuple[int, int], channels: int, suffix: str
+@given(
+    source=SIZES,
+    size=SIZES,
+    channels=st.sampled_from([1, 3, 4]),
+    suffix=st.sampled_from(["JPEG", "PNG"]),
+    fit=st.sampled_from(["crop", "stretch"]),
+)
+def test_crop_resizes_the_largest_centred_part_of_the_targets_aspect_and_stretch_all(
+    source: tuple[int, int], size: tuple[int, int], channels: int, suffix: str, fit: Fit
 ) -> None:
     data = encode(COLOUR.resize(source), suffix)
-    (width, height), aspect = source, size[1] / size[0]
+    (width, height), aspect = source, size[1] / size[0] if fit == "crop" else source[0] / source[1]
     part = (min(width, height * aspect), min(height, width / aspect))
     box = ((width - part[0]) / 2, (height - part[1]) / 2, (width + part[0]) / 2, (height + part[1]) / 2)
     image = Image.fromarray(reference(data)).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
     expected = np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box))
-    found = decode(data, channels, size, fit="crop").squeeze()
+    found = decode(data, channels, size, fit=fit).squeeze()
     assert np.abs(found.astype(int) - expected.squeeze()).max() <= 1  # a box may differ in its last bit
 
 
@@ -206,14 +205,6 @@ def test_pad_keeps_the_whole_image_in_the_middle_of_zeros(
     inner = found[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
     expected = Image.fromarray(reference(data)).resize((width, height), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(inner, np.asarray(expected))
-
-
-@settings(max_examples=30, deadline=None)
-@given(source=SIZES, size=SIZES, suffix=st.sampled_from(["JPEG", "PNG"]))
-def test_stretch_is_pillows_resize(source: tuple[int, int], size: tuple[int, int], suffix: str) -> None:
-    data = encode(COLOUR.resize(source), suffix)
-    expected = Image.fromarray(reference(data)).resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(decode(data, 3, size, fit="stretch"), np.asarray(expected))
 
 
 def test_transparent_pixels_do_not_bleed_when_resized() -> None:
@@ -281,17 +272,20 @@ def test_a_truncated_png_is_an_error_unless_all_its_pixels_are_there(cut: int, c
 @settings(max_examples=200, deadline=None)
 @given(
     name=st.sampled_from(sorted(FILES)),
-    changes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), min_size=1, max_size=5),
+    changes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=5),
+    cut=st.integers(0, 999),
     fit=st.sampled_from([None, None, "crop"]),
 )
 def test_damaged_files_raise_nothing_but_image_errors(
-    name: str, changes: list[tuple[int, int]], fit: Fit | None
+    name: str, changes: list[tuple[int, int]], cut: int, fit: Fit | None
 ) -> None:
     data = bytearray(FILES[name])
     for position, value in changes:
         data[position % len(data)] = value
+    data = data[: max(1, len(data) - cut)] if cut < 300 else data
     try:
         header = probe_image(lambda size: bytes(data[:size]))
+        assert header.height * header.width > 0
         if header.height * header.width > 1_000_000:
             return  # a damaged size field; decoding it is right, only slow
         decode(bytes(data), size=(23, 31), fit=fit)
@@ -310,14 +304,9 @@ def test_damaged_files_raise_nothing_but_image_errors(
     ],
 )
 def test_failures_name_their_reason(data: bytes, reason: str) -> None:
-    with pytest.raises(ImageError, match=reason):
+    with pytest.raises(ImageError, match=reason) as caught:
         decode(data, size=(23, 31))
-
-
-def test_a_librarys_error_is_kept_as_the_cause() -> None:
-    with pytest.raises(ImageError) as caught:
-        decode(JPEGS["gray baseline"][:-30], size=(23, 31))
-    assert isinstance(caught.value.__cause__, OSError)
+    assert reason != "truncated" or isinstance(caught.value.__cause__, OSError)
 
 
 def test_running_out_of_memory_is_an_image_error_with_the_size() -> None:
@@ -437,36 +426,3 @@ def test_a_mask_is_turned_upright_as_an_image_is(suffix: str, orientation: int) 
     data = encode(Image.fromarray(MASK), suffix, exif=exif_bytes(orientation))
     expected = reference(data, "L")
     np.testing.assert_array_equal(decoded_mask(data, expected.shape), expected)
-
-
-# The manifest says that this one loads, since it asked twice: the first load fails at a bad filter type, the second
-# returns what was decoded until then, and 40 of 128 rows are black. We keep to the first answer.
-BROKEN_PIXELS = {"broken_data_stream.png"}
-
-
-def test_nasty_files_load_as_in_pillow_or_raise_an_image_error(shared_data: Path) -> None:
-    with (shared_data / "nasty" / "manifest.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) > 70
-    for row in rows:
-        name = row["file"]
-        data = (shared_data / "nasty" / "files" / name).read_bytes()
-        loads = row["pillow_load"] == "ok" and name not in BROKEN_PIXELS
-        try:
-            header = probe_image(lambda size, data=data: data[:size])
-            found = decode(data)
-        except ImageError as error:
-            assert not loads, f"{name}: {error}"
-            continue
-        assert loads, name
-        assert found.shape[:2] == header[:2], name
-        if header.bits == 16:
-            expected = np.asarray(Image.open(io.BytesIO(data))) >> 8
-            assert (found == expected[..., None]).all(), name
-        elif row["pillow_warnings"].startswith(("OSError", "SyntaxError")) and name.endswith(".png"):
-            image = Image.open(io.BytesIO(data))
-            with pytest.raises((OSError, SyntaxError)):
-                image.load()  # what stands behind the pixels is damaged; the pixels are all there
-            np.testing.assert_array_equal(found, np.asarray(image.convert("RGB")), name)
-        else:
-            np.testing.assert_array_equal(found, reference(data), name)

@@ -137,7 +137,8 @@ def test_what_is_transparent_lends_no_colour_in_16_bits():
     pixels = np.zeros((4, 4, 4), np.uint16)
     pixels[:, :2] = (65535, 0, 0, 65535)
     pixels[:, 2:] = (0, 65535, 0, 0)
-    assert not placed(pixels, (3, 3), 4, "stretch", "uint16")[..., 1].any()
+    found = placed(pixels, (3, 3), 4, "stretch", "uint16")
+    assert not found[..., 1].any() and (found[..., 0] == 65535 * (found[..., 3] > 0)).all()
 
 
 def test_arrays_of_another_kind_are_refused():

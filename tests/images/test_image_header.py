@@ -7,13 +7,10 @@ import struct
 import tarfile
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from image_bytes import encode, exif_bytes, png, png_chunk
 from PIL import Image, ImageOps, PngImagePlugin
 
@@ -76,18 +73,6 @@ def test_channels_bits_and_kind_are_what_the_file_has(name: str) -> None:
     assert probe(data)._replace(jpeg=0) == ImageHeader(3, 5, channels, bits, kind, 1)
 
 
-@pytest.mark.parametrize(
-    ("image", "what"),
-    [
-        (Image.new("I", (5, 3)), "32-bit integer pixels are not supported"),
-        (Image.new("F", (5, 3)), "32-bit floating-point pixels are not supported"),
-    ],
-)
-def test_32_bit_images_are_refused(image: Image.Image, what: str) -> None:
-    with pytest.raises(ImageError, match=what):
-        probe(encode(image, "TIFF"))
-
-
 def planar_tiff() -> bytes:
     """A 1x1 RGB TIFF of 16 bits, each colour a plane of its own."""
     behind = 8 + 2 + 12 * 10 + 4
@@ -98,24 +83,6 @@ def planar_tiff() -> bytes:
     directory = b"".join(struct.pack("<HHII", *entry) for entry in entries)
     strips = struct.pack("<3H3I3I", 16, 16, 16, behind + 30, behind + 32, behind + 34, 2, 2, 2)
     return b"II*\0\x08\0\0\0\x0a\0" + directory + bytes(4) + strips + bytes(6)
-
-
-def test_planar_16_bit_tiff_is_refused_since_pillow_reads_it_wrong() -> None:
-    with pytest.raises(ImageError, match="plane by plane is not supported"):
-        probe(planar_tiff())
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    suffix=st.sampled_from(["JPEG", "PNG", "TIFF", "WEBP"]),
-    orientation=st.integers(1, 8),
-    width=st.integers(1, 40),
-    height=st.integers(1, 40),
-)
-def test_size_is_upright(suffix: str, orientation: int, width: int, height: int) -> None:
-    data = encode(Image.new("RGB", (width, height)), suffix, exif=exif_bytes(orientation))
-    shown = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    assert probe(data)[:2] == (shown.height, shown.width) == ((width, height) if orientation > 4 else (height, width))
 
 
 def xmp_text() -> PngImagePlugin.PngInfo:
@@ -176,6 +143,9 @@ def test_what_reading_raises_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
+        (encode(Image.new("I", (5, 3)), "TIFF"), "32-bit integer pixels are not supported"),
+        (encode(Image.new("F", (5, 3)), "TIFF"), "32-bit floating-point pixels are not supported"),
+        (planar_tiff(), "plane by plane is not supported"),  # Pillow reads it wrong
         (b"", r"not an image \(0 bytes\)"),
         (b"hello, world", "not an image: starts with b'hello, w'"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image: starts with b'%!PS-Ado'"),
@@ -196,14 +166,6 @@ def test_sizes_that_pillow_only_warns_of_pass_in_silence() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert probe(png(10_000, 10_000, 1, 0, b""))[:2] == (10_000, 10_000)
-
-
-def test_warning_filters_are_as_before_after_threads_probed() -> None:
-    data = png(10_000, 10_000, 1, 0, b"")
-    before = list(warnings.filters)
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(probe, [data] * 200))) == 1
-    assert warnings.filters == before
 
 
 def test_only_pillows_warnings_are_silenced() -> None:
@@ -230,23 +192,6 @@ def test_real_photos_are_described_as_by_pillow(shared_data: Path, name: str, ev
         channels = {"RGB": 3, "L": 1}[shown.mode]
         jpeg = int(data[:1] == b"\xff")
         assert probe(data) == ImageHeader(shown.height, shown.width, channels, 8, shown.mode, 1, jpeg=jpeg)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    name=st.sampled_from(sorted(KINDS)),
-    cut=st.integers(0, 1000),
-    changes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4),
-)
-def test_damaged_files_raise_nothing_but_image_errors(name: str, cut: int, changes: list[tuple[int, int]]) -> None:
-    data = bytearray(KINDS[name][0])
-    for position, value in changes:
-        data[position % len(data)] = value
-    try:
-        header = probe(bytes(data[: max(1, len(data) - cut)] if cut < 500 else data))
-    except ImageError:
-        return
-    assert header.height * header.width > 0
 
 
 @pytest.mark.parametrize(

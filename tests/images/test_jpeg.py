@@ -52,27 +52,26 @@ def test_frame_is_the_one_pillow_sees(mode: str, width: int, height: int, progre
     assert scan_jpeg(data) == JpegFrame(height, width, components, 1, False)
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("orientation", range(10))
-def test_orientation_is_read_in_both_byte_orders(orientation: int, order: str) -> None:
-    entries = [(0x0100, 3, 1, 5), (0x0112, 3, 1, orientation), (0x0128, 3, 1, 2)]
-    frame = scan_jpeg(insert(flat(), exif(entries, order)))
-    assert frame is not None
-    assert frame.orientation == (orientation if 1 <= orientation <= 8 else 1)
+XMP = b'http://ns.adobe.com/xap/1.0/\0<rdf tiff:Orientation="6"/>'
+UPRIGHT = JpegFrame(30, 20, 3, 1, False)
 
 
-def test_exif_without_orientation_is_upright() -> None:
-    frame = scan_jpeg(insert(flat(), exif([(0x0100, 3, 1, 5)])))
-    assert frame is not None
-    assert frame.orientation == 1
-
-
-def test_exif_between_frame_and_scan_counts() -> None:
-    data = flat()
-    at = data.index(b"\xff\xda")
-    frame = scan_jpeg(data[:at] + exif([(0x0112, 3, 1, 6)]) + data[at:])
-    assert frame is not None
-    assert frame.orientation == 6
+@pytest.mark.parametrize(
+    ("data", "frame"),
+    [
+        (insert(flat(), exif([(0x0100, 3, 1, 5), (0x0112, 3, 1, n), (0x0128, 3, 1, 2)], order)),
+         UPRIGHT._replace(orientation=n if 1 <= n <= 8 else 1))
+        for order in "<>" for n in range(10)
+    ]
+    + [
+        (insert(flat(), exif([(0x0100, 3, 1, 5)])), UPRIGHT),
+        (flat().replace(b"\xff\xda", exif([(0x0112, 3, 1, 6)]) + b"\xff\xda"), UPRIGHT._replace(orientation=6)),
+        (insert(flat(), segment(0xE1, XMP) + exif([(0x0112, 3, 1, 3)])), UPRIGHT._replace(orientation=3)),
+        (insert(flat(), segment(0xE2, b"MPF\0rest")), UPRIGHT._replace(several_frames=True)),
+    ],
+)  # fmt: skip
+def test_orientation_and_further_frames_are_seen(data: bytes, frame: JpegFrame) -> None:
+    assert scan_jpeg(data) == frame
 
 
 def test_header_cut_anywhere_is_not_trusted() -> None:
@@ -80,15 +79,6 @@ def test_header_cut_anywhere_is_not_trusted() -> None:
     scan = data.index(b"\xff\xda")
     assert scan_jpeg(data[: scan + 4]) is not None
     assert all(scan_jpeg(data[:cut]) is None for cut in range(scan + 4))
-
-
-def test_multi_picture_segment_is_seen() -> None:
-    frame = scan_jpeg(insert(flat(), segment(0xE2, b"MPF\0rest")))
-    assert frame is not None
-    assert frame.several_frames
-
-
-XMP = b'http://ns.adobe.com/xap/1.0/\0<rdf tiff:Orientation="6"/>'
 
 
 @pytest.mark.parametrize(
@@ -114,12 +104,6 @@ XMP = b'http://ns.adobe.com/xap/1.0/\0<rdf tiff:Orientation="6"/>'
 )
 def test_what_is_odd_is_left_to_pillow(why: str, data: bytes) -> None:
     assert scan_jpeg(data) is None, why
-
-
-def test_exif_orientation_goes_before_xmp() -> None:
-    frame = scan_jpeg(insert(flat(), segment(0xE1, XMP) + exif([(0x0112, 3, 1, 3)])))
-    assert frame is not None
-    assert frame.orientation == 3
 
 
 @settings(max_examples=200, deadline=None)
@@ -202,6 +186,15 @@ def test_rarer_samplings_are_cut_rightly_too(sampling):
         part = decode_part(data, JPEG, (150, 60, 3), 1, (top, 0, rows, 60), 1)
         assert len(part.pixels) == rows, "it is cut"
         assert np.array_equal(part.pixels, whole[top : top + rows])
+
+
+def test_gray_is_cut_rightly_whatever_its_factors_say():
+    data = bytearray(jpeg(150, 60, 1, restart_marker_rows=1))
+    at = data.index(b"\xff\xc0") + 11
+    data[at] = 0x22
+    part = decode_part(bytes(data), JPEG, (150, 60, 1), 1, (64, 0, 40, 60), 1)
+    assert len(part.pixels) == 40, "it is cut"
+    assert np.array_equal(part.pixels, simplejpeg.decode_jpeg(bytes(data), "GRAY")[64:104])
 
 
 def test_only_the_rows_between_two_markers_are_left_in_the_file():

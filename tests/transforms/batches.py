@@ -1,4 +1,4 @@
-"""What the tests of transforms share: draws, and checks of memory and of waiting."""
+"""What the tests of transforms share: transforms, batches, draws, and checks of memory and of waiting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,58 @@ import numpy as np
 import pytest
 import torch
 
-from fastload.transforms import Draws
+from fastload.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Draws,
+    Grayscale,
+    ImageSpec,
+    Normalize,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
+
+EVERY = [
+    RandomHorizontalFlip(0.2),
+    RandomVerticalFlip(0.4),
+    RandomCrop((5, 4), padding=2, padding_mode="reflect"),
+    RandomCrop((4, 3), padding=(1, 2)),
+    CenterCrop(4),
+    Resize((5, 6)),
+    RandomResizedCrop(9),
+    ColorJitter(0.5, 0.5, 0.5, 0.3),
+    Grayscale(1),
+    Grayscale(3),
+    RandomGrayscale(0.5),
+    RandomErasing(0.5, value="random"),
+    RandomErasing(value=3),
+    Cutout(2),
+    RandAugment(3, 25, 31, (1, 2, 3)),
+    Normalize(np.array([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.25, 0.3]), torch.bfloat16),
+]
+
+
+def some_images(count: int, height=12, width=11, dtype=np.uint8) -> torch.Tensor:
+    values = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (count, height, width, 3), dtype, endpoint=True)
+    return torch.from_numpy(values).permute(0, 3, 1, 2)
+
+
+def applied(transform, images: torch.Tensor, draws: Draws) -> list[torch.Tensor]:
+    """Images, and masks, points and boxes where they follow."""
+    made = [transform.apply(images, draws)]
+    if transform.geometric:
+        masks, points = images[:, 0].contiguous(), images[:, 0, :4, :2].float()
+        made.append(transform.apply_masks(masks, draws, 255))
+        made.append(transform.move_points(points, ImageSpec.of(images), draws))
+        made.append(transform.move_boxes(points.flatten(1)[:, :4], ImageSpec.of(images), draws))
+    return made
 
 
 def draws_for(batch: int, epoch: int = 0) -> Draws:

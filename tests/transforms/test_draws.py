@@ -53,22 +53,6 @@ def test_integers_are_exact_multiply_shift_of_a_splitmix_hash(seed, epoch, rows,
     assert draws.uniform().tolist() == [(bits >> 11) / 2**53 for bits in expected]
 
 
-@given(rows=st.lists(st.integers(0, 2**62), min_size=1, max_size=20), data=st.data())
-def test_a_sample_draws_the_same_in_any_batch(rows, data):
-    order = data.draw(st.permutations(range(len(rows))))
-    keep = order[: data.draw(st.integers(0, len(rows)))]
-    array = np.array(rows, dtype=np.int64)
-    whole = Draws(1, 2, array, 0).stream(3).integers(0, 1 << 30)
-    part = Draws(1, 2, array[keep], 0).stream(3).integers(0, 1 << 30)
-    assert part.tolist() == whole[keep].tolist()
-
-
-def test_asking_twice_gives_the_same_numbers():
-    draws = Draws(0, 0, np.arange(100))
-    assert draws.uniform().tolist() == draws.uniform().tolist()
-    assert draws.stream(4).integers(0, 9).tolist() == draws.stream(4).integers(0, 9).tolist()
-
-
 def test_bounds_may_differ_by_sample():
     low, high = np.arange(1000) - 500, np.arange(1000) * 3 - 499
     drawn = Draws(0, 0, np.arange(1000)).integers(low, high)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from batches import draws_for, in_channels_last_memory, nothing_waits, on_cuda
+from batches import draws_for, in_channels_last_memory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -189,26 +189,6 @@ def test_random_pixels_are_drawn_anew_for_each_epoch():
     both = (first > 0) & (second > 0)
     assert both.sum() > 3000
     assert (first[both] == second[both]).float().mean() < 0.02
-
-
-@on_cuda
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize("transform", [RandomErasing(0.7, value="random"), RandomErasing(0.7), Cutout(5)], ids=repr)
-def test_a_device_gives_the_same_pixels_and_waits_for_nothing(transform, dtype):
-    images, draws = batch_of(8, 3, 31, 45, dtype), draws_for(8)
-    there = images.cuda()
-    transform.apply(there, draws)  # what is set up once may wait
-    with nothing_waits():
-        result = transform.apply(there, draws)
-    assert in_channels_last_memory(result)
-    assert np.array_equal(result.cpu().numpy(), transform.apply(images, draws).numpy())
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan"), "0.5", None])
-def test_probabilities_are_checked(p):
-    for make in (lambda: RandomErasing(p), lambda: Cutout(4, p)):
-        with pytest.raises(OptionError, match="probability"):
-            make()
 
 
 @pytest.mark.parametrize(

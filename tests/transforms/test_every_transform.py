@@ -1,4 +1,4 @@
-"""What holds for every transform of samples: alike in any batch and after pickling; kept batches stay as they were."""
+"""What holds for every transform of samples: alike in any batch, memory and after pickling; kept batches stay."""
 
 from __future__ import annotations
 
@@ -7,64 +7,95 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from batches import EVERY, applied, in_channels_last_memory, some_images
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fastload.errors import OptionError
 from fastload.transforms import (
-    CenterCrop,
-    ColorJitter,
     Cutout,
     Draws,
-    Grayscale,
+    ImageSpec,
     Normalize,
     RandAugment,
-    RandomCrop,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
-    RandomResizedCrop,
     RandomVerticalFlip,
-    Resize,
+    colour,
 )
 
-EVERY = [
-    RandomHorizontalFlip(0.2),
-    RandomVerticalFlip(0.4),
-    RandomCrop((5, 4), padding=2, padding_mode="reflect"),
-    RandomCrop((4, 3), padding=(1, 2)),
-    CenterCrop(4),
-    Resize((5, 6)),
-    RandomResizedCrop(9),
-    ColorJitter(0.4, 0.4, 0.4, 0.1),
-    Grayscale(1),
-    Grayscale(3),
-    RandomGrayscale(0.5),
-    RandomErasing(0.5, value="random"),
-    RandomErasing(value=3),
-    Cutout(2),
-    RandAugment(3, 11, 21, (1, 2, 3)),
-    Normalize(np.array([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.25, 0.3]), torch.bfloat16),
-]
 
-
-def some_images(count: int) -> torch.Tensor:
-    values = np.random.default_rng(0).integers(0, 256, (count, 12, 11, 3), np.uint8)
-    return torch.from_numpy(values).permute(0, 3, 1, 2)
+@pytest.mark.parametrize("transform", EVERY, ids=repr)
+@settings(max_examples=30)
+@given(
+    batch=st.integers(1, 9),
+    height=st.integers(5, 12),
+    width=st.integers(5, 12),
+    dtype=st.sampled_from([np.uint8, np.uint16]),
+    epoch=st.integers(0, 99),
+    block_values=st.sampled_from([1, 500, 1 << 18]),
+    layout=st.sampled_from(["nhwc", "nchw", "strided"]),
+)
+def test_a_sample_is_transformed_alike_in_any_batch_and_memory(
+    transform, batch, height, width, dtype, epoch, block_values, layout
+):
+    plain = some_images(batch, height, width, np.uint8 if isinstance(transform, RandAugment) else dtype)
+    images = plain.contiguous() if layout == "nchw" else plain
+    if layout == "strided":
+        images = torch.from_numpy(np.repeat(plain.numpy(), 2, axis=3))[..., ::2]
+    rows = np.arange(batch) * 7 + 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(colour, "BLOCK_VALUES", block_values)
+        together = applied(transform, images, Draws(3, epoch, rows))
+    assert np.array_equal(images.numpy(), plain.numpy())
+    assert in_channels_last_memory(together[0]) and together[0].data_ptr() != images.data_ptr()
+    assert ImageSpec.of(together[0]) == transform.output(ImageSpec.of(images))
+    for some in [[i] for i in range(batch)] + [[batch - 1, 0, 0]]:
+        for one, whole in zip(applied(transform, plain[some], Draws(3, epoch, rows[some])), together, strict=True):
+            assert np.array_equal(one.float().numpy(), whole[some].float().numpy())
 
 
 @pytest.mark.parametrize("transform", EVERY, ids=repr)
-def test_a_sample_is_transformed_alike_in_any_batch_and_after_pickling(transform):
-    images, rows = some_images(16), np.arange(16) * 11
-    before = images.clone()
-    whole = transform.apply(images, Draws(1, 0, rows))
-    copy = pickle.loads(pickle.dumps(transform))
-    assert repr(copy) == repr(transform)
-    for keep in ([], [3], [15, 0, 7], [2, 2, 9, 1, 4]):
-        assert torch.equal(copy.apply(images[keep], Draws(1, 0, rows[keep])), whole[keep])
-    assert torch.equal(images, before)
-
-
-@pytest.mark.parametrize("transform", EVERY, ids=repr)
-def test_batches_that_are_kept_stay_what_they_were(transform):
+def test_batches_that_are_kept_stay_what_they_were_and_a_pickle_makes_the_same(transform):
     images, draws = some_images(6), [Draws(3, epoch, np.arange(6)) for epoch in range(9)]
     kept = [transform.apply(images, drawn) for drawn in draws]
-    again = [transform.apply(images, drawn).clone() for drawn in draws]
+    copy = pickle.loads(pickle.dumps(transform))
+    assert repr(copy) == repr(transform)
+    again = [copy.apply(images, drawn).clone() for drawn in draws]
     assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+
+
+@pytest.mark.parametrize("transform", EVERY, ids=repr)
+def test_no_samples_give_no_samples(transform):
+    expected = transform.output(ImageSpec.of(some_images(0)))
+    assert all(len(made) == 0 for made in applied(transform, some_images(0), Draws(0, 0, np.zeros(0, np.int64))))
+    assert transform.apply(some_images(0), Draws(0, 0, np.zeros(0, np.int64))).shape == (0, *expected[:3])
+
+
+def test_each_is_shown_as_the_call_that_makes_it():
+    shown = {type(transform).__name__: repr(transform) for transform in EVERY}
+    assert shown["RandomVerticalFlip"] == "RandomVerticalFlip(p=0.4)"
+    assert shown["RandomCrop"] == (
+        "RandomCrop(size=(4, 3), padding=(1, 2, 1, 2), pad_if_needed=False, fill=(0.0,), padding_mode='constant')"
+    )
+    assert shown["Resize"] == "Resize(size=(5, 6), max_size=None)"
+    assert repr(RandomErasing(1, value="random")) == (
+        "RandomErasing(p=1.0, scale=(0.02, 0.33), ratio=(0.3, 3.3), value='random')"
+    )
+    assert repr(Normalize([0.5], [1])) == "Normalize(mean=(0.5,), std=(1.0,), dtype=torch.float32)"
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5, float("nan"), "half", None, True])
+@pytest.mark.parametrize(
+    "make", [RandomHorizontalFlip, RandomVerticalFlip, RandomGrayscale, RandomErasing, lambda p: Cutout(4, p)]
+)
+def test_probabilities_are_checked(make, p):
+    with pytest.raises(OptionError, match=rf"p={p!r}\): p is a probability, so give a number from 0 to 1"):
+        make(p)
+
+
+@pytest.mark.parametrize("transform", [EVERY[0], EVERY[2], EVERY[4], EVERY[6], EVERY[-1]], ids=repr)
+def test_one_image_is_no_batch(transform):
+    with pytest.raises(OptionError, match=r"shape \(B, C, H, W\)"):
+        transform.apply(some_images(1)[0], Draws(0, 0, np.arange(1)))

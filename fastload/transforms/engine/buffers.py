@@ -92,11 +92,10 @@ def empty_images(images: torch.Tensor, channels: int, pool: OutputPool | None) -
 
     On the CPU its memory comes from the pool, if there is one.
     """
-    batch, _, height, width = images.shape
+    shape = (len(images), *images.shape[2:], channels)
     if pool is not None and images.device.type == "cpu":
-        return pool.empty((batch, height, width, channels), images.dtype).permute(0, 3, 1, 2)
-    empty = torch.empty((batch, height, width, channels), dtype=images.dtype, device=images.device)
-    return empty.permute(0, 3, 1, 2)
+        return pool.empty(shape, images.dtype).permute(0, 3, 1, 2)
+    return torch.empty(shape, dtype=images.dtype, device=images.device).permute(0, 3, 1, 2)
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:

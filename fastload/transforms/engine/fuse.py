@@ -56,12 +56,9 @@ class FusedPass:
 def passes_of(
     transforms: Sequence[Any], spec: ImageSpec | None, *, first: int = 0
 ) -> list[FusedPass | tuple[int, Any]]:
-    """Returns the list as passes and, with its index, each transform that fits into none.
+    """Returns the list as passes and, with its index, from `first` on, each transform that fits into none.
 
-    Args:
-        transforms: as `check_pipeline` accepts them.
-        spec: of the images; None: not known, nothing is fused.
-        first: index of the first transform.
+    The spec is of the images; None: not known, nothing is fused.
     """
     parts: list[FusedPass | tuple[int, Any]] = []
     current = FusedPass()
@@ -123,7 +120,13 @@ def run_pass(
     # Small samples that keep their size are rather moved all at once.
     apart = placement.resized or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
     if device.type == "cpu" and part.moves and apart and not between:
-        return _placed(images, placement, part.normalize, output)
+        source, rows = _where_they_lie(images)
+        if output is None:
+            dtype = part.normalize.dtype if part.normalize else torch.uint8
+            output = _pool.empty((len(placement), *placement.size, spec.channels), dtype).permute(0, 3, 1, 2)
+        constants = part.normalize.scale_and_shift(torch.uint8) if part.normalize else None
+        place_batch(source, None if rows is None else rows.numpy(), placement, output, constants)
+        return output
     pixels = gathered(images)
     if part.moves:
         pixels = place_images(pixels, placement, _pool)
@@ -198,19 +201,6 @@ def _sent(device: torch.device, *tables: NDArray[Any] | None) -> gpu.PassTables:
             for table in given
         )
     )
-
-
-def _placed(
-    images: Images, placement: Placement, normalize: Normalize | None, output: torch.Tensor | None
-) -> torch.Tensor:
-    """Returns the images of a pass on the CPU, read where they lie and made one after the other."""
-    source, rows = _where_they_lie(images)
-    if output is None:
-        dtype = normalize.dtype if normalize else torch.uint8
-        output = _pool.empty((len(placement), *placement.size, source.shape[3]), dtype).permute(0, 3, 1, 2)
-    constants = normalize.scale_and_shift(torch.uint8) if normalize else None
-    place_batch(source, None if rows is None else rows.numpy(), placement, output, constants)
-    return output
 
 
 def _where_they_lie(images: Images) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -11,7 +11,6 @@ import functools
 import importlib.util
 import warnings
 from dataclasses import dataclass
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -39,14 +38,6 @@ CHANNELS = (1, 3, 4)
 def triton_available() -> bool:
     """Whether Triton is installed; it is not imported."""
     return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def load_kernels() -> ModuleType:
-    """Returns the module of the kernels, which imports Triton."""
-    from fastload.transforms.engine import triton_kernels
-
-    return triton_kernels
 
 
 @functools.cache
@@ -103,17 +94,16 @@ def fused(
     resampled: bool = True,
     blocks: Blocks = BLOCKS,
 ) -> torch.Tensor:
-    """Returns augmented images (B, C, height, width) in channels_last memory, on the device of the tables.
+    """Returns augmented images (B, C, *size) in channels_last memory, on the device of the tables; it never waits.
 
     Every step rounds as it does alone: to the nearest level after resizing, down after a colour step. So the result is
     within one level of the steps taken one by one, or as near as their factors let a difference of one level grow.
-    Nothing waits for the device.
 
     Args:
         source: uint8 (N, H, W, C) of 1, 3 or 4 channels with any strides, on the device or in pinned host memory.
         rows: int64 (B,) on the device, the image of `source` of each sample; None: sample b is image b.
         tables: what is done to each sample.
-        size: (height, width) of the output.
+        size: of the output.
         has_contrast: whether the colour operations may contain contrast, which takes a pass of its own.
         dtype: of the output: float32, float16 or bfloat16, uint8 without a scale.
         resampled: whether any window changes its size; if not, a shorter way is taken.
@@ -131,9 +121,11 @@ def fused(
     sums = torch.zeros(batch, dtype=torch.int64, device=device) if steps and has_contrast else None
     # Offsets within an image are 32 bits wide; between images they are 64.
     stride_n, stride_y, stride_x, stride_c = source.stride()
+    from fastload.transforms.engine.triton_kernels import augment  # imports Triton
+
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         for target in ([None] if sums is not None else []) + [output]:
-            load_kernels().augment[(batch * tiles[0] * tiles[1],)](
+            augment[(batch * tiles[0] * tiles[1],)](
                 source, rows, tables.windows, ops, factors, sums, tables.rectangles, tables.value,
                 tables.scale, tables.shift, target, stride_n, stride_y, height, width, steps, *tiles,
                 STRIDE_X=stride_x, STRIDE_C=stride_c, CHANNELS=channels, LANES=lanes, RESAMPLED=resampled,

@@ -79,8 +79,9 @@ def check_pipeline(
             if transform.geometric:
                 _check_moved_fields(transform, names, coordinates or {})
         normalized |= isinstance(transform, Normalize)
-        if index >= done:
-            spec = _output(transform, spec)
+        if index >= done and not isinstance(transform, BatchTransform):
+            maker: object = transform
+            spec = maker.output(spec) if spec is not None and isinstance(maker, CheckedTransform) else None
     return spec
 
 
@@ -128,11 +129,14 @@ def apply_transforms(
     moved = as_moved(others, coordinates) if moves and coordinates else {}
     parts = passes_of(transforms[done:], spec, first=done)
     for number, part in enumerate(parts):
-        last = number == len(parts) - 1
         if isinstance(part, FusedPass):
-            if part.moves:
-                _move_others(part, others, moved, spec, draws, ignore_index)
-            images = run_pass(part, images, spec, draws, output if last else None)
+            if part.moves and "masks" in others:
+                others["masks"] = place_masks(others["masks"], part.placement(spec, draws), ignore_index, _mask_pool)
+            shown = spec
+            for index, transform in part.moves:
+                _move_coordinates(transform, moved, shown, draws.stream(index))
+                shown = transform.output(shown)
+            images = run_pass(part, images, spec, draws, output if number == len(parts) - 1 else None)
         else:
             index, transform = part
             images = gathered(images)
@@ -141,7 +145,12 @@ def apply_transforms(
                 mixed = transform.apply_batch({"images": images, **others}, batch_draws.stream(index))
                 images, others = mixed.pop("images"), mixed
             elif isinstance(transform, Transform):
-                images = _apply_alone(transform, index, images, others, moved, draws, ignore_index)
+                if transform.geometric and "masks" in others:
+                    assert isinstance(transform, GeometricTransform), "check_pipeline refuses those that move no masks"
+                    others["masks"] = transform.apply_masks(others["masks"], draws.stream(index), ignore_index)
+                if transform.geometric:
+                    _move_coordinates(transform, moved, spec, draws.stream(index))
+                images = transform.apply(images, draws.stream(index))
             else:
                 followers = [name for name in others if name == "masks" or name in moved]
                 images = _called(transform, index, images, followers, kept=kept and images is fields["images"])
@@ -152,46 +161,10 @@ def apply_transforms(
     return {name: images if name == "images" else others[name] for name in fields}
 
 
-def _move_others(
-    part: FusedPass,
-    others: dict[str, torch.Tensor],
-    moved: dict[str, torch.Tensor],
-    spec: ImageSpec,
-    draws: Draws,
-    ignore_index: int,
-) -> None:
-    """Moves masks, boxes and points as a pass moves the images."""
-    if "masks" in others:
-        others["masks"] = place_masks(others["masks"], part.placement(spec, draws), ignore_index, _mask_pool)
-    for index, transform in part.moves:
-        _move_coordinates(transform, moved, spec, draws.stream(index))
-        spec = transform.output(spec)
-
-
-def _apply_alone(
-    transform: Transform,
-    index: int,
-    images: torch.Tensor,
-    others: dict[str, torch.Tensor],
-    moved: dict[str, torch.Tensor],
-    draws: Draws,
-    ignore_index: int,
-) -> torch.Tensor:
-    """Returns the images after one transform; moves the other fields alike."""
-    stream = draws.stream(index)
-    if transform.geometric and "masks" in others:
-        assert isinstance(transform, GeometricTransform), "check_pipeline refuses those that cannot move masks"
-        others["masks"] = transform.apply_masks(others["masks"], stream, ignore_index)
-    if transform.geometric and moved:
-        assert isinstance(transform, MovesCoordinates), "check_pipeline refuses those that cannot move coordinates"
-        _move_coordinates(transform, moved, ImageSpec.of(images), stream)
-    return transform.apply(images, stream)
-
-
-def _move_coordinates(
-    transform: MovesCoordinates, moved: dict[str, torch.Tensor], spec: ImageSpec, draws: Draws
-) -> None:
+def _move_coordinates(transform: Transform, moved: dict[str, torch.Tensor], spec: ImageSpec, draws: Draws) -> None:
+    """Moves boxes and points of images of a spec as the transform moves those."""
     for name, values in moved.items():
+        assert isinstance(transform, MovesCoordinates), "check_pipeline refuses those that cannot move coordinates"
         move = transform.move_points if values.shape[-1] == 2 else transform.move_boxes
         moved[name] = move(values, spec, draws)
 
@@ -221,12 +194,6 @@ def _called(
             f"fastload/transforms/spec.py."
         )
     return result
-
-
-def _output(transform: object, spec: ImageSpec | None) -> ImageSpec | None:
-    if isinstance(transform, BatchTransform):
-        return spec
-    return transform.output(spec) if spec is not None and isinstance(transform, CheckedTransform) else None
 
 
 def _check_moved_fields(transform: Transform, fields: list[str], coordinates: Mapping[str, Coordinates]) -> None:

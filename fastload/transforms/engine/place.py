@@ -58,12 +58,9 @@ def place_masks(masks: torch.Tensor, placement: Placement, fill: int, pool: Outp
 
 
 def place_varied_masks(masks: Iterable[NDArray[np.generic]], placement: Placement, output: torch.Tensor) -> None:
-    """Places masks that may differ in size, as `place_masks` does.
+    """Places masks that may differ in size, as `place_masks` does, in a contiguous output (B, h, w) on the CPU.
 
-    Args:
-        masks: B of them, each (H, W) of its image's size, with values of as many bytes as the output's.
-        placement: of the images.
-        output: (B, h, w), contiguous, on the CPU.
+    Each is (H, W) of its image's size, with values of as many bytes as the output's.
     """
     rows, columns = (nearest(placement, axis, output.device).numpy() for axis in (0, 1))
     targets = as_bits(output).numpy()
@@ -186,20 +183,17 @@ def _cut_padded(
 ) -> None:
     """Fills one window (h, w, C) from an image (H, W, C) that it does not lie within."""
     (height, width), (window_height, window_width) = image.shape[:2], window.shape[:2]
+    if padding_mode != "constant":
+        rows = _source_index(np.arange(top, top + window_height), height, padding_mode)
+        columns = _source_index(np.arange(left, left + window_width), width, padding_mode)
+        np.take(np.take(image, rows, axis=0), columns, axis=1, out=window, mode="clip")
+        return
     # The part [y0, y1) x [x0, x1) of the window that shows the image; it may be empty.
     y0, x0 = min(max(-top, 0), window_height), min(max(-left, 0), window_width)
     y1, x1 = max(min(height - top, window_height), y0), max(min(width - left, window_width), x0)
     window[y0:y1, x0:x1] = image[top + y0 : top + y1, left + x0 : left + x1]
-    if padding_mode == "constant":
-        window[:y0], window[y1:] = fill, fill
-        window[y0:y1, :x0], window[y0:y1, x1:] = fill, fill
-        return
-    rows = np.concatenate([np.arange(y0), np.arange(y1, window_height)])
-    columns = np.concatenate([np.arange(x0), np.arange(x1, window_width)])
-    source_rows = _source_index(np.arange(top, top + window_height), height, padding_mode)
-    source_columns = _source_index(np.arange(left, left + window_width), width, padding_mode)
-    window[y0:y1, columns] = image[source_rows[y0:y1, None], source_columns[columns]]
-    window[rows] = image[source_rows[rows, None], source_columns]
+    window[:y0], window[y1:] = fill, fill
+    window[y0:y1, :x0], window[y0:y1, x1:] = fill, fill
 
 
 def _source_index(positions: _Index, size: int, padding_mode: PaddingMode) -> _Index:

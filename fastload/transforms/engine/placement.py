@@ -107,9 +107,7 @@ class Placement:
         least floor(height / factor) multiples, and its edges move by less than a factor. One that reaches its image's
         edge still does if the last multiple is at least half full.
 
-        Args:
-            factors: int64 (B,), none larger than a side of its window.
-            shapes: (B, 2 or more), height and width of each source image.
+        No factor is larger than a side of its window; `shapes`, (B, 2 or more), are of the source images.
         """
         factors = factors[:, None]
         assert (factors <= self.window).all(), "an image is not decoded so small that its window has no pixel"
@@ -123,9 +121,7 @@ class Placement:
     def in_decoded(self, factors: Whole, tops: Whole) -> Placement:
         """Returns the placement for images decoded at 1/factor of their size, from row `tops` of the full image on.
 
-        Args:
-            factors: int64 (B,), those that windows were snapped to.
-            tops: int64 (B,), multiples of them.
+        Windows were snapped to these factors, and the tops are multiples of them.
         """
         factors = factors[:, None]
         first = self.first - np.stack([tops, np.zeros_like(tops)], axis=1)

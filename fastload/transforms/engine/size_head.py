@@ -58,11 +58,7 @@ class SizeHead:
         return replace(self, transforms=(*self.transforms, *flips), rest=self.rest[len(flips) :])
 
     def check(self, shapes: NDArray[np.integer[Any]]) -> None:
-        """Raises OptionError if images cannot be transformed, with the size of one of them.
-
-        Args:
-            shapes: (B, 2), height and width of each image.
-        """
+        """Raises OptionError if images of shapes (B, 2) cannot be transformed, with the size of one of them."""
         sizes = np.asarray(shapes, np.int64)
         for transform in self.transforms:
             # Whatever is too small for a transform, the lowest or the narrowest image is.
@@ -87,24 +83,20 @@ class SizeHead:
         return said + choose + hint
 
     def placement(self, shapes: NDArray[np.integer[Any]], draws: Draws) -> Placement | None:
-        """Returns where each sample's pixels come from; None where one placement cannot say it: see `apply_each`.
-
-        Args:
-            shapes: (B, 2), height and width of each source image.
-            draws: for the batch's samples.
+        """Returns where pixels of images of shapes (B, 2) come from; None: no one placement says it, see `apply_each`.
 
         Raises:
             OptionError: an image is too small for its crop; the message has its size.
         """
         self.check(shapes)
-        sizes = np.asarray(shapes, np.int64)
+        sizes = whole = np.asarray(shapes, np.int64)
         if self.spec.dtype != torch.uint8 or sum(transform.resizes for transform in self.transforms) > 1:
             return None
         for transform in self.transforms:
             if transform.pads(sizes):
                 return None
             sizes = transform.target(sizes)
-        return joint_placement(enumerate(self.transforms), np.asarray(shapes, np.int64), draws)
+        return joint_placement(enumerate(self.transforms), whole, draws)
 
     def apply_each(
         self,
@@ -115,7 +107,7 @@ class SizeHead:
         ignore_index: int = 0,
         coordinates: Mapping[str, Coordinates] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Returns the batch after the head, which runs sample by sample.
+        """Returns "images", (B, C, h, w) in channels_last memory, and the fields after the head, run sample by sample.
 
         Args:
             images: B of them, (C, H, W) each.
@@ -123,12 +115,8 @@ class SizeHead:
             draws: for the batch's samples.
             ignore_index: what masks hold where padding was added.
             coordinates: how fields hold boxes and points.
-
-        Returns:
-            "images", (B, C, h, w) in channels_last memory, and the fields, stacked.
         """
-        spec = self.spec
-        output = torch.empty((len(images), *self.size, spec.channels), dtype=spec.dtype, device="cpu")
+        output = torch.empty((len(images), *self.size, self.spec.channels), dtype=self.spec.dtype, device="cpu")
         stacked: dict[str, list[torch.Tensor]] = {name: [] for name in fields}
         for index, image in enumerate(images):
             sample = {name: values[index][None] for name, values in fields.items()}
@@ -147,13 +135,9 @@ class SizeHead:
 
 
 def find_size_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype, *, name: str) -> SizeHead:
-    """Returns the transforms at the head of a list that give all images one size.
+    """Returns the transforms at the head of a list that give images of some channels and dtype one size.
 
-    Args:
-        transforms: in the order they run.
-        channels: of the images.
-        dtype: of the images, torch.uint8 or torch.uint16.
-        name: of the file or dataset, for errors.
+    The name, of the file or dataset, is for errors.
 
     Raises:
         OptionError: no transform does, or one that is not a flip or a resize stands before it.

@@ -130,7 +130,8 @@ def compiled_for_hopper(
 
     if "nvidia" not in triton.backends.backends:
         pytest.skip("this Triton compiles for other GPUs than NVIDIA's")
-    augment = gpu.load_kernels().augment
+    from fastload.transforms.engine.triton_kernels import augment
+
     floats = "*fp32" if output not in (None, "*u8") else None
     types = {
         "source": "*u8", "rows": "*i64" if rows else None, "windows": "*i32",
