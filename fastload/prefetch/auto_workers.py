@@ -67,22 +67,6 @@ class MeasuredPass(NamedTuple):
 _NOTHING = MeasuredPass(0, 0.0, 0.0, 0.0)
 
 
-class Limits(NamedTuple):
-    """The limits of the machine.
-
-    Attributes:
-        cpus: CPUs that this rank may use.
-        memory_bytes: free memory.
-        worker_bytes: memory that one more worker takes.
-        most: most workers, whatever is measured.
-    """
-
-    cpus: int
-    memory_bytes: int
-    worker_bytes: int
-    most: int
-
-
 @dataclass(frozen=True)
 class History:
     """What is known from earlier epochs.
@@ -110,7 +94,7 @@ class WorkerChoice(NamedTuple):
     history: History
 
 
-def choose_workers(epoch: MeasuredPass, workers: int, limits: Limits, history: History) -> WorkerChoice | None:
+def choose_workers(epoch: MeasuredPass, workers: int, history: History, *, cpus: int, room: int) -> WorkerChoice | None:
     """Returns the number of workers for the next epoch, from the waits of the last one.
 
     A loop that waits a share w of its time asks for n / (1 - w) workers if n make what it gets. They help as long as
@@ -121,8 +105,9 @@ def choose_workers(epoch: MeasuredPass, workers: int, limits: Limits, history: H
     Args:
         epoch: its measurements.
         workers: the number that it ran with.
-        limits: of the machine.
         history: of the choice before; the first time an empty one.
+        cpus: CPUs that this rank may use.
+        room: how many more workers the memory has room for.
     """
     if epoch.batches < max(_LEAST_BATCHES, 2 * workers) or epoch.elapsed_s < _LEAST_S:
         return None
@@ -145,8 +130,7 @@ def choose_workers(epoch: MeasuredPass, workers: int, limits: Limits, history: H
         return WorkerChoice(
             workers, f"the workers want a CPU {busy_share:.0%} of the time, and more would not help", known
         )
-    room = int(limits.memory_bytes * _MEMORY_SHARE) // max(1, limits.worker_bytes)
-    useful = min(limits.most, workers + room, math.floor(limits.cpus / max(busy_share, 0.01)))
+    useful = min(max(MOST_WORKERS, cpus), workers + room, math.floor(cpus / max(busy_share, 0.01)))
     needed = math.ceil(_MARGIN * workers / max(1 - wait_share, 0.01))
     target = min(useful, needed)
     if target <= workers:
@@ -226,7 +210,7 @@ class AutoWorkers:
             first_s: seconds that the first batch was waited for.
         """
         cpus = max(1, available_cpus() // local_world_size())
-        limits = Limits(cpus, available_memory(), stats.worker_bytes, max(MOST_WORKERS, cpus))
+        room = int(available_memory() * _MEMORY_SHARE) // max(1, stats.worker_bytes)
         so_far = self._so_far
         busy_s = None if stats.busy_s is None or so_far.busy_s is None else so_far.busy_s + stats.busy_s
         epoch = MeasuredPass(
@@ -236,7 +220,7 @@ class AutoWorkers:
             busy_s,
             max(so_far.start_s, first_s if stats.were_started else 0.0),
         )
-        self.number, choice = stats.number, choose_workers(epoch, stats.number, limits, self._history)
+        self.number, choice = stats.number, choose_workers(epoch, stats.number, self._history, cpus=cpus, room=room)
         if choice is None:
             self._so_far = epoch  # short epochs are taken together, until they are long enough to tell
             return

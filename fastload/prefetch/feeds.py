@@ -19,16 +19,16 @@ from fastload.dataset import PackedDataset, as_handed_over
 from fastload.errors import OptionError
 from fastload.format.ragged import RAW
 from fastload.plan import PlannedBatch, batch_seed
-from fastload.prefetch.augment import use_one_torch_thread
 from fastload.prefetch.auto_workers import WorkerStats, WorkerWatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, copy_fields
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.process_stream import PREFETCH, ProcessStream, SampleWorkers
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, Ring, SlotField
-from fastload.prefetch.row_transformer import RowTransformer
+from fastload.prefetch.row_transformer import RowTransformer, use_one_torch_thread
 from fastload.prefetch.sample_layout import SampleLayout
 from fastload.prefetch.thread_stream import Ahead, ThreadStream, group_size
+from fastload.read.readahead import has_read_ahead
 from fastload.read.reader import RowReader
 from fastload.system.threads import ShortSwitchInterval
 from fastload.timing.probe import WorkerInfo
@@ -238,9 +238,11 @@ def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -
 
 def _ahead(options: Resolved, batch_bytes: int, resources: ExitStack) -> Ahead | None:
     """Returns what announces a packed dataset's rows to the kernel until the resources are closed; None: nothing."""
-    if not options.announces or not isinstance(options.data, PackedInput):
+    # In file order the kernel's own read-ahead is better: cold, 19,500 images/s against 11,300 with ours.
+    announces = has_read_ahead() and options.plan.shuffle is not False
+    if not announces or not isinstance(options.data, PackedInput):
         return None
-    read_ahead = options.data.dataset.read_ahead(chunk_rows=options.window_chunk_rows)
+    read_ahead = options.data.dataset.read_ahead(chunk_rows=options.data.chunk_rows if options.window else 0)
     resources.callback(read_ahead.close)
     return Ahead(read_ahead.announce, min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, batch_bytes))))
 
