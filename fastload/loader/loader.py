@@ -31,9 +31,10 @@ from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fi
 from fastload.prefetch.cache_load import load_cache
 from fastload.prefetch.cached_feed import CachedFeed
 from fastload.prefetch.device_stage import DeviceStage
-from fastload.prefetch.feeds import ProcessFeed, ThreadFeed
 from fastload.prefetch.inputs import Input, PackedInput, as_input
+from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.read.reader import Read
 from fastload.system.whole_numbers import check_whole
 from fastload.timing.probe import LoaderStats, Probe

@@ -21,9 +21,9 @@ from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.cached_feed import RowCache, cached_fields
 from fastload.prefetch.device_stage import BatchStream, DeviceBatch, DeviceStage
-from fastload.prefetch.feeds import ThreadFeed
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, SlotField, allocate_aligned, slot_arrays, slot_bytes
+from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.read.reader import image_axes
 from fastload.system.machine import available_memory
 

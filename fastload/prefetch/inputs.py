@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
@@ -17,13 +18,17 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.errors import OptionError
+from fastload.format.ragged import RAW
 from fastload.plan import ChunkWindow, PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.identity import check_path
 from fastload.read.ragged_rows import sample_name
-from fastload.read.reader import Read
+from fastload.read.reader import Read, RowReader
 from fastload.timing.stopwatch import current
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
+
+# Rows that a dataset's compression ratio is taken from.
+_RATIO_ROWS = 512
 
 # Values of the attribute `coordinates` of fields whose numbers are not pixels of the packed images, in words.
 _NOT_OF_THE_PACKED = {
@@ -155,6 +160,23 @@ class PackedInput:
             for name, shape, dtype in self.dataset.layout()
             if name in slot and slot[name].shape[1:] == shape and slot[name].dtype == dtype
         }
+
+    def compression_ratio(self) -> float:
+        """Returns how many times as many bytes the images would take as raw pixels; 0.0 if none is encoded.
+
+        Taken from some of the rows.
+        """
+        dataset = self.dataset
+        field = dataset.file.fields.get("images")
+        if "images" not in dataset.fields or field is None or field.ragged is None or not len(dataset):
+            return 0.0
+        rows = np.asarray(dataset.rows[:: max(1, len(dataset) // _RATIO_ROWS)], np.int64)
+        with closing(RowReader(dataset.file, ["images"])) as reader:
+            index = reader.ragged("images").index(rows)
+        if (index.encoding == RAW).all():
+            return 0.0
+        pixels = index.shape.prod(axis=1, dtype=np.int64).sum() * field.dtype.itemsize
+        return float(pixels / max(1, index.bytes.sum()))
 
     def name_of(self, row: int) -> str:
         """Returns the key of a row, or its number, with the file's name."""

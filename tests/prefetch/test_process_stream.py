@@ -370,7 +370,7 @@ def test_a_worker_killed_from_outside_is_noticed_at_once(packed, start):
         loader = FastLoader(PackedDataset(packed, transform=slow), 16, shuffle=False, workers=1)
         batches = iter(loader)
         next(batches)
-        [worker] = loader._feed._workers._workers._workers
+        [worker] = loader._feed._workers._workers
         os.kill(worker.pid, signal.SIGKILL)
         # Ours, which waits for the process itself; torch would look every 5 seconds and raise a RuntimeError.
         with pytest.raises(WorkerError, match="killed by SIGKILL"):
@@ -676,7 +676,7 @@ def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(pack
     count = 0
     for batch in loader:
         device.compute()
-        assert device.pinned == 6 * loader._feed._workers.state.ring.slot_bytes
+        assert device.pinned == 6 * loader._feed.state.ring.slot_bytes
         assert_pixels(batch, pixels)
         assert batch.valid.sum() == batch.global_valid
         count += 1
