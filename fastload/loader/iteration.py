@@ -31,6 +31,10 @@ _FACTS = ("rows", "valid", "global_valid")
 class _Facts:
     """The plan's facts about a batch as attributes, made into tensors when they are asked for."""
 
+    rows: torch.Tensor
+    valid: torch.Tensor
+    global_valid: int
+
     def __getattr__(self, name: str) -> Any:
         facts = self.__dict__.get("_facts", {})
         if name in facts:
@@ -55,17 +59,9 @@ class Batch(_Facts, tuple[torch.Tensor, ...]):
         global_valid: number of valid samples in this step over all ranks.
     """
 
-    rows: torch.Tensor
-    valid: torch.Tensor
-    global_valid: int
-
 
 class DictBatch(_Facts, dict[Any, Any]):
     """A batch as a dict, for a dataset whose samples are dicts; with the attributes of `Batch`."""
-
-    rows: torch.Tensor
-    valid: torch.Tensor
-    global_valid: int
 
 
 Facts = TypeVar("Facts", Batch, DictBatch)

@@ -103,11 +103,9 @@ def choose_workers(epoch: MeasuredPass, workers: int, history: History, *, cpus:
     falls below what it was at first: workers that wait cost memory and no time. None: the epoch was too short to tell.
 
     Args:
-        epoch: its measurements.
-        workers: the number that it ran with.
+        epoch, workers: its measurements, and the number that it ran with.
         history: of the choice before; the first time an empty one.
-        cpus: CPUs that this rank may use.
-        room: how many more workers the memory has room for.
+        cpus, room: CPUs that this rank may use; how many more workers the memory has room for.
     """
     if epoch.batches < max(_LEAST_BATCHES, 2 * workers) or epoch.elapsed_s < _LEAST_S:
         return None
@@ -145,11 +143,8 @@ def choose_workers(epoch: MeasuredPass, workers: int, history: History, *, cpus:
 class WorkerStats(NamedTuple):
     """The processes of a feed, and what they did in its current pass.
 
-    Attributes:
-        number: of processes.
-        busy_s, starved_s: since the first batch of the pass, as in `MeasuredPass`.
-        were_started: whether they were started for this pass.
-        worker_bytes: memory that one more would take.
+    `busy_s` and `starved_s` are those since the first batch of the pass, as in `MeasuredPass`; `worker_bytes` is the
+    memory that one more process would take.
     """
 
     number: int
@@ -162,15 +157,11 @@ class WorkerStats(NamedTuple):
 class WorkerWatch:
     """Measures a pass of worker processes, from its first batch on: what they did before, such as imports, is left out.
 
-    Args:
-        busy_s: returns the seconds that the workers ran or wanted a CPU so far; None: not known.
-
-    Attributes:
-        starved_s: seconds that batches were waited for that were not ready when they were asked for.
+    `busy_s` returns the seconds that the workers ran or wanted a CPU so far; None: not known.
     """
 
     def __init__(self, busy_s: Callable[[], float | None]) -> None:
-        self.starved_s = 0.0
+        self.starved_s = 0.0  # that batches were waited for that were not ready when they were asked for
         self._busy_s = busy_s
         self._before_s: float | None = None
         self._begun = False
@@ -190,25 +181,15 @@ class WorkerWatch:
 
 
 class AutoWorkers:
-    """Chooses the number of workers of one loader, whenever a pass has ended.
-
-    Attributes:
-        number: for the coming epoch; None: as many as by default.
-    """
+    """Chooses the number of workers of one loader, whenever a pass has ended."""
 
     def __init__(self) -> None:
-        self.number: int | None = None
+        self.number: int | None = None  # for the coming epoch; None: as many as by default
         self._history = History()
         self._so_far = _NOTHING
 
     def ended(self, stats: WorkerStats, *, batches: int, elapsed_s: float, first_s: float) -> None:
-        """Takes note of the end of a pass; never waits.
-
-        Args:
-            stats: of the processes that made its batches.
-            batches, elapsed_s: as in `MeasuredPass`.
-            first_s: seconds that the first batch was waited for.
-        """
+        """Takes note of the end of a pass, whose first batch was waited for `first_s`; never waits."""
         cpus = max(1, available_cpus() // local_world_size())
         room = int(available_memory() * _MEMORY_SHARE) // max(1, stats.worker_bytes)
         so_far = self._so_far

@@ -94,13 +94,6 @@ class ProcessFeed:
     """Worker processes make the samples of any map-style dataset, or run a packed one's Python transform.
 
     The processes and the ring they fill stay from one finished epoch to the next.
-
-    Args:
-        options: of the loader.
-
-    Attributes:
-        state: of the requests.
-        warned: whether it was warned of changing samples.
     """
 
     begin_copy = staticmethod(copy_fields)
@@ -108,7 +101,7 @@ class ProcessFeed:
     def __init__(self, options: Resolved) -> None:
         self.views: Mapping[str, torch.dtype] = {}
         self.state = PoolState()
-        self.warned = False
+        self.warned = False  # of changing samples
         self._options = options
         self._passes = 0
         self._watch = WorkerWatch(lambda: None)  # of the last pass
@@ -274,16 +267,7 @@ def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -
 
 
 class ProcessStream:
-    """Batches in the order planned, made ahead of their use by worker processes. An iterator for one thread.
-
-    Args:
-        feed: has the workers; nobody else uses them meanwhile.
-        options: of the loader.
-        planned: batches to make, in order.
-        epoch: their epoch.
-        watch: measures the workers; None: nobody does.
-        timed: whether batches say what they cost.
-    """
+    """Batches in the order planned, made ahead of their use by a feed's workers. An iterator for one thread."""
 
     def __init__(
         self,

@@ -61,13 +61,9 @@ class Augmentation:
         output: torch.Tensor | None = None,
         kept: bool = False,
     ) -> dict[str, torch.Tensor]:
-        """Returns the fields of a batch, transformed.
+        """Returns the fields of a batch, transformed; images may be rows that are not gathered yet.
 
-        Args:
-            fields: by name; images may be rows that are not gathered yet.
-            planned: the batch.
-            epoch, echo: further random numbers depend on them.
-            output, kept: as in `apply_transforms`.
+        Random numbers also depend on epoch and echo; `output` and `kept` are as in `apply_transforms`.
         """
         return apply_transforms(
             self.transforms,
@@ -222,11 +218,6 @@ class Resolved:
 
 
 def default_workers(*, processes: bool, computing: bool) -> int:
-    """Returns the number of threads or processes when none is given.
-
-    Args:
-        processes: whether they are processes.
-        computing: whether they are threads that decode or augment too, and do not only copy.
-    """
+    """Returns the number of processes, or of threads, `computing` or only copying, when none is given."""
     most = _MAX_WORKERS if processes or computing else _MAX_COPYING
     return min(most, max(1, available_cpus() // local_world_size()))

@@ -55,15 +55,10 @@ Present = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
 
 class Ahead(NamedTuple):
-    """How coming rows are announced to the kernel.
+    """How coming rows are announced to the kernel."""
 
-    Attributes:
-        announce: called with the rows of each batch, int64 (B,), before they are read.
-        depth: requests announced beyond those that have a slot.
-    """
-
-    announce: Callable[[NDArray[np.int64]], None]
-    depth: int
+    announce: Callable[[NDArray[np.int64]], None]  # called with the rows of each request, int64 (B,), before the read
+    depth: int  # requests announced beyond those that have a slot
 
 
 class ThreadFeed:
@@ -179,25 +174,15 @@ def open_ahead(options: Resolved, batch_bytes: int, resources: ExitStack) -> Ahe
 
 @dataclass(eq=False)
 class _Request:
-    """Batches that a thread is to fill a slot with, and what came of it.
-
-    Attributes:
-        members: the batches.
-        whole: one batch of all their rows.
-        slot: to be filled.
-        bytes_read: copied into the slot.
-        work: its cost, if that is measured.
-        error: came instead.
-        done: whether the thread has given it back.
-    """
+    """Batches that a thread is to fill a slot with, and what came of it."""
 
     members: list[PlannedBatch]
-    whole: PlannedBatch
+    whole: PlannedBatch  # of all their rows
     slot: Slot
-    bytes_read: int = 0
-    work: BatchWork | None = None
-    error: BaseException | None = None
-    done: bool = False
+    bytes_read: int = 0  # copied into the slot
+    work: BatchWork | None = None  # what it cost, if that is measured
+    error: BaseException | None = None  # came instead
+    done: bool = False  # whether the thread has given it back
 
 
 class ThreadStream:
