@@ -46,22 +46,15 @@ _MEMORY_SHARE = 0.25
 
 
 class MeasuredPass(NamedTuple):
-    """The measurements of a pass, from its first batch on.
+    """The measurements of a pass, from its first batch on."""
 
-    Attributes:
-        batches: batches read; echoes do not count.
-        elapsed_s: seconds up to the end of the pass.
-        starved_s: seconds of these that the loop waited for batches that were not ready when it asked for them. Taking
-            over one that is ready takes its time too, which no number of workers changes.
-        busy_s: seconds that all workers together ran or wanted a CPU; None: not known.
-        start_s: seconds that the first batch was waited for, if workers were started for it; else 0.
-    """
-
-    batches: int
-    elapsed_s: float
+    batches: int  # batches read; echoes do not count
+    elapsed_s: float  # seconds up to the end of the pass
+    # Seconds of these that the loop waited for batches that were not ready when it asked for them. Taking over one that
+    # is ready takes its time too, which no number of workers changes.
     starved_s: float
-    busy_s: float | None
-    start_s: float = 0.0
+    busy_s: float | None  # seconds that all workers together ran or wanted a CPU; None: not known
+    start_s: float = 0.0  # seconds that the first batch was waited for, if workers were started for it; else 0
 
 
 _NOTHING = MeasuredPass(0, 0.0, 0.0, 0.0)
@@ -69,21 +62,13 @@ _NOTHING = MeasuredPass(0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class History:
-    """What is known from earlier epochs.
+    """What is known from earlier epochs."""
 
-    Attributes:
-        before: number of workers that the last epoch's is tried against; 0: nothing is being tried.
-        rate: batches a second with that number.
-        start_s: seconds that starting a worker takes, as measured.
-        rest: epochs for which nothing is tried.
-        next_rest: length of the next rest: twice as long after each trial in vain.
-    """
-
-    before: int = 0
-    rate: float = 0.0
-    start_s: float = 0.0
-    rest: int = 0
-    next_rest: int = _FIRST_REST
+    before: int = 0  # number of workers that the last epoch's is tried against; 0: nothing is being tried
+    rate: float = 0.0  # batches a second with that number
+    start_s: float = 0.0  # seconds that starting a worker takes, as measured
+    rest: int = 0  # epochs for which nothing is tried
+    next_rest: int = _FIRST_REST  # length of the next rest: twice as long after each trial in vain
 
 
 class WorkerChoice(NamedTuple):

@@ -56,23 +56,17 @@ class BatchStream(Protocol):
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A batch on its device.
+    """A batch on its device."""
 
-    Attributes:
-        source: the ring's batch it was made from, with its plan and extra fields. On CUDA its arrays must not be read
-            any more: the slot may be filled again.
-        fields: tensors by name; "images" is (B, C, H, W) in channels_last memory.
-        gather: returns further fields, made by the caller's current stream out of cached rows; images as rows that the
-            transforms gather, which read them anyway. None: there are none.
-        cached: device tensors that it reads.
-        event: of its copy; None on the CPU.
-    """
-
+    # The ring's batch it was made from, with its plan and extra fields. On CUDA its arrays must not be read any more:
+    # the slot may be filled again.
     source: FilledBatch
-    fields: dict[str, torch.Tensor]
+    fields: dict[str, torch.Tensor]  # tensors by name; "images" is (B, C, H, W) in channels_last memory
+    # Returns further fields, made by the caller's current stream out of cached rows; images as rows that the transforms
+    # gather, which read them anyway. None: there are none.
     gather: Callable[[], dict[str, torch.Tensor | ImageRows]] | None = None
-    cached: tuple[torch.Tensor, ...] = ()
-    event: Any = None
+    cached: tuple[torch.Tensor, ...] = ()  # device tensors that it reads
+    event: Any = None  # of its copy; None on the CPU
 
     @property
     def tensors(self) -> list[torch.Tensor]:

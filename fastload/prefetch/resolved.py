@@ -35,21 +35,14 @@ _MAX_WORKERS = 16
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A loader's transforms with the options that they run with.
+    """A loader's transforms with the options that they run with."""
 
-    Attributes:
-        transforms: as checked.
-        seed, rank: of the loader; random numbers depend on them.
-        ignore_index, coordinates: as in `apply_transforms`.
-        done: how many of the first transforms have run when a batch is made: those that gave its images one size.
-    """
-
-    transforms: tuple[Any, ...]
-    seed: int
+    transforms: tuple[Any, ...]  # as checked
+    seed: int  # of the loader, as is the rank; random numbers depend on both
     rank: int
-    ignore_index: int
-    coordinates: Mapping[str, Coordinates]
-    done: int = 0
+    ignore_index: int  # as in `apply_transforms`
+    coordinates: Mapping[str, Coordinates]  # as in `apply_transforms`
+    done: int = 0  # how many of the first transforms have run when a batch is made: those that gave its images one size
 
     def apply(
         self,
@@ -93,35 +86,22 @@ _NO_TRANSFORMS = Augmentation((), 0, 0, 0, {})
 
 @dataclass(frozen=True)
 class Resolved:
-    """A loader's options after everything that depends on its data, ranks and machine was decided.
-
-    Attributes:
-        data: the loader's data.
-        plan: of any whole epoch; with batch size, shuffle, ends and fixed shares.
-        share: of this rank.
-        read: as in `FastLoader`.
-        workers: threads or processes asked for; None: by default.
-        auto_workers: whether their number is chosen anew for each epoch, by measurements.
-        backend: of the device; None for the CPU.
-        cache: where rows are cached; None: nowhere.
-        augmentation: all transforms; those of the size head count as done in it.
-        size_head: for ragged images, the transforms that the reading threads run to give them one size; None: there
-            are none.
-        in_threads: whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
-        at_hand_over: whether transforms run when a batch is handed over; cached rows are gathered by the same kernel.
-    """
+    """A loader's options after everything that depends on its data, ranks and machine was decided."""
 
     data: Input
-    plan: EpochPlan
-    share: Share
-    read: Read
-    workers: int | None
-    auto_workers: bool
-    backend: Backend | None
-    cache: Location | None
-    augmentation: Augmentation = _NO_TRANSFORMS
+    plan: EpochPlan  # of any whole epoch; with batch size, shuffle, ends and fixed shares
+    share: Share  # of this rank
+    read: Read  # as in `FastLoader`
+    workers: int | None  # threads or processes asked for; None: by default
+    auto_workers: bool  # whether their number is chosen anew for each epoch, by measurements
+    backend: Backend | None  # of the device; None for the CPU
+    cache: Location | None  # where rows are cached; None: nowhere
+    augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; those of the size head count as done in it
+    # For ragged images, the transforms that the reading threads run to give them one size; None: there are none.
     size_head: SizeHead | None = None
+    # Whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
+    # Whether transforms run when a batch is handed over; cached rows are gathered by the same kernel.
     at_hand_over: bool = False
 
     @property

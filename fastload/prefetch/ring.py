@@ -218,23 +218,16 @@ def allocate_aligned(num_bytes: int) -> NDArray[np.uint8]:
 
 @dataclass(eq=False)
 class FilledBatch:
-    """A batch as it leaves the ring.
+    """A batch as it leaves the ring."""
 
-    Attributes:
-        arrays: by field, (B, ...); they keep the slot lent. With manual release they must not be used after `release`.
-        planned: its rows, valid flags and step.
-        bytes_read: bytes copied from the file.
-        form: of the batch; None: the fields the loader was asked for, in that order.
-        extra: fields that no array holds, such as lists of text, as they are handed over.
-        work: time it took the thread or process that made it; None: not measured.
-    """
-
+    # By field, (B, ...); they keep the slot lent. With manual release they must not be used after `release`.
     arrays: dict[str, NDArray[Any]]
-    planned: PlannedBatch
-    bytes_read: int
-    form: SampleForm | None = None
+    planned: PlannedBatch  # its rows, valid flags and step
+    bytes_read: int  # bytes copied from the file
+    form: SampleForm | None = None  # of the batch; None: the fields the loader was asked for, in that order
+    # Fields that no array holds, such as lists of text, as they are handed over.
     extra: Mapping[str, Any] = dataclass_field(default_factory=dict)
-    work: BatchWork | None = None
+    work: BatchWork | None = None  # time it took the thread or process that made it; None: not measured
     _give_back: Callable[[], None] | None = None
 
     def release(self) -> None:

@@ -203,35 +203,6 @@ def test_a_file_replaced_while_training_is_read_on_as_it_was_and_refused_at_the_
 # State
 
 
-def test_set_epoch_with_the_epoch_of_a_loaded_state_keeps_it(packed):
-    whole = rows_of(FastLoader(packed, 7))
-    loader = FastLoader(packed, 7)
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    state = loader.state_dict()
-    del iterator
-    resumed = FastLoader(packed, 7)
-    resumed.load_state_dict(state)
-    resumed.set_epoch(0)
-    assert rows_of(resumed) == whole[3:]
-    resumed.set_epoch(0)
-    assert rows_of(resumed) == whole
-    ended = resumed.state_dict()
-    resumed.load_state_dict(ended)
-    resumed.set_epoch(0)
-    assert len(resumed) == 0 and rows_of(resumed) == []
-
-
-@pytest.mark.parametrize("other", [{"seed": 9}, {"shuffle": "full"}, {"split": "train"}])
-def test_a_state_of_other_rows_or_order_is_refused(packed, other):
-    state = FastLoader(packed, 7).state_dict()
-    other = dict(other)
-    source = PackedDataset(packed, split=other.pop("split", None))
-    with pytest.raises(StateError):
-        FastLoader(source, 7, **other).load_state_dict(state)
-
-
 # Options and sources
 
 
@@ -452,6 +423,9 @@ def test_a_state_of_another_file_or_a_newer_release_is_refused_and_changes_nothi
         (other.state_dict(), "header_digest is .* here and .* in the state"),
         (here | {"version": 2}, "version 2, this fastload reads version 1: install the release"),
         (here | {"epoch": -1}, "epoch is -1"),
+        (FastLoader(packed, 7, seed=9).state_dict(), "seed"),
+        (FastLoader(packed, 7, shuffle="full").state_dict(), "shuffle"),
+        (FastLoader(PackedDataset(packed, split="train"), 7).state_dict(), "header_digest"),
         ([here], "a dict of state_dict.., got list"),
         (None, "a dict of state_dict.., got NoneType"),
     ):

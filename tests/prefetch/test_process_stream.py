@@ -598,6 +598,11 @@ class InGroups(LikeImageFolder):
         return [super(InGroups, self).__getitem__(index) for index in indices]
 
 
+class WithoutOne(LikeImageFolder):
+    def __getitem__(self, index):
+        return None if index == self.bad else super().__getitem__(index)
+
+
 @pytest.mark.parametrize("kind", [LikeImageFolder, InGroups])
 def test_any_map_style_dataset_is_fed_through_the_ring(pixels, kind):
     loader = FastLoader(kind(pixels), 16, seed=2, workers=2)
@@ -615,6 +620,8 @@ def test_errors_of_other_datasets_name_the_sample(pixels):
         list(FastLoader(LikeImageFolder(pixels, bad=5), 16, shuffle=False, workers=1))
     with pytest.raises(WorkerError, match=r"one of InGroups\[0\].*InGroups\[5\].*OSError"):
         list(FastLoader(InGroups(pixels, bad=5), 16, shuffle=False, workers=1))
+    with pytest.raises(WorkerError, match=r"WithoutOne\[5\].*raised TypeError: the sample is None"):
+        list(FastLoader(WithoutOne(pixels, bad=5), 16, shuffle=False, workers=1))
 
 
 def test_states_of_other_datasets_know_their_type_and_length(pixels):
