@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from check_resume import check_resume
 from child_processes import in_a_fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -579,20 +580,7 @@ def test_more_ranks_than_rows_cannot_have_shares(packed):
 
 @pytest.mark.parametrize("ends", ["drop", "pad", "exact"])
 def test_shares_go_on_where_they_stopped(packed, ends):
-    loader = shared(packed, 1, ends=ends, echo=2)
-    expected = [facts(batch) for batch in loader]
-    for done in range(len(expected) + 1):
-        loader.set_epoch(0)
-        batches = iter(loader)
-        for _ in range(done):
-            next(batches)
-        state = loader.state_dict()
-        other = shared(packed, 1, ends=ends, echo=2)
-        other.load_state_dict(state)
-        if done == len(expected):
-            assert other.epoch == 1
-        else:
-            assert_same([facts(batch) for batch in other], expected[done:])
+    check_resume(lambda: shared(packed, 1, ends=ends, echo=2))
 
 
 def test_a_state_of_shares_needs_them_and_the_same_ranks_and_batches(packed):
