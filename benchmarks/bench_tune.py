@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 import harness
 from fastload import FastLoader
 from fastload.format.header import read_header
-from fastload.prefetch.feeds import ProcessFeed
+from fastload.prefetch.process_stream import ProcessFeed
 from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
 from fastload.profiling.tune.candidates import Candidate, TuneOptions
 from fastload.profiling.tune.search import Search

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from fastload.errors import FileChangedError, OptionError
 from fastload.format.digests import DIGEST_FIELDS
-from fastload.format.header import Field, FileIdentity, PackedFile, read_header
+from fastload.format.header import FileIdentity, PackedFile, read_header
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
 from fastload.read.readahead import ReadAhead
@@ -71,7 +71,10 @@ class PackedDataset(Dataset[Any]):
         self.transform = transform
         self._file: PackedFile | None = read_header(self.path)
         self._identity = self._file.identity
-        self._range = _split_rows(self._file, split)
+        if split is not None and split not in self._file.splits:
+            known = ", ".join(repr(name) for name in self._file.splits) or "none"
+            raise OptionError(f"{path}: no split {split!r}; it has {known}. None means all rows.")
+        self._range = range(self._file.num_rows) if split is None else self._file.splits[split]
         self._selected: NDArray[np.int64] | None = None
         self.fields = _checked_fields(self._file, fields)
         self._read_mode: Read = "map"
@@ -277,19 +280,19 @@ def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[st
     return arrays
 
 
-def _split_rows(file: PackedFile, split: str | None) -> range:
-    if split is None:
-        return range(file.num_rows)
-    if split not in file.splits:
-        known = ", ".join(repr(name) for name in file.splits) or "none"
-        raise OptionError(f"{file.path}: no split {split!r}; it has {known}. None means all rows.")
-    return file.splits[split]
-
-
 def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str, ...]:
+    if fields is None and "images" in file.fields:
+        return tuple(name for name in ("images", "labels") if name in file.fields)
+    # Those that torch has a dtype for.
+    kinds = {name: (field.dtype.kind, field.dtype.itemsize) for name, field in file.fields.items()}
+    numeric = [name for name, (kind, size) in kinds.items() if kind in "biu" or (kind == "f" and size in (2, 4, 8))]
     if fields is None:
-        return _default_fields(file)
-    numeric = [name for name, field in file.fields.items() if _is_numeric(field)]
+        own = [name for name in numeric if name not in _BOOKKEEPING]
+        if not own:
+            raise OptionError(
+                f"{file.path}: it has neither images nor another field of numbers; say which in fields=[...]"
+            )
+        return tuple(sorted(own, key=lambda name: name == "labels"))
     accepted = (*numeric, *PLAN_FIELDS)
     if isinstance(fields, str) or not fields or len(set(fields)) != len(fields):
         raise OptionError(f"fields={fields!r}: give one or more of {', '.join(accepted)}, each once, in a list")
@@ -300,20 +303,6 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
     if "images" in fields:
         image_axes(file)
     return tuple(fields)
-
-
-def _default_fields(file: PackedFile) -> tuple[str, ...]:
-    if "images" in file.fields:
-        return tuple(name for name in ("images", "labels") if name in file.fields)
-    own = [name for name, field in file.fields.items() if _is_numeric(field) and name not in _BOOKKEEPING]
-    if not own:
-        raise OptionError(f"{file.path}: it has neither images nor another field of numbers; say which in fields=[...]")
-    return tuple(sorted(own, key=lambda name: name == "labels"))
-
-
-def _is_numeric(field: Field) -> bool:
-    """Whether torch has a dtype for a field."""
-    return field.dtype.kind in "biu" or (field.dtype.kind == "f" and field.dtype.itemsize in (2, 4, 8))
 
 
 def _described(identity: FileIdentity) -> str:

@@ -97,7 +97,7 @@ class _Feed:
                 # Twice the windows that are read at a time: rows announced now may lie in the next ones.
                 read_ahead = dataset.read_ahead(chunk_rows=chunk_rows, recent_chunks=max(64, 2 * window))
                 resources.callback(read_ahead.close)
-                selected = None if isinstance(dataset.rows, range) else dataset.rows
+                selected = self._data.selected
                 depth = min(_MAX_AHEAD, _AHEAD_BYTES // (piece_rows * row_bytes))
                 blocks = announced_ahead(
                     blocks, lambda block: read_ahead.announce(block if selected is None else selected[block]), depth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -78,6 +79,14 @@ def check_resume(
             assert read <= most, f"stopped after {stop}: {read} samples are read, {most} were left"
         if stop < len(whole):
             assert same(run(resumed), following), f"stopped after {stop}: the next epoch differs"
+
+
+def through_torch(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns a state as `torch.save` and a load of weights only give it back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    loaded: dict[str, Any] = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    return loaded
 
 
 def run(stage: Stage) -> list[Any]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import fastload
@@ -49,6 +49,19 @@ def run_python(*words: object, folder: Path | None = None) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def in_a_fork(work: Callable[[], object]) -> None:
+    """Runs work in a fork of this process; it has to return."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def run_together(commands: Sequence[Sequence[object]], folder: Path) -> list[str]:

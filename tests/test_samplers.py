@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from check_resume import check_resume
+from child_processes import in_a_fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_files import random_pixels, write_foreign
@@ -469,12 +470,12 @@ def test_a_forked_child_may_draw_on_and_leaves_the_parent_its_own(train):
     iterator = iter(ChunkSampler(train, "full"))
     whole = list(ChunkSampler(train, "full"))
     assert next(iterator) == whole[0]
-    pid = os.fork()
-    if pid == 0:
-        rest = list(iterator)
-        os._exit(0 if rest == whole[1:] else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert list(iterator) == whole[1:]
+
+    def draw_on():
+        assert list(iterator) == whole[1:]
+
+    in_a_fork(draw_on)
+    draw_on()
 
 
 # Bad input.
@@ -504,12 +505,6 @@ def test_a_forked_child_may_draw_on_and_leaves_the_parent_its_own(train):
 def test_arguments_without_meaning_are_refused_with_the_mend(train, make, message):
     with pytest.raises(OptionError, match=message):
         make(train)
-
-
-def test_more_ranks_than_samples_repeat_them(train):
-    few = train.select([3, 4])
-    shares = [list(DistributedChunkSampler(few, 3, rank)) for rank in range(3)]
-    assert [len(share) for share in shares] == [1, 1, 1] and {p for share in shares for p in share} == {0, 1}
 
 
 def test_without_a_process_group_ranks_have_to_be_given(train):

@@ -17,13 +17,9 @@ _log = logging.getLogger("fastload")
 
 
 class EchoPolicy:
-    """Decides the echo factors of a loader's epochs: the same one in each.
+    """Decides the echo factors of a loader's epochs: the same one in each."""
 
-    Attributes:
-        chooses: whether the factor may differ from epoch to epoch.
-    """
-
-    chooses = False
+    chooses = False  # whether the factor may differ from epoch to epoch
 
     def __init__(self, factor: int = 1, distance: int = 0) -> None:
         self._factor = factor
@@ -52,11 +48,7 @@ class EchoPolicy:
 
 
 class AutoEcho(EchoPolicy):
-    """Factors chosen by `choose_factor`; the first one is 1.
-
-    Args:
-        agreement: with the other ranks, if there are any.
-    """
+    """Factors chosen by `choose_factor`, in agreement with the other ranks, if there are any; the first one is 1."""
 
     chooses = True
 
@@ -71,9 +63,18 @@ class AutoEcho(EchoPolicy):
         self._decided = True
 
     def next_schedule(self, num_batches: int) -> EchoSchedule:
-        """Returns the schedule of so many batches, with the factor that the ranks agree on for the next epoch."""
+        """Returns the schedule with the factor that the ranks agree on for the next epoch."""
         if not self._decided:
-            self._decide()
+            factor, reason = self._wish, self._reason
+            if self._agreement is not None:
+                self._publish()
+                factor = self._agreement.largest(self._passes)
+                if factor != self._wish:
+                    reason += f", which asks for {self._wish}; another rank needs {factor}"
+            if factor != self._factor:
+                said = 'echo="auto": each batch is used %d times from now on, not %d: %s'
+                _log.info(said, factor, self._factor, reason)
+            self._factor, self._decided = factor, True
         return super().next_schedule(num_batches)
 
     def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
@@ -100,17 +101,6 @@ class AutoEcho(EchoPolicy):
             self._agreement.publish(self._passes, self._wish)
             self._published = self._passes
 
-    def _decide(self) -> None:
-        factor, reason = self._wish, self._reason
-        if self._agreement is not None:
-            self._publish()
-            factor = self._agreement.largest(self._passes)
-            if factor != self._wish:
-                reason += f", which asks for {self._wish}; another rank needs {factor}"
-        if factor != self._factor:
-            _log.info('echo="auto": each batch is used %d times from now on, not %d: %s', factor, self._factor, reason)
-        self._factor, self._decided = factor, True
-
 
 def open_echo(echo: Echo, share: Share) -> EchoPolicy:
     """Returns the policy of an `echo` option.
@@ -123,5 +113,4 @@ def open_echo(echo: Echo, share: Share) -> EchoPolicy:
         return EchoPolicy(echo)
     if isinstance(echo, MixedEcho):
         return EchoPolicy(echo.factor, echo.distance)
-    what = "how many times it needs each batch"
-    return AutoEcho(open_agreement(share, option='echo="auto"', what=what))
+    return AutoEcho(open_agreement(share, option='echo="auto"', what="how many times it needs each batch"))

@@ -31,6 +31,10 @@ _FACTS = ("rows", "valid", "global_valid")
 class _Facts:
     """The plan's facts about a batch as attributes, made into tensors when they are asked for."""
 
+    rows: torch.Tensor
+    valid: torch.Tensor
+    global_valid: int
+
     def __getattr__(self, name: str) -> Any:
         facts = self.__dict__.get("_facts", {})
         if name in facts:
@@ -55,17 +59,9 @@ class Batch(_Facts, tuple[torch.Tensor, ...]):
         global_valid: number of valid samples in this step over all ranks.
     """
 
-    rows: torch.Tensor
-    valid: torch.Tensor
-    global_valid: int
-
 
 class DictBatch(_Facts, dict[Any, Any]):
     """A batch as a dict, for a dataset whose samples are dicts; with the attributes of `Batch`."""
-
-    rows: torch.Tensor
-    valid: torch.Tensor
-    global_valid: int
 
 
 Facts = TypeVar("Facts", Batch, DictBatch)
@@ -79,32 +75,24 @@ def _with_facts(batch: Facts, facts: Mapping[str, Any]) -> Facts:
 
 @dataclass
 class PassCounter:
-    """The numbers behind `LoaderStats`, counted while a pass runs.
+    """The numbers behind `LoaderStats`, counted while a pass runs."""
 
-    Attributes:
-        clock: seconds, never going back; all times are read from it.
-        batches: batches read; echoes do not count.
-        asked: times a batch was asked for.
-        first_s, first_waited_s: when the first batch was handed over, and how long it was waited for: no step runs
-            before it.
-        stall_s, waited_s: seconds that the loop waited for batches; `waited_s` without augmenting at the hand-over.
-        begun_s, last_s: when the pass began, and when a batch was last handed over.
-    """
-
-    clock: Callable[[], float] = time.perf_counter
+    clock: Callable[[], float] = time.perf_counter  # seconds, never going back; all times are read from it
     echo: int = 1
-    batches: int = 0
-    asked: int = 0
+    batches: int = 0  # batches read; echoes do not count
+    asked: int = 0  # times a batch was asked for
+    # When the first batch was handed over, and how long it was waited for: no step runs before it.
     first_s: float = 0.0
     first_waited_s: float = 0.0
     fresh: int = 0
     consumed: int = 0
     steps: int = 0
+    # Seconds that the loop waited for batches; `waited_s` without augmenting at the hand-over.
     stall_s: float = 0.0
     waited_s: float = 0.0
     bytes_read: int = 0
-    begun_s: float = 0.0
-    last_s: float = 0.0
+    begun_s: float = 0.0  # when the pass began
+    last_s: float = 0.0  # when a batch was last handed over
 
     def begin(self, echo: int) -> None:
         """Begins the pass, with its echo factor."""

@@ -24,16 +24,17 @@ from fastload.distributed.ranks import ShareOption, check_share, resolve_share
 from fastload.errors import OptionError
 from fastload.loader.echo_policy import EchoPolicy, open_echo
 from fastload.loader.iteration import Batch, Iteration, PassCounter
-from fastload.plan import Echo, Ends, EpochPlan, Pace, Shuffle
+from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Pace, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
 from fastload.prefetch.cache_load import load_cache
 from fastload.prefetch.cached_feed import CachedFeed
 from fastload.prefetch.device_stage import DeviceStage
-from fastload.prefetch.feeds import ProcessFeed, ThreadFeed
 from fastload.prefetch.inputs import Input, PackedInput, as_input
+from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.read.reader import Read
 from fastload.system.whole_numbers import check_whole
 from fastload.timing.probe import LoaderStats, Probe
@@ -125,7 +126,10 @@ class FastLoader:
         location, fixed_shares = choose_cache(cache, data, backend, resolved_share)
         order = data.resolve_shuffle(shuffle, cached=location is not None)
         if isinstance(data, PackedInput) and data.runs_python:
-            data = data.read_by_workers(read, order)
+            dataset = data.dataset.reading(read)
+            if isinstance(order, ChunkWindow):
+                dataset.expect_window(order.chunks)
+            data = PackedInput(dataset)
         plan = EpochPlan(
             rows=data.plan_rows,
             chunk_rows=data.chunk_rows,

@@ -46,60 +46,29 @@ _MEMORY_SHARE = 0.25
 
 
 class MeasuredPass(NamedTuple):
-    """The measurements of a pass, from its first batch on.
+    """The measurements of a pass, from its first batch on."""
 
-    Attributes:
-        batches: batches read; echoes do not count.
-        elapsed_s: seconds up to the end of the pass.
-        starved_s: seconds of these that the loop waited for batches that were not ready when it asked for them. Taking
-            over one that is ready takes its time too, which no number of workers changes.
-        busy_s: seconds that all workers together ran or wanted a CPU; None: not known.
-        start_s: seconds that the first batch was waited for, if workers were started for it; else 0.
-    """
-
-    batches: int
-    elapsed_s: float
+    batches: int  # batches read; echoes do not count
+    elapsed_s: float  # seconds up to the end of the pass
+    # Seconds of these that the loop waited for batches that were not ready when it asked for them. Taking over one that
+    # is ready takes its time too, which no number of workers changes.
     starved_s: float
-    busy_s: float | None
-    start_s: float = 0.0
+    busy_s: float | None  # seconds that all workers together ran or wanted a CPU; None: not known
+    start_s: float = 0.0  # seconds that the first batch was waited for, if workers were started for it; else 0
 
 
 _NOTHING = MeasuredPass(0, 0.0, 0.0, 0.0)
 
 
-class Limits(NamedTuple):
-    """The limits of the machine.
-
-    Attributes:
-        cpus: CPUs that this rank may use.
-        memory_bytes: free memory.
-        worker_bytes: memory that one more worker takes.
-        most: most workers, whatever is measured.
-    """
-
-    cpus: int
-    memory_bytes: int
-    worker_bytes: int
-    most: int
-
-
 @dataclass(frozen=True)
 class History:
-    """What is known from earlier epochs.
+    """What is known from earlier epochs."""
 
-    Attributes:
-        before: number of workers that the last epoch's is tried against; 0: nothing is being tried.
-        rate: batches a second with that number.
-        start_s: seconds that starting a worker takes, as measured.
-        rest: epochs for which nothing is tried.
-        next_rest: length of the next rest: twice as long after each trial in vain.
-    """
-
-    before: int = 0
-    rate: float = 0.0
-    start_s: float = 0.0
-    rest: int = 0
-    next_rest: int = _FIRST_REST
+    before: int = 0  # number of workers that the last epoch's is tried against; 0: nothing is being tried
+    rate: float = 0.0  # batches a second with that number
+    start_s: float = 0.0  # seconds that starting a worker takes, as measured
+    rest: int = 0  # epochs for which nothing is tried
+    next_rest: int = _FIRST_REST  # length of the next rest: twice as long after each trial in vain
 
 
 class WorkerChoice(NamedTuple):
@@ -110,7 +79,7 @@ class WorkerChoice(NamedTuple):
     history: History
 
 
-def choose_workers(epoch: MeasuredPass, workers: int, limits: Limits, history: History) -> WorkerChoice | None:
+def choose_workers(epoch: MeasuredPass, workers: int, history: History, *, cpus: int, room: int) -> WorkerChoice | None:
     """Returns the number of workers for the next epoch, from the waits of the last one.
 
     A loop that waits a share w of its time asks for n / (1 - w) workers if n make what it gets. They help as long as
@@ -119,10 +88,9 @@ def choose_workers(epoch: MeasuredPass, workers: int, limits: Limits, history: H
     falls below what it was at first: workers that wait cost memory and no time. None: the epoch was too short to tell.
 
     Args:
-        epoch: its measurements.
-        workers: the number that it ran with.
-        limits: of the machine.
+        epoch, workers: its measurements, and the number that it ran with.
         history: of the choice before; the first time an empty one.
+        cpus, room: CPUs that this rank may use; how many more workers the memory has room for.
     """
     if epoch.batches < max(_LEAST_BATCHES, 2 * workers) or epoch.elapsed_s < _LEAST_S:
         return None
@@ -145,8 +113,7 @@ def choose_workers(epoch: MeasuredPass, workers: int, limits: Limits, history: H
         return WorkerChoice(
             workers, f"the workers want a CPU {busy_share:.0%} of the time, and more would not help", known
         )
-    room = int(limits.memory_bytes * _MEMORY_SHARE) // max(1, limits.worker_bytes)
-    useful = min(limits.most, workers + room, math.floor(limits.cpus / max(busy_share, 0.01)))
+    useful = min(max(MOST_WORKERS, cpus), workers + room, math.floor(cpus / max(busy_share, 0.01)))
     needed = math.ceil(_MARGIN * workers / max(1 - wait_share, 0.01))
     target = min(useful, needed)
     if target <= workers:
@@ -161,11 +128,8 @@ def choose_workers(epoch: MeasuredPass, workers: int, limits: Limits, history: H
 class WorkerStats(NamedTuple):
     """The processes of a feed, and what they did in its current pass.
 
-    Attributes:
-        number: of processes.
-        busy_s, starved_s: since the first batch of the pass, as in `MeasuredPass`.
-        were_started: whether they were started for this pass.
-        worker_bytes: memory that one more would take.
+    `busy_s` and `starved_s` are those since the first batch of the pass, as in `MeasuredPass`; `worker_bytes` is the
+    memory that one more process would take.
     """
 
     number: int
@@ -178,15 +142,11 @@ class WorkerStats(NamedTuple):
 class WorkerWatch:
     """Measures a pass of worker processes, from its first batch on: what they did before, such as imports, is left out.
 
-    Args:
-        busy_s: returns the seconds that the workers ran or wanted a CPU so far; None: not known.
-
-    Attributes:
-        starved_s: seconds that batches were waited for that were not ready when they were asked for.
+    `busy_s` returns the seconds that the workers ran or wanted a CPU so far; None: not known.
     """
 
     def __init__(self, busy_s: Callable[[], float | None]) -> None:
-        self.starved_s = 0.0
+        self.starved_s = 0.0  # that batches were waited for that were not ready when they were asked for
         self._busy_s = busy_s
         self._before_s: float | None = None
         self._begun = False
@@ -206,27 +166,17 @@ class WorkerWatch:
 
 
 class AutoWorkers:
-    """Chooses the number of workers of one loader, whenever a pass has ended.
-
-    Attributes:
-        number: for the coming epoch; None: as many as by default.
-    """
+    """Chooses the number of workers of one loader, whenever a pass has ended."""
 
     def __init__(self) -> None:
-        self.number: int | None = None
+        self.number: int | None = None  # for the coming epoch; None: as many as by default
         self._history = History()
         self._so_far = _NOTHING
 
     def ended(self, stats: WorkerStats, *, batches: int, elapsed_s: float, first_s: float) -> None:
-        """Takes note of the end of a pass; never waits.
-
-        Args:
-            stats: of the processes that made its batches.
-            batches, elapsed_s: as in `MeasuredPass`.
-            first_s: seconds that the first batch was waited for.
-        """
+        """Takes note of the end of a pass, whose first batch was waited for `first_s`; never waits."""
         cpus = max(1, available_cpus() // local_world_size())
-        limits = Limits(cpus, available_memory(), stats.worker_bytes, max(MOST_WORKERS, cpus))
+        room = int(available_memory() * _MEMORY_SHARE) // max(1, stats.worker_bytes)
         so_far = self._so_far
         busy_s = None if stats.busy_s is None or so_far.busy_s is None else so_far.busy_s + stats.busy_s
         epoch = MeasuredPass(
@@ -236,7 +186,7 @@ class AutoWorkers:
             busy_s,
             max(so_far.start_s, first_s if stats.were_started else 0.0),
         )
-        self.number, choice = stats.number, choose_workers(epoch, stats.number, limits, self._history)
+        self.number, choice = stats.number, choose_workers(epoch, stats.number, self._history, cpus=cpus, room=room)
         if choice is None:
             self._so_far = epoch  # short epochs are taken together, until they are long enough to tell
             return

@@ -38,15 +38,10 @@ _log = logging.getLogger("fastload")
 
 
 class CacheChoice(NamedTuple):
-    """Where a loader's rows are cached.
+    """Where a loader's rows are cached."""
 
-    Attributes:
-        location: where; None: nowhere.
-        fixed_shares: whether each rank caches only its share; see `EpochPlan`.
-    """
-
-    location: Location | None = None
-    fixed_shares: bool = False
+    location: Location | None = None  # None: nowhere
+    fixed_shares: bool = False  # whether each rank caches only its share; see `EpochPlan`
 
 
 @dataclass(frozen=True)
@@ -97,14 +92,24 @@ def choose_cache(cache: object, data: Input, backend: Backend | None, share: Sha
     need = _Need(data.name, num_rows, whole, min(whole, part))
     if cache == "device":
         return CacheChoice("device", _must_share(need, backend, share))
-    if cache == "host":
-        _check_host(need)
-    return CacheChoice("host" if cache == "host" else _auto(need, backend))
+    available, ranks = available_memory(), local_world_size()
+    if cache == "auto":
+        return CacheChoice(_auto(need, backend.memory().free, available, ranks))
+    # In each process on this machine.
+    room = available - available // _KEPT_FREE
+    if need.whole * ranks > room:
+        copies = f", in each of {ranks} processes on this machine" if ranks > 1 else ""
+        raise CacheError(
+            f'cache="host": larger than memory: {need.num_rows:,} rows of {need.name} are {need.whole:,} bytes{copies}'
+            f"; {available:,} bytes of the host's memory are available, of which a tenth is left alone: "
+            f"{need.whole * ranks - room:,} bytes are missing. Leave cache out (batches are then read from the file), "
+            f"or choose a split or fewer fields."
+        )
+    return CacheChoice("host")
 
 
-def _auto(need: _Need, backend: Backend) -> Location | None:
-    """Returns the first location with ample room; logs why."""
-    free, available, ranks = backend.memory().free, available_memory(), local_world_size()
+def _auto(need: _Need, free: int, available: int, ranks: int) -> Location | None:
+    """Returns the first location with ample room, by the free memory of the device and the host; logs why."""
     device_room, host_room = free // _AUTO_PART, available // _AUTO_PART // ranks
     location: Location | None = None
     if need.whole <= device_room:
@@ -126,21 +131,6 @@ def _auto(need: _Need, backend: Backend) -> Location | None:
         ranks,
     )
     return location
-
-
-def _check_host(need: _Need) -> None:
-    """Raises CacheError unless the host's memory has room for all rows, in each process on this machine."""
-    available, ranks = available_memory(), local_world_size()
-    room = available - available // _KEPT_FREE
-    if need.whole * ranks <= room:
-        return
-    copies = f", in each of {ranks} processes on this machine" if ranks > 1 else ""
-    raise CacheError(
-        f'cache="host": larger than memory: {need.num_rows:,} rows of {need.name} are {need.whole:,} bytes{copies}; '
-        f"{available:,} bytes of the host's memory are available, of which a tenth is left alone: "
-        f"{need.whole * ranks - room:,} bytes are missing. Leave cache out (batches are then read from the file), or "
-        f"choose a split or fewer fields."
-    )
 
 
 def _must_share(need: _Need, backend: Backend, share: Share) -> bool:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.cached_feed import RowCache, cached_fields
 from fastload.prefetch.device_stage import BatchStream, DeviceBatch, DeviceStage
-from fastload.prefetch.feeds import ThreadFeed
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, SlotField, allocate_aligned, slot_arrays, slot_bytes
+from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.read.reader import image_axes
 from fastload.system.machine import available_memory
 
@@ -57,8 +58,10 @@ def load_cache(options: Resolved) -> RowCache:
     _log.info("%s are being read into memory", what)
     row_bytes = max(1, cache.nbytes // max(1, len(rows)))
     batch_rows = max(1, min(len(rows), _LOAD_BYTES // row_bytes))
+    plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_shares=False)
+    in_file_order = replace(options, plan=plan, cache=None, size_head=None, in_threads=False)
     with (
-        closing(ThreadFeed(options.in_file_order(batch_rows))) as feed,
+        closing(ThreadFeed(in_file_order)) as feed,
         closing(feed.stream(_in_order(rows, batch_rows), epoch=0)) as stream,
     ):
         _fill(cache, stream, backend, batch_rows)

@@ -108,12 +108,7 @@ def _gathered_images(rows: torch.Tensor, index: torch.Tensor, host_index: NDArra
 
 
 class CachedFeed:
-    """Gathers batches from a cache, as the third feed beside `ThreadFeed` and `ProcessFeed`.
-
-    Args:
-        cache: of every row that will be planned.
-        options: of the loader.
-    """
+    """Gathers batches from a cache of every row that will be planned; needs neither threads nor processes."""
 
     usable = True
     worker_info = WorkerInfo(0, 0, by_threads=False)

@@ -56,23 +56,17 @@ class BatchStream(Protocol):
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A batch on its device.
+    """A batch on its device."""
 
-    Attributes:
-        source: the ring's batch it was made from, with its plan and extra fields. On CUDA its arrays must not be read
-            any more: the slot may be filled again.
-        fields: tensors by name; "images" is (B, C, H, W) in channels_last memory.
-        gather: returns further fields, made by the caller's current stream out of cached rows; images as rows that the
-            transforms gather, which read them anyway. None: there are none.
-        cached: device tensors that it reads.
-        event: of its copy; None on the CPU.
-    """
-
+    # The ring's batch it was made from, with its plan and extra fields. On CUDA its arrays must not be read any more:
+    # the slot may be filled again.
     source: FilledBatch
-    fields: dict[str, torch.Tensor]
+    fields: dict[str, torch.Tensor]  # tensors by name; "images" is (B, C, H, W) in channels_last memory
+    # Returns further fields, made by the caller's current stream out of cached rows; images as rows that the transforms
+    # gather, which read them anyway. None: there are none.
     gather: Callable[[], dict[str, torch.Tensor | ImageRows]] | None = None
-    cached: tuple[torch.Tensor, ...] = ()
-    event: Any = None
+    cached: tuple[torch.Tensor, ...] = ()  # device tensors that it reads
+    event: Any = None  # of its copy; None on the CPU
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -85,9 +79,20 @@ BeginCopy = Callable[[FilledBatch, Backend], DeviceBatch]
 
 
 def copy_fields(batch: FilledBatch, backend: Backend) -> DeviceBatch:
-    """Begins the copy of all arrays of a batch to the device; see `BeginCopy`."""
-    # As uint8 over the bus: floats are made on the device.
-    return DeviceBatch(batch, {name: _copy(name, array, backend) for name, array in batch.arrays.items()})
+    """Begins the copy of all arrays of a batch to the device, uint8 over the bus; see `BeginCopy`."""
+    fields = {}
+    for name, array in batch.arrays.items():
+        host = torch.from_numpy(array)
+        if name != "images":
+            fields[name] = backend.copy(host.contiguous())
+            continue
+        channels_first = host.permute(CHANNELS_FIRST)
+        if not host.is_contiguous() and channels_first.is_contiguous():
+            # A file that stores (C, H, W): copied as it lies, and permuted by the device.
+            fields[name] = backend.copy(channels_first).contiguous(memory_format=torch.channels_last)
+        else:
+            fields[name] = backend.copy(host.contiguous()).permute(CHANNELS_FIRST)
+    return DeviceBatch(batch, fields)
 
 
 SLOTS_IN_COPY = 2
@@ -156,11 +161,10 @@ class DeviceStage:
     def _next_copied(self, backend: Backend) -> DeviceBatch:
         probe = self._probe
         while self._copying and backend.finished(self._copying[0][0]):
-            self._release_oldest()
+            self._copying.popleft()[1].release()
         if not self._begun:
             if len(self._copying) == self._slots_in_copy:  # out of slots: the only wait of the host
-                backend.synchronize(self._copying[0][0])
-                self._release_oldest()
+                self._release(backend)
             self._begin_next(backend)
             if not self._begun:
                 raise StopIteration
@@ -188,15 +192,17 @@ class DeviceStage:
             self._copying.append((event, batch))
         self._begun.append(replace(device_batch, event=event))
 
-    def _release_oldest(self) -> None:
-        self._copying.popleft()[1].release()
+    def _release(self, backend: Backend) -> None:
+        """Waits for the oldest copy, and gives back its slot."""
+        event, batch = self._copying[0]
+        backend.synchronize(event)
+        self._copying.popleft()
+        batch.release()
 
     def _give_back(self, backend: Backend) -> None:
-        """Waits for the copies that still run, and gives back their slots."""
         self._begun.clear()
         while self._copying:
-            backend.synchronize(self._copying[0][0])
-            self._release_oldest()
+            self._release(backend)
 
 
 def fields_on_cpu(
@@ -215,14 +221,3 @@ def fields_on_cpu(
     for name, dtype in (views or {}).items():
         fields[name] = fields[name].view(dtype)
     return fields
-
-
-def _copy(name: str, array: NDArray[Any], backend: Backend) -> torch.Tensor:
-    host = torch.from_numpy(array)
-    if name != "images":
-        return backend.copy(host.contiguous())
-    channels_first = host.permute(CHANNELS_FIRST)
-    if not host.is_contiguous() and channels_first.is_contiguous():
-        # A file that stores (C, H, W): copied as it lies, and permuted by the device.
-        return backend.copy(channels_first).contiguous(memory_format=torch.channels_last)
-    return backend.copy(host.contiguous()).permute(CHANNELS_FIRST)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
@@ -17,13 +18,17 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.errors import OptionError
-from fastload.plan import ChunkWindow, PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.format.ragged import RAW
+from fastload.plan import PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.identity import check_path
 from fastload.read.ragged_rows import sample_name
-from fastload.read.reader import Read
+from fastload.read.reader import RowReader
 from fastload.timing.stopwatch import current
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
+
+# Rows that a dataset's compression ratio is taken from.
+_RATIO_ROWS = 512
 
 # Values of the attribute `coordinates` of fields whose numbers are not pixels of the packed images, in words.
 _NOT_OF_THE_PACKED = {
@@ -40,6 +45,7 @@ class PackedInput:
         name: for messages.
         fields: names of a batch's fields, in order; None: the samples decide.
         plan_rows: the rows that the plan puts in order.
+        selected: the rows of the file that these stand for, int64 (N,); None: themselves.
         chunk_rows: rows of the chunks that shuffle windows are made of; 0: there are none.
         shuffled: whether neighbouring rows are a fair mix already.
         ignore_index: value of masks where nothing is annotated.
@@ -56,11 +62,12 @@ class PackedInput:
         self.dataset = dataset
         self.name = str(file.path)
         self.fields: tuple[str, ...] | None = dataset.fields
-        self._selected = None if isinstance(dataset.rows, range) else dataset.rows
-        self.plan_rows = dataset.rows if isinstance(dataset.rows, range) else range(len(dataset.rows))
+        rows = dataset.rows
+        self.selected = None if isinstance(rows, range) else rows
+        self.plan_rows = rows if isinstance(rows, range) else range(len(rows))
         # The field whose chunks decide how rows are shuffled.
         main = "images" if "images" in file.fields else next(iter(file.fields))
-        self.chunk_rows = 0 if self._selected is not None else file.fields[main].chunk_rows
+        self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
         self.shuffled = file.shuffled
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
@@ -105,21 +112,14 @@ class PackedInput:
         """Raises FileChangedError if the file was replaced or written to."""
         check_path(self.dataset.file)
 
-    def read_by_workers(self, read: Read, shuffle: ResolvedShuffle) -> PackedInput:
-        """Returns the same data for worker processes, which read for themselves."""
-        dataset = self.dataset.reading(read)
-        if isinstance(shuffle, ChunkWindow):
-            dataset.expect_window(shuffle.chunks)
-        return PackedInput(dataset)
-
     def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
         """Returns the batches with rows of the file in place of positions in a selection."""
-        selected = self._selected
+        selected = self.selected
         return planned if selected is None else (batch._replace(rows=selected[batch.rows]) for batch in planned)
 
     def rows_in_file(self, positions: range) -> range | NDArray[np.int64]:
         """Returns the rows of the file that some of `plan_rows` stand for, ascending, each once."""
-        return positions if self._selected is None else np.unique(self._selected[positions.start : positions.stop])
+        return positions if self.selected is None else np.unique(self.selected[positions.start : positions.stop])
 
     def image_spec(self) -> tuple[tuple[int, int, int], torch.dtype]:
         """Returns shape (C, H, W) and dtype of an image as the file has it."""
@@ -155,6 +155,23 @@ class PackedInput:
             for name, shape, dtype in self.dataset.layout()
             if name in slot and slot[name].shape[1:] == shape and slot[name].dtype == dtype
         }
+
+    def compression_ratio(self) -> float:
+        """Returns how many times as many bytes the images would take as raw pixels; 0.0 if none is encoded.
+
+        Taken from some of the rows.
+        """
+        dataset = self.dataset
+        field = dataset.file.fields.get("images")
+        if "images" not in dataset.fields or field is None or field.ragged is None or not len(dataset):
+            return 0.0
+        rows = np.asarray(dataset.rows[:: max(1, len(dataset) // _RATIO_ROWS)], np.int64)
+        with closing(RowReader(dataset.file, ["images"])) as reader:
+            index = reader.ragged("images").index(rows)
+        if (index.encoding == RAW).all():
+            return 0.0
+        pixels = index.shape.prod(axis=1, dtype=np.int64).sum() * field.dtype.itemsize
+        return float(pixels / max(1, index.bytes.sum()))
 
     def name_of(self, row: int) -> str:
         """Returns the key of a row, or its number, with the file's name."""

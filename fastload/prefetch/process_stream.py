@@ -9,6 +9,7 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing.process
 import os
@@ -16,7 +17,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pickle import PicklingError
@@ -24,26 +25,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from fastload.errors import OptionError, WorkerError
-from fastload.plan import PlannedBatch
-from fastload.prefetch.auto_workers import WorkerWatch
-from fastload.prefetch.inputs import Input
+from fastload.plan import PlannedBatch, batch_seed
+from fastload.prefetch.auto_workers import WorkerStats, WorkerWatch
+from fastload.prefetch.device_stage import BatchStream, copy_fields
+from fastload.prefetch.inputs import PackedInput
+from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
 from fastload.prefetch.sample_layout import SampleLayout, as_array
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.prefetch.thread_stream import Ahead
+from fastload.prefetch.thread_stream import open_ahead
 from fastload.prefetch.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
 from fastload.read.readahead import announced_ahead
 from fastload.system.machine import busy_processes_s
+from fastload.timing.probe import WorkerInfo
+from fastload.transforms import check_pipeline
 
 _log = logging.getLogger("fastload")
 
 PREFETCH = 2
 """Batches requested of each worker at a time, the one in work included."""
+
+# A worker process: Python, torch and the dataset; a bare one takes 180 MB.
+_PROCESS_BYTES = 256 * 2**20
 
 Seed = Callable[[int], int]
 """Returns the seed of the batch of a step, for random numbers that Python code draws."""
@@ -83,49 +90,33 @@ def _requests(state: PoolState, planned: Iterator[PlannedBatch], seed: Seed, tim
         yield BatchRequest(slot.number, batch.rows, seed(batch.step), state.layout, timed)
 
 
-class SampleWorkers:
-    """Worker processes and the ring they fill; they stay from one finished epoch to the next.
+class ProcessFeed:
+    """Worker processes make the samples of any map-style dataset, or run a packed one's Python transform.
 
-    Args:
-        source: the data whose samples they make.
-        batch_size: samples in a batch.
-        workers: processes, 1 or more.
-        on_layout: called with what samples are like, before the first batch; may refuse them.
-        pin: makes memory readable for a device, when batches go to one, and returns what undoes that.
-        warns_of_many: whether torch may warn of more workers than CPUs, which are right where workers wait.
-
-    Attributes:
-        number, state: of the processes; of the requests.
-        warned: whether it was warned of changing samples.
+    The processes and the ring they fill stay from one finished epoch to the next.
     """
 
-    def __init__(
-        self,
-        source: Input,
-        batch_size: int,
-        *,
-        workers: int,
-        on_layout: Callable[[SampleLayout], None],
-        pin: Callable[[NDArray[np.uint8]], Callable[[], None] | None] | None = None,
-        warns_of_many: bool = True,
-    ) -> None:
-        self.number = workers
-        self._batch_size = batch_size
-        self._num_slots = SLACK + PREFETCH * workers + 1
-        self._on_layout = on_layout
-        self._pin = pin
+    begin_copy = staticmethod(copy_fields)
+
+    def __init__(self, options: Resolved) -> None:
+        self.views: Mapping[str, torch.dtype] = {}
+        self.state = PoolState()
+        self.warned = False  # of changing samples
+        self._options = options
+        self._passes = 0
+        self._watch = WorkerWatch(lambda: None)  # of the last pass
         self._unpin: list[Callable[[], None]] = []
         self._memory = SharedMemory()
         self._requests = _Requests()
         self._workers: Workers | None = None
         with warnings.catch_warnings():
-            if not warns_of_many:
+            if options.auto_workers:  # more workers than CPUs are right where they wait
                 warnings.filterwarnings("ignore", "This DataLoader will create")
             self._loader = WorkerLoader(
-                Filler(source, self._memory, batch_size),
+                Filler(options.data, self._memory, options.plan.batch_size),
                 batch_size=None,
                 sampler=self._requests,
-                num_workers=workers,
+                num_workers=options.num_workers,
                 collate_fn=_as_it_is,
                 prefetch_factor=PREFETCH,
                 worker_init_fn=end_with_parent,
@@ -133,10 +124,39 @@ class SampleWorkers:
                 multiprocessing_context=worker_context(),
                 generator=torch.Generator(),  # the user's global one is not drawn from
             )
-        self.state = PoolState()
-        self.warned = False
         self._closed = False
         self._pid = os.getpid()
+
+    @property
+    def usable(self) -> bool:
+        """Whether an epoch can begin: all workers are alive, or none was started."""
+        return not self._closed and (self._workers is None or not self._workers.dead())
+
+    @property
+    def worker_info(self) -> WorkerInfo:
+        """The worker processes, and the batches that they have to do."""
+        data, number = self._options.data, self._loader.num_workers
+        ratio = data.compression_ratio() if isinstance(data, PackedInput) else 0.0
+        return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
+
+    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
+        """Begins a pass, see `ThreadFeed`; starts the workers if they do not wait from the last one."""
+        watch = WorkerWatch(self._busy_s) if self._options.auto_workers else None
+        stream = ProcessStream(self, self._options, planned, epoch, watch=watch, timed=timed)
+        self._passes += 1
+        self._watch = watch or self._watch
+        return stream
+
+    def worker_stats(self) -> WorkerStats:
+        """Returns what the processes did in the current pass."""
+        ring = self.state.ring
+        return WorkerStats(
+            self._loader.num_workers,
+            self._watch.busy_s,
+            self._watch.starved_s,
+            were_started=self._passes == 1,
+            worker_bytes=_PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0),
+        )
 
     def begin(self, planned: Iterator[PlannedBatch], seed: Seed, *, timed: bool = False) -> Workers:
         """Begins an epoch and returns its results; starts the workers if they do not wait from the last one.
@@ -181,10 +201,11 @@ class SampleWorkers:
 
     def prepare(self, layout: SampleLayout) -> None:
         """Makes the ring, now that the layout of a sample is known."""
-        self._on_layout(layout)
-        self.state.layout = layout
-        self.state.ring = Ring(layout.slot_fields(self._batch_size), 0, manual_release=self._pin is not None)
-        self.add_slots(self._num_slots)
+        options = self._options
+        _check_samples(options.augmentation.transforms, options.data.name, layout)
+        fields = layout.slot_fields(options.plan.batch_size)
+        self.state.layout, self.state.ring = layout, Ring(fields, 0, manual_release=options.backend is not None)
+        self.add_slots(SLACK + PREFETCH * self._loader.num_workers + 1)
 
     def add_slots(self, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
@@ -194,8 +215,8 @@ class SampleWorkers:
         first = self._memory.extend(num_bytes * count)
         for offset in range(first, first + num_bytes * count, num_bytes):
             memory = self._memory.view(offset, num_bytes)
-            if self._pin is not None:
-                unpin = self._pin(memory)
+            if self._options.backend is not None:
+                unpin = self._options.backend.pin(memory)
                 if unpin is None:
                     # Copies are right without, only slower: the driver stages them.
                     _log.warning("%d bytes of shared memory could not be pinned (`ulimit -l`?)", num_bytes)
@@ -203,12 +224,7 @@ class SampleWorkers:
                     self._unpin.append(unpin)
             ring.add(memory)
 
-    @property
-    def usable(self) -> bool:
-        """Whether an epoch can begin: all workers are alive, or none was started."""
-        return not self._closed and (self._workers is None or not self._workers.dead())
-
-    def busy_s(self) -> float | None:
+    def _busy_s(self) -> float | None:
         """Returns the seconds that the workers ran or wanted a CPU so far; None: there are none, or one died."""
         return busy_processes_s(self._workers.pids) if self._workers is not None else None
 
@@ -231,44 +247,58 @@ class SampleWorkers:
             self.close()
 
 
+def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
+    """Raises OptionError if transforms do not fit the samples."""
+    if not transforms:
+        return
+    leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
+    if leaf is None:
+        raise OptionError(
+            f"transform: {name}: the samples have no image, a tensor (C, H, W) that comes first in a tuple or is "
+            f"called 'image' or 'images' in a dict. Leave transform out, or transform in the loop."
+        )
+    if leaf.shape[0] not in (1, 3, 4) and leaf.shape[2] in (1, 3, 4):
+        raise OptionError(
+            f"transform: {name}: the samples' image is {leaf.shape}, as (height, width, channels), and transforms take "
+            f"(C, H, W). Give torch.from_numpy(image).permute(2, 0, 1) as the sample's image."
+        )
+    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+    check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)
+
+
 class ProcessStream:
-    """Batches in the order planned, made ahead of their use by worker processes. An iterator for one thread.
-
-    Args:
-        workers: nobody else uses them meanwhile.
-        planned: batches to make, in order.
-        seed: returns the seed of a step's batch.
-        ahead: announces rows of batches before they are requested; None: nobody does.
-        watch: measures the workers; None: nobody does.
-        timed: whether batches say what they cost.
-
-    Attributes:
-        resources: closed with the stream.
-    """
+    """Batches in the order planned, made ahead of their use by a feed's workers. An iterator for one thread."""
 
     def __init__(
         self,
-        workers: SampleWorkers,
+        feed: ProcessFeed,
+        options: Resolved,
         planned: Iterator[PlannedBatch],
-        seed: Seed,
+        epoch: int,
         *,
-        ahead: Ahead | None = None,
         watch: WorkerWatch | None = None,
         timed: bool = False,
     ) -> None:
-        self.resources = ExitStack()
-        self._workers = workers
+        self._feed = feed
         self._watch = watch
         self._exhausted = False
         self._results: Workers | None = None
         self._pid = os.getpid()
-        try:
+        batch_bytes = 0
+        if isinstance(options.data, PackedInput):
+            file, layout = options.data.dataset.file, options.data.dataset.layout()
+            batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
+        with ExitStack() as resources:
+            ahead = open_ahead(options, batch_bytes, resources)
             if ahead is not None:
                 planned = announced_ahead(planned, lambda batch: ahead.announce(batch.rows), ahead.depth)
-            self._results = workers.begin(planned, seed, timed=timed)
-        except BaseException:
-            workers.close(kill=True)
-            raise
+            seed = functools.partial(batch_seed, options.plan.seed, epoch, options.share.rank)
+            try:
+                self._results = feed.begin(planned, seed, timed=timed)
+            except BaseException:
+                feed.close(kill=True)
+                raise
+            self._resources = resources.pop_all()
 
     def __iter__(self) -> ProcessStream:
         return self
@@ -287,7 +317,7 @@ class ProcessStream:
                 if result.slot >= 0:
                     break
                 if result.layout is not None:
-                    self._workers.prepare(result.layout)
+                    self._feed.prepare(result.layout)
             batch = self._hand_over(result)
         except StopIteration:
             self._exhausted = True
@@ -295,7 +325,7 @@ class ProcessStream:
             raise
         except BaseException as error:
             self._results = None
-            self._workers.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
+            self._feed.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
             raise
         if self._watch is not None:
             self._watch.note(ready=ready, waited_s=time.perf_counter() - asked_s)
@@ -314,14 +344,14 @@ class ProcessStream:
         results, self._results = self._results, None
         try:
             if results is not None and not self._exhausted and self._pid == os.getpid():
-                self._workers.close()
+                self._feed.close()
         finally:
-            self.resources.close()
+            self._resources.close()
 
     def _hand_over(self, result: BatchResult) -> FilledBatch:
-        ring, layout = self._workers.state.ring, self._workers.state.layout
+        ring, layout = self._feed.state.ring, self._feed.state.layout
         assert ring is not None and layout is not None, "a batch is made in a slot"
-        planned, slot = self._workers.state.under_way.popleft()
+        planned, slot = self._feed.state.under_way.popleft()
         assert slot.number == result.slot, "results come in order"
         if result.layout is None:
             batch = ring.hand_over(slot, planned, ring.slot_bytes)
@@ -330,7 +360,7 @@ class ProcessStream:
         else:
             if result.kept:
                 # The transform holds a part of the slot, and expects that to stay as it is.
-                self._workers.add_slots(1)
+                self._feed.add_slots(1)
             else:
                 ring.give_back(slot)
             if not result.layout.fits(layout):
@@ -349,9 +379,9 @@ class ProcessStream:
         return batch
 
     def _warn(self, result: BatchResult, layout: SampleLayout) -> None:
-        if self._workers.warned:
+        if self._feed.warned:
             return
-        self._workers.warned = True
+        self._feed.warned = True
         expected = ", ".join(f"{leaf.dtype} {leaf.shape}" if leaf else "other" for leaf in layout.leaves)
         warnings.warn(
             f"the samples' shapes or dtypes change from batch to batch: ({expected}) at first, now {result.found}. "

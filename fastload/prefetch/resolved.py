@@ -6,7 +6,7 @@ augmentation  all transforms: run by the reading threads too on the CPU, else wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,13 +15,13 @@ import torch
 from fastload.device import Backend
 from fastload.distributed.ranks import Share, local_world_size
 from fastload.errors import OptionError
-from fastload.plan import ChunkWindow, Echo, EpochPlan
-from fastload.prefetch.augment import Augmentation
+from fastload.plan import ChunkWindow, Echo, EpochPlan, PlannedBatch
 from fastload.prefetch.inputs import Input, PackedInput
-from fastload.read.readahead import has_read_ahead
 from fastload.read.reader import Read
 from fastload.system.machine import available_cpus
-from fastload.transforms import check_pipeline
+from fastload.transforms import Draws, apply_transforms, check_pipeline
+from fastload.transforms.boxes_and_points import Coordinates
+from fastload.transforms.engine.placement import ImageRows
 from fastload.transforms.engine.size_head import SizeHead, find_size_head
 
 Location = Literal["device", "host"]
@@ -32,40 +32,76 @@ Location = Literal["device", "host"]
 _MAX_COPYING = 2
 _MAX_WORKERS = 16
 
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A loader's transforms with the options that they run with."""
+
+    transforms: tuple[Any, ...]  # as checked
+    seed: int  # of the loader, as is the rank; random numbers depend on both
+    rank: int
+    ignore_index: int  # as in `apply_transforms`
+    coordinates: Mapping[str, Coordinates]  # as in `apply_transforms`
+    done: int = 0  # how many of the first transforms have run when a batch is made: those that gave its images one size
+
+    def apply(
+        self,
+        fields: Mapping[str, torch.Tensor | ImageRows],
+        planned: PlannedBatch,
+        *,
+        epoch: int,
+        echo: int = 0,
+        output: torch.Tensor | None = None,
+        kept: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """Returns the fields of a batch, transformed; images may be rows that are not gathered yet.
+
+        Random numbers also depend on epoch and echo; `output` and `kept` are as in `apply_transforms`.
+        """
+        return apply_transforms(
+            self.transforms,
+            fields,
+            Draws(self.seed, epoch, planned.rows, echo),
+            ignore_index=self.ignore_index,
+            batch_draws=Draws.of_batch(self.seed, epoch, planned.step, self.rank, echo),
+            coordinates=self.coordinates,
+            output=output,
+            kept=kept,
+            done=self.done,
+        )
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether threads may run the transforms, several batches at a time and in any order; False without any."""
+        return bool(self.transforms) and all(getattr(transform, "thread_safe", False) for transform in self.transforms)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a batch's samples depend on one another."""
+        return any(getattr(transform, "mixes", False) for transform in self.transforms)
+
+
 _NO_TRANSFORMS = Augmentation((), 0, 0, 0, {})
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A loader's options after everything that depends on its data, ranks and machine was decided.
-
-    Attributes:
-        data: the loader's data.
-        plan: of any whole epoch; with batch size, shuffle, ends and fixed shares.
-        share: of this rank.
-        read: as in `FastLoader`.
-        workers: threads or processes asked for; None: by default.
-        auto_workers: whether their number is chosen anew for each epoch, by measurements.
-        backend: of the device; None for the CPU.
-        cache: where rows are cached; None: nowhere.
-        augmentation: all transforms; those of the size head count as done in it.
-        size_head: for ragged images, the transforms that the reading threads run to give them one size; None: there
-            are none.
-        in_threads: whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
-        at_hand_over: whether transforms run when a batch is handed over; cached rows are gathered by the same kernel.
-    """
+    """A loader's options after everything that depends on its data, ranks and machine was decided."""
 
     data: Input
-    plan: EpochPlan
-    share: Share
-    read: Read
-    workers: int | None
-    auto_workers: bool
-    backend: Backend | None
-    cache: Location | None
-    augmentation: Augmentation = _NO_TRANSFORMS
+    plan: EpochPlan  # of any whole epoch; with batch size, shuffle, ends and fixed shares
+    share: Share  # of this rank
+    read: Read  # as in `FastLoader`
+    workers: int | None  # threads or processes asked for; None: by default
+    auto_workers: bool  # whether their number is chosen anew for each epoch, by measurements
+    backend: Backend | None  # of the device; None for the CPU
+    cache: Location | None  # where rows are cached; None: nowhere
+    augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; those of the size head count as done in it
+    # For ragged images, the transforms that the reading threads run to give them one size; None: there are none.
     size_head: SizeHead | None = None
+    # Whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
+    # Whether transforms run when a batch is handed over; cached rows are gathered by the same kernel.
     at_hand_over: bool = False
 
     @property
@@ -80,17 +116,6 @@ class Resolved:
         return self.plan.shuffle if isinstance(self.plan.shuffle, ChunkWindow) else None
 
     @property
-    def window_chunk_rows(self) -> int:
-        """Rows of the chunks that the window is made of; 0: there is no window."""
-        return self.data.chunk_rows if self.window is not None else 0
-
-    @property
-    def announces(self) -> bool:
-        """Whether coming rows of a packed file are announced to the kernel."""
-        # In file order the kernel's own read-ahead is better: cold, 19,500 images/s against 11,300 with ours.
-        return has_read_ahead() and self.plan.shuffle is not False
-
-    @property
     def decodes(self) -> bool:
         """Whether the threads that read decode ragged rows."""
         return isinstance(self.data, PackedInput) and self.data.ragged
@@ -101,11 +126,6 @@ class Resolved:
         return self.workers or default_workers(
             processes=self.data.runs_python, computing=self.in_threads or self.decodes
         )
-
-    def in_file_order(self, batch_rows: int) -> Resolved:
-        """Returns the options to read rows once as they lie in the file, so many at a time, untransformed."""
-        plan = replace(self.plan, batch_size=batch_rows, shuffle=False, fixed_shares=False)
-        return replace(self, plan=plan, cache=None, size_head=None, in_threads=False)
 
     def with_transforms(self, transform: Sequence[Any] | None, echo: Echo) -> Resolved:
         """Returns the options with transforms and the stages that run them.
@@ -178,11 +198,6 @@ class Resolved:
 
 
 def default_workers(*, processes: bool, computing: bool) -> int:
-    """Returns the number of threads or processes when none is given.
-
-    Args:
-        processes: whether they are processes.
-        computing: whether they are threads that decode or augment too, and do not only copy.
-    """
+    """Returns the number of processes, or of threads, `computing` or only copying, when none is given."""
     most = _MAX_WORKERS if processes or computing else _MAX_COPYING
     return min(most, max(1, available_cpus() // local_world_size()))

@@ -53,15 +53,10 @@ class SlotField(NamedTuple):
 
 
 class SampleForm(NamedTuple):
-    """How the fields of a batch are put together for the user, where the dataset's samples decide it.
+    """How the fields of a batch are put together for the user, where the dataset's samples decide it."""
 
-    Attributes:
-        names: of all fields, in order, as ring and transforms know them.
-        keys: of a dict, in the same order; None: a tuple.
-    """
-
-    names: tuple[str, ...]
-    keys: tuple[Any, ...] | None
+    names: tuple[str, ...]  # of all fields, in order, as ring and transforms know them
+    keys: tuple[Any, ...] | None  # of a dict, in the same order; None: a tuple
 
 
 class _Loan:
@@ -157,7 +152,8 @@ class Ring:
     ) -> FilledBatch:
         """Returns the batch that a slot was filled with; copied if the user holds so many that filling would wait."""
         if self.manual_release:
-            return FilledBatch(dict(slot.arrays), planned, num_bytes, work=work, _ring=self, _slot=slot)
+            give_back = functools.partial(self.give_back, slot)
+            return FilledBatch(dict(slot.arrays), planned, num_bytes, work=work, _give_back=give_back)
         self.collect()
         if self.num_lent < min(SLACK, len(self.slots) - 1):
             arrays = self.lend(slot)
@@ -222,29 +218,20 @@ def allocate_aligned(num_bytes: int) -> NDArray[np.uint8]:
 
 @dataclass(eq=False)
 class FilledBatch:
-    """A batch as it leaves the ring.
+    """A batch as it leaves the ring."""
 
-    Attributes:
-        arrays: by field, (B, ...); they keep the slot lent. With manual release they must not be used after `release`.
-        planned: its rows, valid flags and step.
-        bytes_read: bytes copied from the file.
-        form: of the batch; None: the fields the loader was asked for, in that order.
-        extra: fields that no array holds, such as lists of text, as they are handed over.
-        work: time it took the thread or process that made it; None: not measured.
-    """
-
+    # By field, (B, ...); they keep the slot lent. With manual release they must not be used after `release`.
     arrays: dict[str, NDArray[Any]]
-    planned: PlannedBatch
-    bytes_read: int
-    form: SampleForm | None = None
+    planned: PlannedBatch  # its rows, valid flags and step
+    bytes_read: int  # bytes copied from the file
+    form: SampleForm | None = None  # of the batch; None: the fields the loader was asked for, in that order
+    # Fields that no array holds, such as lists of text, as they are handed over.
     extra: Mapping[str, Any] = dataclass_field(default_factory=dict)
-    work: BatchWork | None = None
-    _ring: Ring | None = None
-    _slot: Slot | None = None
+    work: BatchWork | None = None  # time it took the thread or process that made it; None: not measured
+    _give_back: Callable[[], None] | None = None
 
     def release(self) -> None:
         """Gives the slot back; only for streams with manual release, where nothing else does."""
-        ring, slot = self._ring, self._slot
-        self._ring = self._slot = None
-        if ring is not None and slot is not None:
-            ring.give_back(slot)
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()

@@ -23,8 +23,8 @@ from fastload.dataset import PackedDataset, as_handed_over
 from fastload.format.ragged import JPEG, RAW, RaggedIndex
 from fastload.images.decode_part import FACTORS, offset_in
 from fastload.plan import PlannedBatch
-from fastload.prefetch.augment import Augmentation
 from fastload.prefetch.device_stage import fields_on_cpu
+from fastload.prefetch.resolved import Augmentation
 from fastload.read.reader import RowReader, image_axes
 from fastload.timing.ranges import span
 from fastload.timing.stopwatch import lap
@@ -50,7 +50,7 @@ class RowTransformer:
         complete: whether the transforms behind the head are done here too; else they are left to later stages.
 
     Attributes:
-        fields: name, shape and dtype of each field of a sample, as it lies in a slot.
+        fields: name, shape and dtype of each field of a sample, as it lies in a slot: images (H, W, C).
         views: the torch dtype of fields whose dtype NumPy lacks; their slots hold uint16.
     """
 
@@ -91,7 +91,11 @@ class RowTransformer:
         planned = PlannedBatch(np.zeros(1, np.int64), np.ones(1, np.bool_), 1, 0)
         made = augmentation.apply(fields, planned, epoch=0) if self._goes_on else fields
         self.views = {name: tensor.dtype for name, tensor in made.items() if tensor.dtype == torch.bfloat16}
-        self.fields = [(name, *_in_slot(name, tensor)) for name, tensor in made.items()]
+        self.fields = []
+        for name, tensor in made.items():
+            inside = tensor.permute(0, 2, 3, 1) if name == "images" else tensor
+            inside = inside.view(torch.uint16) if inside.dtype == torch.bfloat16 else inside
+            self.fields.append((name, tuple(inside.shape[1:]), inside.numpy().dtype))
 
     def fill(self, epoch: int, planned: PlannedBatch, slot: Mapping[str, NDArray[Any]]) -> int:
         """Reads a batch of an epoch into a slot's arrays, (B, ...); returns the bytes of its rows.
@@ -214,17 +218,9 @@ class RowTransformer:
         factors: NDArray[np.int64],
         output: torch.Tensor,
     ) -> None:
-        """Decodes and places uint8 images.
+        """Decodes and places uint8 images in the output, (B, C, h, w) over dense (B, h, w, C) memory.
 
-        Args:
-            rows: int64 (B,), their numbers in the file, for messages.
-            index: of the rows.
-            placement: with windows snapped to the factors.
-            factors: int64 (B,), by how much each image may be shrunk while it is decoded.
-            output: (B, C, h, w), a view of dense (B, h, w, C) memory.
-
-        Raises:
-            FormatError: a row cannot be decoded; names its sample.
+        The placement's windows are snapped to the factors, by which each image may be shrunk while it is decoded.
         """
         reader = self._reader.ragged("images")
         if reader.flat is not None and (index.encoding == RAW).all():
@@ -232,28 +228,30 @@ class RowTransformer:
             place_samples(torch.from_numpy(writable(reader.flat)), sources, placement, output, self._constants)
             lap("transform")
             return
-        most = _most_bytes(index, placement, factors)
+        # The most bytes that each image's decoded pixels take.
+        height, width, channels = index.shape.astype(np.int64).T
+        most = np.where(index.encoding == JPEG, -(-height // factors), placement.window[:, 0])
+        most = most * -(-width // factors) * channels
         for some in runs(most):
-            shown, memory = placement.part(some), self._scratch(int(most[some].sum()))
+            shown, memory, out = placement.part(some), self._scratch(int(most[some].sum())), output[some]
             windows = np.concatenate([shown.first, shown.window], axis=1)
             parts = reader.parts(rows[some], index.part(some), windows, factors[some], memory)
             shrunk, tops = (np.array([getattr(part, name) for part in parts], np.int64) for name in ("factor", "top"))
-            self._place_decoded(memory, [part.pixels for part in parts], shown.in_decoded(shrunk, tops), output[some])
+            shown = shown.in_decoded(shrunk, tops)
+            begins, widths = (
+                [offset_in(memory, part.pixels) for part in parts],
+                [part.pixels.shape[1] for part in parts],
+            )
+            if min(begins) >= 0:
+                sources = np.array([begins, widths], np.int64).T
+                place_samples(torch.from_numpy(memory), sources, shown, out, self._constants)
+            else:
+                # One that only Pillow decodes comes at its full size, and may have found no room.
+                for at, part in enumerate(parts):
+                    flat, one = np.ascontiguousarray(part.pixels).reshape(-1), slice(at, at + 1)
+                    source = np.array([[0, widths[at]]])
+                    place_samples(torch.from_numpy(flat), source, shown.part(one), out[one], self._constants)
             lap("transform")
-
-    def _place_decoded(
-        self, memory: NDArray[np.uint8], images: list[NDArray[np.uint8]], placement: Placement, output: torch.Tensor
-    ) -> None:
-        """Places decoded images, in one call if all lie in the scratch memory."""
-        begins, widths = [offset_in(memory, image) for image in images], [image.shape[1] for image in images]
-        if min(begins) >= 0:
-            sources = np.array([begins, widths], np.int64).T
-            place_samples(torch.from_numpy(memory), sources, placement, output, self._constants)
-            return
-        # One that only Pillow decodes comes at its full size, and may have found no room.
-        for at, (image, width) in enumerate(zip(images, widths, strict=True)):
-            flat, one = torch.from_numpy(np.ascontiguousarray(image).reshape(-1)), slice(at, at + 1)
-            place_samples(flat, np.array([[0, width]]), placement.part(one), output[one], self._constants)
 
     def _scratch(self, least: int) -> NDArray[np.uint8]:
         """Returns memory for so many bytes, this thread's own where that suffices."""
@@ -308,16 +306,17 @@ def runs(sizes: NDArray[np.int64]) -> Iterator[slice]:
         yield slice(first, len(sizes))
 
 
-def _most_bytes(index: RaggedIndex, placement: Placement, factors: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the most bytes that each image's decoded pixels take, int64 (B,)."""
-    height, width, channels = index.shape.astype(np.int64).T
-    rows = np.where(index.encoding == JPEG, -(-height // factors), placement.window[:, 0])
-    most: NDArray[np.int64] = rows * -(-width // factors) * channels
-    return most
+def use_one_torch_thread() -> None:
+    """Lets torch's kernels run in the calling thread alone from now on; other threads keep their number.
 
-
-def _in_slot(name: str, tensor: torch.Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Returns shape and dtype of a sample of a field as it lies in a slot: (H, W, C), bfloat16 as uint16."""
-    inside = tensor.permute(0, 2, 3, 1) if name == "images" else tensor
-    inside = inside.view(torch.uint16) if inside.dtype == torch.bfloat16 else inside
-    return tuple(inside.shape[1:]), inside.numpy().dtype
+    There are as many reading threads as CPUs, and a team of OpenMP for each of them fights with the model's for the
+    cores.
+    """
+    before = torch.get_num_threads()
+    if before == 1:
+        return
+    torch.set_num_threads(1)
+    # torch also gives the number to threads that begin later; a thread that ends at once puts it back.
+    helper = threading.Thread(target=torch.set_num_threads, args=(before,))
+    helper.start()
+    helper.join()

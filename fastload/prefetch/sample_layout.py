@@ -21,28 +21,18 @@ _LABEL_KEYS = ("labels", "label", "target")
 
 
 class Leaf(NamedTuple):
-    """One field of a sample that has an array in the slot.
-
-    Attributes:
-        shape, dtype: of one sample's value.
-        channels_last: whether the value is (C, H, W) over memory in the order (H, W, C), as it is in the slot then.
-    """
+    """One field of a sample that has an array in the slot."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    channels_last: bool
+    channels_last: bool  # whether it is (C, H, W) over memory in the order (H, W, C), as it is in the slot then
 
 
 class SampleLayout(NamedTuple):
-    """The fields that a slot holds of each sample.
+    """The fields that a slot holds of each sample."""
 
-    Attributes:
-        form: names of the fields, and the keys of a dict.
-        leaves: one for each field; None for an extra field.
-    """
-
-    form: SampleForm
-    leaves: tuple[Leaf | None, ...]
+    form: SampleForm  # names of the fields, and the keys of a dict
+    leaves: tuple[Leaf | None, ...]  # one for each field; None for an extra field
 
     @property
     def extra_names(self) -> list[str]:
@@ -121,15 +111,10 @@ def as_array(value: Any) -> NDArray[Any] | None:
 
 
 class Unwritten(NamedTuple):
-    """Fields of a sample that do not lie in its slot already.
+    """Fields of a sample that do not lie in its slot already."""
 
-    Attributes:
-        arrays: one for each field that has to be copied to the slot; None for the others.
-        extra: the fields that have no array in the slot.
-    """
-
-    arrays: list[NDArray[Any] | None]
-    extra: list[Any]
+    arrays: list[NDArray[Any] | None]  # one for each field that has to be copied to the slot; None for the others
+    extra: list[Any]  # the fields that have no array in the slot
 
     def write(self, arrays: Sequence[NDArray[Any] | None], index: int) -> bool:
         """Copies the fields to the slot; returns whether there was one."""

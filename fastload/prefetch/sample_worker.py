@@ -31,44 +31,25 @@ _BLOCK = 16
 
 
 class BatchRequest(NamedTuple):
-    """A batch that a worker is asked to make.
+    """A batch that a worker is asked to make; without rows nothing is done."""
 
-    Attributes:
-        slot: number of the slot to fill; -1: there is none yet.
-        rows: int64 (B,), rows of the file or indices of the dataset.
-        seed: for Python's, NumPy's and torch's random numbers, so that they do not depend on which worker draws them.
-        layout: of the slot; None: find it out from the first sample. Without rows nothing is done.
-        timed: whether the result says what it cost.
-    """
-
-    slot: int
-    rows: NDArray[np.int64]
-    seed: int
-    layout: SampleLayout | None
-    timed: bool = False
+    slot: int  # number of the slot to fill; -1: there is none yet
+    rows: NDArray[np.int64]  # (B,), of the file, or indices of the dataset
+    seed: int  # for Python's, NumPy's and torch's random numbers, so that no worker draws others
+    layout: SampleLayout | None  # of the slot; None: find it out from the first sample
+    timed: bool = False  # whether the result says what it cost
 
 
 class BatchResult(NamedTuple):
-    """What became of a request.
+    """What became of a request. Samples that are not in the slot have a layout: torch collated them."""
 
-    Attributes:
-        slot: as requested.
-        layout: of samples that are not in the slot: of the first one if that was asked for, or of those that torch
-            collated.
-        fields: collated, by name: all of them, or of a filled slot those that have no array in it.
-        found: structure of the collated samples in words.
-        kept: whether the user's code still refers to a part of the slot, so that it must not be used again.
-        work: what it cost, if that was asked for.
-        error: came instead; raised in the training process.
-    """
-
-    slot: int
-    layout: SampleLayout | None = None
-    fields: Mapping[str, Any] = {}
-    found: str = ""
-    kept: bool = False
-    work: BatchWork | None = None
-    error: FastloadError | None = None
+    slot: int  # as requested
+    layout: SampleLayout | None = None  # without a slot: of the first sample, if that was asked for
+    fields: Mapping[str, Any] = {}  # collated, by name: all of them, or of a filled slot those without an array in it
+    found: str = ""  # the structure of collated samples in words
+    kept: bool = False  # whether the user's code still refers to a part of the slot, which must not be used again
+    work: BatchWork | None = None  # what it cost, if that was asked for
+    error: FastloadError | None = None  # came instead; raised in the training process
 
 
 class Filler(Dataset[Any]):

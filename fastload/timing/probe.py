@@ -11,19 +11,13 @@ from fastload.timing.results import BatchWork
 
 
 class WorkerInfo(NamedTuple):
-    """The workers that make batches.
+    """The workers that make batches."""
 
-    Attributes:
-        workers: threads or processes.
-        ahead: batches that may be in progress or ready at once.
-        by_threads: whether they are threads.
-        compression_ratio: bytes of the pixels over bytes of the encoded images that a packed file holds; 0 where it
-            holds pixels, so that nothing is decoded.
-    """
-
-    workers: int
-    ahead: int
-    by_threads: bool
+    workers: int  # threads or processes
+    ahead: int  # batches that may be in progress or ready at once
+    by_threads: bool  # whether they are threads
+    # Bytes of the pixels over bytes of the encoded images that a packed file holds; 0 where it holds pixels, so that
+    # nothing is decoded.
     compression_ratio: float = 0.0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import logging
 import weakref
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from check_resume import through_torch
 
 from fastload import FastLoader, MixedEcho, PackedDataset
 from fastload.distributed.consensus import Agreement
@@ -239,12 +239,6 @@ def test_auto_in_a_loader_fixes_a_factor_for_each_epoch_and_len_is_true():
     resumed = FastLoader(Numbers(), 4, echo="auto", workers=1, shuffle="full")
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert resumed.epoch == 1 and len(resumed) == 12 * factor and rows_of(resumed) == second
-
-
-def through_torch(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
 def auto_with(packed, factor, **options):

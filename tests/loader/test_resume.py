@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from check_resume import check_resume, run
+from check_resume import check_resume, run, through_torch
 from child_processes import run_together
 from torch.utils.data import TensorDataset
 
@@ -21,7 +20,6 @@ from fastload import ChunkWindow, FastLoader, MixedEcho, PackedDataset
 from fastload.transforms import Normalize, RandomHorizontalFlip
 
 N, SHAPE = 52, (6, 5, 3)
-ROW_BYTES = 6 * 5 * 3
 PACKED = {
     "rows": N, "size": SHAPE, "seed": 5, "classes": "abcdefg", "chunk_rows": 6, "splits": {"train": 33, "val": 19}
 }  # fmt: skip
@@ -113,12 +111,6 @@ def test_another_number_of_workers_goes_on_alike(packed, workers, others):
         lambda: FastLoader(packed, 5, shuffle="chunk", workers=workers),
         remake=lambda: FastLoader(packed, 5, shuffle="chunk", workers=others),
     )
-
-
-def through_torch(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
 def test_a_state_goes_through_torch_save_and_a_load_of_weights_only(packed):
@@ -277,19 +269,6 @@ def test_a_state_of_the_release_before_mixed_echo_goes_on_in_its_place(packed):
     loader.load_state_dict(state)
     assert loader.state_dict() == state
     assert run(loader) == whole[2 * 3 + 2 :]
-
-
-def test_what_is_done_is_not_read_again(packed):
-    loader = FastLoader(packed, 4, shuffle="chunk")
-    for number, _ in enumerate(loader, 1):
-        if number == 9:
-            break
-    resumed = FastLoader(packed, 4, shuffle="chunk", workers=1)
-    resumed.load_state_dict(loader.state_dict())
-    assert resumed.stats.bytes_read == 0
-    list(resumed)
-    assert resumed.stats.fresh_samples == 4 * 4
-    assert resumed.stats.bytes_read == 4 * 4 * (ROW_BYTES + 8)
 
 
 def kernel_read_bytes():

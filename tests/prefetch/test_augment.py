@@ -156,14 +156,6 @@ def test_small_batches_are_read_in_groups_and_augmented_alike(packed):
     assert loader._feed._group > 1 and loader.stats.steps == 25
 
 
-def test_kept_batches_are_never_written_to_again(packed):
-    loader = FastLoader(packed, 8, seed=3, transform=PIPELINES["imagenet"])
-    kept = list(loader)
-    assert len(kept) == N // 8
-    for batch in kept:
-        assert torch.equal(batch[0], by_hand(packed, PIPELINES["imagenet"], batch)["images"])
-
-
 def test_a_file_compressed_by_others_is_augmented_too(packed, compressed):
     transforms = PIPELINES["imagenet"]
     batches = list(FastLoader(compressed, 8, seed=3, shuffle="chunk", transform=transforms))

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from fastload.prefetch.augment import use_one_torch_thread
+from fastload.prefetch.row_transformer import use_one_torch_thread
 
 
 @pytest.fixture(autouse=True)

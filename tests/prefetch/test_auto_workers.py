@@ -16,7 +16,6 @@ from fastload.prefetch.auto_workers import (
     MOST_WORKERS,
     AutoWorkers,
     History,
-    Limits,
     MeasuredPass,
     WorkerStats,
     choose_workers,
@@ -25,7 +24,7 @@ from fastload.prefetch.resolved import default_workers
 from fastload.system.machine import busy_processes_s
 from sample_files import write_packed
 
-ROOM = Limits(cpus=2, memory_bytes=2**40, worker_bytes=2**20, most=MOST_WORKERS)
+ROOM = {"cpus": 2, "room": 2**20}
 N = 2000
 
 
@@ -43,13 +42,7 @@ EPOCHS = st.builds(
     busy_s=st.none() | st.floats(0.0, 1000.0),
     start_s=st.floats(0.0, 10.0),
 )
-LIMITS = st.builds(
-    Limits,
-    cpus=st.integers(1, 64),
-    memory_bytes=st.integers(0, 2**36),
-    worker_bytes=st.integers(0, 2**32),
-    most=st.integers(1, 64),
-)
+LIMITS = st.fixed_dictionaries({"cpus": st.integers(1, 64), "room": st.integers(0, 64)})
 HISTORIES = st.builds(
     History,
     before=st.integers(0, 16),
@@ -62,54 +55,53 @@ HISTORIES = st.builds(
 
 @given(EPOCHS, st.integers(1, 16), LIMITS, HISTORIES)
 def test_any_choice_is_the_number_itself_the_one_before_or_more_within_the_limits(epoch, workers, limits, history):
-    choice = choose_workers(epoch, workers, limits, history)
+    choice = choose_workers(epoch, workers, history, **limits)
     assert (choice is None) == (epoch.batches < max(8, 2 * workers) or epoch.elapsed_s < 1.0)
     if choice is None:
         return
     chosen, reason, _ = choice
-    assert chosen in (workers, history.before) or workers < chosen <= limits.most
+    assert chosen in (workers, history.before) or workers < chosen <= max(MOST_WORKERS, limits["cpus"])
     assert reason
     if chosen > max(workers, history.before):
-        assert (chosen - workers) * limits.worker_bytes <= limits.memory_bytes
+        assert chosen - workers <= limits["room"]
 
 
 @given(EPOCHS, st.integers(1, 16), LIMITS)
 def test_a_loop_that_does_not_wait_keeps_its_workers(epoch, workers, limits):
-    choice = choose_workers(epoch._replace(starved_s=0.0), workers, limits, History())
+    choice = choose_workers(epoch._replace(starved_s=0.0), workers, History(), **limits)
     assert choice is None or choice.workers == workers
 
 
 def test_workers_that_sleep_become_as_many_as_the_loop_needs_at_once():
     # Two workers give half of what the loop would take: four would do, and a bit.
-    assert choose_workers(epoch_of(starved=5.0), 2, ROOM, History()).workers == 5
-    assert choose_workers(epoch_of(starved=9.9), 2, ROOM, History()).workers == MOST_WORKERS
+    assert choose_workers(epoch_of(starved=5.0), 2, History(), **ROOM).workers == 5
+    assert choose_workers(epoch_of(starved=9.9), 2, History(), **ROOM).workers == MOST_WORKERS
 
 
 def test_workers_that_compute_do_not_become_more_than_the_cpus_can_run():
-    assert choose_workers(epoch_of(starved=9.0, busy=19.0), 2, ROOM, History()).workers == 2
-    assert choose_workers(epoch_of(starved=9.0, busy=9.0), 2, ROOM, History()).workers == 4
+    assert choose_workers(epoch_of(starved=9.0, busy=19.0), 2, History(), **ROOM).workers == 2
+    assert choose_workers(epoch_of(starved=9.0, busy=9.0), 2, History(), **ROOM).workers == 4
 
 
 def test_memory_sets_a_limit():
-    tight = ROOM._replace(memory_bytes=12 * 2**20)
-    assert choose_workers(epoch_of(starved=9.9), 2, tight, History()).workers == 5
+    assert choose_workers(epoch_of(starved=9.9), 2, History(), cpus=2, room=3).workers == 5
 
 
 def test_processes_are_not_started_for_less_than_that_takes():
     short = epoch_of(elapsed=1.5, starved=0.5, busy=0.1, start=6.0)
-    assert choose_workers(short, 2, ROOM, History()).workers == 2
-    assert choose_workers(short._replace(start_s=0.1), 2, ROOM, History()).workers > 2
+    assert choose_workers(short, 2, History(), **ROOM).workers == 2
+    assert choose_workers(short._replace(start_s=0.1), 2, History(), **ROOM).workers > 2
 
 
 def test_a_number_that_brings_nothing_is_taken_back_and_left_alone_for_longer_each_time():
     number, rests = 2, []
     history = History()
     for _ in range(40):
-        tried = choose_workers(epoch_of(starved=9.0), number, ROOM, history)
+        tried = choose_workers(epoch_of(starved=9.0), number, history, **ROOM)
         history = tried.history
         if tried.workers == number:
             continue
-        back = choose_workers(epoch_of(starved=9.0), tried.workers, ROOM, history)
+        back = choose_workers(epoch_of(starved=9.0), tried.workers, history, **ROOM)
         assert back.workers == number
         history = back.history
         rests.append(history.rest)
@@ -117,8 +109,8 @@ def test_a_number_that_brings_nothing_is_taken_back_and_left_alone_for_longer_ea
 
 
 def test_a_number_that_helps_stays():
-    tried = choose_workers(epoch_of(starved=5.0), 2, ROOM, History())
-    kept = choose_workers(epoch_of(batches=400, starved=0.1), tried.workers, ROOM, tried.history)
+    tried = choose_workers(epoch_of(starved=5.0), 2, History(), **ROOM)
+    kept = choose_workers(epoch_of(batches=400, starved=0.1), tried.workers, tried.history, **ROOM)
     assert kept.workers == tried.workers and not kept.history.before
 
 

@@ -125,19 +125,14 @@ def test_batches_are_right_and_every_slot_comes_back_once(
         assert all(tensor.untyped_storage().data_ptr() in backend.readers for tensor in fields.values())
 
 
-def test_the_next_copy_begins_before_a_batch_is_handed_over_if_the_ring_is_ready():
+@pytest.mark.parametrize("ready", [True, False])
+def test_the_next_copy_begins_before_a_batch_is_handed_over_unless_it_is_still_being_read(ready):
     backend = LateBackend(patience=1)
-    stage = DeviceStage(Ring(backend, 4, 5, [True]), backend)
+    stage = DeviceStage(Ring(backend, 4, 5, [ready]), backend)
     next(stage)
     backend.compute()
-    assert (backend.begun, backend.run) == (4, 2)  # two fields a batch: the second batch is begun, and not waited for
-
-
-def test_a_batch_is_not_held_back_for_one_that_is_still_being_read():
-    backend = LateBackend(patience=1)
-    stage = DeviceStage(Ring(backend, 4, 5, [False]), backend)
-    next(stage)
-    assert backend.begun == 2
+    # Two fields a batch: the second batch is begun, and not waited for.
+    assert (backend.begun, backend.run) == (4 if ready else 2, 2)
 
 
 def test_the_host_waits_for_no_copy_while_slots_are_free():

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from child_processes import child_environment
+from child_processes import child_environment, in_a_fork
 from late_backend import LateBackend
 
 from fastload.dataset import PackedDataset
@@ -78,14 +78,25 @@ def workers_of(pid=None):
     return found
 
 
+def darkened_in_place(sample):
+    sample[0][:, :10] = 0
+    return sample
+
+
+def turned(sample):
+    """A view of the sample's own memory, of the same shape, in another order."""
+    return (sample[0].flip(2) if sample[1] % 2 else sample[0][[2, 1, 0]], sample[1])
+
+
 def rows_of(loader):
     return [batch.rows.tolist() for batch in loader]
 
 
-def assert_pixels(batch, pixels, make=lambda images: images):
-    expected = make(torch.from_numpy(pixels[batch.rows.numpy()]).permute(0, 3, 1, 2))
-    assert torch.equal(batch[0], expected)
-    assert torch.equal(batch[1], batch.rows % 7)
+def assert_pixels(batch, pixels, transform=as_it_is):
+    rows = batch.rows
+    images = torch.from_numpy(pixels[rows.numpy()]).permute(0, 3, 1, 2)
+    made = [transform((image, row % 7))[0] for image, row in zip(images.clone(), rows, strict=True)]
+    assert torch.equal(batch[0], torch.stack(made)) and torch.equal(batch[1], rows % 7)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -100,7 +111,7 @@ def test_batches_are_the_plans_whatever_starts_the_workers(packed, pixels, start
         for batch in batches:
             assert isinstance(batch, Batch) and batch[0].is_contiguous(memory_format=torch.channels_last)
             assert batch.valid.all() and batch.global_valid == 16
-            assert_pixels(batch, pixels, lambda images: 255 - images)
+            assert_pixels(batch, pixels, inverted)
     assert with_python.stats.fresh_samples == 48
     with_python.close()
 
@@ -147,18 +158,19 @@ def test_what_is_drawn_at_random_depends_on_no_worker(packed):
     assert torch.equal(state[0], torch.get_rng_state()) and state[1] == random.getstate(), "ours were drawn from"
 
 
-@pytest.mark.parametrize("transform", [as_it_is, inverted])
-def test_every_batch_may_be_kept(packed, pixels, transform):
+@pytest.mark.parametrize("transform", [as_it_is, inverted, darkened_in_place, turned])
+def test_every_batch_is_what_the_transform_makes_and_may_be_kept(packed, pixels, transform):
     loader = FastLoader(PackedDataset(packed, transform=transform), 16, shuffle=False, workers=2)
     batches = [batch for _ in range(3) for batch in loader]
     assert len(batches) == 12
     for batch in batches:
-        assert_pixels(batch, pixels, lambda images: transform((images,))[0])
+        assert_pixels(batch, pixels, transform)
     loader.close()
     gc.collect()
     for batch in batches:
-        assert_pixels(batch, pixels, lambda images: transform((images,))[0])
+        assert_pixels(batch, pixels, transform)
         batch[0].zero_()
+    assert_pixels(next(iter(FastLoader(packed, 16))), pixels)
 
 
 class MixedWithTheOneBefore:
@@ -195,41 +207,6 @@ def test_a_transform_may_keep_what_it_is_given(packed, pixels, every):
             assert torch.equal(batch[0], expected)
             batch[0].zero_()
     assert calls == 1 + 6 * (N // 16) * 16
-    loader.close()
-
-
-def darkened_in_place(sample):
-    sample[0][:, :10] = 0
-    return sample
-
-
-def test_a_transform_may_write_to_its_sample(packed, pixels):
-    def dark(images):
-        images = images.clone()
-        images[:, :, :10] = 0
-        return images
-
-    loader = FastLoader(PackedDataset(packed, transform=darkened_in_place), 16, workers=1)
-    for _ in range(2):
-        for batch in loader:
-            assert_pixels(batch, pixels, dark)
-    loader.close()
-    assert_pixels(next(iter(FastLoader(packed, 16))), pixels)
-
-
-def turned(sample):
-    """A view of the sample's own memory, of the same shape, in another order."""
-    return (sample[0].flip(2) if sample[1] % 2 else sample[0][[2, 1, 0]], sample[1])
-
-
-def test_a_transform_may_return_other_views(packed, pixels):
-    loader = FastLoader(PackedDataset(packed, transform=turned), 16, workers=1)
-    batches = list(loader)
-    assert len(batches) == N // 16
-    for batch in batches:
-        for place, row in enumerate(batch.rows.tolist()):
-            image = torch.from_numpy(pixels[row]).permute(2, 0, 1)
-            assert torch.equal(batch[0][place], image.flip(2) if row % 7 % 2 else image[[2, 1, 0]])
     loader.close()
 
 
@@ -370,7 +347,7 @@ def test_a_worker_killed_from_outside_is_noticed_at_once(packed, start):
         loader = FastLoader(PackedDataset(packed, transform=slow), 16, shuffle=False, workers=1)
         batches = iter(loader)
         next(batches)
-        [worker] = loader._feed._workers._workers._workers
+        [worker] = loader._feed._workers._workers
         os.kill(worker.pid, signal.SIGKILL)
         # Ours, which waits for the process itself; torch would look every 5 seconds and raise a RuntimeError.
         with pytest.raises(WorkerError, match="killed by SIGKILL"):
@@ -621,6 +598,11 @@ class InGroups(LikeImageFolder):
         return [super(InGroups, self).__getitem__(index) for index in indices]
 
 
+class WithoutOne(LikeImageFolder):
+    def __getitem__(self, index):
+        return None if index == self.bad else super().__getitem__(index)
+
+
 @pytest.mark.parametrize("kind", [LikeImageFolder, InGroups])
 def test_any_map_style_dataset_is_fed_through_the_ring(pixels, kind):
     loader = FastLoader(kind(pixels), 16, seed=2, workers=2)
@@ -638,6 +620,8 @@ def test_errors_of_other_datasets_name_the_sample(pixels):
         list(FastLoader(LikeImageFolder(pixels, bad=5), 16, shuffle=False, workers=1))
     with pytest.raises(WorkerError, match=r"one of InGroups\[0\].*InGroups\[5\].*OSError"):
         list(FastLoader(InGroups(pixels, bad=5), 16, shuffle=False, workers=1))
+    with pytest.raises(WorkerError, match=r"WithoutOne\[5\].*raised TypeError: the sample is None"):
+        list(FastLoader(WithoutOne(pixels, bad=5), 16, shuffle=False, workers=1))
 
 
 def test_states_of_other_datasets_know_their_type_and_length(pixels):
@@ -676,7 +660,7 @@ def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(pack
     count = 0
     for batch in loader:
         device.compute()
-        assert device.pinned == 6 * loader._feed._workers.state.ring.slot_bytes
+        assert device.pinned == 6 * loader._feed.state.ring.slot_bytes
         assert_pixels(batch, pixels)
         assert batch.valid.sum() == batch.global_valid
         count += 1
@@ -691,17 +675,16 @@ def test_a_forked_copy_of_a_loader_leaves_the_workers_alone(packed, start):
     loader = FastLoader(PackedDataset(packed, transform=slow), 8, shuffle=False, workers=1)
     batches = iter(loader)
     first = next(batches).rows.tolist()
-    child = os.fork()
-    if child == 0:
-        try:
-            del batches
-            loader.close()
-            del loader
-            gc.collect()
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert first + [row for batch in batches for row in batch[1].tolist() if batch is not None] is not None
+
+    def dropped():
+        nonlocal batches, loader
+        del batches
+        loader.close()
+        del loader
+        gc.collect()
+
+    in_a_fork(dropped)
+    assert len(first + [row for batch in batches for row in batch.rows.tolist()]) == 64
     assert len(multiprocessing.active_children()) == 1
     loader.close()
 
@@ -734,19 +717,15 @@ def test_a_forked_process_uses_the_loader_or_is_told_why_not(packed, start, meth
     start(method)
     loader = FastLoader(PackedDataset(packed, transform=as_it_is), 16, workers=1)
     list(loader)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            if method == "fork":
-                code = 0 if len(list(loader)) == 3 else 2
-            else:
-                with pytest.raises(OptionError, match="forked from one that had started a forkserver"):
-                    list(loader)
-                code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def use():
+        if method == "fork":
+            assert len(list(loader)) == 3
+            return
+        with pytest.raises(OptionError, match="forked from one that had started a forkserver"):
+            list(loader)
+
+    in_a_fork(use)
     assert len(list(loader)) == 3
     loader.close()
 
@@ -757,17 +736,17 @@ def test_no_workers_at_all_are_refused_with_a_hint(packed):
 
 
 def test_a_script_from_stdin_forks_its_workers(packed, tmp_path):
-    options = script(tmp_path, "", packed)
-    text = f"""
-from fastload import FastLoader, PackedDataset
+    text = """
+        from fastload import FastLoader, PackedDataset
 
-def same(sample):
-    return sample
+        def same(sample):
+            return sample
 
-print(len(list(FastLoader(PackedDataset({str(packed)!r}, transform=same), 16, workers=1))))
-"""
-    options["args"] = [sys.executable, "-"]
-    done = subprocess.run(**options, input=text, capture_output=True, text=True, timeout=600)
+        print(len(list(FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1))))
+    """
+    options = script(tmp_path, text, packed)
+    with open(options["args"][-1]) as lines:
+        done = subprocess.run([sys.executable, "-"], env=options["env"], stdin=lines, capture_output=True, text=True)
     assert done.stdout == "3\n", done.stderr
 
 
@@ -794,7 +773,7 @@ def test_too_little_shared_memory_is_named_before_anything_is_filled(packed, tmp
         packed,
     )
     assert "of shared memory for the batches that worker processes fill" in done.stdout, done.stderr
-    assert "smaller batch_size or fewer workers" in done.stdout
+    assert "smaller batch_size or fewer workers" in done.stdout and "ulimit -f" in done.stdout
 
 
 @pytest.mark.gpu

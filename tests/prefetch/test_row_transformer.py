@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import fastload
 from fastload import FastLoader, FormatError, OptionError, PackedDataset
 from fastload.format.column import Column
 from fastload.images.decode_part import decode_row
-from fastload.system.threads import SWITCH_INTERVAL_S
 from fastload.transforms import (
     CenterCrop,
     ColorJitter,
@@ -205,39 +203,6 @@ def test_a_damaged_jpeg_names_its_sample(photos, tmp_path):
     path = write_ragged(tmp_path / "bad.h5", [(one, image.shape, 1) for one, image in zip(data, photos, strict=True)])
     with pytest.raises(FormatError, match=r"sample '00000007' \(row 7\).*was packed like that"):
         list(FastLoader(path, 4, transform=TRAINING))
-
-
-def test_turns_are_short_while_threads_decode(stored):
-    before_s = sys.getswitchinterval()
-    batches_of = iter(FastLoader(stored[0], 4, transform=TRAINING))
-    next(batches_of)
-    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
-    del batches_of
-    assert sys.getswitchinterval() == pytest.approx(before_s)
-
-
-def test_a_state_in_the_middle_goes_on_with_the_same_batches(raw):
-    whole = [rows for _, rows in FastLoader(PackedDataset(raw, fields=("images", "row")), 4, transform=TRAINING)]
-    loader = FastLoader(PackedDataset(raw, fields=("images", "row")), 4, transform=TRAINING)
-    for number, _ in enumerate(loader):
-        if number == 1:
-            state = loader.state_dict()
-            break
-    again = FastLoader(PackedDataset(raw, fields=("images", "row")), 4, transform=TRAINING)
-    again.load_state_dict(state)
-    rest = [rows for _, rows in again]
-    assert [rows.tolist() for rows in rest] == [rows.tolist() for rows in whole[2:]]
-
-
-def middle(sample):
-    image, label = sample
-    return image[:, :30, :30], label
-
-
-def test_a_python_transform_that_makes_one_size_runs_in_processes(raw):
-    dataset = PackedDataset(raw, fields=("images", "labels"), transform=middle)
-    shapes = {tuple(images.shape) for images, _ in FastLoader(dataset, 6, workers=1)}
-    assert shapes == {(6, 3, 30, 30)}
 
 
 @pytest.mark.parametrize("transform", [TRAINING, [RandomCrop(100, pad_if_needed=True)]])

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -67,23 +63,6 @@ def test_views_outlive_the_memory_and_its_descriptor_does_not():
 def test_more_than_there_is_is_refused_before_anything_is_taken():
     with pytest.raises(SharedMemoryError, match=r"need 10,000,000,000,000,000 bytes.*are free.*smaller batch_size"):
         SharedMemory().extend(10**16)
-
-
-def test_a_limit_is_named():
-    code = """
-        import resource, signal
-        from fastload.errors import SharedMemoryError
-        from fastload.prefetch.shared_memory import SharedMemory
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-        try:
-            SharedMemory().extend(8192)
-        except SharedMemoryError as error:
-            print(error)
-    """
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert "no 8,192 bytes of shared memory" in done.stdout and "ulimit -f" in done.stdout, done.stderr
 
 
 def test_new_memory_is_zero():
