@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError
 from fastload.format.header import PackedFile
-from fastload.read.mapped import as_bytes
 from fastload.system.files import read_into
 
 # include/uapi/linux/aio_abi.h, little-endian. IOCB_CMD_PREAD is 0.
@@ -65,19 +64,18 @@ class PreadRows:
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into arrays (B, ...). FileChangedError: the file is too short."""
         # A run: rows of the batch that follow one another in the file, too. One request reads them all.
-        begins = np.ones(len(rows), np.bool_)
-        begins[1:] = rows[1:] != rows[:-1] + 1
-        one_run = not begins[1:].any()
+        one_run = len(rows) == 1 or bool((np.diff(rows) == 1).all())
         for name, out in outs.items():
             offset, row_bytes = self._layout[name]
             if not row_bytes or not rows.size:
                 continue
-            memory = as_bytes(out).reshape(-1)
+            assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
+            memory = out.reshape(-1).view(np.uint8)
             if one_run:
                 self._read_whole(name, memory.data, offset + int(rows[0]) * row_bytes)
                 continue
             at = np.arange(len(rows))
-            in_run = at - np.maximum.accumulate(np.where(begins, at, 0))
+            in_run = at - np.maximum.accumulate(np.where(np.append(True, np.diff(rows) != 1), at, 0))
             starts = np.flatnonzero(in_run % max(1, _MAX_REQUEST_BYTES // row_bytes) == 0)
             lengths = np.diff(np.append(starts, len(rows))) * row_bytes
             self.read_ranges(name, offset + rows[starts] * row_bytes, lengths, memory)
