@@ -19,12 +19,9 @@ _SHORT_ROW_BYTES = 256
 
 
 class MappedRows:
-    """Gathers rows of linear fields from one shared, read-only mapping. Any thread may call it, also after a fork.
+    """Gathers rows of linear fields from one shared, read-only mapping, which outlives the descriptor.
 
-    Args:
-        fd: descriptor of the file, open for reading; the mapping outlives it.
-        file: its header.
-        fields: names of fields with an offset.
+    Any thread may call it, also after a fork.
     """
 
     def __init__(self, fd: int, file: PackedFile, fields: Sequence[str]) -> None:

@@ -45,11 +45,7 @@ _MAX_REQUEST_BYTES = 1 << 20
 class PreadRows:
     """Gathers rows of linear fields with `io_submit`, or `preadv` without it. Any thread may call it.
 
-    Args:
-        fd: descriptor of the file, open for reading as long as this lives.
-        file: its header.
-        fields: names of fields with an offset.
-        use_aio: False always reads with `preadv`.
+    The descriptor must stay open for reading as long as this lives.
     """
 
     def __init__(self, fd: int, file: PackedFile, fields: Sequence[str], *, use_aio: bool = True) -> None:
@@ -90,13 +86,7 @@ class PreadRows:
     ) -> None:
         """Reads ranges of the file, one after another into `out`, uint8 (bytes of all of them,).
 
-        Args:
-            name: the field they belong to, for messages.
-            offsets: int64 (R,), first bytes.
-            lengths: int64 (R,).
-
-        Raises:
-            FileChangedError: the file ends before a range does.
+        Raises FileChangedError, naming the field, if the file ends before a range does.
         """
         memory = np.cumsum(lengths) - lengths
         context = self._context() if len(offsets) > 1 else None
