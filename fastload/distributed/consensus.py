@@ -23,16 +23,11 @@ _LONGEST_WAIT_S = 0.1
 
 
 class Agreement:
-    """Finds the largest of the numbers that the ranks give for a round.
+    """Finds the largest of the numbers that the ranks give for a round, through a store that all of them see.
 
     Each rank counts rounds itself. A rank's number is deleted once that rank has read a later round of all ranks, since
-    nobody needs the earlier one then.
-
-    Args:
-        store: a store of `torch.distributed`, seen by all ranks.
-        share: this rank and the world size.
-        what: what is agreed on, for the error.
-        timeout_s: how long a rank is waited for; None: the store's own timeout, that of `init_process_group`.
+    nobody needs the earlier one then. Ranks are waited for as long as `timeout_s` says, or by default the store's own
+    timeout, that of `init_process_group`; `what` says in the error what is agreed on.
     """
 
     def __init__(self, store: Any, share: Share, *, what: str, timeout_s: float | None = None) -> None:
@@ -80,13 +75,7 @@ class Agreement:
 def open_agreement(share: Share, *, option: str, what: str) -> Agreement | None:
     """Returns the agreement of one loader; None for a single rank. All ranks must make their loaders in the same order.
 
-    Args:
-        share: rank and world size of the loader.
-        option: the option that needs it, for the error.
-        what: as in `Agreement`.
-
-    Raises:
-        OptionError: there are several ranks, and no process group of exactly these.
+    Raises OptionError, naming the option that needs it, if there are several ranks and no process group of just these.
     """
     if share.world_size == 1:
         return None
@@ -110,10 +99,7 @@ def open_agreement(share: Share, *, option: str, what: str) -> Agreement | None:
 def least_of_all_ranks(value: int, share: Share, *, what: str) -> int | None:
     """Returns the least of the numbers that the ranks give; None if there is no process group of this share.
 
-    Each rank calls it when it makes the same loader; it returns when all have called it.
-
-    Raises:
-        ShareError: a rank did not give its number in time.
+    Each rank calls it when it makes the same loader; it returns when all have, and raises ShareError if one is late.
     """
     store = _default_store()
     if store is None or process_group() != share:

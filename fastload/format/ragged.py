@@ -23,8 +23,6 @@ INDEX_DTYPES: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 """The datasets of an index: dtype, and shape of one row."""
 
-_OF_MASKS = ("offset", "bytes", "encoding")
-
 
 class RaggedExtent(NamedTuple):
     """The extent of a ragged dataset in the file.
@@ -74,7 +72,7 @@ class EncodedRow:
 
 def index_names(field: str) -> tuple[str, ...]:
     """Returns the names of the datasets that are the index of ragged `images` or `masks`."""
-    parts = _OF_MASKS if field == "masks" else tuple(INDEX_DTYPES)
+    parts = ("offset", "bytes", "encoding") if field == "masks" else INDEX_DTYPES
     return tuple(f"{field}_{part}" for part in parts)
 
 
@@ -100,11 +98,7 @@ class RaggedIndex:
         return RaggedIndex(**{name: values[rows] for name, values in vars(self).items()})
 
     def datasets(self, field: str) -> dict[str, tuple[NDArray[Any], dict[str, Any]]]:
-        """Returns the datasets of the index by name: values and attributes.
-
-        Args:
-            field: "images" or "masks".
-        """
+        """Returns the datasets of the index of "images" or "masks" by name: values and attributes."""
         found: dict[str, tuple[NDArray[Any], dict[str, Any]]] = {}
         for name in index_names(field):
             part = name.removeprefix(f"{field}_")

@@ -127,10 +127,7 @@ def create_file(
 def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpec | RaggedSpec]) -> dict[str, int]:
     """Returns the offsets that `create_file` will return, by creating the pixel datasets alone.
 
-    Args:
-        path: temporary file, which is removed again.
-        num_rows: N.
-        pixels: as in `create_file`; later datasets do not move them.
+    The path is that of a temporary file, which is removed again. Later datasets do not move the pixels.
     """
     try:
         with _new_file(path) as file:

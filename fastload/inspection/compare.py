@@ -106,12 +106,10 @@ def compare_source(
     """Compares every row with what its source image decodes to now.
 
     Args:
-        file: header of a packed file.
-        source: what it was packed from.
-        keys: of its rows.
+        keys: of the file's rows.
         workers: processes that decode; 0: this one.
         advance: called with the number of rows just compared.
-        root: folder that a table's paths are relative to, if one was given to pack it.
+        file, source, root: as in `verify_file`.
 
     Raises:
         MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.
@@ -204,11 +202,7 @@ def _prepare(
 
 
 def _pack_options(file: PackedFile) -> PackOptions:
-    """Returns the options that a file was packed with.
-
-    Raises:
-        FormatError: they are not options of this release.
-    """
+    """Returns the options that a file was packed with; raises FormatError if they are none of this release."""
     try:
         options = json.loads(file.attrs["pack_options"])
         given = options.get("source", {})

@@ -7,13 +7,12 @@ ends the process.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from fastload.errors import FileChangedError, FormatError
@@ -126,7 +125,14 @@ def verify_file(
             keys = [f"row {row}" for row in range(file.num_rows)]
             if "key" in file.fields:
                 keys = [text_of(key) for key in hdf5["key"][()].tolist()]
-            damaged = [DamagedRow(row, keys[row], "fields") for row in _damaged_fields(hdf5, file)]
+            damaged = []
+            # Rows whose values other than pixels do not match their digest.
+            names = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
+            for start in range(0, file.num_rows, FIELD_ROWS):
+                part = slice(start, start + FIELD_ROWS)
+                found = row_digests({name: hdf5[name][part] for name in names})
+                wrong = start + np.flatnonzero(found != hdf5["digest_fields"][part])
+                damaged += [DamagedRow(row, keys[row], "fields") for row in wrong.tolist()]
             damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance)]
             pixel_bytes = sum(
                 file.num_rows * field.row_bytes if field.ragged is None else int(hdf5[f"{field.name}_bytes"][()].sum())
@@ -170,16 +176,6 @@ def _require_digests(file: PackedFile) -> None:
 
 def _pixel_fields(file: PackedFile) -> list[Field]:
     return [file.fields[name] for name in PIXEL_FIELDS if name in file.fields]
-
-
-def _damaged_fields(hdf5: h5py.File, file: PackedFile) -> Iterator[int]:
-    """Yields the rows whose values other than pixels do not match their digest."""
-    names = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
-    for start in range(0, file.num_rows, FIELD_ROWS):
-        stop = min(start + FIELD_ROWS, file.num_rows)
-        expected = hdf5["digest_fields"][start:stop]
-        found = row_digests({name: hdf5[name][start:stop] for name in names})
-        yield from (start + np.flatnonzero(found != expected)).tolist()
 
 
 def _damaged_pixels(file: PackedFile, workers: int, advance: Callable[[int], None]) -> list[tuple[int, str]]:

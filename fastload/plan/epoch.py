@@ -38,6 +38,15 @@ _BLOCK_ROWS = 8192
 _USER_CODE = 4
 
 
+_BOUNDS = {
+    "chunk_rows": (0, MAX_POSITIONS),
+    "seed": (0, 2**64 - 1),
+    "epoch": (0, 2**64 - 1),
+    "world_size": (1, 2**31),
+    "batch_size": (1, 2**31),
+}
+
+
 class PlannedBatch(NamedTuple):
     """The rows of one batch on one rank.
 
@@ -112,7 +121,16 @@ class EpochPlan:
     fixed_shares: bool = False
 
     def __post_init__(self) -> None:
-        _set_numbers(self)
+        rows: object = self.rows
+        if not isinstance(rows, range) or rows.step != 1 or rows.start < 0:
+            raise OptionError(f"rows={rows!r}: a plan takes a range of rows with step 1, such as range(0, 1000)")
+        if rows.stop > MAX_POSITIONS:
+            raise OptionError(f"rows={rows!r}: fastload plans at most 2**48 rows")
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if not is_whole(value) or not least <= value <= most:
+                raise OptionError(f"{name}={value!r} must be a whole number from {least} to {most}")
+            object.__setattr__(self, name, int(value))  # NumPy's integers would overflow where Python's do not
         if self.shuffle is True or self.shuffle == "auto":
             raise OptionError(
                 f"shuffle={self.shuffle!r} depends on whether the file was shuffled when packed: "
@@ -295,22 +313,3 @@ class EpochPlan:
 def batch_seed(seed: int, epoch: int, rank: int, step: int) -> int:
     """Returns the seed of one batch for user code in Python: 64 bits, the same in any worker."""
     return derive_key(seed, epoch, _USER_CODE, rank, step)
-
-
-def _set_numbers(plan: EpochPlan) -> None:
-    rows: object = plan.rows
-    if not isinstance(rows, range) or rows.step != 1 or rows.start < 0:
-        raise OptionError(f"rows={rows!r}: a plan takes a range of rows with step 1, such as range(0, 1000)")
-    if rows.stop > MAX_POSITIONS:
-        raise OptionError(f"rows={rows!r}: fastload plans at most 2**48 rows")
-    for name, least, most in (
-        ("chunk_rows", 0, MAX_POSITIONS),
-        ("seed", 0, 2**64 - 1),
-        ("epoch", 0, 2**64 - 1),
-        ("world_size", 1, 2**31),
-        ("batch_size", 1, 2**31),
-    ):
-        value = getattr(plan, name)
-        if not is_whole(value) or not least <= value <= most:
-            raise OptionError(f"{name}={value!r} must be a whole number from {least} to {most}")
-        object.__setattr__(plan, name, int(value))  # NumPy's integers would overflow where Python's do not

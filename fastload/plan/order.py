@@ -48,8 +48,6 @@ Shuffle = Literal["full", "chunk", "auto"] | ChunkWindow | bool
 ResolvedShuffle = Literal["full", False] | ChunkWindow
 Ends = Literal["drop", "pad", "exact"]
 
-_SHUFFLES = 'True (or "auto"), False, "full", "chunk" or ChunkWindow(chunks)'
-
 
 def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
     """Returns the shuffle that a plan carries out, with all defaults resolved.
@@ -62,18 +60,18 @@ def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
     Raises:
         OptionError: shuffle is none of the accepted values, which the message lists.
     """
-    if isinstance(shuffle, ChunkWindow):
-        return shuffle
     # `is`, since 1 == True and 0 == False, and a 0 meant as a window would silently switch shuffling off.
-    if shuffle is False:
-        return False
+    if isinstance(shuffle, ChunkWindow) or shuffle is False:
+        return shuffle
     if shuffle is True or shuffle == "auto":
-        return ChunkWindow() if file_shuffled else "full"
+        shuffle = "chunk" if file_shuffled else "full"
     if shuffle == "full":
         return "full"
     if shuffle == "chunk":
         return ChunkWindow()
-    raise OptionError(f"shuffle={shuffle!r} is not known; choose {_SHUFFLES}")
+    raise OptionError(
+        f'shuffle={shuffle!r} is not known; choose True (or "auto"), False, "full", "chunk" or ChunkWindow(chunks)'
+    )
 
 
 def resolve_ends(ends: Ends | None, shuffle: ResolvedShuffle) -> Ends:

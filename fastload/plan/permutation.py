@@ -134,21 +134,15 @@ def _walk(positions: NDArray[np.int64], n: int, key: int | Words, *, backwards: 
 
 
 def permute(positions: NDArray[np.int64], n: int, key: int | Words) -> NDArray[np.int64]:
-    """Applies a keyed bijection of range(n) to positions.
+    """Applies a keyed bijection of range(n) to positions; returns a new array. Pure, and the same on every machine.
 
-    Thread-safe, pure, and the same on every machine. Costs about 50 ns a position in slices of `BLOCK` (see
-    `blockwise`); with a longer array NumPy releases the GIL some 75 times on the way.
+    Costs about 50 ns a position in slices of `BLOCK` (see `blockwise`); with a longer array NumPy releases the GIL some
+    75 times on the way.
 
     Args:
         positions: int64, (P,), each in [0, n); not checked, values outside have no meaning.
-        n: 1 to 2**48.
+        n: 1 to 2**48; OptionError if it is not.
         key: 64 bits for all positions, or uint64 (P,), one key per position.
-
-    Returns:
-        A new int64 array, (P,), in [0, n).
-
-    Raises:
-        OptionError: n is out of range.
     """
     return _walk(positions, n, key, backwards=False)
 

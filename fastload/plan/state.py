@@ -133,12 +133,9 @@ def state_from_dict(data: object) -> PlanState:
 
 
 def check_state(state: PlanState, *, header_digest: str, seed: int, shuffle: ResolvedShuffle) -> None:
-    """Raises StateError if a state is of other data or another order than the loader's.
+    """Raises StateError, naming all that differs, if a state is of other data or another order than the loader's.
 
     Ends, echo and world size may differ: they change neither the order nor which rows are unread.
-
-    Raises:
-        StateError: the message names everything that differs, with the state's value and the loader's.
     """
     differing = [
         f"{name} is {ours!r} here and {theirs!r} in the state"

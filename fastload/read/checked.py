@@ -211,17 +211,14 @@ class CheckedSamples:
 
         Rows that are not ragged are read and hashed all at once.
         """
+        wrong = []
         if not self._ragged:
             at = np.array(rows, np.int64)
             try:
                 found = pixel_digests([self._read_rows(name, at, keep=True) for name in self.names])
                 return [(row, CHANGED) for row in at[found != self._digests[at]].tolist()]
-            except ImageError as exc:
-                if len(rows) == 1:
-                    return [(rows[0], str(exc))]
-            # A bad sector makes the read of them all fail: reading them one by one finds those that it affects.
-            return [found for row in rows for found in self.damaged([row])]
-        wrong = []
+            except ImageError:
+                pass  # A bad sector makes the read of them all fail: reading them one by one finds those it affects.
         for row in rows:
             try:
                 self.checked(row)

@@ -20,7 +20,7 @@ import os
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -123,7 +123,13 @@ class ChunkedRows:
     def _copy_rows(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         unit = self._units[name]
         later = []
-        for number, at in _by_unit(rows // unit):
+        units = rows // unit
+        order = np.argsort(units, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
+        # In the order of the batch, not of the file: a batch that spans several windows is then done with the chunks of
+        # the first window before those of the last push them out of the cache.
+        for at in sorted(groups, key=lambda positions: positions[:1].tolist()) if len(rows) else ():
+            number = int(units[at[0]])
             chunk = self._chunk(name, number, unit)
             if isinstance(chunk, Future):
                 # Another thread is decoding it. This one goes on with others, or threads in the same window would wait
@@ -250,19 +256,6 @@ class ChunkedRows:
             access.set_chunk_cache(1, 0, 1.0)  # slots, bytes, preemption
             self._datasets[name] = h5py.Dataset(h5py.h5d.open(self._hdf5.id, name.encode(), access))
         return self._datasets[name]
-
-
-def _by_unit(units: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yields each unit once, with the positions in the batch at which it is wanted.
-
-    In the order of the batch, not of the file: a batch that spans several windows is then done with the chunks of the
-    first window before those of the last push them out of the cache.
-    """
-    order = np.argsort(units, kind="stable")
-    borders = np.flatnonzero(np.diff(units[order])) + 1
-    for at in sorted(np.split(order, borders), key=lambda positions: positions[:1].tolist()):
-        if len(at):
-            yield int(units[at[0]]), at
 
 
 def _copy(chunk: NDArray[Any], sources: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,12 +19,9 @@ _SHORT_ROW_BYTES = 256
 
 
 class MappedRows:
-    """Gathers rows of linear fields from one shared, read-only mapping. Any thread may call it, also after a fork.
+    """Gathers rows of linear fields from one shared, read-only mapping, which outlives the descriptor.
 
-    Args:
-        fd: descriptor of the file, open for reading; the mapping outlives it.
-        file: its header.
-        fields: names of fields with an offset.
+    Any thread may call it, also after a fork.
     """
 
     def __init__(self, fd: int, file: PackedFile, fields: Sequence[str]) -> None:
@@ -44,16 +40,18 @@ class MappedRows:
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into C-contiguous arrays of their fields' dtype, (B, ...) each."""
         for name, out in outs.items():
+            assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
             short = self._short.get(name)
             if short is None:
+                source = self._rows[name]
+                target = out.reshape(-1).view(np.uint8).reshape(len(rows), source.shape[1])
                 # "clip", since rows were checked before: "raise" copies through a buffer, at a third of the speed.
-                np.take(self._rows[name], rows, axis=0, out=as_bytes(out), mode="clip")
+                np.take(source, rows, axis=0, out=target, mode="clip")
                 continue
-            assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
-            target = out.reshape(-1).view(short.dtype)
+            elements = out.reshape(-1).view(short.dtype)
             for first in range(0, len(rows), KEEPS_GIL):
                 part = slice(first, first + KEEPS_GIL)
-                target[part] = short[rows[part]]
+                elements[part] = short[rows[part]]
 
     def rows(self, name: str) -> NDArray[np.uint8]:
         """Returns all rows of a field as mapped, uint8 (N, row_bytes), read-only; valid until `close`."""
@@ -68,9 +66,3 @@ class MappedRows:
         self._rows.clear()
         self._short.clear()
         self._map = None  # type: ignore[assignment]  # closing it would raise while a view lives
-
-
-def as_bytes(out: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns the memory of a C-contiguous array (B, ...) as uint8 (B, row_bytes)."""
-    assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
-    return out.reshape(-1).view(np.uint8).reshape(len(out), math.prod(out.shape[1:]) * out.itemsize)

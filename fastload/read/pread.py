@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError
 from fastload.format.header import PackedFile
-from fastload.read.mapped import as_bytes
 from fastload.system.files import read_into
 
 # include/uapi/linux/aio_abi.h, little-endian. IOCB_CMD_PREAD is 0.
@@ -46,11 +45,7 @@ _MAX_REQUEST_BYTES = 1 << 20
 class PreadRows:
     """Gathers rows of linear fields with `io_submit`, or `preadv` without it. Any thread may call it.
 
-    Args:
-        fd: descriptor of the file, open for reading as long as this lives.
-        file: its header.
-        fields: names of fields with an offset.
-        use_aio: False always reads with `preadv`.
+    The descriptor must stay open for reading as long as this lives.
     """
 
     def __init__(self, fd: int, file: PackedFile, fields: Sequence[str], *, use_aio: bool = True) -> None:
@@ -65,19 +60,18 @@ class PreadRows:
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into arrays (B, ...). FileChangedError: the file is too short."""
         # A run: rows of the batch that follow one another in the file, too. One request reads them all.
-        begins = np.ones(len(rows), np.bool_)
-        begins[1:] = rows[1:] != rows[:-1] + 1
-        one_run = not begins[1:].any()
+        one_run = len(rows) == 1 or bool((np.diff(rows) == 1).all())
         for name, out in outs.items():
             offset, row_bytes = self._layout[name]
             if not row_bytes or not rows.size:
                 continue
-            memory = as_bytes(out).reshape(-1)
+            assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
+            memory = out.reshape(-1).view(np.uint8)
             if one_run:
                 self._read_whole(name, memory.data, offset + int(rows[0]) * row_bytes)
                 continue
             at = np.arange(len(rows))
-            in_run = at - np.maximum.accumulate(np.where(begins, at, 0))
+            in_run = at - np.maximum.accumulate(np.where(np.append(True, np.diff(rows) != 1), at, 0))
             starts = np.flatnonzero(in_run % max(1, _MAX_REQUEST_BYTES // row_bytes) == 0)
             lengths = np.diff(np.append(starts, len(rows))) * row_bytes
             self.read_ranges(name, offset + rows[starts] * row_bytes, lengths, memory)
@@ -92,13 +86,7 @@ class PreadRows:
     ) -> None:
         """Reads ranges of the file, one after another into `out`, uint8 (bytes of all of them,).
 
-        Args:
-            name: the field they belong to, for messages.
-            offsets: int64 (R,), first bytes.
-            lengths: int64 (R,).
-
-        Raises:
-            FileChangedError: the file ends before a range does.
+        Raises FileChangedError, naming the field, if the file ends before a range does.
         """
         memory = np.cumsum(lengths) - lengths
         context = self._context() if len(offsets) > 1 else None

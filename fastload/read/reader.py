@@ -105,26 +105,13 @@ class RowReader:
         return copied
 
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Decodes rows of a ragged field; returns an array for each: (H, W, C), masks (H, W).
-
-        Args:
-            name: name of a ragged field.
-            rows: int64, (B,), any order, repeats allowed.
-
-        Raises:
-            IndexError: a row is outside the file.
-            FormatError: a row cannot be decoded; names its sample.
-            FileChangedError: the file was replaced, truncated or written to since its header was read.
-        """
+        """Decodes rows of a ragged field; returns an array for each: (H, W, C), masks (H, W)."""
         check_rows(rows, self.file.num_rows, self.file.path)
         self.check_identity()
         return self._ragged[name].decoded(rows)
 
     def ragged(self, name: str) -> RaggedReader:
-        """Returns the reader of a ragged field's encoded bytes; valid until `close`.
-
-        The caller must call `check_identity` before each batch and check the range of rows, as `gather` does.
-        """
+        """Returns the reader of a ragged field's encoded bytes; otherwise like `mapped`."""
         return self._ragged[name]
 
     def mapped(self, name: str) -> NDArray[np.uint8] | None:

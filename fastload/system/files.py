@@ -14,13 +14,8 @@ _MAX_READ_BYTES = 1 << 30
 def check_new_file(path: str | os.PathLike[str], *, force: bool = False, option: str = "--force") -> None:
     """Raises OutputError now, not after minutes of work, if no file could be written to `path`.
 
-    Args:
-        path: file to be written.
-        force: whether an existing file may be replaced.
-        option: the command line option that allows it, for the message.
-
-    Raises:
-        OutputError: the file exists, is a folder, or its folder is missing or not writable.
+    That is where it exists (unless `force`; the message names the option that allows it), is a folder, or where its
+    folder is missing or not writable.
     """
     path = Path(path)
     folder = path.absolute().parent

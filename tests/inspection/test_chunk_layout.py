@@ -5,6 +5,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 
 from fastload.inspection.chunk_layout import CACHE_BYTES, ChunkLayout, chunk_layout, findings
 
@@ -47,16 +48,6 @@ def test_a_compressed_chunk_is_decoded_whole_for_one_image(tmp_path: Path) -> No
     assert any("decodes 1.1 MiB, 10 times as much" in text and "not compressed" in text for text in found)
 
 
-def test_a_compressed_chunk_beyond_the_cache_is_named(tmp_path: Path) -> None:
-    _, found = examine(tmp_path, (80, *FACE), chunks=(80, *FACE), compression="lzf")
-    assert any("read and decoded again for each of its images" in text for text in found)
-
-
-def test_tiny_chunks_are_named(tmp_path: Path) -> None:
-    _, found = examine(tmp_path, (1100, 8, 8), chunks=(1, 8, 8))
-    assert any("Tiny chunks: 1,100 of 64 B each" in text for text in found)
-
-
 def test_chunks_never_written_are_counted(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "file.h5", "w") as file:
         dataset = file.create_dataset("images", (100, 8, 8), "u1", chunks=(10, 8, 8))
@@ -66,9 +57,17 @@ def test_chunks_never_written_are_counted(tmp_path: Path) -> None:
         assert any("7 of 10 chunks" in text for text in findings(dataset, layout))
 
 
-def test_float_pixels_are_named(tmp_path: Path) -> None:
-    _, found = examine(tmp_path, (4, 8, 8, 3), "f4")
-    assert any("float32, 4 times the bytes of uint8" in text for text in found)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options", "said"),
+    [
+        ((4, 8, 8, 3), "f4", {}, "float32, 4 times the bytes of uint8"),
+        ((1100, 8, 8), "u1", {"chunks": (1, 8, 8)}, "Tiny chunks: 1,100 of 64 B each"),
+        ((80, *FACE), "u1", {"chunks": (80, *FACE), "compression": "lzf"}, "and decoded again for each of its images"),
+    ],
+)
+def test_what_is_slow_is_named(tmp_path: Path, shape: tuple[int, ...], dtype: str, options: Any, said: str) -> None:
+    _, found = examine(tmp_path, shape, dtype, **options)
+    assert any(said in text for text in found)
 
 
 def test_contiguous_uint8_needs_no_mending(tmp_path: Path) -> None:

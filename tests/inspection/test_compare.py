@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -146,3 +148,103 @@ def test_a_table_is_found_again_below_its_root(tmp_path: Path, image_folder: Ima
     table.write_text("file,label\n" + "".join(f"{name},ape\n" for name in names))
     pack_images(table, path, root=folder)
     assert verify_file(path, source=table, root=folder, workers=0).ok
+
+
+KEYS = ("cat/0.jpg", "cat/1.jpg", "dog/2.png", "dog/3.jpg", "dog/4.jpg")
+
+
+def photos(folder: Path) -> Path:
+    """Images of several sizes: JPEGs, one of them gray and one to be turned, and a PNG."""
+    rng = np.random.default_rng(5)
+    for i, key in enumerate(KEYS):
+        path = folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        image = small.resize((40 + 3 * i, 50 - 4 * i), Image.Resampling.BICUBIC)
+        exif = Image.Exif()
+        if i == 3:
+            exif[0x0112] = 6
+        image.convert("L" if i == 1 else "RGB").save(path, **({"exif": exif} if i == 3 else {}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"store": "source"},
+        {"store": "jpeg:80"},
+        {"store": "mixed:0.5"},
+        {"store": "source", "max_size": 30},
+        {"store": "jpeg", "size": 24},
+        {"max_size": 30},
+        {"codec": "zstd"},
+        {"store": "source", "mode": "gray"},
+    ],
+    ids=str,
+)
+def test_an_unchanged_source_of_several_sizes_is_what_was_packed(tmp_path: Path, options: dict) -> None:
+    folder = photos(tmp_path / "photos")
+    path = packed(folder, **options)
+    report = verify(path, folder)
+    assert report.ok and report.source is not None
+    assert (report.source.compared, report.source.changed, report.source.inexact) == (len(KEYS), (), 0)
+
+
+@pytest.mark.parametrize("store", ["raw", "source", "jpeg"])
+def test_changed_images_of_several_sizes_are_named(tmp_path: Path, store: str) -> None:
+    folder = photos(tmp_path / "photos")
+    path = packed(folder, store=store)
+    Image.open(folder / KEYS[0]).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(folder / KEYS[0])
+    Image.open(folder / KEYS[4]).resize((20, 20)).save(folder / KEYS[4])
+    (folder / KEYS[3]).write_bytes((folder / KEYS[3]).read_bytes()[:300])
+    report = verify(path, folder)
+    assert report.source is not None and not report.ok
+    found = {row.key: row.reason for row in report.source.changed}
+    assert set(found) == {KEYS[0], KEYS[3], KEYS[4]}
+    assert "differ by up to" in found[KEYS[0]] and "no longer be decoded" in found[KEYS[3]]
+    assert "20x20 (width x height), packed was 52x34" in found[KEYS[4]]
+
+
+def test_a_source_file_of_other_bytes_and_the_same_pixels_is_named(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos")
+    path = packed(folder, store="source")
+    data = (folder / KEYS[0]).read_bytes()
+    (folder / KEYS[0]).write_bytes(data[:2] + b"\xff\xfe\x00\x07hello" + data[2:])  # a comment
+    report = verify(path, folder)
+    assert report.source is not None
+    assert [(row.key, row.reason) for row in report.source.changed] == [(KEYS[0], "its JPEG has other bytes")]
+
+
+def test_masks_are_compared(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for i in range(4):
+        for name, image in (
+            ("images", Image.new("RGB", (20 + i, 16), (9 * i, 3, 1))), ("masks", Image.new("L", (20 + i, 16), i)),
+        ):  # fmt: skip
+            (root / name).mkdir(parents=True, exist_ok=True)
+            image.save(root / name / f"{i}.png")
+    path = packed(root)
+    assert verify(path, root).ok
+    Image.new("L", (22, 16), 7).save(root / "masks/2.png")
+    report = verify(path, root)
+    assert report.source is not None
+    assert [row.reason for row in report.source.changed] == ["its mask differs"]
+
+
+def test_worker_processes_compare_rows_of_several_sizes_too(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos")
+    path = packed(folder, store="source")
+    shutil.rmtree(folder / "dog")
+    report = verify(path, folder, workers=1)
+    assert report.source is not None
+    assert report.source.changed == () and sorted(report.source.missing) == list(KEYS[2:])
+
+
+def test_options_of_another_release_are_refused(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos")
+    path = packed(folder)
+    with h5py.File(path, "r+") as file:
+        file.attrs["pack_options"] = '{"size": null, "store": "webp"}'
+    with pytest.raises(FormatError, match="pack_options cannot be read"):
+        verify(path, folder)

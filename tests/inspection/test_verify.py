@@ -6,6 +6,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from ragged_cases import NUM_ROWS, jpeg_row, varied_file, varied_rows
+from ragged_cases import flip as flip_row
 from small_files import write_random
 
 from fastload.errors import FastloadError, FormatError, OptionError
@@ -113,12 +115,6 @@ def test_a_row_that_the_disk_does_not_deliver_is_damaged_not_a_crash(
     assert report.damaged == (DamagedRow(6, "cat/006.jpg", "cannot be read: Input/output error"),)
 
 
-def test_progress_ends_at_the_number_of_rows(packed_copy: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    verify_file(packed_copy, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (40, 40)
-
-
 def test_a_foreign_file_has_no_digests(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = np.zeros((40, 16, 12, 3), np.uint8)
@@ -163,3 +159,44 @@ def test_a_byte_flipped_anywhere_in_the_metadata_is_found_or_harmless(packed_cop
                     name: value.tolist() for name, value in values.items()
                 }
                 assert file["labels"].attrs["names"].tolist() == names
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("size", [None, (16, 20)])
+def test_an_undamaged_file_of_ragged_rows_is_ok(
+    tmp_path: Path, workers: int, masks: bool, size: tuple[int, int] | None
+) -> None:
+    report = verify_file(varied_file(tmp_path / "a.h5", varied_rows(size=size), masks=masks), workers=workers)
+    assert report.ok and report.num_rows == NUM_ROWS
+    with h5py.File(tmp_path / "a.h5") as file:
+        stored = file["images_bytes"][()].sum() + (file["masks_bytes"][()].sum() if masks else 0)
+    assert report.pixel_bytes == stored
+
+
+def test_damaged_ragged_rows_are_named(tmp_path: Path) -> None:
+    path = varied_file(tmp_path / "a.h5", masks=True)
+    flip_row(path, "images", 3, -30)  # a JPEG
+    flip_row(path, "images", 4, 11)
+    flip_row(path, "masks", 9, 0)
+    seen: list[tuple[int, int]] = []
+    report = verify_file(path, progress=lambda done, total: seen.append((done, total)))
+    assert report.damaged == tuple(DamagedRow(i, f"{i:03d}.jpg", "pixels") for i in (3, 4, 9))
+    assert not report.ok and seen[-1] == (NUM_ROWS, NUM_ROWS)
+
+
+def test_a_jpeg_that_does_not_decode_is_named_though_its_digest_holds(tmp_path: Path) -> None:
+    rows = varied_rows()
+    whole, shape, orientation = jpeg_row(30, 40)  # type: ignore[misc]
+    rows[5] = (whole[:200], shape, orientation)
+    report = verify_file(varied_file(tmp_path / "a.h5", rows))
+    (found,) = report.damaged
+    assert found.row == 5 and found.what.startswith("its stored JPEG cannot be decoded (")
+
+
+def test_a_changed_index_is_damage_of_fields_and_of_the_sample(tmp_path: Path) -> None:
+    path = varied_file(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        file["images_offset"][7] = 2**50
+    what = [found.what for found in verify_file(path).damaged if found.row == 7]
+    assert what[0] == "fields" and "lies outside" in what[1] and len(what) == 2

@@ -42,15 +42,6 @@ def test_steps_are_those_of_the_definition_from_any_step_on(schedule, data):
     assert list(schedule.uses(step)) == uses[step:]
 
 
-@given(schedule=schedules)
-def test_every_batch_is_used_so_many_times_with_its_echoes_in_order(schedule):
-    echoes = {}
-    for batch, echo in schedule.uses():
-        assert echo == echoes.get(batch, 0)
-        echoes[batch] = echo + 1
-    assert echoes == dict.fromkeys(range(schedule.num_batches), schedule.factor)
-
-
 @given(schedule=mixed)
 def test_no_two_steps_running_use_one_batch_unless_there_is_only_one(schedule):
     batches = [use.batch for use in schedule.uses()]

@@ -1,4 +1,4 @@
-"""Orders of an epoch: every row once, chunks whole, windows closed, slices without influence."""
+"""Orders of an epoch: every row once, chunks whole, windows closed, slices without influence; their defaults."""
 
 import pickle
 
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastload.plan.order import ChunkWindow, make_order
+from fastload.errors import OptionError
+from fastload.plan.order import ChunkWindow, make_order, resolve_ends, resolve_shuffle
 from fastload.plan.shares import rank_share
 
 # Numbers alone are quickly made: more examples than elsewhere.
@@ -69,19 +70,6 @@ def test_rows_stay_in_their_window_of_whole_chunks(geometry, window, seed, world
         assert where == share.stop
 
 
-@settings(max_examples=3 * EXAMPLES)
-@given(geometry=geometries(), window=st.integers(1, 20), seed=st.integers(0, 99), world_size=st.integers(1, 30))
-def test_at_most_one_chunk_a_border_is_read_by_two_ranks(geometry, window, seed, world_size):
-    rows, chunk_rows = geometry
-    order = make_order(rows, chunk_rows, ChunkWindow(window), seed=seed, epoch=0, world_size=world_size)
-    chunks = order(np.arange(len(rows))) // chunk_rows
-    readings = 0
-    for rank in range(world_size):
-        share = rank_share(len(rows), rank=rank, world_size=world_size)
-        readings += np.unique(chunks[share.start : share.stop]).size
-    assert readings - np.unique(chunks).size <= world_size - 1
-
-
 def test_long_windows_and_short_ones_mix_alike():
     # A window longer than a block takes the path with one key, a short one the path with a key each.
     rows = range(37, 30_011)
@@ -102,15 +90,35 @@ def test_rows_of_a_window_are_well_mixed():
     assert 9 < np.mean([np.unique(part[:16]).size for part in chunks]) < 11.5
 
 
-@pytest.mark.parametrize(
-    ("shuffle", "golden"),
-    [(False, "GOLDEN_NONE"), ("full", "GOLDEN_FULL"), (ChunkWindow(2), "GOLDEN_CHUNK")],
-)
-def test_golden_orders_never_drift(shuffle, golden):
-    order = make_order(range(3, 23), 4, shuffle, seed=42, epoch=7, world_size=2)
-    assert order(np.arange(20)).tolist() == globals()[golden]
+@pytest.mark.parametrize("shuffle", [True, "auto"])
+def test_auto_trusts_a_file_that_was_shuffled_when_packed(shuffle):
+    assert resolve_shuffle(shuffle, file_shuffled=True) == ChunkWindow(16)
+    assert resolve_shuffle(shuffle, file_shuffled=False) == "full"
 
 
-GOLDEN_NONE = [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
-GOLDEN_FULL = [9, 15, 10, 21, 22, 18, 11, 7, 5, 19, 16, 14, 4, 20, 8, 6, 13, 12, 3, 17]
-GOLDEN_CHUNK = [18, 13, 16, 14, 17, 15, 19, 12, 4, 5, 11, 6, 10, 8, 9, 7, 22, 3, 20, 21]
+@pytest.mark.parametrize("file_shuffled", [True, False])
+def test_named_shuffles_do_not_depend_on_the_file(file_shuffled):
+    assert resolve_shuffle(False, file_shuffled) is False
+    assert resolve_shuffle("full", file_shuffled) == "full"
+    assert resolve_shuffle("chunk", file_shuffled) == ChunkWindow(16)
+    assert resolve_shuffle(ChunkWindow(3), file_shuffled) == ChunkWindow(3)
+
+
+@pytest.mark.parametrize("shuffle", [None, 1, 0, 16, "Full", "window", ["full"]])
+def test_an_unknown_shuffle_is_refused_with_the_choices(shuffle):
+    with pytest.raises(OptionError, match=r'"full", "chunk" or ChunkWindow\(chunks\)'):
+        resolve_shuffle(shuffle, file_shuffled=True)
+
+
+@pytest.mark.parametrize("chunks", [0, -1, 1.5, True, "16"])
+def test_a_window_holds_whole_chunks(chunks):
+    with pytest.raises(OptionError, match="1 or more"):
+        ChunkWindow(chunks)
+
+
+def test_ends_drop_only_when_shuffling():
+    assert resolve_ends(None, False) == "exact"
+    assert resolve_ends(None, "full") == resolve_ends(None, ChunkWindow()) == "drop"
+    assert resolve_ends("pad", False) == "pad"
+    with pytest.raises(OptionError, match='"drop", "pad", "exact" or None'):
+        resolve_ends("last", False)

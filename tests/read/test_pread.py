@@ -24,17 +24,15 @@ def rows_of(request, tmp_path):
     os.close(fd)
 
 
-def test_more_rows_than_a_kernel_queue_holds(rows_of):
+@pytest.mark.parametrize(
+    "rows",
+    [np.random.default_rng(0).integers(0, 3000, 2500), np.r_[100:2900, 7, 8, 9, 2999], np.arange(5, 905)],
+    ids=["more than a kernel queue holds", "a run longer than one request", "one run"],
+)
+@pytest.mark.parametrize("request_bytes", [1 << 20, 1000, 1])
+def test_rows_in_runs_of_any_length_are_read(rows_of, rows, request_bytes, monkeypatch):
+    monkeypatch.setattr("fastload.read.pread._MAX_REQUEST_BYTES", request_bytes)
     data, reader, _ = rows_of
-    rows = np.random.default_rng(0).integers(0, 3000, 2500)
-    out = np.empty((len(rows), 4, 4, 3), np.uint8)
-    reader.gather(rows, {"images": out})
-    assert np.array_equal(out, data[rows])
-
-
-def test_a_run_longer_than_one_request_is_cut(rows_of):
-    data, reader, _ = rows_of
-    rows = np.concatenate([np.arange(100, 2900), [7, 8, 9, 2999]])
     out = np.empty((len(rows), 4, 4, 3), np.uint8)
     reader.gather(rows, {"images": out})
     assert np.array_equal(out, data[rows])

@@ -173,7 +173,7 @@ def test_rows_of_a_ragged_field_are_announced_by_their_bytes(tmp_path):
     file = read_header(write_ragged(tmp_path / "a.h5", images))
     field, recorder = file.fields["images"], Recorder()
     ahead = announcer(file, recorder, rows=range(3))
-    small = [first for field in ahead._small for first in (field.base // PAGE,)]
+    small = [extents.base // PAGE for extents in ahead._small]
     ahead.announce(np.array([2]))
     finish(ahead)
     ahead.close()
