@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ragged_cases import NUM_ROWS, flip, jpeg_row, varied_file, varied_rows
 
-from fastload.errors import OptionError, SourceError
+from fastload.errors import SourceError
 from fastload.export import export_file
 from fastload.format.column import Column
 from fastload.format.header import read_header
@@ -104,13 +104,6 @@ def test_zstd_compresses_what_is_raw_and_keeps_digests(tmp_path: Path) -> None:
     flip(tmp_path / "b.h5", "images", 4, 2)  # the head of a zstd frame
     (found,) = verify_file(tmp_path / "b.h5").damaged
     assert found.row == 4
-
-
-def test_gzip_is_refused_with_a_fix(tmp_path: Path) -> None:
-    path = varied_file(tmp_path / "a.h5")
-    with pytest.raises(OptionError, match="zstd"):
-        repack_file(path, tmp_path / "b.h5", codec="gzip")
-    assert [each.name for each in tmp_path.iterdir()] == ["a.h5"]
 
 
 def test_a_damaged_row_is_named_and_can_be_left_out(tmp_path: Path) -> None:
