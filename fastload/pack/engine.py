@@ -129,11 +129,7 @@ class PackTasks:
         return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
 
     def task(self, number: int, *, at_once: bool = False) -> PackTask:
-        """Returns a task for a worker.
-
-        Args:
-            at_once: no row before it is skipped, so rows of one size are written at once.
-        """
+        """Returns a task; `at_once`: no row before it is skipped, so rows of one size are written at once."""
         survey, plan, rows = self.survey, self.survey.plan, self.rows(number)
         assert plan is not None and survey.headers is not None, "without images there are no tasks"
         samples, known = self.samples[rows], survey.listing.digests

@@ -370,11 +370,7 @@ def row_order(survey: Survey) -> NDArray[np.int64]:
 
 
 def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> str:
-    """Returns the message about images that cannot be read, the first few by name.
-
-    Args:
-        bad: (key, reason) of each.
-    """
+    """Returns the message about images that cannot be read, (key, reason) of each, the first few by name."""
     shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
     more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
     return (
