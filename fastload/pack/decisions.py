@@ -278,7 +278,7 @@ def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Pat
 
 
 def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -> dict[str, NDArray[np.int64]]:
-    """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row before any codec of the plan."""
+    """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs."""
     images: Any = listing.files
     keeps = plan.keeps and plan.images == "ragged"
     found = {"images": images.stored_bytes if keeps else image_row_bytes(plan, headers, listing.sizes)}
