@@ -27,9 +27,10 @@ from fastload.format.codecs import has_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.format.writer import PixelSpec
 from fastload.pack import PackOptions, PackReport, pack_images, pack_listing
+from fastload.pack.encode import ROW
 from fastload.pack.engine import task_bounds
 from fastload.pack.pack_options import parse_encoding
-from fastload.pack.pack_worker import RowStream
+from fastload.pack.pack_worker import RowStream, Unwritten, Worker
 from fastload.sources.arrays.raw_rows import MemoryRows
 from fastload.sources.listing import Arrays, Listing
 
@@ -99,6 +100,19 @@ def test_offsets_of_rows_as_they_come_are_those_of_all_at_once(lengths, chunk_by
     second, end = stream.offsets(rows[cut:], middle)
     whole, whole_end = stream.offsets(rows, 0)
     assert np.concatenate((first, second)).tolist() == whole.tolist() and end == whole_end
+
+
+def test_rows_are_written_around_the_gaps_that_chunks_leave(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    path.write_bytes(bytes(20))
+    rows = np.zeros(3, ROW)
+    rows["images"] = 4
+    worker = Worker(MemoryRows.of(np.zeros((1, 1, 1, 3), np.uint8)))
+    stream = RowStream("images", str(path), 2, 10, None)
+    worker.unwritten[7] = Unwritten((stream,), rows, [[b"aaaa", b"bbbb", b"cccc"]])
+    assert worker.write((7, (0,))) == 7
+    worker.close()
+    assert path.read_bytes() == b"\0\0aaaabbbb\0\0cccc" + bytes(4)
 
 
 def listing_of(files: Arrays, count: int) -> Listing:
