@@ -69,7 +69,9 @@ def plan_export(listing: Listing, layout: ExportLayout, jpegs: Collection[int] =
     why = _no_folders(listing)
     more = listing.masks is not None or bool(set(listing.columns) - {"labels"})
     if layout == "csv" or (layout == "auto" and (why or more)):
-        layout, images, notes = "csv", _table_names(listing), list[str]()
+        # Not in the folders of the keys: such names as `img_align_celeba/` would be taken for that dataset.
+        given, layout, notes = Names(), "csv", list[str]()
+        images = [given.path([], safe_name("_".join(safe_parts(key))), _PNG) for key in listing.keys]
         masks = [f"{TABLE_MASKS}/{path}" for path in images]
     elif why:
         raise OptionError(f"class folders cannot hold this file: {why}. Choose `--layout csv`.")
@@ -134,12 +136,6 @@ def _folder_names(listing: Listing) -> tuple[list[str], list[str]]:
         if used != sorted(folders):
             notes.append(RENUMBERED)
     return paths, notes
-
-
-def _table_names(listing: Listing) -> list[str]:
-    """Returns names after the keys, all in one folder: `img_align_celeba/` would be taken for that dataset."""
-    given = Names()
-    return [given.path([], safe_name("_".join(safe_parts(key))), _PNG) for key in listing.keys]
 
 
 def _class_names(labels: Column) -> tuple[str, ...]:

@@ -74,11 +74,7 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
 
 
 def image_file(job: Job, row: int) -> bytes:
-    """Returns the bytes of the image file of a row.
-
-    Raises:
-        SourceError: the row is damaged; the message names it.
-    """
+    """Returns the bytes of the image file of a row; raises SourceError for a damaged one."""
     found = _read(job, row)
     return found.jpeg or encode_png(found.image)
 
@@ -93,11 +89,7 @@ def _write_row(job: Job, row: int, resumed: bool) -> bool:
 
 
 def _read(job: Job, row: int) -> _Row:
-    """Returns a row that matches its digest.
-
-    Raises:
-        SourceError: it is damaged; the message names it.
-    """
+    """Returns a row that matches its digest; raises SourceError, which names it, for a damaged one."""
     files, masks = job.listing.files, job.listing.masks
     try:
         if isinstance(files, RaggedRows):

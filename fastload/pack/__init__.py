@@ -1,7 +1,7 @@
 """Packing: a dataset as it lies on disk becomes one HDF5 file of chunked pixels or encoded images.
 
 `pack_images` takes a source (folder, archive, table, dataset object) and an output path. It lists the samples, reads
-every header (`survey`, `decisions`, `encoding`), lets worker processes make and write rows (`pool`, `pack_worker`,
+every header (`survey`, `decisions`), lets worker processes make and write rows (`pool`, `pack_worker`,
 `encode`), and gives the finished file its metadata and its name (`finish`). It returns a `PackReport`.
 
 Read `engine` first: how rows are cut into tasks, and where they are written. Unfinished work lies in

@@ -51,12 +51,8 @@ def begin_or_resume(
 ) -> tuple[PackTasks, list[TaskRecord]]:
     """Returns the tasks of a pack and those that are done and whole; the unfinished files are ready for the others.
 
-    Args:
-        found: the content of the journal.
-
     Raises:
         ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
-        SourceError, OptionError: as survey_listing.
         OutputError: the output exists, or the disk is too full.
     """
     old = None
@@ -207,11 +203,7 @@ def own_files(job: PackJob, found: JournalContents | None) -> list[Path]:
 
 
 def discard(job: PackJob, found: JournalContents | None) -> None:
-    """Removes the files of an unfinished pack, but for its journal.
-
-    Args:
-        found: the content of the journal.
-    """
+    """Removes the files of an unfinished pack, but for its journal."""
     for path in own_files(job, found):
         wait_for_orphans(path)
         path.unlink(missing_ok=True)
@@ -246,11 +238,7 @@ def _identity_of(job: PackJob) -> dict[str, Any]:
 
 
 def changed_since(job: PackJob, head: Mapping[str, Any], old: NDArray[np.void]) -> str:
-    """Returns the first difference to what a journal's head says, in words; "" when there is none.
-
-    Args:
-        old: SOURCE (N,), the sources in the journal.
-    """
+    """Returns the first difference to a journal's head and sources, SOURCE (N,), in words; "" when there is none."""
     identity, table = _identity_of(job), source_table(job.listing)
     for name in ("release", "decoder", "layout"):
         if head[name] != identity[name]:
@@ -284,11 +272,7 @@ def _check_space(tasks: PackTasks, done: list[TaskRecord]) -> None:
 
 
 def free_bytes(output: Path) -> int:
-    """Returns the bytes free on the file system of an output.
-
-    Raises:
-        OutputError: its folder is missing.
-    """
+    """Returns the bytes free on the file system of an output; raises OutputError if its folder is missing."""
     try:
         return shutil.disk_usage(output.absolute().parent).free
     except OSError as exc:
@@ -301,11 +285,7 @@ def free_bytes(output: Path) -> int:
 def _reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
     """Creates the file with all its space, so that a full disk is noticed before the first image is decoded.
 
-    Args:
-        again: the file exists, and its content stays.
-
-    Raises:
-        OutputError: it cannot be created, or the space is not there.
+    With `again` the file exists, and its content stays. Raises OutputError if the space is not there.
     """
     try:
         fd = os.open(part, os.O_RDWR | (0 if again else os.O_CREAT | os.O_EXCL), 0o666)

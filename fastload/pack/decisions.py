@@ -90,11 +90,7 @@ def fitted_size(height: int, width: int, max_size: int | None) -> tuple[int, int
 
 
 def fitted_sizes(sizes: NDArray[np.int64], max_size: int | None) -> NDArray[np.int64]:
-    """Returns `fitted_size` of many images, int64 (N, 2).
-
-    Args:
-        sizes: int64 (N, 2), heights and widths; 0 where not known, which stays 0.
-    """
+    """Returns `fitted_size` of many images, int64 (N, 2); 0 where not known, which stays 0."""
     short = sizes.min(axis=1, keepdims=True)
     if max_size is None or not (short > max_size).any():
         return sizes
@@ -282,11 +278,7 @@ def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Pat
 
 
 def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -> dict[str, NDArray[np.int64]]:
-    """Returns the bytes of each row before the plan's codecs: int64 (N,) for "images" and, if there are any, "masks".
-
-    Args:
-        headers: HEADERS (N,) of all samples of the listing.
-    """
+    """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs."""
     images: Any = listing.files
     keeps = plan.keeps and plan.images == "ragged"
     found = {"images": images.stored_bytes if keeps else image_row_bytes(plan, headers, listing.sizes)}

@@ -125,26 +125,43 @@ def array_header(images: Arrays) -> ImageHeader:
 
 def image_filler(images: Files | Pictures | Arrays) -> Fill:
     """Returns the `Fill` of images, whose out is (n, H, W, C)."""
-    if isinstance(images, Files):
-        return lambda samples, target, out, headers: _one_by_one(
-            samples, lambda sample, at: decode_image(_of_same_size(images.read(sample), headers, at), target, out[at])
-        )
-    if isinstance(images, Pictures):
-        return lambda samples, target, out, _: _one_by_one(
-            samples, lambda sample, at: resample_pixels(_with_channels(images.read(sample)), target, out[at])
-        )
+    encoded = images.read if isinstance(images, Files) else None
+    pixels = images.read if isinstance(images, Pictures) else None
+    arrays = images if isinstance(images, Arrays) else None
 
     def fill(
         samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]
     ) -> dict[int, str]:
-        if not must_convert(images, target):
-            images.read_rows(samples, out)
-            return {}
-        pixels = np.empty((len(samples), *images.shape), images.dtype)
-        images.read_rows(samples, pixels)
-        return _one_by_one(samples, lambda _, at: resample_pixels(_with_channels(pixels[at]), target, out[at]))
+        rows = np.empty(0)
+        if arrays is not None:
+            if not must_convert(arrays, target):
+                arrays.read_rows(samples, out)
+                return {}
+            rows = np.empty((len(samples), *arrays.shape), arrays.dtype)
+            arrays.read_rows(samples, rows)
+
+        def one(sample: int, at: int) -> None:
+            if encoded is not None:
+                data = encoded(sample)
+                if len(headers):
+                    _check_size(data, headers[at])
+                decode_image(data, target, out[at])
+                return
+            found = rows[at] if pixels is None else pixels(sample)
+            resample_pixels(found if found.ndim == 3 else found[..., None], target, out[at])
+
+        return _one_by_one(samples, one)
 
     return fill
+
+
+def _check_size(data: bytes, header: np.void) -> None:
+    """Raises ImageError for an image file that has another size than in its header when that was read."""
+    now, height, width = probe_image(lambda size: data[:size]), header["height"], header["width"]
+    if (now.height, now.width) != (height, width):
+        raise ImageError(
+            f"is {now.width}x{now.height} (width x height) now, and was {width}x{height} when its header was read"
+        )
 
 
 def must_convert(images: Arrays, target: Target) -> bool:
@@ -194,22 +211,6 @@ def _one_by_one(samples: NDArray[np.int64], fill: Callable[[int, int], None]) ->
         except (ImageError, OSError) as exc:
             reasons[at] = reason_of(exc)
     return reasons
-
-
-def _of_same_size(data: bytes, headers: NDArray[np.void], at: int) -> bytes:
-    """Returns the bytes of an image file, once their header gives the size found before."""
-    if len(headers):
-        now, then = probe_image(lambda size: data[:size]), headers[at]
-        if (now.height, now.width) != (then["height"], then["width"]):
-            raise ImageError(
-                f"is {now.width}x{now.height} (width x height) now, and was {then['width']}x{then['height']} when its "
-                f"header was read"
-            )
-    return data
-
-
-def _with_channels(pixels: NDArray[Any]) -> NDArray[Any]:
-    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def reason_of(exc: Exception) -> str:

@@ -28,12 +28,12 @@ from fastload.format.codecs import NONE
 from fastload.format.header import IMAGES_OFFSET
 from fastload.format.writer import pixel_offsets
 from fastload.pack.decisions import row_lengths
-from fastload.pack.encode import HEADERS, ROW
+from fastload.pack.encode import ROW
 from fastload.pack.journal import Journal, TaskRecord, source_table
 from fastload.pack.pack_options import PackJob
 from fastload.pack.pack_worker import PackTask, RowStream, Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import Survey, only_arrays, row_order, unreadable
+from fastload.pack.survey import Survey, has_coordinates, only_arrays, row_order, unreadable
 
 TASK_BYTES = 8 * 2**20
 COPY_TASK_BYTES = 8 * 2**20
@@ -129,22 +129,20 @@ class PackTasks:
         return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
 
     def task(self, number: int, *, at_once: bool = False) -> PackTask:
-        """Returns a task for a worker.
-
-        Args:
-            at_once: no row before it is skipped, so rows of one size are written at once.
-        """
+        """Returns a task; `at_once`: no row before it is skipped, so rows of one size are written at once."""
         survey, plan, rows = self.survey, self.survey.plan, self.rows(number)
         assert plan is not None and survey.headers is not None, "without images there are no tasks"
         samples, known = self.samples[rows], survey.listing.digests
         resized = plan.max_size is not None or (plan.target is not None and plan.target.fit is not None)
         keeps_pixels = plan.option.kind in ("raw", "keep") and not resized
-        needs_headers = plan.images == "ragged" or survey.must_keep_size
+        # Masks, boxes and points were fitted to the size in the header.
+        fitted = survey.listing.masks is not None or has_coordinates(survey.listing)
+        must_keep_size = plan.target is not None and plan.target.fit is not None and fitted
         return PackTask(
             number=number,
             first=rows.start,
             samples=samples,
-            headers=survey.headers[samples] if needs_headers else np.zeros(0, HEADERS),
+            headers=survey.headers[samples if plan.images == "ragged" or must_keep_size else samples[:0]],
             digests=known[samples] if known is not None and keeps_pixels else np.zeros(0, np.uint64),
             plan=plan,
             streams=self.streams,

@@ -220,16 +220,7 @@ def _converted(tasks: PackTasks, rows: NDArray[np.void]) -> dict[str, int]:
 
 
 def _complete(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], threads: int) -> Path:
-    """Makes the complete file, all of it synced to disk; returns its path, which is `OUT.h5.part` or `OUT.h5.meta`.
-
-    Args:
-        rows: ROW (N,), all rows that were made.
-        ends: for each stream, where its rows end.
-        threads: number of threads that compress.
-
-    Raises:
-        OutputError: the disk is full; what was packed stays.
-    """
+    """Makes the complete file of rows (ROW), synced to disk; returns its path, `OUT.h5.part` or `OUT.h5.meta`."""
     job = tasks.job
     columns, attrs = _described(tasks.survey, tasks.samples[rows["row"]], rows["digest"].copy())
     of_one_size = tasks.survey.pixels(len(rows))
@@ -269,12 +260,7 @@ def _reason(exc: OSError) -> str:
 def _described(
     survey: Survey, samples: NDArray[np.int64], digests: NDArray[np.uint64]
 ) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Returns the datasets of a file other than its pixels, and its root attributes.
-
-    Args:
-        samples: int64 (N,): the sample of each row of the finished file.
-        digests: uint64 (N,): its pixel digest.
-    """
+    """Returns the datasets of a file other than its pixels, with the samples of its rows, and its root attributes."""
     listing = survey.listing
     columns = {name: Column(column.values[samples], column.attrs) for name, column in listing.columns.items()}
     columns["split"] = Column(listing.split[samples], {"names": listing.split_names})

@@ -137,13 +137,6 @@ class Survey:
         return attrs if masks.ignore_index is None else attrs | {"ignore_index": masks.ignore_index}
 
     @property
-    def must_keep_size(self) -> bool:
-        """Whether images must still have the size in their header when decoded: masks and boxes are fitted to it."""
-        return self.target is not None and self.target.fit is not None and (
-            self.listing.masks is not None or _has_coordinates(self.listing)
-        )  # fmt: skip
-
-    @property
     def bytes_needed(self) -> int:
         """Bytes of all rows before any lossless codec that the options ask for.
 
@@ -210,7 +203,7 @@ def survey_listing(
     if frames:
         converted["several frames -> the first"] = frames
     if turned:
-        kept = " (masks, boxes and points count as upright already)" if masks or _has_coordinates(listing) else ""
+        kept = " (masks, boxes and points count as upright already)" if masks or has_coordinates(listing) else ""
         converted[f"EXIF orientation -> upright{kept}"] = turned
     _check_masks_and_coordinates(listing, options, source)
     moved = with_moved_coordinates(listing, headers, plan.target, plan.max_size)
@@ -325,7 +318,7 @@ def with_moved_coordinates(
         max_size: limit of an image's shorter side then.
     """
     resized = max_size is not None if target is None else target.fit is not None
-    if not resized or not _has_coordinates(listing):
+    if not resized or not has_coordinates(listing):
         return listing
     sizes = np.stack([headers["height"], headers["width"]], 1)
     goal = target or fitted_sizes(sizes.astype(np.int64), max_size)
@@ -340,7 +333,7 @@ def with_moved_coordinates(
     return replace(listing, columns=columns)
 
 
-def _has_coordinates(listing: Listing) -> bool:
+def has_coordinates(listing: Listing) -> bool:
     return any(column.moves for column in listing.columns.values())
 
 
@@ -370,11 +363,7 @@ def row_order(survey: Survey) -> NDArray[np.int64]:
 
 
 def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> str:
-    """Returns the message about images that cannot be read, the first few by name.
-
-    Args:
-        bad: (key, reason) of each.
-    """
+    """Returns the message about images that cannot be read, (key, reason) of each, the first few by name."""
     shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
     more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
     return (

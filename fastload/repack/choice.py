@@ -55,13 +55,10 @@ def choose_rows(listing: Listing, choice: Choice, where: str | Path) -> NDArray[
     rows = np.arange(len(listing)) if choice.rows is None else _rows_in(choice.rows, len(listing), where)
     rows = rows[fits[rows]]
     if not len(rows):
-        raise OptionError(f"{where}: no row fits all that was asked for ({_describe(choice)}). Ask for less.")
+        asked = [f"{name} {first_few(list(values))}" for name, values in choice.to_dict().items()]
+        asked += [f"rows in {choice.rows}"] if choice.rows else []
+        raise OptionError(f"{where}: no row fits all that was asked for ({'; '.join(asked)}). Ask for less.")
     return rows[np.argsort(listing.split[rows], kind="stable")]
-
-
-def _describe(choice: Choice) -> str:
-    parts = [f"{name} {first_few(list(values))}" for name, values in choice.to_dict().items()]
-    return "; ".join([*parts, *([f"rows in {choice.rows}"] if choice.rows else [])])
 
 
 def _splits(listing: Listing, wanted: Sequence[str], where: str | Path) -> list[int]:

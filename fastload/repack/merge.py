@@ -33,7 +33,12 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
         SourceError: two files differ in a way that one file cannot hold; it names both.
         OptionError: fewer than two files, or one twice.
     """
-    _check_paths(paths)
+    if len(paths) < 2:
+        raise OptionError("merge needs at least two files.")
+    found = [Path(path).resolve() for path in paths]
+    for at, path in enumerate(paths):
+        if found[at] in found[:at]:
+            raise OptionError(f"{path}: given twice; every row would be there twice.")
     parts = [list_packed(path) for path in paths]
     for part in parts[1:]:
         _check_same_fields(parts[0], part)
@@ -65,16 +70,6 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
         digests=np.concatenate(known) if len(known) == len(parts) else None,
     )
     return regroup(joined, np.argsort(joined.split, kind="stable"))
-
-
-def _check_paths(paths: Sequence[str | Path]) -> None:
-    if len(paths) < 2:
-        raise OptionError("merge needs at least two files.")
-    seen: dict[Path, Path] = {}
-    for path in map(Path, paths):
-        if path.resolve() in seen:
-            raise OptionError(f"{path}: given twice; every row would be there twice.")
-        seen[path.resolve()] = path
 
 
 def _names(parts: Sequence[_Part]) -> str:

@@ -40,11 +40,6 @@ def in_threads(
             pool.shutdown(cancel_futures=True)
 
 
-def in_order(work: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], threads: int) -> Iterator[ResultT]:
-    """Yields results in the order of the tasks; otherwise like `in_threads`."""
-    return in_threads(work, tasks, threads, ordered=True)
-
-
 # A shorter switch interval for Python's threads while some of them decode.
 #
 # A thread that comes back from a decoder waits for the GIL until its owner's switch interval is over: 5 ms by

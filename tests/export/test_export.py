@@ -50,15 +50,23 @@ def digests(path: Path) -> dict[int, tuple[str, str]]:
         }
 
 
+def assert_same_values(source: Path, again: Path, names) -> None:
+    """Rows with the same pixels have the same values."""
+    with h5py.File(source) as a, h5py.File(again) as b:
+        order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
+        for name in names:
+            assert np.array_equal(a[name][()][order], b[name][()]), name
+
+
+def packed_again(folder: Path, **options) -> Path:
+    """The folder as a packed file, by folders and table alone: without what `fastload pack` would rather believe."""
+    (folder / SIDECAR).unlink()
+    return pack_images(folder, folder.parent / "b.h5", workers=0, overwrite=True, **options).path
+
+
 def files_in(folder: Path) -> list[str]:
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return [name for name in found if name not in (SIDECAR, FIELDS)]
-
-
-def plain(folder: Path) -> Path:
-    """The folder without what `fastload pack` would rather believe than folders and table."""
-    (folder / SIDECAR).unlink()
-    return folder
 
 
 @pytest.mark.parametrize("layout", ["auto", "folder", "csv"])
@@ -68,8 +76,7 @@ def test_exported_and_packed_again_it_is_the_same(tmp_path, layout, splits):
     report = export_file(source, tmp_path / "out", layout=layout, workers=2)
     assert report.notes == ()
     assert (report.num_images, report.layout) == (24, "csv" if layout == "csv" else "folder")
-    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
-    assert digests(tmp_path / "b.h5") == digests(source)
+    assert digests(packed_again(tmp_path / "out")) == digests(source)
     assert read_header(tmp_path / "b.h5").fields["labels"].names == ("ant", "bee", "cat")
     if report.layout == "folder":
         top = "train/" if splits else ""
@@ -90,8 +97,7 @@ def test_gray_alpha_and_16_bits_lose_nothing(tmp_path, shape, dtype, mode):
     export_file(source, tmp_path / "out", workers=1)
     with Image.open(tmp_path / "out" / "00000003.png") as image:
         assert image.mode == mode
-    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
-    assert digests(tmp_path / "b.h5") == digests(source)
+    assert digests(packed_again(tmp_path / "out")) == digests(source)
 
 
 def test_masks_boxes_and_other_values_come_back_through_the_table(tmp_path):
@@ -104,12 +110,8 @@ def test_masks_boxes_and_other_values_come_back_through_the_table(tmp_path):
     source = make(tmp_path / "a.h5", masks=masks, extra=extra, splits={"train": 15, "val": 9})
     report = export_file(source, tmp_path / "out")
     assert (report.layout, report.num_masks) == ("csv", 24)
-    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
-    assert digests(tmp_path / "b.h5") == digests(source)
-    with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
-        order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
-        for name in ("bbox", "identity", "labels", "masks"):
-            assert np.array_equal(a[name][()][order], b[name][()]), name
+    assert digests(packed_again(tmp_path / "out")) == digests(source)
+    assert_same_values(source, tmp_path / "b.h5", ("bbox", "identity", "labels", "masks"))
 
 
 def test_masks_alone_lie_in_a_folder_next_to_the_images(tmp_path):
@@ -120,8 +122,7 @@ def test_masks_alone_lie_in_a_folder_next_to_the_images(tmp_path):
     assert files_in(tmp_path / "out")[24] == "masks/train/00000000.png"
     with Image.open(tmp_path / "out" / "masks" / "train" / "00000000.png") as image:
         assert image.mode == "L" and np.array_equal(np.asarray(image), masks[0])
-    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
-    assert digests(tmp_path / "b.h5") == digests(source)
+    assert digests(packed_again(tmp_path / "out")) == digests(source)
 
 
 @pytest.mark.parametrize("names", [("car", "dog"), ("10", "2")])
@@ -138,18 +139,8 @@ def test_several_boxes_an_image_are_rows_of_the_table(tmp_path, names):
     }
     source = make(tmp_path / "a.h5", labels=False, extra=extra)
     export_file(source, tmp_path / "out")
-    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
-    with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
-        order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
-        for name in extra:
-            assert np.array_equal(a[name][()][order], b[name][()]), name
-
-
-def classes_of(path: Path) -> dict[int, tuple[int, int]]:
-    """Pixel digest -> class number and second value of its row."""
-    with h5py.File(path) as file:
-        pairs = np.stack([file["labels"][()], file["other"][()]], axis=1).tolist()
-        return dict(zip(file["digest"][()].tolist(), map(tuple, pairs), strict=True))
+    packed_again(tmp_path / "out")
+    assert_same_values(source, tmp_path / "b.h5", extra)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +152,8 @@ def test_class_names_that_no_table_can_hold_come_back_as_numbers(tmp_path, names
     source = make(tmp_path / "a.h5", labels=False, extra={"labels": labels, "other": other})
     report = export_file(source, tmp_path / "out")
     assert any("`label` holds the numbers of the classes" in note for note in report.notes)
-    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
-    assert classes_of(tmp_path / "b.h5") == classes_of(source)
+    packed_again(tmp_path / "out")
+    assert_same_values(source, tmp_path / "b.h5", ("labels", "other"))
     table = list(csv.DictReader((tmp_path / "out" / "manifest.csv").read_text().splitlines()))
     assert [row["label_name"] for row in table] == [names[int(row["label"])] for row in table]
 
@@ -171,8 +162,7 @@ def test_classes_named_by_numbers_keep_their_names_in_folders(tmp_path):
     extra = {"labels": Column(np.arange(24) % 4, {"names": ("0", "1", "10", "2")})}
     source = make(tmp_path / "a.h5", labels=False, extra=extra)
     assert export_file(source, tmp_path / "out").layout == "folder"
-    pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0)
-    assert digests(tmp_path / "b.h5") == digests(source)
+    assert digests(packed_again(tmp_path / "out")) == digests(source)
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -186,12 +176,8 @@ def test_attribute_vectors_are_columns(tmp_path, others):
     assert any("name all with `--labels Smiling,Young,...`" in note for note in report.notes) == others
     assert (tmp_path / "out" / "manifest.csv").read_text().startswith("file_name,Smiling,Young,Hat")
     told = {"labels": ["Smiling", "Young", "Hat"]} if others else {}
-    report = pack_images(plain(tmp_path / "out"), tmp_path / "b.h5", workers=0, **told)
-    assert report.layout == "manifest"
-    with h5py.File(source) as a, h5py.File(tmp_path / "b.h5") as b:
-        order = [a["digest"][()].tolist().index(digest) for digest in b["digest"][()].tolist()]
-        for name in extra:
-            assert np.array_equal(a[name][()][order], b[name][()]), name
+    assert read_header(packed_again(tmp_path / "out", **told)).attrs["source_layout"] == "manifest"
+    assert_same_values(source, tmp_path / "b.h5", extra)
 
 
 @pytest.mark.parametrize("layout", ["folder", "csv"])
@@ -226,8 +212,7 @@ def test_no_key_leads_out_of_the_folder(tmp_path):
         found = [name for name in files_in(tmp_path / f"out-{layout}") if name.endswith(".png")]
         assert len(found) == 24 == len({name.casefold() for name in found})
         assert all(part.isprintable() and not part.startswith(".") for name in found for part in name.split("/"))
-        pack_images(plain(tmp_path / f"out-{layout}"), tmp_path / "b.h5", workers=0, overwrite=True)
-        assert digests(tmp_path / "b.h5") == digests(source)
+        assert digests(packed_again(tmp_path / f"out-{layout}")) == digests(source)
         (tmp_path / "b.h5").unlink()
 
 

@@ -79,6 +79,7 @@ def test_rows_without_a_size_beforehand_are_ragged(rows, options, images, masks)
         (SAME, {"size": (8, 8), "max_size": 8}, "only one of them"),
         (SAME, {"size": (8, 8), "store": "source"}, "--max-size"),
         (SAME, {"max_size": 0}, "at least 1"),
+        (SAME, {"store": "jpeg:200"}, "accepted: raw, jpeg, jpeg:1 to jpeg:100"),
         (SAME, {"codec": "lzma"}, "accepted: auto, none, gzip.* zstd"),
         (SAME, {"store": "jpeg", "mode": "rgba"}, "`--mode rgba` makes an alpha channel"),
         (headers((9, 9, 1, 16, 0)), {"store": "jpeg"}, "--bits 8"),

@@ -1,4 +1,4 @@
-"""Rows of varying length and compressed ones from real files, interrupted anywhere, with any number of workers."""
+"""Tasks, and rows of varying length and compressed ones from real files, interrupted anywhere, by any workers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,31 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
-from fastload.errors import OptionError, OutputError, ResumeError, SourceError
+from fastload.errors import OutputError, ResumeError, SourceError
 from fastload.format.codecs import has_zstd
 from fastload.format.ragged import JPEG, RAW
+from fastload.format.writer import PixelSpec
 from fastload.pack import PackOptions, PackReport, pack_images, pack_listing
+from fastload.pack.encode import ROW
+from fastload.pack.engine import task_bounds
 from fastload.pack.pack_options import parse_encoding
+from fastload.pack.pack_worker import RowStream, Unwritten, Worker
 from fastload.sources.arrays.raw_rows import MemoryRows
-from fastload.sources.listing import Listing
+from fastload.sources.listing import Arrays, Listing
 
 CHUNK = 6000
 needs_zstd = pytest.mark.skipif(not has_zstd(), reason="needs the extra [zstd]")
@@ -70,6 +79,86 @@ def leftovers(output: Path) -> list[str]:
 
 def pixels_of(data: bytes) -> np.ndarray[Any, Any]:
     return np.asarray(Image.open(io.BytesIO(data)))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=80), st.integers(1, 120))
+def test_tasks_hold_all_rows_once_and_few_bytes_each(lengths: list[int], task_bytes: int) -> None:
+    bounds = task_bounds(np.array(lengths), task_bytes)
+    assert bounds[0] == 0 and bounds[-1] == len(lengths)
+    assert len(bounds) - 1 >= min(16, len(lengths))
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        assert stop - start == 1 or (stop > start and sum(lengths[start:stop]) <= task_bytes)
+
+
+@given(st.lists(st.integers(0, 40), max_size=40), st.integers(1, 30), st.booleans(), st.data())
+def test_offsets_of_rows_as_they_come_are_those_of_all_at_once(lengths, chunk_bytes, one_size, data) -> None:
+    rows = np.array(lengths, np.int64)
+    spec = PixelSpec((1,), np.dtype(np.uint8), 1) if one_size else None
+    stream = RowStream("images", "x", 4096, chunk_bytes, spec)
+    cut = data.draw(st.integers(0, len(lengths)))
+    first, middle = stream.offsets(rows[:cut], 0)
+    second, end = stream.offsets(rows[cut:], middle)
+    whole, whole_end = stream.offsets(rows, 0)
+    assert np.concatenate((first, second)).tolist() == whole.tolist() and end == whole_end
+
+
+def test_rows_are_written_around_the_gaps_that_chunks_leave(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    path.write_bytes(bytes(20))
+    rows = np.zeros(3, ROW)
+    rows["images"] = 4
+    worker = Worker(MemoryRows.of(np.zeros((1, 1, 1, 3), np.uint8)))
+    stream = RowStream("images", str(path), 2, 10, None)
+    worker.unwritten[7] = Unwritten((stream,), rows, [[b"aaaa", b"bbbb", b"cccc"]])
+    assert worker.write((7, (0,))) == 7
+    worker.close()
+    assert path.read_bytes() == b"\0\0aaaabbbb\0\0cccc" + bytes(4)
+
+
+def listing_of(files: Arrays, count: int) -> Listing:
+    keys = tuple(f"{i:05d}" for i in range(count))
+    zeros = np.zeros(count, np.int64)
+    return Listing("arrays", keys, zeros.astype(np.uint8), ("all",), {}, (), zeros, zeros, files)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Rows of noise that remember how many were asked for at once."""
+
+    shape: tuple[int, ...] = (300, 300, 3)
+    dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 - a dtype is not mutable
+    asked: list[int] = field(default_factory=list)
+
+    def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        self.asked.append(len(indices))
+        out[...] = indices.reshape(-1, 1, 1, 1)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Counted:
+        raise AssertionError("not asked for")
+
+
+def test_large_arrays_are_made_small_a_few_at_a_time(tmp_path: Path) -> None:
+    files = Counted()
+    pack_listing(listing_of(files, 50), tmp_path / "a.h5", options=PackOptions((8, 8)), source_name="S", workers=0)
+    assert max(files.asked) * 300 * 300 * 3 <= 2 * 2**20 and sum(files.asked) == 50
+
+
+def test_large_arrays_in_memory_are_shared_by_threads_and_not_copied_to_processes(tmp_path: Path) -> None:
+    values = np.zeros((80, 600, 500, 3), np.uint8)
+    values[:, 100, 100] = np.arange(80).reshape(-1, 1)
+    children: list[int] = []
+
+    def count(stage: str, done: int, total: int) -> None:
+        children.append(len(psutil.Process().children()))
+
+    before = len(psutil.Process().children())
+    for workers in (0, 2):
+        pack_listing(
+            listing_of(MemoryRows.of(values), 80), tmp_path / f"{workers}.h5", source_name="S", workers=workers,
+            options=PackOptions((60, 50), chunk_bytes=9000), progress=count,
+        )  # fmt: skip
+    assert max(children) == before
+    assert (tmp_path / "0.h5").read_bytes() == (tmp_path / "2.h5").read_bytes()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -238,10 +327,7 @@ def test_an_image_larger_than_a_chunk_has_chunks_of_its_own_and_that_is_said(tmp
 
 def test_arrays_are_encoded_by_threads_to_the_same_bytes(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 2**16, (50, 9, 7, 3), np.uint16)
-    zeros = np.zeros(50, np.int64)
-    keys = tuple(f"{i:02d}" for i in range(50))
-    files = MemoryRows.of(values)
-    listing = Listing("arrays", keys, zeros.astype(np.uint8), ("all",), {}, (), zeros, zeros, files)
+    listing = listing_of(MemoryRows.of(values), 50)
     for name, options in (
         ("jpeg", PackOptions(bits=8, store=parse_encoding("jpeg:95"))),
         ("gzip", PackOptions(codec="gzip:1", chunk_bytes=1000)),
@@ -313,18 +399,6 @@ def test_compressed_chunks_need_extra_space_also_when_continued(
         with pytest.raises(OutputError, match=r"needs .* are free"):
             pack(source, output, shuffle=False, overwrite=True, **options)
         assert leftovers(output) == []
-
-
-def test_names_of_files_under_way_are_refused_and_every_sample_bad_is_an_error(tmp_path: Path) -> None:
-    source = photos(tmp_path / "s", 3)
-    with pytest.raises(OutputError, match="unfinished packs"):
-        pack(source, tmp_path / "o.h5.masks")
-    for path in source.rglob("*.jpg"):
-        path.write_bytes(path.read_bytes()[:-400])
-    with pytest.raises(SourceError, match="3 of 3 images"):
-        pack(source, tmp_path / "o.h5", store="source", on_error="skip")
-    with pytest.raises(OptionError):
-        pack(source, tmp_path / "p.h5", store="jpeg:200")
 
 
 _SCRIPT = """

@@ -1,4 +1,4 @@
-"""The journal: what is read of it wherever it is torn, its lock, and those of other releases."""
+"""The journal: what is read of it wherever it is torn, and those of other releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastload.errors import PackError, ResumeError
+from fastload.errors import ResumeError
 from fastload.pack import pack_images
 from fastload.pack.encode import HEADERS, ROW, Headers
 from fastload.pack.journal import SOURCE, Journal, TaskRecord, headers_from_json, headers_to_json
@@ -73,12 +73,6 @@ def test_headers_are_read_back(same: bool) -> None:
     again = headers_from_json(headers_to_json(found), 3)
     assert again is not None and np.array_equal(again.table, table) and again[1:] == found[1:]
     assert headers_from_json(headers_to_json(None), 3) is None
-
-
-def test_a_second_packer_is_refused(tmp_path: Path) -> None:
-    with closing(Journal(tmp_path / "j")), pytest.raises(PackError, match="another process is packing"):
-        Journal(tmp_path / "j")
-    Journal(tmp_path / "j").close()
 
 
 @pytest.mark.parametrize(

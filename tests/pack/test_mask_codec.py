@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.format.codecs import Codec
+from fastload.format.header import read_header
 from fastload.pack import PackOptions, Survey, pack_listing
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
+from fastload.repack import repack_file
 from fastload.sources.listing import Listing, Masks
 from fastload.sources.open_tree import open_tree
 
@@ -46,7 +48,12 @@ def regions(side: int = SIDE) -> list[NDArray[np.uint8]]:
 
 
 def test_masks_of_regions_are_compressed_and_a_note_gives_the_gain(tmp_path):
-    survey = surveyed(listed(tmp_path, regions()))
+    listing = listed(tmp_path, regions())
+    survey = surveyed(listing)
+    pack_listing(listing, tmp_path / "a.h5", options=PackOptions(), source_name="S", workers=0)
+    repack_file(tmp_path / "a.h5", tmp_path / "b.h5", shuffle=True)
+    for name in ("a.h5", "b.h5"):
+        assert read_header(tmp_path / name).fields["masks"].filters == ("zstd",), "a copy keeps it"
     assert survey.plan is not None and survey.plan.mask_codec == Codec("zstd", 3)
     assert survey.plan.images == survey.plan.masks == "rows" and survey.plan.image_codec == Codec()
     assert survey.notes[0] == "drawn" and "Masks are compressed with zstd:3: 20 of them came to " in survey.notes[1]

@@ -94,30 +94,3 @@ def test_coco_draws_masks_in_the_workers(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(FastloadError, match=r"val2017/2\.jpg: its mask is 30x21, the image 30x20"):
         packed(root, tmp_path / "wrong.h5", masks="semantic")
-
-
-def test_ade20k_and_camvid_keep_their_values(tmp_path: Path) -> None:
-    ade, camvid = tmp_path / "ade", tmp_path / "camvid"
-    for i in range(2):
-        picture(ade / f"images/training/ADE_train_0000000{i}.jpg")
-        picture(camvid / f"train/0001TP_00{i}.png")
-        for path, highest in (
-            (ade / f"annotations/training/ADE_train_0000000{i}.png", 150),
-            (camvid / f"trainannot/0001TP_00{i}.png", 11),
-        ):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random_mask(i, highest)).save(path)
-    rows = packed(ade, tmp_path / "ade.h5")
-    assert (rows["images/training/ADE_train_00000001.jpg"]["masks"] == random_mask(1, 150)).all()
-    assert rows[""]["ignore_index"] == 0
-    rows = packed(camvid, tmp_path / "camvid.h5")
-    assert (rows["train/0001TP_000.png"]["masks"] == random_mask(0, 11)).all() and rows[""]["ignore_index"] == 11
-
-
-def test_a_mask_of_another_size_is_an_error_that_names_both(tmp_path: Path) -> None:
-    for i in range(2):
-        picture(tmp_path / f"data/images/{i}.png")
-        (tmp_path / "data/masks").mkdir(exist_ok=True)
-        Image.new("L", (30, 20 + i)).save(tmp_path / f"data/masks/{i}.png")
-    with pytest.raises(FastloadError, match=r"images/1\.png: its mask is 30x21, the image 30x20"):
-        pack_images(tmp_path / "data", tmp_path / "out.h5", workers=1)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from ragged_cases import NUM_ROWS, flip, jpeg_row, varied_file, varied_rows
 
-from fastload.errors import OptionError, SourceError
+from fastload.errors import SourceError
 from fastload.export import export_file
 from fastload.format.column import Column
 from fastload.format.header import read_header
-from fastload.format.ragged import ENCODINGS
+from fastload.format.ragged import ENCODINGS, JPEG
 from fastload.inspection.verify import verify_file
 from fastload.pack import PackOptions, pack_images
 from fastload.pack.pack_options import EncodingOption
@@ -22,7 +22,9 @@ from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.read.checked import CheckedSamples, close_readers
 from fastload.repack import Choice, merge_files, repack_file
+from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import list_packed
+from fastload.repack.packed_rows import RaggedRows
 from sample_files import write_packed
 
 
@@ -106,13 +108,6 @@ def test_zstd_compresses_what_is_raw_and_keeps_digests(tmp_path: Path) -> None:
     assert found.row == 4
 
 
-def test_gzip_is_refused_with_a_fix(tmp_path: Path) -> None:
-    path = varied_file(tmp_path / "a.h5")
-    with pytest.raises(OptionError, match="zstd"):
-        repack_file(path, tmp_path / "b.h5", codec="gzip")
-    assert [each.name for each in tmp_path.iterdir()] == ["a.h5"]
-
-
 def test_a_damaged_row_is_named_and_can_be_left_out(tmp_path: Path) -> None:
     path = varied_file(tmp_path / "a.h5", masks=True)
     before = by_key(path)
@@ -173,6 +168,17 @@ def test_files_of_equal_kind_are_merged(tmp_path: Path) -> None:
     assert file.fields["images"].varied and file.num_rows == 2 * NUM_ROWS
     assert by_key(tmp_path / "c.h5") == by_key(first) | by_key(second)
     assert verify_file(tmp_path / "c.h5").ok
+
+
+def test_rows_of_several_files_know_what_is_stored_of_each(tmp_path: Path) -> None:
+    first = varied_file(tmp_path / "a.h5", prefix="a")
+    second = varied_file(tmp_path / "b.h5", varied_rows(size=(16, 20))[::-1], prefix="b")
+    rows = list_merged([first, second]).files
+    assert isinstance(rows, RaggedRows)
+    stored = [rows.encoded(i) for i in range(2 * NUM_ROWS)]
+    assert rows.stored_bytes.tolist() == [len(bytes(each.image)) for each in stored]
+    assert rows.is_jpeg.tolist() == [each.encoding == JPEG for each in stored]
+    close_readers()
 
 
 def test_rows_of_one_size_and_a_store_are_not_merged(tmp_path: Path) -> None:

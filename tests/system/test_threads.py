@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from functools import partial
 
 import pytest
 
-from fastload.system.threads import SWITCH_INTERVAL_S, ShortSwitchInterval, in_order, in_threads
+from fastload.system.threads import SWITCH_INTERVAL_S, ShortSwitchInterval, in_threads
+
+IN_ORDER = partial(in_threads, ordered=True)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +51,7 @@ def test_what_the_user_sets_meanwhile_is_not_undone():
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_each_task_is_done_once_and_the_order_kept_where_that_is_asked(threads):
     assert sorted(in_threads(lambda n: n * n, range(50), threads)) == [n * n for n in range(50)]
-    assert list(in_order(lambda n: n * n, iter(range(50)), threads)) == [n * n for n in range(50)]
+    assert list(IN_ORDER(lambda n: n * n, iter(range(50)), threads)) == [n * n for n in range(50)]
 
 
 def test_a_result_waits_for_no_slower_task_unless_in_order():
@@ -59,7 +62,7 @@ def test_a_result_waits_for_no_slower_task_unless_in_order():
     assert list(results) == [True]
 
 
-@pytest.mark.parametrize("mapped", [in_threads, in_order])
+@pytest.mark.parametrize("mapped", [in_threads, IN_ORDER])
 def test_two_tasks_a_thread_are_taken_and_an_error_ends_it(mapped):
     taken = []
     results = mapped(lambda n: 1 // (4 - n), (taken.append(n) or n for n in itertools.count()), 2)
