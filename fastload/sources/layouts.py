@@ -177,7 +177,10 @@ def list_source(
     draft = Draft(name, tree, on_error)
     samples = LAYOUTS[name].source(draft, tree, options)
     if not draft.title:
-        evidence = LAYOUTS[name].evidence(tree)
+        try:
+            evidence = LAYOUTS[name].evidence(tree)
+        except SourceError:  # two layouts fit, and the user said which one it is
+            evidence = []
         how = f"recognised by {first_few(evidence, 3)}" if evidence else "as asked for"
         draft.title = f"Layout {name}, {how}."
     if name != "exported" and (why := why_ignored(tree)):
