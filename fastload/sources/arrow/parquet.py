@@ -143,7 +143,7 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
         )
     # If files number their classes differently, the numbers of the training files are kept.
     table = ArrowTable(shards, names, lambda name: split_of_name(name) == "train")
-    draft.notes.append(f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows.")
+    draft.title = f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows."
     if table.renumbered:
         differ = first_few(table.renumbered)
         draft.notes.append(f"Files name different classes in column {differ}: renumbered by name, all of them.")

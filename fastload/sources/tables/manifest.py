@@ -144,10 +144,9 @@ def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[_Row
     index = ImageIndex(images)
     tables = find_tables(draft, tree, options, lambda base: index.at("" if outside else base))
     by = " and ".join(dict.fromkeys(repr(table.image) for table in tables))
-    draft.notes[:0] = [
-        f"Layout manifest, recognised by {first_few([key_of(table.name) for table in tables])}; images by column {by}.",
-        *[note for table in tables for note in table.rows.notes],
-    ]
+    shown = first_few([key_of(table.name) for table in tables])
+    draft.title = f"Layout manifest, recognised by {shown}; images by column {by}."
+    draft.notes[:0] = [note for table in tables for note in table.rows.notes]
     cells: dict[str, list[Any]] = {name: [] for table in tables for name in table.rows.names if name != table.image}
     named: list[str] = []
     for table in tables:
