@@ -40,8 +40,8 @@ class _InstancesFile(NamedTuple):
         split: split of its images.
         json: its name.
         instances: its content.
-        rows: position in the tree of each image that it lists, -1 if that is absent or left out.
-        listed: positions in the tree of all images that it lists.
+        rows: position in the tree of each image that it lists, -1 if that is absent.
+        keep: bool, whether that image is there, and no annotation of it is bad.
         position: position in the tree of the file itself.
     """
 
@@ -49,7 +49,7 @@ class _InstancesFile(NamedTuple):
     json: str
     instances: Instances
     rows: NDArray[np.int64]
-    listed: frozenset[int]
+    keep: NDArray[np.bool_]
     position: int
 
 
@@ -91,10 +91,10 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
                 "fix the files."
             )
     tests = _unlisted(tree, parts, draft, notes)
-    rows = [part.rows[part.rows >= 0] for part in parts]
+    rows = [part.rows[part.keep] for part in parts]
     images = [*np.concatenate(rows).tolist(), *tests]
     said = [part.split for part, kept in zip(parts, rows, strict=True) for _ in kept] + ["test"] * len(tests)
-    all_files = join_instances([part.instances for part in parts], [part.rows >= 0 for part in parts])
+    all_files = join_instances([part.instances for part in parts], [part.keep for part in parts])
     slots = BoxSlots.of(all_files.image, len(images))
     columns = {
         "image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)])),
@@ -113,7 +113,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     masks = None
     if drawn and images:
         masks = _drawn_masks(tree, drawn, all_files, slots, images)
-        if all_files.regions is not None and (without := int(all_files.regions.empty().sum())):
+        if without := int((all_files.rings + all_files.runs == 0).sum()):
             notes.append(f"Annotations without a region have a box, and are not in the masks ({without}).")
     elif options.masks == "auto":
         notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
@@ -145,25 +145,27 @@ def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, image
             f"{tree.given}: {key_of(tree.names[images[row]])} has {slots.counts[row]} instances, but a mask of 8 bits "
             f"holds {_MOST_VALUES}. Pack boxes only, or `--masks semantic`."
         )
-    if (unknown := (found.heights == 0) | (found.widths == 0)).any():
-        name = key_of(tree.names[images[int(np.flatnonzero(unknown)[0])]])
+    if (unknown := (found.sizes == 0).any(axis=1)).any():
+        name = key_of(tree.names[images[int(np.argmax(unknown))]])
         raise SourceError(f"{tree.given}: height and width of {name} are not said, so its mask cannot be drawn.")
     values = found.category + 1 if kind == "semantic" else np.where(crowd == 1, _VOID, slot + 1)
     # Order of drawing: by sample; in it crowds first, then larger before smaller areas, then as in the file.
     order = np.lexsort((-found.areas, 1 - crowd, sample)).astype(np.int64)
-    rows, every, without = sample[order], np.arange(len(images)), len(images) - len(found.heights)
-    assert found.regions is not None, "they are read if masks are drawn"
+    rows, every, without = sample[order], np.arange(len(images)), len(images) - len(found.sizes)
+    spans = [np.searchsorted(rows, every, "left"), np.searchsorted(rows, every, "right")]
     return Masks(
         files=DrawnMasks(
-            heights=np.pad(found.heights, (0, without)),
-            widths=np.pad(found.widths, (0, without)),
-            first=np.searchsorted(rows, every, "left").astype(np.int64),
-            last=np.searchsorted(rows, every, "right").astype(np.int64),
+            sizes=np.pad(found.sizes, ((0, without), (0, 0))),
+            spans=np.stack(spans, axis=1).astype(np.int64),
             drawn=order,
             values=np.where(sample < 0, 0, values).astype(np.uint8),
-            regions=found.regions,
+            ends=np.cumsum(found.rings),
+            ring_ends=np.cumsum(found.ring_sizes),
+            points=found.points,
+            run_ends=np.cumsum(found.runs),
+            lengths=found.lengths,
         ),
-        present=every < len(found.heights),
+        present=every < len(found.sizes),
         names=("background", *found.category_names) if kind == "semantic" else (),
         ignore_index=_VOID,
         attrs={"kind": kind, "category_ids": found.category_ids} if kind == "semantic" else {"kind": kind},
@@ -220,11 +222,10 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft, notes: list[str]) -> list
                 draft.leave_out(f"{json}: {reason.partition(' has ')[0]}", f"has {reason.partition(' has ')[2]}")
             else:
                 draft.leave_out(keys[at], f"is contradicted by {json}: {reason}")
-        bad = [at for at, _ in instances.bad if at >= 0]
-        listed = rows.copy()
-        listed[bad] = -1
+        keep = rows >= 0
+        keep[[at for at, _ in instances.bad if at >= 0]] = False
         notes.append(f"Split {split}: {len(rows)} images of {json} in {key_of(folder) or 'the folder itself'}.")
-        parts.append(_InstancesFile(split, json, instances, listed, frozenset(rows.tolist()), position))
+        parts.append(_InstancesFile(split, json, instances, rows, keep, position))
     if not parts:
         raise SourceError(
             f"{tree.given}: there are no images of {first_few([key_of(tree.names[i]) for i, _ in jsons])}. Unpack them "
@@ -246,7 +247,7 @@ def _image_folders(json: str, name: str) -> list[str]:
 
 def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft, notes: list[str]) -> list[int]:
     """Returns the positions of images in folders such as test2017/; unlisted images next to listed ones are noted."""
-    listed = frozenset().union(*(part.listed for part in parts))
+    listed = {row for part in parts for row in part.rows.tolist()}
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
     jsons = " or ".join(part.json for part in parts)
     tests, others = [], []
