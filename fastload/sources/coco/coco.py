@@ -34,23 +34,14 @@ _MOST_VALUES = 254  # classes or instances that a mask of 8 bits can hold, besid
 
 
 class _InstancesFile(NamedTuple):
-    """One instances file and the images it is about.
+    """One instances file and the images it is about."""
 
-    Attributes:
-        split: split of its images.
-        json: its name.
-        instances: its content.
-        rows: position in the tree of each image that it lists, -1 if that is absent.
-        keep: bool, whether that image is there, and no annotation of it is bad.
-        position: position in the tree of the file itself.
-    """
-
-    split: str
-    json: str
-    instances: Instances
-    rows: NDArray[np.int64]
-    keep: NDArray[np.bool_]
-    position: int
+    split: str  # of its images
+    json: str  # its name
+    instances: Instances  # its content
+    rows: NDArray[np.int64]  # position in the tree of each image that it lists, -1 if that is absent
+    keep: NDArray[np.bool_]  # whether that image is there, and no annotation of it is bad
+    position: int  # of the file itself in the tree
 
 
 def coco_evidence(tree: Tree) -> list[str]:
@@ -79,10 +70,9 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     drawn = options.masks if options.masks in ("semantic", "instance") else ""
     draft.leave_out_broken(tree)
     notes = draft.notes
-    ignored = [key_of(name) for name in tree.names if name.endswith(".json") and _OTHERS.search(name)]
-    if ignored:
+    if ignored := [key_of(name) for name in tree.names if name.endswith(".json") and _OTHERS.search(name)]:
         notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
-    parts = _read_parts(tree, bool(drawn), draft, notes)
+    parts = _read_parts(tree, bool(drawn), draft)
     first = parts[0].instances
     for part in parts[1:]:
         if (part.instances.category_ids, part.instances.category_names) != (first.category_ids, first.category_names):
@@ -90,7 +80,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
                 f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or "
                 "fix the files."
             )
-    tests = _unlisted(tree, parts, draft, notes)
+    tests = _unlisted(tree, parts, draft)
     rows = [part.rows[part.keep] for part in parts]
     images = [*np.concatenate(rows).tolist(), *tests]
     said = [part.split for part, kept in zip(parts, rows, strict=True) for _ in kept] + ["test"] * len(tests)
@@ -172,7 +162,7 @@ def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, image
     )
 
 
-def _read_parts(tree: Tree, drawn: bool, draft: Draft, notes: list[str]) -> list[_InstancesFile]:
+def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
     """Returns the instances files of which images are there.
 
     Raises:
@@ -194,7 +184,7 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft, notes: list[str]) -> list
         if not any(folder.startswith(at) for at in candidates[:-2] for folder in folders) and not any(
             at in folders for at in candidates[-2:]
         ):
-            notes.append(f"{json} was ignored: its images are not there (no {key_of(candidates[0])}).")
+            draft.notes.append(f"{json} was ignored: its images are not there (no {key_of(candidates[0])}).")
             continue
         bare = _YEAR.sub("", match[1])
         split = SPLITS.get(bare.lower(), key_of(bare))
@@ -224,7 +214,7 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft, notes: list[str]) -> list
                 draft.leave_out(keys[at], f"is contradicted by {json}: {reason}")
         keep = rows >= 0
         keep[[at for at, _ in instances.bad if at >= 0]] = False
-        notes.append(f"Split {split}: {len(rows)} images of {json} in {key_of(folder) or 'the folder itself'}.")
+        draft.notes.append(f"Split {split}: {len(rows)} images of {json} in {key_of(folder) or 'the folder itself'}.")
         parts.append(_InstancesFile(split, json, instances, rows, keep, position))
     if not parts:
         raise SourceError(
@@ -245,7 +235,7 @@ def _image_folders(json: str, name: str) -> list[str]:
     return [root + at for at in (*named, "images/", "")]
 
 
-def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft, notes: list[str]) -> list[int]:
+def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft) -> list[int]:
     """Returns the positions of images in folders such as test2017/; unlisted images next to listed ones are noted."""
     listed = {row for part in parts for row in part.rows.tolist()}
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
@@ -262,7 +252,6 @@ def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft, notes: list
         else:
             others.append(key_of(tree.names[i]))
     if tests:
-        notes.append(f"Split test: {len(tests)} images without annotations; num_boxes is 0 and image_id -1.")
-    if others:
-        notes.append(f"Ignored images in folders without instances ({len(others)}): {first_few(others)}.")
+        draft.notes.append(f"Split test: {len(tests)} images without annotations; num_boxes is 0 and image_id -1.")
+    draft.note("Ignored images in folders without instances", others)
     return tests
