@@ -147,7 +147,7 @@ def _with_usual_names(arrays: list[NamedArray], where: str, notes: list[str]) ->
 def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[NamedArray]]:
     """Returns split -> its arrays, in the order of splits; all arrays as `all` if no name says a split."""
     groups: dict[str, list[NamedArray]] = {}
-    shared = []
+    shared: list[NamedArray] = []
     for array in arrays:
         split = SPLITS.get(array.split.lower(), "")
         if not split and (match := _BY_SPLIT.fullmatch(array.name)):
