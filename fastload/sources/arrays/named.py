@@ -43,32 +43,20 @@ _BY_SPLIT = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class NamedArray:
-    """An array as its header describes it, and how to read it.
+    """An array as its header describes it, and how to read it."""
 
-    Attributes:
-        name: name of the array in its file.
-        where: path of the file, and of the array inside it, for messages.
-        shape: (N, ...).
-        dtype: as stored.
-        values: reads the whole array.
-        mtime_ns: time of modification of its file.
-        in_place: a file, and the byte at which row 0 lies, if the rows lie there back to back in C order; else None.
-        too_large: makes the reader of its rows from their stored shape and the order of their axes, if the array takes
-            more than half of the available memory; None: it must fit.
-        names: names of its classes, if they are stored with it.
-        split: the split that its file or folder names; "" for none.
-    """
-
-    name: str
-    where: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    values: Callable[[], NDArray[Any]]
-    mtime_ns: int
-    in_place: tuple[Path, int] | None = None
+    name: str  # of the array in its file
+    where: str  # path of the file, and of the array inside it, for messages
+    shape: tuple[int, ...]  # (N, ...)
+    dtype: np.dtype[Any]  # as stored
+    values: Callable[[], NDArray[Any]]  # reads the whole array
+    mtime_ns: int  # of its file
+    in_place: tuple[Path, int] | None = None  # file and byte of row 0, if the rows lie there back to back in C order
+    # Makes the reader of its rows from their stored shape and axes, if the array takes more than half of the available
+    # memory; None: it must fit.
     too_large: Callable[[tuple[int, ...], Axes], Arrays] | None = None
-    names: tuple[str, ...] = ()
-    split: str = ""
+    names: tuple[str, ...] = ()  # of its classes, if they are stored with it
+    split: str = ""  # that its file or folder names
 
     @property
     def num_bytes(self) -> int:

@@ -26,43 +26,24 @@ _ARRAYS = ("category", "crowd", "boxes", "areas", "rings", "ring_sizes", "points
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """The content of one file: N images, categories by ascending id, and A annotations in the order of the file.
+    """The content of one file: N images, categories by ascending id, and A annotations in the order of the file."""
 
-    Attributes:
-        names: file_name of each image.
-        image_ids: int64 (N,), id of each image.
-        sizes: int64 (N, 2), height and width of each image; 0 if unknown.
-        category_ids: ids of the categories, ascending.
-        category_names: names of the categories.
-        bad: (index of the image or -1, reason) of annotations that contradict the others, or cannot be read.
-        image: int64 (A,), index in `names` of each annotation's image; -1 if the annotation is bad.
-        category: int64 (A,), index in `category_ids` of each annotation's category.
-        crowd: uint8 (A,), 1 for a crowd.
-        boxes: float64 (A, 4), x, y, width, height.
-        areas: float64 (A,), area of each annotation; that of its box if the file gives none.
-        rings: int64 (A,), number of polygons; 0 throughout if regions are not asked for.
-        ring_sizes: int64, how many numbers of `points` each polygon has.
-        points: float32, x, y, x, y, ...
-        runs: int64 (A,), how many of `lengths` each annotation has; 0 throughout if regions are not asked for.
-        lengths: uint32, pixels of background and region in turn, down the columns.
-    """
-
-    names: list[str]
-    image_ids: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    category_ids: tuple[int, ...]
+    names: list[str]  # file_name of each image
+    image_ids: NDArray[np.int64]  # (N,), id of each image
+    sizes: NDArray[np.int64]  # (N, 2), height and width of each image; 0 if unknown
+    category_ids: tuple[int, ...]  # ascending
     category_names: tuple[str, ...]
-    bad: list[tuple[int, str]]
-    image: NDArray[np.int64]
-    category: NDArray[np.int64]
-    crowd: NDArray[np.uint8]
-    boxes: NDArray[np.float64]
-    areas: NDArray[np.float64]
-    rings: NDArray[np.int64]
-    ring_sizes: NDArray[np.int64]
-    points: NDArray[np.float32]
-    runs: NDArray[np.int64]
-    lengths: NDArray[np.uint32]
+    bad: list[tuple[int, str]]  # (index of the image or -1, reason) of annotations that are wrong
+    image: NDArray[np.int64]  # (A,), index in `names` of each annotation's image; -1 if the annotation is bad
+    category: NDArray[np.int64]  # (A,), index in `category_ids` of each annotation's category
+    crowd: NDArray[np.uint8]  # (A,), 1 for a crowd
+    boxes: NDArray[np.float64]  # (A, 4), x, y, width, height
+    areas: NDArray[np.float64]  # (A,), area of each annotation; that of its box if the file gives none
+    rings: NDArray[np.int64]  # (A,), number of polygons; 0 throughout if regions are not asked for
+    ring_sizes: NDArray[np.int64]  # how many numbers of `points` each polygon has
+    points: NDArray[np.float32]  # x, y, x, y, ...
+    runs: NDArray[np.int64]  # (A,), how many of `lengths` each has; 0 throughout if regions are not asked for
+    lengths: NDArray[np.uint32]  # pixels of background and region in turn, down the columns
 
 
 def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:

@@ -93,29 +93,17 @@ def _are_numbers(ring: list[Any]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class DrawnMasks:
-    """Draws the mask of an image, (H, W), when it is read: 0 = background, later annotations over earlier ones.
+    """Draws the mask of an image, (H, W), when it is read: 0 = background, later annotations over earlier ones."""
 
-    Attributes:
-        sizes: int64 (N, 2), height and width of each image.
-        spans: int64 (N, 2), where the annotations of each image begin and end in `drawn`.
-        drawn: int64, annotations in the order of drawing.
-        values: uint8 (A,), value in the mask of each annotation.
-        ends: int64 (A,), where the polygons (rings) of each annotation end in `ring_ends`.
-        ring_ends: int64, where the numbers of each ring end in `points`.
-        points: float32, x, y, x, y, ...
-        run_ends: int64 (A,), where the runs of each annotation end in `lengths`.
-        lengths: uint32, pixels of background and region in turn, down the columns.
-    """
-
-    sizes: NDArray[np.int64]
-    spans: NDArray[np.int64]
-    drawn: NDArray[np.int64]
-    values: NDArray[np.uint8]
-    ends: NDArray[np.int64]
-    ring_ends: NDArray[np.int64]
-    points: NDArray[np.float32]
-    run_ends: NDArray[np.int64]
-    lengths: NDArray[np.uint32]
+    sizes: NDArray[np.int64]  # (N, 2), height and width of each image
+    spans: NDArray[np.int64]  # (N, 2), where the annotations of each image begin and end in `drawn`
+    drawn: NDArray[np.int64]  # annotations in the order of drawing
+    values: NDArray[np.uint8]  # (A,), value in the mask of each annotation
+    ends: NDArray[np.int64]  # (A,), where the polygons (rings) of each annotation end in `ring_ends`
+    ring_ends: NDArray[np.int64]  # where the numbers of each ring end in `points`
+    points: NDArray[np.float32]  # x, y, x, y, ...
+    run_ends: NDArray[np.int64]  # (A,), where the runs of each annotation end in `lengths`
+    lengths: NDArray[np.uint32]  # pixels of background and region in turn, down the columns
 
     def header(self, i: int) -> ImageHeader:
         """Returns the header of mask i: height and width of the image by the annotations, 1 channel of 8 bits."""

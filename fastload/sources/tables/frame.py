@@ -54,23 +54,14 @@ class CellTable(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The columns of a table, whatever it was read from, without those of images, masks and splits.
+    """The columns of a table, whatever it was read from, without those of images, masks and splits."""
 
-    Attributes:
-        columns: name -> values of R rows.
-        where: the table, for messages.
-        splits: split of each of the N samples. If no row of a split has a label, the whole split has none (-1).
-        labels: the columns that the user names as labels; (): found by their usual names.
-        location: returns the location of a row, for messages.
-        sample: int64 (R,), the sample that each row belongs to, if several rows are the boxes of one; None: each row
-            is a sample.
-    """
-
-    columns: dict[str, Values]
-    where: str
-    splits: Splits
-    labels: tuple[str, ...] = ()
-    location: Callable[[int], str] = "row {}".format
+    columns: dict[str, Values]  # name -> values of R rows
+    where: str  # the table, for messages
+    splits: Splits  # of the N samples; if no row of a split has a label, the whole split has none (-1)
+    labels: tuple[str, ...] = ()  # the columns that the user names as labels; (): found by their usual names
+    location: Callable[[int], str] = "row {}".format  # returns the location of a row, for messages
+    # int64 (R,), the sample of each row, if several rows are the boxes of one; None: each row is a sample
     sample: NDArray[np.int64] | None = None
 
 

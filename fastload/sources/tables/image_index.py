@@ -34,17 +34,11 @@ class FoundFiles(NamedTuple):
 
 @dataclass(eq=False)
 class ImageIndex:
-    """The images of a tree by path, by name, and by name without suffix.
-
-    Attributes:
-        tree: the tree of the images.
-        base: folder of the table in the tree ("" or ending in `/`), which its paths are relative to.
-        legacy: 8-bit encoding the table was read with, whose bytes may be those of file names; "" for none.
-    """
+    """The images of a tree by path, by name, and by name without suffix."""
 
     tree: Tree
-    base: str = ""
-    legacy: str = ""
+    base: str = ""  # folder of the table in the tree ("" or ending in `/`), which its paths are relative to
+    legacy: str = ""  # 8-bit encoding the table was read with, whose bytes may be those of file names
     _paths: dict[str, int] = field(init=False)
     _lookups: dict[bool, tuple[dict[str, int], dict[str, list[int]]]] = field(init=False, default_factory=dict)
 
