@@ -238,7 +238,7 @@ def test_split_columns_are_normalised(abc: Path, header: str, cells: tuple[str, 
         ),
         (["a.png", "b.png"], ["a.jpg", "b.jpg"], "{}.png"),  # another suffix, but of every row
         (["a.png", "b.png"], ["a.png", "b.jpg"], r"b.jpg .line 3"),
-        (["x/a.jpg", "y/a.jpg", "masks/a.png"], ["a", "a"], r"may be x/a.jpg and y/a.jpg: say which folder .*--root"),
+        (["x/a.jpg", "y/a.jpg", "masks/a.png"], ["a"], r"may be x/a.jpg and y/a.jpg: say which folder .*--root"),
         (["a.jpg"], ["a.jpg", "b.jpg"], r"b.jpg .line 3 of t.csv.: is a link to a file that does not exist"),
     ],
 )
@@ -250,6 +250,8 @@ def test_images_are_found_by_path_end_or_stem(tmp_path: Path, files: list[str], 
     table = write(root / "t.csv", text)
     if "{}" not in wanted:
         refused(wanted, table)
+        if "--root" in wanted:
+            assert list_source(table, options=SourceOptions(root=root / "y")).keys == ("a.jpg",)
         return
     listing = list_source(table)
     assert listing.keys == tuple(map(wanted.format, "ab"))
