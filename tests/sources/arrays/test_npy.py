@@ -22,7 +22,7 @@ LABELS = np.arange(N) % 3
 
 
 def write(path, data):
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
 
@@ -85,7 +85,7 @@ SPLITS = {
         npz(root / "train.npz", x=a, y=LABELS), npz(root / "test.npz", x=b, y=LABELS[:2]), root
     )[2],
     "folders, one without labels": lambda root, a, b: [
-        [write(root / split / f"{name}.npy", npy(values)) for name, values in arrays.items()] and root
+        [write(root / "val" / split / f"{name}.npy", npy(values)) for name, values in arrays.items()] and root
         for split, arrays in (("train", {"images": a, "labels": LABELS}), ("test", {"images": b}))
     ][1],
 }  # fmt: skip

@@ -220,6 +220,8 @@ def test_names_and_cells_decide_what_a_column_is(abc: Path, text: str, wanted: d
         ("split", ("train", "Valid", "TEST"), (("train", "val", "test"), [0, 1, 2])),
         ("Set", ("training", "validation", "testing"), (("train", "val", "test"), [0, 1, 2])),
         ("is_valid", ("False", "True", "False"), (("train", "val"), [0, 1, 0])),
+        ("is_train", ("1", "0", "1"), (("train", "val"), [0, 1, 0])),
+        ("is_test", ("1.0", "0.0", "no"), (("train", "test"), [1, 0, 0])),
         ("fold", ("0", "1", "0"), (("0", "1"), [0, 1, 0])),
     ],
 )
