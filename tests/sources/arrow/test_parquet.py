@@ -204,10 +204,17 @@ def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
     refused(r"b.parquet: column 'label' is string, but int64 in a.parquet", tmp_path)
 
 
-@pytest.mark.parametrize("features", [b"{", b"[]", b'{"info": {"features": [1]}}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "features",
+    [
+        *(b"{", b"[]", b'{"info": {"features": [1]}}', b"[" * 100_000),
+        b'{"info": {"features": {"label": {"_type": "Value", "names": ["a", "b", "c"]}}}}',
+    ],
+)
 def test_metadata_that_make_no_sense_are_passed_over(tmp_path: Path, features: bytes) -> None:
     path = write(tmp_path / "t.parquet", {"image": images((b"0", None)), "label": [2]}, {b"huggingface": features})
-    assert values(list_source(path)) == [2]
+    listing = list_source(path)
+    assert values(listing) == [2] and listing.columns["labels"].attrs == {}
 
 
 @pytest.mark.parametrize("cut", [0, 6, 200])
