@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -77,10 +78,9 @@ def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             raise SourceError(str(exc)) from exc
         except (OSError, RuntimeError, KeyError) as exc:  # what h5py raises if the metadata is damaged
             raise SourceError(f"{path}: its HDF5 metadata is damaged ({exc}). Copy it again.") from exc
-    twice = [array.name for at, array in enumerate(arrays)
-             if any((array.name, array.split) == (other.name, other.split) for other in arrays[:at])]  # fmt: skip
-    if twice:
-        raise SourceError(f"{tree.given}: several files hold {first_few(sorted(set(twice)))}. Give one of them.")
+    counts = Counter((array.name, array.split) for array in arrays)
+    if twice := sorted({name for (name, _), count in counts.items() if count > 1}):
+        raise SourceError(f"{tree.given}: several files hold {first_few(twice)}. Give one of them.")
     samples = samples_of_arrays(draft, arrays, options)
     return _with_splits(draft, samples, splits, hidden) if splits else samples
 
@@ -97,17 +97,11 @@ def _dataset(path: str | Path, name: str) -> Iterator[Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Hdf5Rows(StoredRows):
-    """Rows that only HDF5 can read, compressed or scattered; each batch decodes the chunks that it needs.
-
-    Attributes:
-        file: the file.
-        name: name of the dataset.
-        chunk_rows: rows that HDF5 decodes together.
-    """
+    """Rows that only HDF5 can read, compressed or scattered; each batch decodes the chunks that it needs."""
 
     file: ListedFile
-    name: str
-    chunk_rows: int
+    name: str  # of the dataset
+    chunk_rows: int  # rows that HDF5 decodes together
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Fills `out` with the rows at these indices, chunk by chunk."""
@@ -204,7 +198,7 @@ def _walk(path: Path, file: Any, group: Any, prefix: str, seen: set[int]) -> Ite
 
 
 def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]], set[str]]:
-    """Returns what fuel's table of splits says; all empty without such a table.
+    """Returns what fuel's table of splits says, all empty without one.
 
     That is split -> its rows; source -> rows whose values are withheld; names of the datasets that list rows.
     """
@@ -212,9 +206,10 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
 
     name = next((name for name in _FUEL if name in file.attrs), "")
     table = file.attrs[name] if name else None
-    if not isinstance(table, np.ndarray) or not table.dtype.names:
+    fields = table.dtype.names if isinstance(table, np.ndarray) else None
+    if table is None or not fields:
         return {}, {}, set()
-    if not {"split", "source", "start", "stop"} <= set(table.dtype.names):
+    if not {"split", "source", "start", "stop"} <= set(fields):
         raise SourceError(
             f"{path}: attribute `{name}` is not fuel's table of splits. Remove it to pack without splits."
         )
@@ -224,21 +219,19 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
     for line in table:
         split, source = (str(plain(line[key])) for key in ("split", "source"))
         rows = np.arange(int(line["start"]), int(line["stop"]), dtype=np.int64)
-        indices = line["indices"] if "indices" in table.dtype.names else None
+        indices = line["indices"] if "indices" in fields else None
         if isinstance(indices, h5py.Reference) and indices:
             target = file[indices]
             if not isinstance(target, h5py.Dataset) or target.dtype.kind not in "iu" or len(target.shape) != 1:
                 raise SourceError(f"{path}: the indices of the split {split!r} are no list of rows.")
             rows = target[()].astype(np.int64)
             lists.add(str(target.name).lstrip("/"))
-        if "available" in table.dtype.names and not line["available"]:
+        if "available" in fields and not line["available"]:
             hidden.setdefault(source, []).append(rows)
-        else:
-            before = splits.setdefault(split, rows)
-            if not np.array_equal(before, rows):
-                raise SourceError(
-                    f"{path}: the split {split!r} has other rows for {source} than for what stands before it."
-                )
+        elif not np.array_equal(splits.setdefault(split, rows), rows):
+            raise SourceError(
+                f"{path}: the split {split!r} has other rows for {source} than for what stands before it."
+            )
     return splits, {source: np.concatenate(rows) for source, rows in hidden.items()}, lists
 
 

@@ -43,42 +43,25 @@ _BY_SPLIT = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class NamedArray:
-    """An array as its header describes it, and how to read it.
+    """An array as its header describes it, and how to read it."""
 
-    Attributes:
-        name: name of the array in its file.
-        where: path of the file, and of the array inside it, for messages.
-        shape: (N, ...).
-        dtype: as stored.
-        values: reads the whole array.
-        mtime_ns: time of modification of its file.
-        in_place: a file, and the byte at which row 0 lies, if the rows lie there back to back in C order; else None.
-        too_large: makes the reader of its rows from their stored shape and the order of their axes, if the array takes
-            more than half of the available memory; None: it must fit.
-        names: names of its classes, if they are stored with it.
-        split: the split that its file or folder names; "" for none.
-    """
-
-    name: str
-    where: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    values: Callable[[], NDArray[Any]]
-    mtime_ns: int
-    in_place: tuple[Path, int] | None = None
+    name: str  # of the array in its file
+    where: str  # path of the file, and of the array inside it, for messages
+    shape: tuple[int, ...]  # (N, ...)
+    dtype: np.dtype[Any]  # as stored
+    values: Callable[[], NDArray[Any]]  # reads the whole array
+    mtime_ns: int  # of its file
+    in_place: tuple[Path, int] | None = None  # file and byte of row 0, if the rows lie there back to back in C order
+    # Makes the reader of its rows from their stored shape and axes, if the array takes more than half of the available
+    # memory; None: it must fit.
     too_large: Callable[[tuple[int, ...], Axes], Arrays] | None = None
-    names: tuple[str, ...] = ()
-    split: str = ""
+    names: tuple[str, ...] = ()  # of its classes, if they are stored with it
+    split: str = ""  # that its file or folder names
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the array in memory."""
         return int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the elements are texts."""
-        return self.dtype.kind in "SU"
 
     def texts(self) -> list[str]:
         """Returns the elements as str; only for an array of texts."""
@@ -94,7 +77,7 @@ class NamedArray:
         return MemoryRows.of(self.values().reshape(self.shape[0], *shape), axes)
 
 
-def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOptions | None) -> Samples:
+def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOptions) -> Samples:
     """Returns the samples of arrays of equal length, whose names say what they hold.
 
     Keys are the texts of an array `filenames`, else the split and the number of the row. Notes are added to the draft,
@@ -119,10 +102,8 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOpt
                 f"{texts.where}: names {count} splits; 255 can be. Rename the array, if it holds no splits."
             )
         splits = Splits.of(names)
-    files, masks = _images(parts, where), None
-    if options is None or options.masks != "none":
-        masks = _masks(parts, where)
-    elif left_out := [part.masks.name for part in parts if part.masks is not None]:
+    files, masks = _images(parts, where), _masks(parts, where) if options.masks != "none" else None
+    if options.masks == "none" and (left_out := [part.masks.name for part in parts if part.masks is not None]):
         notes.append(f"Masks were left alone, as asked for: {first_few(left_out)}.")
     row_bytes = sum(column.values.nbytes for column in columns.values()) // max(1, len(keys))
     if files is not None:
@@ -135,11 +116,7 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOpt
 
 
 def _with_usual_names(arrays: list[NamedArray], where: str, notes: list[str]) -> list[NamedArray]:
-    """Returns the arrays; those that `numpy.savez` named arr_0, arr_1, ... are renamed to images and labels.
-
-    Raises:
-        SourceError: one of them may hold images, but it is ambiguous which array is what.
-    """
+    """Returns the arrays; those that `numpy.savez` named arr_0, arr_1, ... are renamed to images and labels."""
     like_images = [array for array in arrays if len(array.shape) == 4 and array.dtype == np.uint8]
     if not like_images or not all(re.fullmatch(r"arr_\d+", array.name) for array in arrays):
         return arrays
@@ -158,21 +135,17 @@ def _with_usual_names(arrays: list[NamedArray], where: str, notes: list[str]) ->
 def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[NamedArray]]:
     """Returns split -> its arrays, in the order of splits; all arrays as `all` if no name says a split."""
     groups: dict[str, list[NamedArray]] = {}
-    shared = []
+    shared: list[NamedArray] = []
     for array in arrays:
-        match = _BY_SPLIT.fullmatch(array.name)
         split = SPLITS.get(array.split.lower(), "")
-        if not split and match is not None:
+        if not split and (match := _BY_SPLIT.fullmatch(array.name)):
             split = SPLITS[(match["first"] or match["last"]).lower()]
             array = replace(array, name=match["rest"] or match["name"])
-        if split:
-            groups.setdefault(split, []).append(array)
-        else:
-            shared.append(array)
+        (groups.setdefault(split, []) if split else shared).append(array)
     if not groups:
         return {"all": shared}
     # Some arrays belong to a split, others not: the rows of the latter are unknown.
-    known = [array for array in shared if array.is_text and array.name.lower() in _CLASS_NAMES]
+    known = [array for array in shared if array.dtype.kind in "SU" and array.name.lower() in _CLASS_NAMES]
     others = [array.name for array in shared if array not in known]
     if others:
         notes.append(f"Ignored, since they belong to no split while others do: {first_few(others)}.")
@@ -181,42 +154,33 @@ def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[Name
 
 @dataclass(frozen=True, eq=False)
 class _SplitArrays:
-    """The arrays of one split by their role: `arrays` are all that are used.
-
-    `others` are the other numeric arrays by the name of their column, `texts` those of texts by role: "keys", "names"
-    (of classes) and "split".
-    """
+    """The arrays of one split by their role."""
 
     name: str
     num_rows: int
-    arrays: list[NamedArray]
+    arrays: list[NamedArray]  # all that are used
     images: NamedArray | None
     masks: NamedArray | None
     labels: NamedArray | None
-    others: dict[str, NamedArray]
-    texts: dict[str, NamedArray]
+    others: dict[str, NamedArray]  # the other numeric arrays, by the name of their column
+    texts: dict[str, NamedArray]  # by role: "keys", "names" (of classes) and "split"
 
     @classmethod
     def of(cls, name: str, arrays: list[NamedArray], where: str, notes: list[str]) -> _SplitArrays:
-        """Returns the arrays of a split by their role.
-
-        Raises:
-            SourceError: their lengths differ, an array has a wrong shape, or there is none.
-        """
+        """Returns the arrays of a split by their role; refuses unequal lengths, wrong shapes, and a split of none."""
         left = {array.name: array for array in arrays}
         texts = {}
         for what, names in (("keys", _KEYS), ("names", _CLASS_NAMES), ("split", ("split", "splits"))):
-            found = _take(left, names, lambda array: array.is_text and len(array.shape) == 1)
-            if found is not None:
-                texts[what] = found
-                notes.append(f"{found.name}: {'names of classes' if what == 'names' else what}.")
+            if text := _take(left, names, lambda array: array.dtype.kind in "SU" and len(array.shape) == 1):
+                texts[what] = text
+                notes.append(f"{text.name}: {'names of classes' if what == 'names' else what}.")
         images = _take(left, IMAGES, _holds_images)
         masks = None
         if images is not None:
-            shapes = _mask_shapes(_size_of(images))
+            size = _form_of(images)[2]
             masks = _take(left, _MASKS, lambda array: array.dtype.kind in "biu" and len(array.shape) in (3, 4))
             if masks is None:
-                masks = _take(left, _LABELS, lambda array: array.dtype.kind in "biu" and array.shape[1:] in shapes)
+                masks = _take(left, _LABELS, lambda array: array.dtype.kind in "biu" and _fits_mask(array, size))
                 if masks is not None:
                     notes.append(f"{masks.name} {masks.shape} holds a class for each pixel: packed as masks.")
         labels = _take(left, _LABELS, lambda array: True)
@@ -230,7 +194,7 @@ class _SplitArrays:
         if useless:
             notes.append(f"Ignored, since they are not numeric: {first_few(useless)}.")
         others: dict[str, NamedArray] = {}
-        for array in (array for n, array in left.items() if n not in useless):
+        for array in [left[n] for n in left if n not in useless]:
             column = re.sub(r"[^\w-]+", "_", array.name).strip("_") or "array"
             if free_name(column) != column:
                 column = free_name(column)
@@ -240,20 +204,19 @@ class _SplitArrays:
                     f"{where}: {others[column].name} and {array.name} would both become {column}. Rename one."
                 )
             others[column] = array
-        used = [array for array in (images, masks, labels, *others.values()) if array is not None]
-        used += [texts[what] for what in ("keys", "split") if what in texts]
+        found = (images, masks, labels, *others.values(), texts.get("keys"), texts.get("split"))
+        used = [array for array in found if array is not None]
         if not used:
             raise SourceError(
                 f"{where}: no numeric array{f' for {name!r}' if name != 'all' else ''}. Is it the right file?"
             )
-        lengths = {array.shape[0] for array in used}
-        if len(lengths) > 1:
+        num_rows = used[0].shape[0]
+        if any(array.shape[0] != num_rows for array in used):
             shown = first_few([f"{array.name} {array.shape[0]}" for array in used], 10)
             raise SourceError(
                 f"{where}: arrays of unequal length: {shown}. Each row is one sample, so all need the same; remove "
                 "those that do not belong."
             )
-        (num_rows,) = lengths
         if num_rows == 0:
             raise SourceError(f"{where}: the arrays {first_few([array.name for array in used])} hold no row.")
         return cls(name, num_rows, used, images, masks, labels, others, texts)
@@ -276,12 +239,8 @@ def _take(left: dict[str, NamedArray], names: tuple[str, ...], fits: Callable[[N
 
 
 def _holds_images(array: NamedArray) -> bool:
-    """Whether an array with a name of images holds some.
-
-    Raises:
-        SourceError: it must by its name or shape, but cannot be packed as such.
-    """
-    _, shape = _axes_of(array)
+    """Whether an array with a name of images holds some; refuses one that must, but cannot be packed as such."""
+    _, shape, _ = _form_of(array)
     if shape and array.dtype.newbyteorder("=") in (np.uint8, np.uint16):
         return True
     if array.name.lower() not in _ONLY_IMAGES and not (shape and len(array.shape) == 4):
@@ -299,48 +258,35 @@ def _holds_images(array: NamedArray) -> bool:
     raise SourceError(f"{found}. Convert them with `images.astype('uint8')`, if their values lie in 0 to 255.")
 
 
-def _axes_of(images: NamedArray) -> tuple[Axes, tuple[int, ...]]:
-    """Returns the order of axes of an array of images (N, ...) and the stored shape of one image; () if it is none."""
-    shape = images.shape
-    if len(shape) == 3:
-        return "HWC", (*shape[1:], 1)
-    if len(shape) == 4 and shape[3] in (1, 3, 4):
-        return "HWC", shape[1:]
-    return ("CHW", shape[1:]) if len(shape) == 4 and shape[1] in (1, 3, 4) else ("HWC", ())
+def _form_of(images: NamedArray) -> tuple[Axes, tuple[int, ...], tuple[int, ...]]:
+    """Returns the order of axes of images (N, ...), the stored shape of one and its height and width; () if none."""
+    shape = images.shape[1:]
+    if len(shape) == 2:
+        return "HWC", (*shape, 1), shape
+    if len(shape) == 3 and shape[2] in (1, 3, 4):
+        return "HWC", shape, shape[:2]
+    return ("CHW", shape, shape[1:]) if len(shape) == 3 and shape[0] in (1, 3, 4) else ("HWC", (), ())
 
 
-def _size_of(images: NamedArray) -> tuple[int, int]:
-    axes, stored = _axes_of(images)
-    height, width = stored[:2] if axes == "HWC" else stored[1:]
-    return height, width
-
-
-def _mask_shapes(size: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Returns the shapes in which a mask of this height and width may be stored."""
-    return size, (*size, 1), (1, *size)
+def _fits_mask(masks: NamedArray, size: tuple[int, ...]) -> bool:
+    """Whether each row may be a mask of this height and width."""
+    return masks.shape[1:] in (size, (*size, 1), (1, *size))
 
 
 def _images(parts: list[_SplitArrays], where: str) -> Arrays | None:
-    images = [part.images for part in parts if part.images is not None]
-    if images and len(images) < len(parts):
-        lacking = [part.name for part in parts if part.images is None]
-        first = next(part.name for part in parts if part.images is not None)
-        raise SourceError(f"{where}: there are images for {first}, none for {first_few(lacking)}.")
+    lacking = [part.name for part in parts if part.images is None]
     rows = []
-    for array in images:
-        axes, shape = _axes_of(array)
-        rows.append((array.rows(shape, axes), array.shape[0]))
+    for part in parts:
+        if part.images is not None:
+            axes, shape, _ = _form_of(part.images)
+            rows.append((part.images.rows(shape, axes), part.num_rows))
+            if lacking:
+                raise SourceError(f"{where}: there are images for {part.name}, none for {first_few(lacking)}.")
     return joined_rows(rows) if rows else None
 
 
 def _masks(parts: list[_SplitArrays], where: str) -> Masks | None:
-    """Returns the masks of all splits as uint8, None if no split has any.
-
-    They are read in place, or from a copy in memory if they are stored in wider integers.
-
-    Raises:
-        SourceError: only some splits have masks, they differ from the images in size, or hold values beyond 0 to 255.
-    """
+    """Returns the masks of all splits as uint8, in place or, if stored in wider integers, from a copy; else None."""
     names = [part.masks.names for part in parts if part.masks is not None]
     if not names:
         return None
@@ -349,9 +295,9 @@ def _masks(parts: list[_SplitArrays], where: str) -> Masks | None:
         masks = part.masks
         if masks is None or part.images is None:
             raise SourceError(f"{where}: there are masks for some splits, none for {part.name}.")
-        height, width = size = _size_of(part.images)
+        height, width = size = _form_of(part.images)[2]
         wanted = f"integers from 0 to 255, (N, {height}, {width})"
-        if masks.shape[1:] not in _mask_shapes(size):
+        if not _fits_mask(masks, size):
             said = f"the masks are {masks.dtype} {masks.shape}, the images {height}x{width}; expected {wanted}."
             raise SourceError(f"{masks.where}: {said}")
         if masks.dtype == np.uint8:
@@ -374,17 +320,12 @@ def _masks(parts: list[_SplitArrays], where: str) -> Masks | None:
 
 
 def _columns(parts: list[_SplitArrays], where: str, notes: list[str]) -> dict[str, Column]:
-    needed = sum(
-        array.num_bytes for part in parts for array in (*part.others.values(), part.labels) if array is not None
-    )
-    if needed > available_memory():
+    read = [array for part in parts for array in (*part.others.values(), part.labels) if array is not None]
+    if (needed := sum(array.num_bytes for array in read)) > available_memory():
         raise SourceError(
             f"{where}: the arrays other than images take {needed:,} bytes, more than the memory there is."
         )
-    columns: dict[str, Column] = {}
-    if any(part.labels is not None for part in parts):
-        name, column = _labels(parts, notes)
-        columns[name] = column
+    columns = dict([_labels(parts, notes)]) if any(part.labels is not None for part in parts) else {}
     for name in dict.fromkeys(name for part in parts for name in part.others):
         lacking = [part.name for part in parts if name not in part.others]
         if lacking:
@@ -400,14 +341,10 @@ def _columns(parts: list[_SplitArrays], where: str, notes: list[str]) -> dict[st
 
 
 def _labels(parts: list[_SplitArrays], notes: list[str]) -> tuple[str, Column]:
-    """Returns the column of labels and its name, `labels` or (for numbers that are no classes) `targets`.
-
-    Raises:
-        SourceError: labels are NaN, or do not fit int64.
-    """
+    """Returns the column of labels and its name, `labels` or (for numbers that are no classes) `targets`."""
     given = [part.labels for part in parts if part.labels is not None]
     classes = next((tuple(part.texts["names"].texts()) for part in parts if "names" in part.texts), given[0].names)
-    if all(array.is_text for array in given):
+    if all(array.dtype.kind in "SU" for array in given):
         texts = np.array([text for array in given for text in array.texts()], object)
         column = categories(Values("text", texts, np.zeros(len(texts), np.bool_)))
         values, classes = column.values, column.attrs["names"]
@@ -417,27 +354,28 @@ def _labels(parts: list[_SplitArrays], notes: list[str]) -> tuple[str, Column]:
             raise SourceError(f"{given[0].where}: labels of different shapes: {[array.shape for array in given]}.")
         values = np.concatenate(read)
     attrs = {"names": classes} if classes else {}
-    is_vector = values.ndim > 1 and values.min(initial=0) >= 0 and values.max(initial=0) <= 1
     if values.dtype.kind == "f" or values.ndim > 1:
-        what = "targets" if values.dtype.kind == "f" or not is_vector else "vectors of labels"
+        is_vector = values.dtype.kind != "f" and values.min(initial=0) >= 0 and values.max(initial=0) <= 1
         if len(given) < len(parts):
+            what = "vectors of labels" if is_vector else "targets"
             raise SourceError(f"{given[0].where}: there are {what} for some splits only.")
-        if what != "targets":
+        if is_vector:
             return "labels", Column(values.astype(np.uint8), attrs)
         held = "numbers that are no classes" if values.dtype.kind == "f" else f"{values.shape[1:]} numbers a row"
         notes.append(f"{given[0].name} holds {held}: packed as targets.")
         return "targets", Column(values)
-    labels = np.full(sum(part.num_rows for part in parts), -1, np.int64)
-    labels[np.repeat([part.labels is not None for part in parts], [part.num_rows for part in parts])] = values
+    counts = [part.num_rows for part in parts]
+    labels = np.full(sum(counts), -1, np.int64)
+    labels[np.repeat([part.labels is not None for part in parts], counts)] = values
     notes += [f"There are no labels for {part.name}: they are -1." for part in parts if part.labels is None]
     return "labels", Column(labels, attrs)
 
 
 def _label_numbers(array: NamedArray) -> NDArray[Any]:
     """Returns labels as int64 (n,) or (n, A); as floats (n, ...) if some are not whole numbers."""
+    if array.dtype.kind not in "biuf":
+        raise SourceError(f"{array.where}: the labels are {array.dtype}; expected integers or texts. Convert them.")
     values = array.values()
-    if values.dtype.kind not in "biuf":
-        raise SourceError(f"{array.where}: the labels are {values.dtype}; expected integers or texts. Convert them.")
     if values.ndim > 1 and set(values.shape[1:]) == {1}:
         values = values.reshape(-1)
     if values.dtype.kind == "f":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from fastload.sources.archives.members import LOCAL_HEADER, content_offset
 from fastload.sources.arrays.named import NamedArray, samples_of_arrays
 from fastload.sources.arrays.raw_rows import npy_header
 from fastload.sources.assemble import Draft, Samples
-from fastload.sources.listing import SPLITS, SourceOptions, first_few
+from fastload.sources.listing import SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset.webdataset import webdataset_evidence
 from fastload.system.machine import available_memory
@@ -56,33 +55,26 @@ def list_arrays(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
     if not names:
         raise SourceError(f"{tree.given}: no .npy or .npz file. Give the file, or the folder that holds them.")
-    arrays: list[NamedArray] = []
     bundles = [name for name in names if name.lower().endswith(".npz")]
     if len(bundles) > 1 and not all(_split_of(name) for name in bundles):
         raise SourceError(
             f"{tree.given} holds several .npz files ({len(bundles)}): {first_few(list(map(key_of, bundles)))}. "
             "Give one of them; or name them train.npz, val.npz and test.npz."
         )
-    for i, name in enumerate(tree.names):
-        if name.lower().endswith(".npy"):
-            arrays.append(_read_npy(tree, i))
-        elif name.lower().endswith(".npz"):
-            arrays += read_npz(tree, i)
-    flat = [array.name for array in arrays if not array.shape]
-    if flat:
+    positions = [i for i, name in enumerate(tree.names) if name.lower().endswith(_SUFFIXES)]
+    arrays = [array for i in positions for array in (read_npz if tree.names[i] in bundles else _read_npy)(tree, i)]
+    if flat := [array.name for array in arrays if not array.shape]:
         draft.notes.append(f"Ignored, since they are single values: {first_few(flat)}.")
-    if others := tree.others(i for i, name in enumerate(tree.names) if name.lower().endswith(_SUFFIXES)):
-        draft.notes.append(f"Ignored the other files ({len(others)}): {first_few(others)}.")
+    draft.note("Ignored the other files", tree.others(positions))
     return samples_of_arrays(draft, arrays, options)
 
 
 def _split_of(name: str) -> str:
-    """Returns the split that a folder of a path or its stem names; "" for none."""
-    parts = re.split("/", name.rpartition(".")[0])
-    return next((part for part in reversed(parts) if part.lower() in SPLITS), "")
+    """Returns the split that the stem of a path or a folder of it names; "" for none."""
+    return split_of_parts(reversed(name.rpartition(".")[0].split("/")))
 
 
-def _read_npy(tree: Tree, i: int) -> NamedArray:
+def _read_npy(tree: Tree, i: int) -> list[NamedArray]:
     name, where = tree.names[i], str(tree.path / key_of(tree.names[i]))
     split, stem = _split_of(name), key_of(name.rpartition("/")[2].rpartition(".")[0])
     if stem.lower() in SPLITS:
@@ -90,11 +82,11 @@ def _read_npy(tree: Tree, i: int) -> NamedArray:
     mtime = int(tree.mtimes_ns[i])
     if tree.archive:
         content = tree.read_text(i)
-        return _described(stem, where, io.BytesIO(content), len(content), lambda: content, mtime, split)
+        return [_described(stem, where, io.BytesIO(content), len(content), lambda: content, mtime, split)]
     try:
         with open(tree.path / name, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            return _described(stem, where, file, size, (tree.path / name, 0), mtime, split)
+            return [_described(stem, where, file, size, (tree.path / name, 0), mtime, split)]
     except OSError as exc:
         raise SourceError(f"{where} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
 
@@ -127,7 +119,7 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
             for member in bundle.infolist():
                 if not member.filename.lower().endswith(".npy"):
                     continue
-                if len([m for m in bundle.namelist() if m == member.filename]) > 1:
+                if bundle.namelist().count(member.filename) > 1:
                     raise SourceError(f"{where}: {key_of(member.filename)} occurs twice. Save the arrays again.")
                 inside, name = f"{where}: {key_of(member.filename)}", key_of(member.filename.rpartition(".")[0])
                 source: tuple[Path, int] | Callable[[], bytes] = partial(load, member, inside)

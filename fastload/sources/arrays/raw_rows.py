@@ -40,19 +40,12 @@ _BLOCK_BYTES = 512 * 2**10
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """Rows of one shape, whose axes are stored in any order.
+    """Rows of one shape, whose axes are stored in any order."""
 
-    Attributes:
-        rows: int64 (N,), number of each row in what holds them.
-        stored_shape: shape of a row as stored.
-        stored_dtype: type of its elements as stored, with their byte order.
-        axes: order of its axes as stored.
-    """
-
-    rows: NDArray[np.int64]
-    stored_shape: tuple[int, ...]
-    stored_dtype: np.dtype[Any]
-    axes: Axes
+    rows: NDArray[np.int64]  # (N,), number of each row in what holds them
+    stored_shape: tuple[int, ...]  # shape of a row as stored
+    stored_dtype: np.dtype[Any]  # type of its elements as stored, with their byte order
+    axes: Axes  # order of its axes as stored
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,16 +88,11 @@ class RawRows(StoredRows):
 
     Consecutive rows are read straight into the output, others are copied from a memory map. The file's size and time
     are compared before and after each read: reading a map of a file that was truncated kills the process.
-
-    Attributes:
-        file: the file.
-        offset: byte at which the first row begins.
-        stride: bytes from the beginning of a row to that of the next.
     """
 
     file: ListedFile
-    offset: int
-    stride: int
+    offset: int  # byte at which the first row begins
+    stride: int  # bytes from the beginning of a row to that of the next
     _mapped: list[NDArray[np.uint8]] = field(default_factory=list, repr=False)
 
     @classmethod

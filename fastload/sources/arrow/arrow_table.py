@@ -21,10 +21,8 @@ class ArrowTable:
     """The rows of all Parquet or Arrow files of a dataset, one file behind the other; see `tables.frame.CellTable`.
 
     Attributes:
-        shards: the files.
-        files: their paths in the tree.
-        names: the columns of all files.
-        images: those of them that hold images.
+        shards: the files, whose paths in the tree are `files`.
+        names: the columns of all files; `images` are those of them that hold images.
         classes: column -> names of its classes, of all files.
         shard_of: int64 (R,), the file that each row belongs to.
         renumbered: the columns whose classes differ between files.
@@ -152,28 +150,24 @@ def values_of_arrow(column: Any, name: str, names: tuple[str, ...] = ()) -> Valu
 
     while isinstance(column.type, pa.BaseExtensionType):  # Array2D and its kin, where `datasets` is imported
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     kind, rows = column.type, len(column)
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
     if column.null_count == rows or pa.types.is_null(kind):
         return nothing(rows)
     missing = np.asarray(pc.is_null(column, nan_is_null=pa.types.is_floating(kind)).to_numpy())
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
-        filled = pc.fill_null(column, False if pa.types.is_boolean(kind) else 0)
-        numbers = filled.to_numpy()
+        numbers = pc.fill_null(column, False if pa.types.is_boolean(kind) else 0).to_numpy()
         if numbers.dtype == np.uint64 and numbers.max() >= 2**63:
             return other(rows)
         return Values("int", numbers.astype(np.int64), missing, names)
     if pa.types.is_floating(kind):
         return Values("float", column.cast(pa.float64()).to_numpy().astype(np.float64), missing)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        values = np.empty(rows, object)
-        values[:] = ["" if cell is None else cell for cell in column.to_pylist()]
+        values = np.array(column.fill_null("").to_pylist(), object)
         return Values("text", values, missing | (values == ""))
     if _is_list(kind):
-        fixed = _fixed(column)
-        if fixed is not None:
+        if (fixed := _fixed(column)) is not None:
             return Values("list", fixed, missing)
         leaf = kind.value_type
         tags = pa.types.is_integer(leaf) or pa.types.is_string(leaf)
@@ -204,9 +198,8 @@ def _fixed(column: Any) -> NDArray[Any] | None:
             return None
         shape.append(lengths["min"])
         column = pc.list_flatten(column)
-    if column.null_count or not (
-        pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
-    ):
+    kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+    if column.null_count or not any(fits(column.type) for fits in kinds):
         return None
     numbers = column.to_numpy()
     return np.asarray(numbers.astype(np.uint8) if numbers.dtype == np.bool_ else numbers).reshape(shape)

@@ -68,8 +68,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
     elif mask and image:
         masks = _read_images(table, mask, tree)
-    others = [name for name in table.images if name not in (image, mask)]
-    if others:
+    if others := [name for name in table.images if name not in (image, mask)]:
         notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
     taken = {image, mask, split_column, *others}
     nested = {}
@@ -93,35 +92,32 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if images:
         mtimes = np.maximum(mtimes, images.mtimes_ns)
         samples = Samples(_keys_of(images.paths, table), images.files, images.sizes, mtimes, splits, columns)
+    elif not columns:
+        there = ", ".join(table.names)
+        raise SourceError(f"{tree.given}: there is neither a column of images nor one of numbers: {there}.")
     else:
-        if not columns:
-            raise SourceError(
-                f"{tree.given}: there is neither a column of images nor one of numbers: {', '.join(table.names)}."
-            )
         notes.append("No column holds images: a dataset of columns only.")
         sizes = np.full(len(mtimes), sum(column.values[:1].nbytes for column in columns.values()), np.int64)
         samples = Samples(_keys_of([], table), None, sizes, mtimes, splits, columns)
-    if masks is not None:
-        samples = _with_masks(draft, samples, masks, mask)
+    if masks is not None:  # absent ones get a value that no other holds
+        present = np.ones(len(masks.sizes), np.bool_)
+        present[list(masks.bad)] = False
+        notes.append(f"Masks by column {mask!r}.")
+        fill, filled = fill_value(masks.files, present, draft.where) if present.any() else (255, [])
+        notes += filled
+        found = Masks(masks.files, present, ignore_index=fill)
+        samples = replace(samples, masks=found).made_also_of(masks.sizes, masks.mtimes_ns)
     return samples.without(bad.keys() | lost.keys())
 
 
 class _ImageColumn(NamedTuple):
-    """The images in one column of all files, R rows.
-
-    Attributes:
-        files: reads them.
-        sizes: int64 (R,), bytes of each image.
-        mtimes_ns: int64 (R,), time of modification of each file beside the table; 0 for an image in the table itself.
-        paths: the path that each row names; "" for none.
-        bad: row -> why it has no image.
-    """
+    """The images in one column of all files, R rows."""
 
     files: JoinedFiles
-    sizes: NDArray[np.int64]
-    mtimes_ns: NDArray[np.int64]
-    paths: list[str]
-    bad: dict[int, str]
+    sizes: NDArray[np.int64]  # (R,), bytes of each image
+    mtimes_ns: NDArray[np.int64]  # (R,), time of modification of a file beside the table; 0: it is in the table itself
+    paths: list[str]  # the path that each row names; "" for none
+    bad: dict[int, str]  # row -> why it has no image
 
 
 def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]]:
@@ -136,36 +132,24 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
         raise SourceError(f"{tree.path}: there is no .parquet file, nor a folder that `datasets` saved.")
     names = [tree.names[i] for i in positions]
     shards = [Shard(tree.path / name) for name in names]
-    total = sum(shard.num_rows for shard in shards)
-    if total == 0:
+    if (total := sum(shard.num_rows for shard in shards)) == 0:
         raise SourceError(
             f"{tree.given}: {first_few([key_of(name) for name in names])} hold no rows. Fetch them again."
         )
     # If files number their classes differently, the numbers of the training files are kept.
     table = ArrowTable(shards, names, lambda name: split_of_name(name) == "train")
-    draft.notes.append(f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows.")
+    draft.title = f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows."
     if table.renumbered:
         differ = first_few(table.renumbered)
         draft.notes.append(f"Files name different classes in column {differ}: renumbered by name, all of them.")
-    if lacking := _missing_parts(names):
-        if draft.on_error == "fail" and not tree.file:
-            raise SourceError(
-                f"{tree.given}: files that are missing by the names of the others ({len(lacking)}): "
-                f"{first_few(lacking)}. Fetch them, or pack what is there with `--on-error skip`."
-            )
-        draft.notes.append(f"Files are missing by the names of the others ({len(lacking)}): {first_few(lacking)}.")
+    lacking = _missing_parts(names)
+    if lacking and draft.on_error == "fail" and not tree.file:
+        raise SourceError(
+            f"{tree.given}: files that are missing by the names of the others ({len(lacking)}): "
+            f"{first_few(lacking)}. Fetch them, or pack what is there with `--on-error skip`."
+        )
+    draft.note("Files are missing by the names of the others", lacking)
     return table, tree.mtimes_ns[np.array(positions)]
-
-
-def _with_masks(draft: Draft, samples: Samples, found: _ImageColumn, name: str) -> Samples:
-    """Returns the samples with the masks of a column; absent masks get a value that no other holds."""
-    present = np.ones(len(found.sizes), np.bool_)
-    present[list(found.bad)] = False
-    draft.notes.append(f"Masks by column {name!r}.")
-    fill, filled = fill_value(found.files, present, draft.where) if present.any() else (255, [])
-    draft.notes += filled
-    masks = Masks(found.files, present, ignore_index=fill)
-    return replace(samples, masks=masks).made_also_of(found.sizes, found.mtimes_ns)
 
 
 def _table_positions(tree: Tree) -> list[int]:
@@ -184,12 +168,12 @@ def _missing_parts(names: list[str]) -> list[str]:
         if found := _PART.fullmatch(name):
             before, number, total, suffix = found.groups()
             parts.setdefault((before, total, suffix), set()).add(int(number))
-    lacking: list[str] = []
-    for (before, total, suffix), there in parts.items():
-        for number in range(min(int(total), 100_000)) if len(there) < int(total) else ():
-            if number not in there:
-                lacking.append(key_of(f"{before}{number:0{len(total)}d}-of-{total}{suffix}"))
-    return lacking
+    return [
+        key_of(f"{before}{number:0{len(total)}d}-of-{total}{suffix}")
+        for (before, total, suffix), there in parts.items()
+        for number in (range(min(int(total), 100_000)) if len(there) < int(total) else ())
+        if number not in there
+    ]
 
 
 def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: list[str]) -> str:
@@ -257,11 +241,9 @@ def _read_images(table: ArrowTable, name: str, tree: Tree) -> _ImageColumn:
             if position >= 0:
                 part[row], at_part[row], sizes[row] = len(parts), position, index.tree.sizes[position]
                 mtimes[row] = index.tree.mtimes_ns[position]
-            elif paths[row]:
-                why = found.reasons.get(k, "is not there")
-                bad[row] = f"holds no bytes, only the path {paths[row]!r}, which {why}"
             else:
-                bad[row] = "holds no image: its bytes are null or empty"
+                only = f"holds no bytes, only the path {paths[row]!r}, which {found.reasons.get(k, 'is not there')}"
+                bad[row] = only if paths[row] else "holds no image: its bytes are null or empty"
     return _ImageColumn(JoinedFiles((*parts, index.tree.files), part, at_part), sizes, mtimes, paths, bad)
 
 
@@ -309,14 +291,11 @@ def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[
         paths += [""] * rows
     if pa.types.is_null(array.type):
         return np.zeros(rows, np.int64), np.zeros(rows, np.int64), None
-    wide = pa.types.is_large_binary(array.type)
     valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
     _, ends, data = array.buffers()
-    starts = np.frombuffer(ends, np.int64 if wide else np.int32)[array.offset : array.offset + rows + 1].astype(
-        np.int64
-    )
-    lengths = np.where(valid, np.diff(starts), 0)
-    return starts[:-1], lengths, data
+    offsets = np.frombuffer(ends, np.int64 if pa.types.is_large_binary(array.type) else np.int32)
+    starts = offsets[array.offset : array.offset + rows + 1].astype(np.int64)
+    return starts[:-1], np.where(valid, np.diff(starts), 0), data
 
 
 def _image_index(tree: Tree) -> ImageIndex:
@@ -335,12 +314,11 @@ def _keys_of(all_paths: list[str], table: ArrowTable) -> list[str]:
         count = shard.num_rows
         paths = all_paths[start : start + count]
         start += count
+        inner = [f"{row:08d}" for row in range(count)]
         if paths and "" not in paths and len(set(paths)) == count:
             inner = [path.replace("\\", "/").rpartition("/")[2] for path in paths]
             if len(set(inner)) < count:
                 inner = [path.lstrip("/") for path in paths]
-        else:
-            inner = [f"{row:08d}" for row in range(count)]
         prefix = f"{key_of(name)}/"
         keys += [prefix + key_of(path) for path in inner]
     return keys

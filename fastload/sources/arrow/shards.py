@@ -151,15 +151,12 @@ def _features_of(schema: Any) -> tuple[tuple[str, ...], dict[str, tuple[str, ...
             feature = feature["feature"]
         if isinstance(feature, list) and len(feature) == 1:
             feature = feature[0]
+        inner = [feature]
         if isinstance(feature, dict) and "_type" not in feature:  # objects with boxes: the classes are inside
             inner = [value.get("feature", value) for value in feature.values() if isinstance(value, dict)]
-            feature = next((value for value in inner if isinstance(value, dict) and "names" in value), None)
-        if (
-            isinstance(feature, dict)
-            and feature.get("_type") == "ClassLabel"
-            and isinstance(feature.get("names"), list)
-        ):
-            classes[field.name] = tuple(map(str, feature["names"]))
+        named = [one for one in inner if isinstance(one, dict) and isinstance(one.get("names"), list)]
+        if named and named[0].get("_type") == "ClassLabel":
+            classes[field.name] = tuple(map(str, named[0]["names"]))
     return tuple(images), classes
 
 

@@ -34,23 +34,14 @@ _MOST_VALUES = 254  # classes or instances that a mask of 8 bits can hold, besid
 
 
 class _InstancesFile(NamedTuple):
-    """One instances file and the images it is about.
+    """One instances file and the images it is about."""
 
-    Attributes:
-        split: split of its images.
-        json: its name.
-        instances: its content.
-        rows: position in the tree of each image that it lists, -1 if that is absent or left out.
-        listed: positions in the tree of all images that it lists.
-        position: position in the tree of the file itself.
-    """
-
-    split: str
-    json: str
-    instances: Instances
-    rows: NDArray[np.int64]
-    listed: frozenset[int]
-    position: int
+    split: str  # of its images
+    json: str  # its name
+    instances: Instances  # its content
+    rows: NDArray[np.int64]  # position in the tree of each image that it lists, -1 if that is absent
+    keep: NDArray[np.bool_]  # whether that image is there, and no annotation of it is bad
+    position: int  # of the file itself in the tree
 
 
 def coco_evidence(tree: Tree) -> list[str]:
@@ -79,10 +70,9 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     drawn = options.masks if options.masks in ("semantic", "instance") else ""
     draft.leave_out_broken(tree)
     notes = draft.notes
-    ignored = [key_of(name) for name in tree.names if name.endswith(".json") and _OTHERS.search(name)]
-    if ignored:
+    if ignored := [key_of(name) for name in tree.names if name.endswith(".json") and _OTHERS.search(name)]:
         notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
-    parts = _read_parts(tree, bool(drawn), draft, notes)
+    parts = _read_parts(tree, bool(drawn), draft)
     first = parts[0].instances
     for part in parts[1:]:
         if (part.instances.category_ids, part.instances.category_names) != (first.category_ids, first.category_names):
@@ -90,11 +80,11 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
                 f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or "
                 "fix the files."
             )
-    tests = _unlisted(tree, parts, draft, notes)
-    rows = [part.rows[part.rows >= 0] for part in parts]
+    tests = _unlisted(tree, parts, draft)
+    rows = [part.rows[part.keep] for part in parts]
     images = [*np.concatenate(rows).tolist(), *tests]
     said = [part.split for part, kept in zip(parts, rows, strict=True) for _ in kept] + ["test"] * len(tests)
-    all_files = join_instances([part.instances for part in parts], [part.rows >= 0 for part in parts])
+    all_files = join_instances([part.instances for part in parts], [part.keep for part in parts])
     slots = BoxSlots.of(all_files.image, len(images))
     columns = {
         "image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)])),
@@ -113,7 +103,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     masks = None
     if drawn and images:
         masks = _drawn_masks(tree, drawn, all_files, slots, images)
-        if all_files.regions is not None and (without := int(all_files.regions.empty().sum())):
+        if without := int((all_files.rings + all_files.runs == 0).sum()):
             notes.append(f"Annotations without a region have a box, and are not in the masks ({without}).")
     elif options.masks == "auto":
         notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
@@ -145,32 +135,34 @@ def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, image
             f"{tree.given}: {key_of(tree.names[images[row]])} has {slots.counts[row]} instances, but a mask of 8 bits "
             f"holds {_MOST_VALUES}. Pack boxes only, or `--masks semantic`."
         )
-    if (unknown := (found.heights == 0) | (found.widths == 0)).any():
-        name = key_of(tree.names[images[int(np.flatnonzero(unknown)[0])]])
+    if (unknown := (found.sizes == 0).any(axis=1)).any():
+        name = key_of(tree.names[images[int(np.argmax(unknown))]])
         raise SourceError(f"{tree.given}: height and width of {name} are not said, so its mask cannot be drawn.")
     values = found.category + 1 if kind == "semantic" else np.where(crowd == 1, _VOID, slot + 1)
     # Order of drawing: by sample; in it crowds first, then larger before smaller areas, then as in the file.
     order = np.lexsort((-found.areas, 1 - crowd, sample)).astype(np.int64)
-    rows, every, without = sample[order], np.arange(len(images)), len(images) - len(found.heights)
-    assert found.regions is not None, "they are read if masks are drawn"
+    rows, every, without = sample[order], np.arange(len(images)), len(images) - len(found.sizes)
+    spans = [np.searchsorted(rows, every, "left"), np.searchsorted(rows, every, "right")]
     return Masks(
         files=DrawnMasks(
-            heights=np.pad(found.heights, (0, without)),
-            widths=np.pad(found.widths, (0, without)),
-            first=np.searchsorted(rows, every, "left").astype(np.int64),
-            last=np.searchsorted(rows, every, "right").astype(np.int64),
+            sizes=np.pad(found.sizes, ((0, without), (0, 0))),
+            spans=np.stack(spans, axis=1).astype(np.int64),
             drawn=order,
             values=np.where(sample < 0, 0, values).astype(np.uint8),
-            regions=found.regions,
+            ends=np.cumsum(found.rings),
+            ring_ends=np.cumsum(found.ring_sizes),
+            points=found.points,
+            run_ends=np.cumsum(found.runs),
+            lengths=found.lengths,
         ),
-        present=every < len(found.heights),
+        present=every < len(found.sizes),
         names=("background", *found.category_names) if kind == "semantic" else (),
         ignore_index=_VOID,
         attrs={"kind": kind, "category_ids": found.category_ids} if kind == "semantic" else {"kind": kind},
     )
 
 
-def _read_parts(tree: Tree, drawn: bool, draft: Draft, notes: list[str]) -> list[_InstancesFile]:
+def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
     """Returns the instances files of which images are there.
 
     Raises:
@@ -192,7 +184,7 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft, notes: list[str]) -> list
         if not any(folder.startswith(at) for at in candidates[:-2] for folder in folders) and not any(
             at in folders for at in candidates[-2:]
         ):
-            notes.append(f"{json} was ignored: its images are not there (no {key_of(candidates[0])}).")
+            draft.notes.append(f"{json} was ignored: its images are not there (no {key_of(candidates[0])}).")
             continue
         bare = _YEAR.sub("", match[1])
         split = SPLITS.get(bare.lower(), key_of(bare))
@@ -220,11 +212,10 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft, notes: list[str]) -> list
                 draft.leave_out(f"{json}: {reason.partition(' has ')[0]}", f"has {reason.partition(' has ')[2]}")
             else:
                 draft.leave_out(keys[at], f"is contradicted by {json}: {reason}")
-        bad = [at for at, _ in instances.bad if at >= 0]
-        listed = rows.copy()
-        listed[bad] = -1
-        notes.append(f"Split {split}: {len(rows)} images of {json} in {key_of(folder) or 'the folder itself'}.")
-        parts.append(_InstancesFile(split, json, instances, listed, frozenset(rows.tolist()), position))
+        keep = rows >= 0
+        keep[[at for at, _ in instances.bad if at >= 0]] = False
+        draft.notes.append(f"Split {split}: {len(rows)} images of {json} in {key_of(folder) or 'the folder itself'}.")
+        parts.append(_InstancesFile(split, json, instances, rows, keep, position))
     if not parts:
         raise SourceError(
             f"{tree.given}: there are no images of {first_few([key_of(tree.names[i]) for i, _ in jsons])}. Unpack them "
@@ -244,9 +235,9 @@ def _image_folders(json: str, name: str) -> list[str]:
     return [root + at for at in (*named, "images/", "")]
 
 
-def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft, notes: list[str]) -> list[int]:
+def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft) -> list[int]:
     """Returns the positions of images in folders such as test2017/; unlisted images next to listed ones are noted."""
-    listed = frozenset().union(*(part.listed for part in parts))
+    listed = {row for part in parts for row in part.rows.tolist()}
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
     jsons = " or ".join(part.json for part in parts)
     tests, others = [], []
@@ -261,7 +252,6 @@ def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft, notes: list
         else:
             others.append(key_of(tree.names[i]))
     if tests:
-        notes.append(f"Split test: {len(tests)} images without annotations; num_boxes is 0 and image_id -1.")
-    if others:
-        notes.append(f"Ignored images in folders without instances ({len(others)}): {first_few(others)}.")
+        draft.notes.append(f"Split test: {len(tests)} images without annotations; num_boxes is 0 and image_id -1.")
+    draft.note("Ignored images in folders without instances", others)
     return tests

@@ -16,48 +16,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.coco.masks import Regions, is_int, is_number, parse_region
+from fastload.sources.coco.masks import is_int, is_number, parse_region
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
+# The arrays of Instances that hold annotations, one behind the other; but for `image`, whose numbers count images.
+_ARRAYS = ("category", "crowd", "boxes", "areas", "rings", "ring_sizes", "points", "runs", "lengths")
 
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """The content of one file: N images, categories by ascending id, and A annotations in the order of the file.
+    """The content of one file: N images, categories by ascending id, and A annotations in the order of the file."""
 
-    Attributes:
-        names: file_name of each image.
-        image_ids: int64 (N,), id of each image.
-        heights: int64 (N,), height of each image; 0 if unknown.
-        widths: int64 (N,), width of each image; 0 if unknown.
-        category_ids: ids of the categories, ascending.
-        category_names: names of the categories.
-        image: int64 (A,), index in `names` of each annotation's image.
-        category: int64 (A,), index in `category_ids` of each annotation's category.
-        boxes: float64 (A, 4), x, y, width, height.
-        areas: float64 (A,), area of each annotation; that of its box if the file gives none.
-        crowd: uint8 (A,), 1 for a crowd.
-        regions: polygons and run lengths; None if not asked for.
-        good: bool (A,), False if the image or category is not listed, or the run lengths are of another size than the
-            image.
-        bad: (index of the image or -1, reason) of annotations that are not good, and of those left out of the arrays.
-    """
-
-    names: list[str]
-    image_ids: NDArray[np.int64]
-    heights: NDArray[np.int64]
-    widths: NDArray[np.int64]
-    category_ids: tuple[int, ...]
+    names: list[str]  # file_name of each image
+    image_ids: NDArray[np.int64]  # (N,), id of each image
+    sizes: NDArray[np.int64]  # (N, 2), height and width of each image; 0 if unknown
+    category_ids: tuple[int, ...]  # ascending
     category_names: tuple[str, ...]
-    image: NDArray[np.int64]
-    category: NDArray[np.int64]
-    boxes: NDArray[np.float64]
-    areas: NDArray[np.float64]
-    crowd: NDArray[np.uint8]
-    regions: Regions | None
-    good: NDArray[np.bool_]
-    bad: list[tuple[int, str]]
+    bad: list[tuple[int, str]]  # (index of the image or -1, reason) of annotations that are wrong
+    image: NDArray[np.int64]  # (A,), index in `names` of each annotation's image; -1 if the annotation is bad
+    category: NDArray[np.int64]  # (A,), index in `category_ids` of each annotation's category
+    crowd: NDArray[np.uint8]  # (A,), 1 for a crowd
+    boxes: NDArray[np.float64]  # (A, 4), x, y, width, height
+    areas: NDArray[np.float64]  # (A,), area of each annotation; that of its box if the file gives none
+    rings: NDArray[np.int64]  # (A,), number of polygons; 0 throughout if regions are not asked for
+    ring_sizes: NDArray[np.int64]  # how many numbers of `points` each polygon has
+    points: NDArray[np.float32]  # x, y, x, y, ...
+    runs: NDArray[np.int64]  # (A,), how many of `lengths` each has; 0 throughout if regions are not asked for
+    lengths: NDArray[np.uint32]  # pixels of background and region in turn, down the columns
 
 
 def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
@@ -95,31 +81,19 @@ def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
 def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Instances:
     """Returns the content of several files with the same categories as one, file by file.
 
-    These are the images `kept`, bool (N,) for each file, and all annotations; `image` is -1 for those that are bad or
-    of other images.
+    These are the images `kept`, bool (N,) for each file, and all annotations; `image` is -1 for those of other images.
     """
-    starts = np.cumsum([0, *(keep.sum() for keep in kept[:-1])])
-    numbers = [np.where(keep, np.cumsum(keep) - 1 + start, -1) for keep, start in zip(kept, starts, strict=True)]
-    image = [np.where(file.good, number[file.image], -1) for file, number in zip(files, numbers, strict=True)]
-    regions = [file.regions for file in files if file.regions is not None]
-
-    def joined(name: str, *, of_images: bool = False) -> NDArray[Any]:
-        parts = [getattr(file, name) for file in files]
-        return np.concatenate([part[keep] for part, keep in zip(parts, kept, strict=True)] if of_images else parts)
-
+    every = np.concatenate(kept)
+    number = np.where(every, np.cumsum(every) - 1, -1)
+    parts = np.split(number, np.cumsum([len(keep) for keep in kept])[:-1])
+    joined: dict[str, Any] = {name: np.concatenate([getattr(file, name) for file in files]) for name in _ARRAYS}
     return replace(
         files[0],
+        **joined,
         names=[file.names[i] for file, keep in zip(files, kept, strict=True) for i in np.flatnonzero(keep).tolist()],
-        image_ids=joined("image_ids", of_images=True),
-        heights=joined("heights", of_images=True),
-        widths=joined("widths", of_images=True),
-        image=np.concatenate(image),
-        category=joined("category"),
-        boxes=joined("boxes"),
-        areas=joined("areas"),
-        crowd=joined("crowd"),
-        regions=Regions.joined(regions) if regions else None,
-        good=joined("good"),
+        image_ids=np.concatenate([file.image_ids for file in files])[every],
+        sizes=np.concatenate([file.sizes for file in files])[every],
+        image=np.concatenate([np.append(part, -1)[file.image] for file, part in zip(files, parts, strict=True)]),
         bad=[],
     )
 
@@ -175,14 +149,13 @@ class _Content:
     def __init__(self, where: str, with_regions: bool) -> None:
         self._where, self._with_regions = where, with_regions
         self._names: list[str] = []
-        self._heights, self._widths = array("q"), array("q")
+        self._sizes = array("q")
         self._index: dict[int, int] = {}  # id -> number of an image
         self._categories: dict[int, str] = {}
         self._ids: list[str] = []
-        self._image, self._category = array("q"), array("q")
-        self._boxes, self._areas, self._crowd = array("d"), array("d"), array("B")
-        self._ends, self._ring_ends, self._points = array("q"), array("q"), array("f")
-        self._run_ends, self._lengths, self._run_size = array("q"), array("I"), array("q")
+        # By annotation: image, category, crowd, rings, runs, and height and width of its runs; box and area
+        self._integers, self._floats = array("q"), array("d")
+        self._ring_sizes, self._points, self._lengths = array("q"), array("f"), array("I")
         self._bad: list[tuple[Any, str]] = []
 
     def add_image(self, at: int, item: dict[str, Any]) -> None:
@@ -196,8 +169,7 @@ class _Content:
             raise SourceError(f"{where} ({name}) has the height {size[0]!r} and width {size[1]!r}. Fix the file.")
         self._index[number] = len(self._names)
         self._names.append(_sound(name))
-        self._heights.append(size[0])
-        self._widths.append(size[1])
+        self._sizes.extend(size)
 
     def add_category(self, at: int, item: dict[str, Any]) -> None:
         where, number, name = f"{self._where}: categories[{at}]", item.get("id"), item.get("name")
@@ -209,16 +181,15 @@ class _Content:
 
     def add_annotation(self, number: int, item: dict[str, Any]) -> None:
         name = f"annotation {item.get('id', f'number {number}')}"
-        image = item.get("image_id")
+        image, category, box = item.get("image_id"), item.get("category_id"), item.get("bbox")
         try:
             if not is_int(image):
                 raise ValueError(f"has image id {image!r}")
-            if not is_int(item.get("category_id")):
-                raise ValueError(f"has category id {item.get('category_id')!r}")
-            box = item.get("bbox")
+            if not is_int(category):
+                raise ValueError(f"has category id {category!r}")
             if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)) or min(box[2:]) < 0:
                 raise ValueError(f"has the box {box!r:.80}")
-            area = item.get("area", 0)
+            area = item.get("area", box[2] * box[3])
             if not is_number(area):
                 raise ValueError(f"has the area {area!r:.80}")
             crowd = item.get("iscrowd", 0)
@@ -229,59 +200,47 @@ class _Content:
             self._bad.append((image, f"{name} {exc}"))
             return
         self._ids.append(name)
-        self._image.append(image)
-        self._category.append(item["category_id"])
-        self._boxes.extend(box)
-        self._areas.append(item.get("area", box[2] * box[3]))
-        self._crowd.append(int(crowd))
+        self._integers.extend((image, category, int(crowd), len(rings), len(lengths), *size))
+        self._floats.extend((*box, area))
         for ring in rings:
             self._points.extend(ring)
-            self._ring_ends.append(len(self._points))
+            self._ring_sizes.append(len(ring))
         self._lengths.extend(lengths)
-        self._ends.append(len(self._ring_ends))
-        self._run_ends.append(len(self._lengths))
-        self._run_size.extend(size)
 
     def resolve(self) -> Instances:
         categories = dict(sorted(self._categories.items()))
         index = {number: i for i, number in enumerate(categories)}
-        image = np.array([self._index.get(number, -1) for number in self._image], np.int64)
-        category = np.array([index.get(number, -1) for number in self._category], np.int64)
-        heights, widths = np.array(self._heights, np.int64), np.array(self._widths, np.int64)
+        integers = np.array(self._integers, np.int64).reshape(-1, 7)
+        floats = np.array(self._floats, np.float64).reshape(-1, 5)
+        sizes = np.array(self._sizes, np.int64).reshape(-1, 2)
+        image = np.array([self._index.get(number, -1) for number in integers[:, 0].tolist()], np.int64)
+        category = np.array([index.get(number, -1) for number in integers[:, 1].tolist()], np.int64)
         bad = [(self._index.get(at, -1) if is_int(at) else -1, reason) for at, reason in self._bad]
         good = (image >= 0) & (category >= 0)
-        run_size = np.array(self._run_size, np.int64).reshape(-1, 2)
-        for row in np.flatnonzero(run_size[:, 0] > 0).tolist():
-            at, said = image[row], tuple(run_size[row].tolist())
-            if at >= 0 and said != (size := (int(heights[at]), int(widths[at]))):
-                why = f"has runs of {said[1]}x{said[0]} for an image of {size[1]}x{size[0]} (width x height)"
-                bad.append((int(at), f"{self._ids[row]} {why}"))
+        for row in np.flatnonzero((integers[:, 5] > 0) & (image >= 0)).tolist():
+            (height, width), (rows, columns) = sizes[image[row]].tolist(), integers[row, 5:].tolist()
+            if (rows, columns) != (height, width):
+                why = f"has runs of {columns}x{rows} for an image of {width}x{height} (width x height)"
+                bad.append((int(image[row]), f"{self._ids[row]} {why}"))
                 good[row] = False
         for row in np.flatnonzero((image < 0) | (category < 0)).tolist():
-            which, number = ("image", self._image[row]) if image[row] < 0 else ("category", self._category[row])
+            which, number = ("image", integers[row, 0]) if image[row] < 0 else ("category", integers[row, 1])
             bad.append((int(image[row]), f"{self._ids[row]} has {which} id {number}, which is not listed"))
-        regions = None
-        if self._with_regions:
-            regions = Regions(
-                ends=np.array(self._ends, np.int64),
-                ring_ends=np.array(self._ring_ends, np.int64),
-                points=np.array(self._points, np.float32),
-                run_ends=np.array(self._run_ends, np.int64),
-                lengths=np.array(self._lengths, np.uint32),
-            )
         return Instances(
             names=self._names,
             image_ids=np.array(list(self._index), np.int64),
-            heights=heights,
-            widths=widths,
+            sizes=sizes,
             category_ids=tuple(categories),
             category_names=tuple(categories.values()),
-            image=image,
-            category=category,
-            boxes=np.array(self._boxes, np.float64).reshape(-1, 4),
-            areas=np.array(self._areas, np.float64),
-            crowd=np.array(self._crowd, np.uint8),
-            regions=regions,
             bad=bad,
-            good=good,
+            image=np.where(good, image, -1),
+            category=category,
+            crowd=integers[:, 2].astype(np.uint8),
+            boxes=floats[:, :4],
+            areas=floats[:, 4],
+            rings=integers[:, 3],
+            ring_sizes=np.array(self._ring_sizes, np.int64),
+            points=np.array(self._points, np.float32),
+            runs=integers[:, 4],
+            lengths=np.array(self._lengths, np.uint32),
         )

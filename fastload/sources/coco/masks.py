@@ -19,47 +19,6 @@ if TYPE_CHECKING:
     from fastload.images.image_header import ImageHeader
 
 
-@dataclass(frozen=True, eq=False)
-class Regions:
-    """The regions of A annotations in flat arrays: polygons (rings), or run lengths down the columns.
-
-    Attributes:
-        ends: int64 (A,), where the rings of each annotation end in `ring_ends`.
-        ring_ends: int64, where the numbers of each ring end in `points`.
-        points: float32, x, y, x, y, ...
-        run_ends: int64 (A,), where the runs of each annotation end in `lengths`.
-        lengths: uint32, pixels of background and region in turn.
-    """
-
-    ends: NDArray[np.int64]
-    ring_ends: NDArray[np.int64]
-    points: NDArray[np.float32]
-    run_ends: NDArray[np.int64]
-    lengths: NDArray[np.uint32]
-
-    @classmethod
-    def joined(cls, parts: list[Regions]) -> Regions:
-        """Returns the regions of several files as one."""
-
-        def ends(name: str, pointed: str) -> NDArray[np.int64]:
-            starts = np.cumsum([0, *(len(getattr(part, pointed)) for part in parts[:-1])])
-            found = [getattr(part, name) + start for part, start in zip(parts, starts, strict=True)]
-            return np.concatenate(found).astype(np.int64)
-
-        return cls(
-            ends=ends("ends", "ring_ends"),
-            ring_ends=ends("ring_ends", "points"),
-            points=np.concatenate([part.points for part in parts]),
-            run_ends=ends("run_ends", "lengths"),
-            lengths=np.concatenate([part.lengths for part in parts]),
-        )
-
-    def empty(self) -> NDArray[np.bool_]:
-        """Returns bool (A,), True for annotations with neither polygons nor run lengths."""
-        without: NDArray[np.bool_] = np.diff(self.ends, prepend=0) + np.diff(self.run_ends, prepend=0) == 0
-        return without
-
-
 def parse_region(value: Any) -> tuple[list[list[float]], list[int], tuple[int, int]]:
     """Returns polygons, or run lengths and their height and width (else 0, 0), of an annotation's segmentation.
 
@@ -134,31 +93,23 @@ def _are_numbers(ring: list[Any]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class DrawnMasks:
-    """Draws the mask of an image, (H, W), when it is read: 0 = background, later annotations over earlier ones.
+    """Draws the mask of an image, (H, W), when it is read: 0 = background, later annotations over earlier ones."""
 
-    Attributes:
-        heights: int64 (N,), height of each image.
-        widths: int64 (N,), width of each image.
-        first: int64 (N,), where the annotations of each image begin in `drawn`.
-        last: int64 (N,), where they end.
-        drawn: int64, annotations in the order of drawing.
-        values: uint8 (A,), value in the mask of each annotation.
-        regions: region of each annotation.
-    """
-
-    heights: NDArray[np.int64]
-    widths: NDArray[np.int64]
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-    drawn: NDArray[np.int64]
-    values: NDArray[np.uint8]
-    regions: Regions
+    sizes: NDArray[np.int64]  # (N, 2), height and width of each image
+    spans: NDArray[np.int64]  # (N, 2), where the annotations of each image begin and end in `drawn`
+    drawn: NDArray[np.int64]  # annotations in the order of drawing
+    values: NDArray[np.uint8]  # (A,), value in the mask of each annotation
+    ends: NDArray[np.int64]  # (A,), where the polygons (rings) of each annotation end in `ring_ends`
+    ring_ends: NDArray[np.int64]  # where the numbers of each ring end in `points`
+    points: NDArray[np.float32]  # x, y, x, y, ...
+    run_ends: NDArray[np.int64]  # (A,), where the runs of each annotation end in `lengths`
+    lengths: NDArray[np.uint32]  # pixels of background and region in turn, down the columns
 
     def header(self, i: int) -> ImageHeader:
         """Returns the header of mask i: height and width of the image by the annotations, 1 channel of 8 bits."""
         from fastload.images.image_header import ImageHeader, check_size
 
-        height, width = int(self.heights[i]), int(self.widths[i])
+        height, width = self.sizes[i].tolist()
         check_size(height, width)
         return ImageHeader(height, width, channels=1, bits=8, kind="L", frames=1)
 
@@ -168,30 +119,24 @@ class DrawnMasks:
         Raises:
             ImageError: the size is unknown or too large, or run lengths are of another size.
         """
-        header, regions = self.header(i), self.regions
+        header, (first, last) = self.header(i), self.spans[i].tolist()
         mask = np.zeros((header.height, header.width), np.uint8)
-        for a in self.drawn[self.first[i] : self.last[i]].tolist():
+        for a in self.drawn[first:last].tolist():
             value = self.values[a]
-            lengths = regions.lengths[regions.run_ends[a - 1] if a else 0 : regions.run_ends[a]]
+            lengths = self.lengths[self.run_ends[a - 1] if a else 0 : self.run_ends[a]]
             if len(lengths):
                 if int(lengths.sum(dtype=np.int64)) != mask.size:
                     raise ImageError("has runs of another size than its image")
                 inside = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
                 mask[inside.reshape(mask.shape[::-1]).T] = value
-            for ring in range(regions.ends[a - 1] if a else 0, regions.ends[a]):
-                start = regions.ring_ends[ring - 1] if ring else 0
-                fill_polygon(mask, regions.points[start : regions.ring_ends[ring]].reshape(-1, 2), value)
+            for ring in range(self.ends[a - 1] if a else 0, self.ends[a]):
+                start = self.ring_ends[ring - 1] if ring else 0
+                fill_polygon(mask, self.points[start : self.ring_ends[ring]].reshape(-1, 2), value)
         return mask
 
     def take(self, indices: NDArray[np.integer[Any]]) -> DrawnMasks:
         """Returns the masks of the images at these indices, in their order."""
-        return replace(
-            self,
-            heights=self.heights[indices],
-            widths=self.widths[indices],
-            first=self.first[indices],
-            last=self.last[indices],
-        )
+        return replace(self, sizes=self.sizes[indices], spans=self.spans[indices])
 
 
 def fill_polygon(mask: NDArray[np.uint8], points: NDArray[np.floating[Any]], value: int | np.uint8) -> None:

@@ -53,18 +53,17 @@ def box_columns(names: Iterable[str]) -> tuple[Moves, tuple[str, ...]]:
 def _wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
     """Returns row -> why its box is wrong: infinite, partly empty, of negative size, or with swapped corners."""
     empty = np.isnan(boxes)
-    reasons: dict[int, str] = {}
     sizes = boxes[:, 2:] - boxes[:, :2] if moves == "xyxy" else boxes[:, 2:]
     said = "which ends before it begins" if moves == "xyxy" else "of a negative size"
-    for row in np.flatnonzero(~empty.all(axis=1) & (empty | ~np.isfinite(boxes)).any(axis=1)).tolist():
-        reasons[row] = f"has the box {_shown(boxes[row])}, which is not four numbers"
-    for row in np.flatnonzero((sizes < 0).any(axis=1)).tolist():
-        reasons.setdefault(row, f"has the box {_shown(boxes[row])} ({', '.join(_NAMES[moves])}), {said}")
+    reasons: dict[int, str] = {}
+    for wrong, why in (
+        (~empty.all(axis=1) & (empty | ~np.isfinite(boxes)).any(axis=1), ", which is not four numbers"),
+        ((sizes < 0).any(axis=1), f" ({', '.join(_NAMES[moves])}), {said}"),
+    ):
+        for row in np.flatnonzero(wrong).tolist():
+            shown = ", ".join(f"{number:g}" for number in boxes[row].tolist())
+            reasons.setdefault(row, f"has the box {shown}{why}")
     return reasons
-
-
-def _shown(box: NDArray[np.float32]) -> str:
-    return ", ".join(f"{number:g}" for number in box.tolist())
 
 
 def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str]:
@@ -73,28 +72,21 @@ def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str
         given = [cell for cell in column if cell not in (None, "")]
         if plain_name(name) not in _BOX_KEYS or not given or {"x", "y", "w", "h"} & set(cells):
             continue
-        found = [_FOUR.fullmatch(cell) if isinstance(cell, str) else None for cell in given]
-        rows = [match.groups() for match in found if match]
-        if len(rows) < len(given):
-            continue
-        left = iter(rows)
-        four = [(None,) * 4 if cell in (None, "") else next(left) for cell in column]
-        rest = {other: values for other, values in cells.items() if other != name}
-        return rest | {f"bbox_{part}": [row[at] for row in four] for at, part in enumerate("xywh")}, name
+        found = [_FOUR.fullmatch(cell) if isinstance(cell, str) else None for cell in column]
+        if sum(map(bool, found)) == len(given):
+            four = zip(*[match.groups() if match else (None,) * 4 for match in found], strict=True)
+            rest = {other: values for other, values in cells.items() if other != name}
+            return rest | {f"bbox_{part}": list(side) for part, side in zip("xywh", four, strict=True)}, name
     return cells, ""
 
 
 def boxes_by_sample(
     boxes: NDArray[np.float32], moves: Moves, sample: NDArray[np.int64], count: int, labels: Column | None = None
 ) -> dict[str, Column]:
-    """Returns the columns `boxes`, `num_boxes` and, with labels, `box_labels` of `count` images.
+    """Returns the columns `boxes` (x, y, width, height), `num_boxes` and, with labels, `box_labels` of `count` images.
 
-    Args:
-        boxes: float32 (R, 4), one box for each row of the table; NaN for none.
-        moves: form of the boxes; they become x, y, width, height.
-        sample: int64 (R,), the sample that each row belongs to.
-        count: number of samples.
-        labels: int64 (R,), label of each box; -1 stands behind the last of a sample.
+    `boxes` are float32 (R, 4), one for each row of the table, NaN for none; `sample` int64 (R,) says whose they are.
+    Behind the last label of a sample stands -1.
     """
     slots = BoxSlots.of(np.where(np.isnan(boxes).any(axis=1), -1, sample), count)
     padded = slots.padded(boxes)
@@ -199,12 +191,9 @@ def columns_with_boxes(frame: Frame, on_error: OnError) -> tuple[dict[str, Colum
     labels = made.pop("labels") if "labels" in made and made["labels"].values.ndim == 1 else None
     columns = boxes_by_sample(boxes, moves, sample, len(frame.splits.index), labels)
     first = np.unique(sample, return_index=True)[1]
-    varying = []
-    for name, column in made.items():
-        if np.array_equal(column.values, column.values[first][sample]):
-            columns[name] = Column(column.values[first], column.attrs)
-        else:
-            varying.append(name)
+    alike = {name for name, column in made.items() if np.array_equal(column.values, column.values[first][sample])}
+    columns |= {name: Column(made[name].values[first], made[name].attrs) for name in made if name in alike}
+    varying = [name for name in made if name not in alike]
     notes = [said, "Several rows of an image are its boxes.", *notes]
     if varying:
         notes.append(f"Columns ignored, since they differ among the boxes of an image: {first_few(varying)}.")

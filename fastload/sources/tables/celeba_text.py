@@ -20,23 +20,14 @@ _IMAGE_COLUMN = ("image_id", "image", "img", "file", "filename", "file_name")  #
 
 @dataclass(frozen=True, eq=False)
 class TextTable:
-    """The rows of one text file, in its order.
+    """The rows of one text file, in its order."""
 
-    Attributes:
-        path: path of the file, for messages.
-        images: name of each row's image, all different; undecodable bytes are surrogates.
-        values: int32 (R, V).
-        header: names of the V columns; empty if the file has none.
-        count: the number of rows that the first line states; None without such a line.
-        lines: int64 (R,), line number of each row, from 1.
-    """
-
-    path: str
-    images: list[str]
-    values: NDArray[np.int32]
-    header: tuple[str, ...]
-    count: int | None
-    lines: NDArray[np.int64]
+    path: str  # of the file, for messages
+    images: list[str]  # name of each row's image, all different; undecodable bytes are surrogates
+    values: NDArray[np.int32]  # (R, V)
+    header: tuple[str, ...]  # names of the V columns; empty if the file has none
+    count: int | None  # the number of rows that the first line states; None without such a line
+    lines: NDArray[np.int64]  # (R,), line number of each row, from 1
 
     def refuse_unless(self, good: NDArray[np.bool_], wanted: str) -> None:
         """Refuses values for which `good`, bool (R, V), is False; `wanted` describes the allowed ones.

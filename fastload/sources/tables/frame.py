@@ -54,23 +54,14 @@ class CellTable(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The columns of a table, whatever it was read from, without those of images, masks and splits.
+    """The columns of a table, whatever it was read from, without those of images, masks and splits."""
 
-    Attributes:
-        columns: name -> values of R rows.
-        where: the table, for messages.
-        splits: split of each of the N samples. If no row of a split has a label, the whole split has none (-1).
-        labels: the columns that the user names as labels; (): found by their usual names.
-        location: returns the location of a row, for messages.
-        sample: int64 (R,), the sample that each row belongs to, if several rows are the boxes of one; None: each row
-            is a sample.
-    """
-
-    columns: dict[str, Values]
-    where: str
-    splits: Splits
-    labels: tuple[str, ...] = ()
-    location: Callable[[int], str] = "row {}".format
+    columns: dict[str, Values]  # name -> values of R rows
+    where: str  # the table, for messages
+    splits: Splits  # of the N samples; if no row of a split has a label, the whole split has none (-1)
+    labels: tuple[str, ...] = ()  # the columns that the user names as labels; (): found by their usual names
+    location: Callable[[int], str] = "row {}".format  # returns the location of a row, for messages
+    # int64 (R,), the sample of each row, if several rows are the boxes of one; None: each row is a sample
     sample: NDArray[np.int64] | None = None
 
 
@@ -89,14 +80,19 @@ def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes:
     plain = {plain_name(column): column for column in table.names}
     for candidate in [plain_name(wanted)] if wanted else [name for name in known if name in plain]:
         column = wanted or plain[candidate]
-        said = _split_cells(table.texts(column), candidate)
+        cells = table.texts(column)
+        if candidate.startswith("is_"):  # true or false
+            this, that = {"is_test": ("test", "train"), "is_train": ("train", "val")}.get(candidate, ("val", "train"))
+            truth = dict.fromkeys(("1", "true", "1.0", "yes"), this) | dict.fromkeys(("0", "false", "0.0", "no"), that)
+            said = [truth.get(cell.lower(), "") for cell in cells]
+        else:
+            said = [SPLITS.get(cell.lower(), "" if cell.lower() == "nan" else cell) for cell in cells]
         found = set(said) - {""}
         if not wanted and candidate in ("set", "partition", "phase", "fold", "subset") and len(found) > MOST_SPLITS:
             continue
         if len(found) > 255:
             raise SourceError(f"{table.where}: column {column!r} names {len(found)} splits; 255 can be.")
-        empty = [row for row, split in enumerate(said) if not split]
-        if empty:
+        if empty := [row for row, split in enumerate(said) if not split]:
             raise SourceError(
                 f"{table.where}: rows without a split in column {column!r} ({len(empty)}): "
                 f"{first_few([table.location(row) for row in empty[:6]])}. Fill them in, or name another column with "
@@ -105,15 +101,6 @@ def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes:
         notes.append(f"Splits by column {column!r}: {', '.join(sorted(found))}.")
         return said, column
     return [], ""
-
-
-def _split_cells(cells: list[str], column: str) -> list[str]:
-    """Returns the split that each cell means, "" for an empty cell; cells of `is_valid` are true or false."""
-    if column.startswith("is_"):
-        this, that = {"is_test": ("test", "train"), "is_train": ("train", "val")}.get(column, ("val", "train"))
-        truth = {"1": this, "true": this, "1.0": this, "yes": this, "0": that, "false": that, "0.0": that, "no": that}
-        return [truth.get(cell.lower(), "") for cell in cells]
-    return [SPLITS.get(cell.lower(), "" if cell.lower() == "nan" else cell) for cell in cells]
 
 
 def columns_of(frame: Frame) -> tuple[dict[str, Column], dict[int, str], list[str]]:
@@ -143,10 +130,18 @@ def columns_of(frame: Frame) -> tuple[dict[str, Column], dict[int, str], list[st
     for name, values in usable.items():
         if name in labels:
             continue
-        made = _extra(values)
-        if isinstance(made, str):
-            ignored[name] = made
+        array, attrs = values.values, {"names": values.names} if values.names else {}
+        if _is_free_text(values):
+            ignored[name] = "text, mostly different in each row"
             continue
+        if values.kind == "list" and array.ndim == 1:
+            ignored[name] = "lists of different lengths"
+            continue
+        if values.kind == "int" and values.missing.any():
+            array = np.where(values.missing, -1 if attrs else np.nan, array)
+        if values.kind in ("int", "float") and array.dtype == np.float64:
+            array = array.astype(np.float32)
+        made = categories(values) if values.kind == "text" else Column(array, attrs if values.kind == "int" else {})
         if values.missing.any():
             gap = "NaN" if made.values.dtype.kind == "f" else "-1"
             notes.append(f"Column {name!r} lacks {int(values.missing.sum())} values: {gap} there.")
@@ -169,18 +164,16 @@ def plain_name(name: str) -> str:
 
 def _is_free_text(values: Values) -> bool:
     """Whether text is captions, names or ids and not classes: there are more than half as many texts as rows."""
-    if values.kind != "text":
-        return False
-    rows = len(values)
-    return len(set(values.values.tolist())) * 2 > rows and (rows >= 20 or max(map(len, values.values.tolist())) > 40)
+    texts = values.values.tolist() if values.kind == "text" else []
+    return len(set(texts)) * 2 > len(texts) and (len(texts) >= 20 or max(map(len, texts)) > 40)
 
 
 def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) -> list[str]:
     if frame.labels:
         for name in frame.labels:
             if name not in frame.columns:
-                others = ", ".join(frame.columns)
-                there = f"There are {others}." if others else "All columns have another meaning already."
+                others = f"There are {', '.join(frame.columns)}."
+                there = others if frame.columns else "All columns have another meaning already."
                 raise SourceError(f"{frame.where}: there is no column {name!r} for labels. {there}")
             if name not in usable or usable[name].values.ndim > 1:
                 raise SourceError(f"{frame.where}: the column {name!r} can be no label: it is empty or nested.")
@@ -193,11 +186,8 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
     classes = [name for name, values in usable.items() if values.names]
     if len(classes) == 1:
         return classes
-    left = [
-        name
-        for name, values in usable.items()
-        if name and not _is_free_text(values) and values.values.ndim == 1 and not _counts_rows(name, values)
-    ]
+    flat = {name: values for name, values in usable.items() if name and values.values.ndim == 1}
+    left = [name for name, values in flat.items() if not _is_free_text(values) and not _counts_rows(name, values)]
     if len(left) == 1 or (len(left) > 1 and all(usable[name].is_binary() for name in left)):
         return left
     if len(left) > 1:
@@ -292,13 +282,10 @@ def _has_tags(values: Values) -> bool:
 
 def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
     """Returns cells of several tags ("0 3 7", "cat|dog", [0, 3]) as vectors of 0 and 1, uint8 (N, tags)."""
-    cells: list[list[Any]]
-    if values.kind == "list":
-        cells = list(values.values.tolist())
-    else:
-        texts = values.values.tolist()
-        mark = next(mark for mark in _TAGS if any(mark in text for text in texts))
-        cells = [[tag.strip() for tag in text.split(mark) if tag.strip()] for text in texts]
+    cells: list[Any] = values.values.tolist()
+    if values.kind == "text":
+        mark = next(mark for mark in _TAGS if any(mark in text for text in cells))
+        cells = [[tag.strip() for tag in text.split(mark) if tag.strip()] for text in cells]
         if mark == " ":
             cells = [list(map(int, tags)) for tags in cells]
     try:
@@ -319,15 +306,3 @@ def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
     said = first_few(list(shown))
     notes.append(f"Labels are the column {name!r}, several tags a cell: vectors of 0 and 1 for {said}.")
     return Column(vectors, {"names": shown})
-
-
-def _extra(values: Values) -> Column | str:
-    """Returns the column made of values that are not labels, or why they are ignored."""
-    if values.kind == "text":
-        return "text, mostly different in each row" if _is_free_text(values) else categories(values)
-    if values.kind == "list":
-        return "lists of different lengths" if values.values.ndim == 1 else Column(values.values)
-    array, attrs = values.values, {"names": values.names} if values.names else {}
-    if values.kind == "int" and values.missing.any():
-        array = np.where(values.missing, -1 if attrs else np.nan, array)
-    return Column(array.astype(np.float32) if array.dtype == np.float64 else array, attrs)

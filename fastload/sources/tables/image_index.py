@@ -25,32 +25,20 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 
 
 class FoundFiles(NamedTuple):
-    """The files of R cells.
+    """The files of R cells."""
 
-    Attributes:
-        positions: int64 (R,), position of each file in the tree; -1 for none.
-        reasons: row -> why there is no file, if more is known than that it is absent.
-        renamed: number of rows whose file has another suffix than they say.
-    """
-
-    positions: NDArray[np.int64]
-    reasons: dict[int, str]
-    renamed: int
+    positions: NDArray[np.int64]  # (R,), position of each file in the tree; -1 for none
+    reasons: dict[int, str]  # row -> why there is no file, if more is known than that it is absent
+    renamed: int  # number of rows whose file has another suffix than they say
 
 
 @dataclass(eq=False)
 class ImageIndex:
-    """The images of a tree by path, by name, and by name without suffix.
-
-    Attributes:
-        tree: the tree of the images.
-        base: folder of the table in the tree ("" or ending in `/`), which its paths are relative to.
-        legacy: 8-bit encoding the table was read with, whose bytes may be those of file names; "" for none.
-    """
+    """The images of a tree by path, by name, and by name without suffix."""
 
     tree: Tree
-    base: str = ""
-    legacy: str = ""
+    base: str = ""  # folder of the table in the tree ("" or ending in `/`), which its paths are relative to
+    legacy: str = ""  # 8-bit encoding the table was read with, whose bytes may be those of file names
     _paths: dict[str, int] = field(init=False)
     _lookups: dict[bool, tuple[dict[str, int], dict[str, list[int]]]] = field(init=False, default_factory=dict)
 
@@ -79,8 +67,7 @@ class ImageIndex:
         Raises:
             SourceError: a cell leads out of the tree.
         """
-        paths, base = self._paths, self.base
-        positions = np.fromiter((paths.get(base + cell, -1) for cell in cells), np.int64, len(cells))
+        positions = np.fromiter((self._paths.get(self.base + cell, -1) for cell in cells), np.int64, len(cells))
         reasons: dict[int, str] = {}
 
         def search(rows: list[int], names: list[str]) -> None:
@@ -131,7 +118,7 @@ class ImageIndex:
         before, middle, after = self.tree.names[found].partition(cell)
         if not middle:
             return
-        theirs = _split_of(before)
+        theirs = split_of_parts(before.split("/")[:-1])
         rows = [row for row in lost.tolist() if cells[row] and (not theirs or split[row] in ("", theirs))]
         positions[rows] = [self._paths.get(before + cells[row] + after, -1) for row in rows]
 
@@ -209,21 +196,16 @@ class ImageIndex:
 
     def _choose(self, candidates: list[int], split: str, masks: bool) -> int | str:
         names = self.tree.names
-
-        def keep(positions: list[int], wanted: list[bool]) -> list[int]:
-            return [i for i, good in zip(positions, wanted, strict=True) if good] or positions
-
+        folders = {i: names[i].rpartition("/")[0] for i in candidates}
+        splits = {i: split_of_parts(folders[i].split("/")) for i in candidates}
         if split:
             # The same ids may occur in train/ and test/: a row of train never means a file below test/.
-            theirs = [_split_of(names[i]) for i in candidates]
-            candidates = [i for i, name in zip(candidates, theirs, strict=True) if name in ("", split)]
+            candidates = [i for i in candidates if splits[i] in ("", split)]
             if not candidates:
                 return -1
-            candidates = keep(candidates, [_split_of(names[i]) == split for i in candidates])
-        folders = [names[i].rpartition("/")[0] for i in candidates]
-        candidates = keep(candidates, [bool(_MASK_FOLDER.search(folder)) == masks for folder in folders])
-        folders = [names[i].rpartition("/")[0] for i in candidates]
-        candidates = keep(candidates, [folder == self.base.rstrip("/") for folder in folders])
+            candidates = [i for i in candidates if splits[i]] or candidates
+        candidates = [i for i in candidates if bool(_MASK_FOLDER.search(folders[i])) == masks] or candidates
+        candidates = [i for i in candidates if folders[i] == self.base.rstrip("/")] or candidates
         if len(candidates) > 1:
             shown = " and ".join(key_of(names[i]) for i in candidates[:3])
             return f"may be {shown}: say which folder paths begin in with `--root`"
@@ -239,16 +221,8 @@ def _plain(cell: str) -> str:
 
 
 def _stem(name: str) -> str:
-    low = name.lower()
-    for suffix in IMAGE_SUFFIXES:
-        if low.endswith(suffix):
-            return name[: -len(suffix)]
-    return name
-
-
-def _split_of(name: str) -> str:
-    """Returns the split that a folder above a file is named after; "" for none."""
-    return split_of_parts(name.split("/")[:-1])
+    suffix = next((suffix for suffix in IMAGE_SUFFIXES if name.lower().endswith(suffix)), "")
+    return name[: len(name) - len(suffix)]
 
 
 def folder_splits(names: list[str]) -> list[str]:

@@ -32,21 +32,13 @@ _MOST_TABLES = 50
 
 @dataclass(frozen=True, eq=False)
 class ImageTable:
-    """One table that names images.
+    """One table that names images."""
 
-    Attributes:
-        name: path of the table in the tree.
-        base: folder that its paths are relative to, "" or ending in `/`.
-        split: split that its name or folder says; "" for none.
-        rows: its content, with a name for each column.
-        image: the column that names the images.
-    """
-
-    name: str
-    base: str
-    split: str
-    rows: ParsedTable
-    image: str
+    name: str  # path of the table in the tree
+    base: str  # folder that its paths are relative to, "" or ending in `/`
+    split: str  # split that its name or folder says; "" for none
+    rows: ParsedTable  # its content, with a name for each column
+    image: str  # the column that names the images
 
 
 def manifest_evidence(tree: Tree) -> list[str]:
@@ -133,10 +125,10 @@ def find_tables(
                 raise
             others.append(f"{key_of(name)} (broken)")
             continue
-        if table is None:
-            others.append(key_of(tree.names[i]))
-        else:
+        if table:
             tables.append(table)
+        else:
+            others.append(key_of(name))
     chosen = [table for table in tables if _stem(table.name) == METADATA]
     if not chosen:
         samples = [table for table in tables if _stem(table.name).startswith("sample_sub")]
@@ -153,8 +145,7 @@ def find_tables(
             f"{tree.path}: no table at the top names images that are there{looked}. Give the .csv, .tsv or .jsonl "
             "itself, and the folder of its images with `--root`."
         )
-    others += [key_of(table.name) for table in tables if table not in chosen]
-    if others:
+    if others := [*others, *[key_of(table.name) for table in tables if table not in chosen]]:
         draft.notes.append(f"Tables ignored: {first_few(others)}.")
     order = (*SPLIT_ORDER, "")
     return sorted(chosen, key=lambda table: order.index(table.split))
@@ -183,12 +174,8 @@ def text_cells(column: Iterable[Any]) -> list[str]:
 def _table_positions(tree: Tree) -> list[int]:
     """Returns the positions of tables in the outermost folder that holds more than one, and of metadata tables."""
     around = split_path(os.path.commonprefix(tree.names))[0]  # noqa: RUF071  # it is cut at the last `/`
-    found = []
-    for i, name in enumerate(tree.names):
-        if is_table(name):
-            depth = name.count("/", len(around))
-            if not depth or (_stem(name) == METADATA and depth <= 2):
-                found.append(i)
+    tables = [(i, name, name.count("/", len(around))) for i, name in enumerate(tree.names) if is_table(name)]
+    found = [i for i, name, depth in tables if not depth or (_stem(name) == METADATA and depth <= 2)]
     return found[:_MOST_TABLES]
 
 
@@ -212,8 +199,7 @@ def _with_image_column(
     if not rows.names:
         first = text_cells(column[0] for column in rows.columns)
         if _is_header(first, index):
-            twice = [name for name in first if name and first.count(name) > 1]
-            if twice:
+            if twice := [name for name in first if name and first.count(name) > 1]:
                 raise SourceError(f"{rows.path}: two columns are called {twice[0]!r}. Rename one.")
             names = [name or "unnamed: 0" for name in first]
             rows = replace(rows, names=tuple(names), columns=[c[1:] for c in rows.columns], lines=rows.lines[1:])
@@ -235,11 +221,9 @@ def _with_image_column(
 
 def _is_header(first: list[str], index: ImageIndex) -> bool:
     """Whether a first row is a header: none of its cells names an image."""
-    if any(map(is_image, first)):
-        return False
-    if any(plain_name(cell) in (*IMAGE_COLUMNS, *LABELS) for cell in first):
-        return True  # even if there is an image called image.jpg or label.png
-    return not any(any(index.hits([cell])) for cell in first)
+    # A usual name counts even if there is an image called image.jpg or label.png.
+    usual = any(plain_name(cell) in (*IMAGE_COLUMNS, *LABELS) for cell in first)
+    return not any(map(is_image, first)) and (usual or not any(index.hits(first)))
 
 
 def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:

@@ -64,32 +64,22 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         "Fill them in, or leave those images out",
     )
     used = np.union1d(named, masks.positions if masks else [])
-    if unused := [key_of(index.tree.names[i]) for i in np.setdiff1d(index.tree.images(), used).tolist()]:
-        draft.notes.append(f"Images that no row names were left alone ({len(unused)}): {first_few(unused)}.")
+    unused = [key_of(index.tree.names[i]) for i in np.setdiff1d(index.tree.images(), used).tolist()]
+    draft.note("Images that no row names were left alone", unused)
     return Samples.in_tree(index.tree, rows.positions[first], splits, nested | columns, masks).without(lost)
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The R rows of all tables, one table behind the other.
-
-    Attributes:
-        tables: the tables.
-        table: int64 (R,), index of each row's table.
-        images: the cell of each row that names its image.
-        cells: column -> R cells, for the other columns.
-        lines: line number of each row in its table.
-        split: split of each row, "" if unknown.
-        positions: int64 (R,), position of each row's image in the tree, -1 for none.
-    """
+    """The R rows of all tables, one table behind the other."""
 
     tables: list[ImageTable]
-    table: NDArray[np.int64]
-    images: list[str]
-    cells: dict[str, list[Any]]
-    lines: list[int]
-    split: list[str]
-    positions: NDArray[np.int64]
+    table: NDArray[np.int64]  # (R,), index of each row's table
+    images: list[str]  # the cell of each row that names its image
+    cells: dict[str, list[Any]]  # column -> R cells, for the other columns
+    lines: list[int]  # line number of each row in its table
+    split: list[str]  # split of each row, "" if unknown
+    positions: NDArray[np.int64]  # (R,), position of each row's image in the tree, -1 for none
 
     @property
     def where(self) -> str:
@@ -125,8 +115,8 @@ class _Rows:
             return self
         kept = np.delete(np.arange(len(self.lines)), list(left_out))
         some = kept.tolist()
-        return _Rows(
-            tables=self.tables,
+        return replace(
+            self,
             table=self.table[kept],
             images=[self.images[row] for row in some],
             cells={name: [column[row] for row in some] for name, column in self.cells.items()},
@@ -144,10 +134,9 @@ def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[_Row
     index = ImageIndex(images)
     tables = find_tables(draft, tree, options, lambda base: index.at("" if outside else base))
     by = " and ".join(dict.fromkeys(repr(table.image) for table in tables))
-    draft.notes[:0] = [
-        f"Layout manifest, recognised by {first_few([key_of(table.name) for table in tables])}; images by column {by}.",
-        *[note for table in tables for note in table.rows.notes],
-    ]
+    shown = first_few([key_of(table.name) for table in tables])
+    draft.title = f"Layout manifest, recognised by {shown}; images by column {by}."
+    draft.notes[:0] = [note for table in tables for note in table.rows.notes]
     cells: dict[str, list[Any]] = {name: [] for table in tables for name in table.rows.names if name != table.image}
     named: list[str] = []
     for table in tables:
@@ -239,10 +228,8 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
     if not box_columns(cells)[1]:
         by_image = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
         several = [by_image[k].tolist() for k in np.flatnonzero(counts > 1).tolist()]
-        twice = [
-            (rows.key(these[0]), f"has {len(these)} rows: {' and '.join(map(rows.location, these[:4]))}")
-            for these in several
-        ]
+        said = [f"has {len(these)} rows: {' and '.join(map(rows.location, these[:4]))}" for these in several]
+        twice = [(rows.key(these[0]), why) for these, why in zip(several, said, strict=True)]
         fix = "Remove the wrong rows, or leave those images out"
         draft.leave_out_all(twice, "images with more than one row", fix)
         return rows.without([row for these in several for row in these]), None
@@ -286,8 +273,7 @@ def _find_masks(
         notes.append(f"Masks in column {name!r} were left alone, as asked for.")
         return None
     found = base.find(cells, rows.split, masks=True).positions
-    lost = [row for row in np.flatnonzero(found < 0).tolist() if cells[row]]
-    if lost:
+    if lost := [row for row in np.flatnonzero(found < 0).tolist() if cells[row]]:
         shown = first_few([f"{cells[row]} ({rows.location(row)})" for row in lost[:6]])
         raise SourceError(
             f"{draft.where}: masks that rows name in column {name!r} have no file ({len(lost)}): {shown}. Put them "
@@ -297,8 +283,7 @@ def _find_masks(
     if sample is not None:  # any row of an image may name its mask
         positions = np.full(sample.max() + 1, -1, np.int64)
         np.maximum.at(positions, sample, found)
-        other = np.flatnonzero((found >= 0) & (found != positions[sample])).tolist()
-        if other:
+        if other := np.flatnonzero((found >= 0) & (found != positions[sample])).tolist():
             shown = first_few([f"{rows.key(row)} ({rows.location(row)})" for row in other[:6]])
             raise SourceError(
                 f"{draft.where}: rows of one image name different masks in column {name!r} ({len(other)}): {shown}. "

@@ -24,23 +24,14 @@ _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"  # little endian, big endian
 
 @dataclass(frozen=True, eq=False)
 class ParsedTable:
-    """The R rows of one table, by column.
+    """The R rows of one table, by column."""
 
-    Attributes:
-        path: path of the file, for messages.
-        names: names of the C columns; empty for delimited text, whose header is found later.
-        columns: C lists of R cells: text of delimited text, else any JSON value.
-        lines: line on which each row begins, from 1; for Parquet the number of the row.
-        notes: sentences about anything unusual.
-        legacy: the encoding, if it is an 8-bit one, whose bytes may be those of file names; else "".
-    """
-
-    path: str
-    names: tuple[str, ...]
-    columns: list[list[Any]]
-    lines: list[int]
-    notes: tuple[str, ...] = ()
-    legacy: str = ""
+    path: str  # of the file, for messages
+    names: tuple[str, ...]  # of the C columns; empty for delimited text, whose header is found later
+    columns: list[list[Any]]  # C lists of R cells: text of delimited text, else any JSON value
+    lines: list[int]  # line on which each row begins, from 1; for Parquet the number of the row
+    notes: tuple[str, ...] = ()  # sentences about anything unusual
+    legacy: str = ""  # the encoding, if it is an 8-bit one, whose bytes may be those of file names
 
 
 def read_rows(data: bytes, path: str, *, head: bool = False) -> ParsedTable:
@@ -172,23 +163,20 @@ def _delimiter(lines: list[str], path: str) -> str:
         if not widths:
             continue
         width, count = widths.most_common(1)[0]
-        share = count / len(rows)
-        if width > 1 and share > best_share:
-            best, best_share = delimiter, share
+        if width > 1 and count / len(rows) > best_share:
+            best, best_share = delimiter, count / len(rows)
     return best
 
 
 def _json_lines(text: str, path: str, legacy: str, notes: list[str]) -> ParsedTable:
-    records: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    names: dict[str, None] = {}
+    records: dict[int, dict[str, Any]] = {}  # by the number of the line
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as exc:
-            reason = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+            reason = "nested too deeply" if isinstance(exc, RecursionError) else exc
             raise SourceError(
                 f"{path}, line {number}: is not JSON ({reason}). Each line must hold one object; fix or remove it."
             ) from exc
@@ -197,13 +185,12 @@ def _json_lines(text: str, path: str, legacy: str, notes: list[str]) -> ParsedTa
                 f"{path}, line {number}: holds {type(record).__name__}, expected an object with named values. "
                 "Fix or remove it."
             )
-        names.update(dict.fromkeys(record))
-        records.append(record)
-        numbers.append(number)
+        records[number] = record
     if not records:
         raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
-    columns = [[record.get(name) for record in records] for name in names]
-    return ParsedTable(path, tuple(names), columns, numbers, tuple(notes), legacy)
+    names = tuple(dict.fromkeys(name for record in records.values() for name in record))
+    columns = [[record.get(name) for record in records.values()] for name in names]
+    return ParsedTable(path, names, columns, list(records), tuple(notes), legacy)
 
 
 def _parquet(data: bytes, path: str) -> ParsedTable:

@@ -18,21 +18,14 @@ _NO_NUMBER = _EMPTY | {"na", "n/a", "null", "none", "-"}  # in a column that is 
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """One column of R cells.
+    """One column of R cells."""
 
-    Attributes:
-        kind: type of all cells that are not missing; "other" for what a packed file cannot hold (nested objects,
-            dates).
-        values: (R,) of int64, float64, str objects or list objects; lists of numbers of one length are (R, ...) of any
-            numeric dtype. Missing cells are 0, NaN, "" or [].
-        missing: bool (R,), True for cells without a value.
-        names: names of the classes that integers stand for, if the table itself has them.
-    """
-
-    kind: Kind
+    kind: Kind  # of all cells that are not missing; "other" for what a packed file cannot hold (nested objects, dates)
+    # (R,) of int64, float64, str objects or list objects; lists of numbers of one length are (R, ...) of any numeric
+    # dtype. Missing cells are 0, NaN, "" or [].
     values: NDArray[Any]
-    missing: NDArray[np.bool_]
-    names: tuple[str, ...] = ()
+    missing: NDArray[np.bool_]  # (R,), True for cells without a value
+    names: tuple[str, ...] = ()  # of the classes that integers stand for, if the table itself has them
 
     def __len__(self) -> int:
         return len(self.missing)

@@ -237,17 +237,15 @@ def _with_labels(draft: Draft, columns: dict[str, Column], labels: tuple[str, ..
             f"{draft.where}: there is no column {', '.join(lacking)} for --labels; there are "
             f"{first_few(sorted(columns), 20) or 'none'}."
         )
-    if labels:
-        chosen = labels[0] if len(labels) == 1 else ""
-    else:
-        chosen = next((name for name in _LABELS if name in columns and columns[name].values.dtype.kind == "i"), "")
-    if chosen and (columns[chosen].values.dtype.kind not in "iu" or columns[chosen].values.ndim != 1):
-        values = columns[chosen].values
+    usual = [name for name in _LABELS if name in columns and columns[name].values.dtype.kind == "i"]
+    chosen = labels or usual[:1]
+    if len(chosen) != 1:
+        return columns
+    label = columns.pop(chosen[0])
+    values = label.values
+    if values.dtype.kind not in "iu" or values.ndim != 1:
         raise OptionError(
-            f"{draft.where}: the column {chosen!r} holds {values.dtype} {values.shape[1:] or 'numbers'}; labels are "
+            f"{draft.where}: the column {chosen[0]!r} holds {values.dtype} {values.shape[1:] or 'numbers'}; labels are "
             "integers, one a sample. Name another with `--labels`."
         )
-    if not chosen:
-        return columns
-    label = columns.pop(chosen)
-    return {"labels": replace(label, values=label.values.astype(np.int64)), **columns}
+    return {"labels": replace(label, values=values.astype(np.int64)), **columns}

@@ -34,27 +34,16 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GroupedSamples:
-    """All samples of the shards, and their F members, one shard behind the other, each in its archive's order.
+    """All samples of the shards, and their F members, one shard behind the other, each in its archive's order."""
 
-    Attributes:
-        shards: prefix of the names of each shard; "" if the shard itself was given.
-        names: path of each member relative to what was given: shard.tar/member.
-        files: reads the members.
-        sizes: int64 (F,), bytes of each member.
-        mtimes_ns: int64 (F,), time of modification of its shard.
-        samples: the samples, in the order of the shards.
-        counts: field -> number of samples that have it.
-        unusable: index of a sample -> why it cannot be packed, the first reason; added to.
-    """
-
-    shards: list[str]
-    names: list[str]
-    files: JoinedFiles
-    sizes: NDArray[np.int64]
-    mtimes_ns: NDArray[np.int64]
-    samples: list[Sample]
-    counts: Counter[str]
-    unusable: dict[int, str]
+    shards: list[str]  # prefix of the names of each shard; "" if the shard itself was given
+    names: list[str]  # path of each member relative to what was given: shard.tar/member
+    files: JoinedFiles  # reads the members
+    sizes: NDArray[np.int64]  # (F,), bytes of each member
+    mtimes_ns: NDArray[np.int64]  # (F,), time of modification of its shard
+    samples: list[Sample]  # in the order of the shards
+    counts: Counter[str]  # field -> number of samples that have it
+    unusable: dict[int, str]  # index of a sample -> why it cannot be packed, the first reason; added to
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -88,16 +77,16 @@ def _open_shards(draft: Draft, tree: Tree) -> list[tuple[str, Tree]]:
             packed = [name for name in tree.names if name.lower().endswith((".tar.gz", ".tgz"))]
             fix = f"Unpack them first (`gunzip {key_of(packed[0])}`)." if packed else "Is it the right folder?"
             raise SourceError(f"{tree.path} holds no shard: no .tar. {fix}")
-        if others := tree.others(i for i, name in enumerate(tree.names) if name.lower().endswith(".tar")):
-            draft.notes.append(f"Ignored other files ({len(others)}): {first_few(others)}.")
+        others = tree.others(i for i, name in enumerate(tree.names) if name.lower().endswith(".tar"))
+        draft.note("Ignored other files", others)
         # By number, so that 9 precedes 10 even without leading zeros.
         found.sort(key=lambda name: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name)])
         shards = [(f"{name}/", list_archive(tree.path / Path(name))) for name in found]
     for prefix, shard in shards:
         draft.leave_out_broken(shard, key_of(prefix))
     draft.trees += [shard for _, shard in shards]
-    if lacking := _missing_shards([prefix for prefix, _ in shards]):
-        draft.notes.append(f"Shards are missing by the numbers of the others ({len(lacking)}): {first_few(lacking)}.")
+    lacking = _missing_shards([prefix for prefix, _ in shards])
+    draft.note("Shards are missing by the numbers of the others", lacking)
     return shards
 
 
@@ -151,8 +140,7 @@ def group_samples(draft: Draft, tree: Tree) -> GroupedSamples:
                 samples.append(Sample(whole, number, {}))
             if samples[-1].fields.setdefault(field, len(names) - 1) != len(names) - 1:
                 unusable[len(samples) - 1] = f"has the field {field!r} twice"
-    if others:
-        draft.notes.append(f"Members that are no fields of a sample were ignored ({len(others)}): {first_few(others)}.")
+    draft.note("Members that are no fields of a sample were ignored", others)
     return GroupedSamples(
         shards=[prefix for prefix, _ in shards],
         names=names,
@@ -176,13 +164,13 @@ def choose_images(draft: Draft, grouped: GroupedSamples, wanted: str) -> NDArray
     """
     samples, counts = grouped.samples, grouped.counts
     pictures = [field for field in counts if is_picture(field) and not is_mask(field)]
-    if wanted:
-        if wanted.lower() not in counts:
-            there = first_few(sorted(counts))
-            raise OptionError(f"{draft.where}: no sample has the field --image-column {wanted!r}; there are {there}.")
+    if not wanted:
+        _leave_out_dotted(grouped)
+    elif wanted.lower() in counts:
         pictures = [wanted.lower()]
     else:
-        _leave_out_dotted(grouped)
+        there = first_few(sorted(counts))
+        raise OptionError(f"{draft.where}: no sample has the field --image-column {wanted!r}; there are {there}.")
     images = np.full(len(samples), -1, np.int64)
     passed: Counter[str] = Counter()
     for i, sample in enumerate(samples):
@@ -211,13 +199,12 @@ def _leave_out_dotted(grouped: GroupedSamples) -> None:
     """Notes samples cut at a dot in the stem of their files as unusable: a_0.5.jpg is the field 5.jpg of a_0."""
     samples, counts = grouped.samples, grouped.counts
     rare = {field for field, count in counts.items() if 2 * count < len(samples) and is_picture(field)}
-    odd = {
-        field for field in counts if "." in field and (field[0].isdecimal() or (field in rare and not is_mask(field)))
-    }
+    dotted = {field for field in counts if "." in field}
+    odd = {field for field in dotted if field[0].isdecimal() or (field in rare and not is_mask(field))}
+    why = (
+        "its files have a dot before their suffix, and the key ends at the first one (rename the files, or say which "
+        "field is the image with `--image-column`)"
+    )
     for i, sample in enumerate(samples) if odd else ():
         if found := sorted(odd.intersection(sample.fields)):
-            grouped.unusable.setdefault(
-                i,
-                f"has the field {found[0]!r}: its files have a dot before their suffix, and the key ends at the first "
-                "one (rename the files, or say which field is the image with `--image-column`)",
-            )
+            grouped.unusable.setdefault(i, f"has the field {found[0]!r}: {why}")

@@ -109,11 +109,9 @@ def list_webdataset(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
     names = tuple(splits.names[i] for i in present.tolist())
     # The member whose size and time stand for the sample: its image, else any of its members.
     shown = np.where(images >= 0, images, [next(iter(sample.fields.values())) for sample in samples])
-    found = Samples(
-        keys=[
-            key_of(grouped.names[i] if i >= 0 else sample.name)
-            for i, sample in zip(images.tolist(), samples, strict=True)
-        ],
+    named = [grouped.names[i] if i >= 0 else sample.name for i, sample in zip(images.tolist(), samples, strict=True)]
+    return Samples(
+        keys=list(map(key_of, named)),
         files=grouped.files.take(images) if (images >= 0).any() else None,
         sizes=grouped.sizes[shown],
         mtimes_ns=grouped.mtimes_ns[shown],
@@ -122,7 +120,6 @@ def list_webdataset(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
         masks=masks,
         rows=keep[np.argsort(splits.index[keep], kind="stable")],
     )
-    return found
 
 
 def _masks(draft: Draft, grouped: GroupedSamples) -> Masks | None:

@@ -60,27 +60,18 @@ def test_a_file_larger_than_memory_is_read_chunk_by_chunk(tmp_path, monkeypatch)
         read(rows, range(N))
 
 
-def test_splits_by_group_and_big_endian_16_bits(tmp_path):
+@pytest.mark.parametrize("pcam", [False, True])
+def test_splits_by_group_or_as_in_pcam_a_file_for_each_split_and_field(tmp_path, pcam):
     values = RNG.integers(0, 65536, (N, 6, 5)).astype(">u2")
-    with h5py.File(tmp_path / "a.hdf5", "w") as file:
-        for split, some in (("train", slice(0, 6)), ("test", slice(6, 9))):
-            file[f"{split}/images"] = values[some]
-            file[f"{split}/labels"] = LABELS[some].astype(np.uint8)
-    listing = list_source(tmp_path / "a.hdf5")
-    assert listing.split_names == ("train", "test") and listing.files.dtype == np.dtype(np.uint16)
-    assert np.array_equal(read(listing.files, range(N))[..., 0], values)
-    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
-
-
-def test_pcam_is_a_file_for_each_split_and_field(tmp_path):
     for split, some in (("train", slice(0, 6)), ("valid", slice(6, 9))):
-        for field, values in (("x", PIXELS[some]), ("y", LABELS[some].reshape(-1, 1, 1, 1))):
-            with h5py.File(tmp_path / f"camelyonpatch_level_2_split_{split}_{field}.h5", "w") as file:
-                file[field] = values
+        for field, rows in (("x", values[some]), ("y", LABELS[some].reshape(-1, 1, 1, 1).astype(np.uint8))):
+            name = f"camelyonpatch_level_2_split_{split}_{field}.h5" if pcam else "a.hdf5"
+            with h5py.File(tmp_path / name, "a") as file:
+                file[field if pcam else f"{split}/{field}"] = rows
     listing = list_source(tmp_path)
     assert listing.split_names == ("train", "val") and listing.split.tolist() == [0] * 6 + [1] * 3
-    assert np.array_equal(read(listing.files, range(N)), PIXELS)
-    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
+    assert np.array_equal(read(listing.files, range(N))[..., 0], values)
+    assert listing.files.dtype == np.dtype(np.uint16) and listing.columns["labels"].values.tolist() == LABELS.tolist()
 
 
 FUEL = np.dtype([
@@ -186,22 +177,15 @@ def test_what_is_unsafe_or_wrong_is_refused_and_named(tmp_path, how, reason):
     refused(reason, tmp_path / "a.h5")
 
 
-def test_files_that_are_no_hdf5_or_cut_short_are_named(tmp_path):
+def test_a_circle_of_groups_ends_and_two_files_of_one_name_or_damaged_ones_are_refused(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["images"] = PIXELS
+        file["self"] = file["/"]
+    assert len(list_source(path)) == 9
     whole = path.read_bytes()
+    (tmp_path / "b.h5").write_bytes(whole)
+    refused("several files hold images", tmp_path)
     for content, reason in ((b"hello", "not an HDF5"), (b"", "empty"), (whole[:-100], "truncated")):
         path.write_bytes(content)
         refused(reason, path)
-
-
-def test_a_circle_of_groups_ends_and_two_files_of_one_name_are_refused(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["images"] = PIXELS
-        file["self"] = file["/"]
-    assert len(list_source(tmp_path / "a.h5")) == 9
-    for name in "ab":
-        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
-            file["images"] = PIXELS
-    refused("several files hold images", tmp_path)

@@ -21,6 +21,11 @@ PIXELS = RNG.integers(0, 256, (N, 5, 7, 3), dtype=np.uint8)
 LABELS = np.arange(N) % 3
 
 
+def write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
 def npz(path, packed=False, **arrays):
     (np.savez_compressed if packed else np.savez)(path, **arrays)
     return path
@@ -49,7 +54,10 @@ def test_a_folder_of_npy_keeps_16_bits_and_any_memory_order(tmp_path, dtype, ord
     np.save(tmp_path / "images.npy", values)
     np.save(tmp_path / "labels.npy", np.asfortranarray(np.arange(2 * N).reshape(N, 2) % 2).astype(">i4"))
     (tmp_path / "readme.md").write_text("x")
+    os.utime(tmp_path / "images.npy", ns=(1, 1))
+    os.utime(tmp_path / "labels.npy", ns=(2, 2))
     listing = list_source(tmp_path)
+    assert listing.mtimes_ns.tolist() == [2] * N  # a changed file beside the images is noticed
     assert np.array_equal(read(listing.files, range(N))[..., 0], values) and listing.files.dtype == np.uint16
     assert listing.columns["labels"].values.dtype == np.uint8
     assert listing.columns["labels"].values.tolist() == (np.arange(2 * N).reshape(N, 2) % 2).tolist()
@@ -76,6 +84,10 @@ SPLITS = {
     "an npz a split": lambda root, a, b: (
         npz(root / "train.npz", x=a, y=LABELS), npz(root / "test.npz", x=b, y=LABELS[:2]), root
     )[2],
+    "folders, one without labels": lambda root, a, b: [
+        [write(root / "val" / split / f"{name}.npy", npy(values)) for name, values in arrays.items()] and root
+        for split, arrays in (("train", {"images": a, "labels": LABELS}), ("test", {"images": b}))
+    ][1],
 }  # fmt: skip
 
 
@@ -84,19 +96,10 @@ def test_splits_are_found_by_names(tmp_path, way):
     listing = list_source(SPLITS[way](tmp_path, PIXELS, PIXELS[:2]))
     assert listing.split_names == ("train", "test") and listing.split.tolist() == [0] * 6 + [1] * 2
     assert np.array_equal(read(listing.files, range(8)), np.concatenate([PIXELS, PIXELS[:2]]))
-    assert listing.columns["labels"].values.tolist() == [*LABELS, *LABELS[:2]]
+    labelled = way != "folders, one without labels"
+    assert listing.columns["labels"].values.tolist() == [*LABELS, *(LABELS[:2] if labelled else (-1, -1))]
+    assert any("no labels for test" in note for note in listing.notes) != labelled
     assert listing.keys[0] == "train/000000" and listing.keys[6] == "test/000000"
-
-
-def test_splits_by_folder_and_a_split_without_labels(tmp_path):
-    for split, count in (("train", 6), ("test", 2)):
-        (tmp_path / split).mkdir()
-        np.save(tmp_path / split / "images.npy", PIXELS[:count])
-    np.save(tmp_path / "train" / "labels.npy", LABELS)
-    listing = list_source(tmp_path)
-    assert listing.split_names == ("train", "test")
-    assert listing.columns["labels"].values.tolist() == [*LABELS, -1, -1]
-    assert any("no labels for test" in note for note in listing.notes)
 
 
 def test_token_arrays_are_a_dataset_without_images(tmp_path):
@@ -109,6 +112,11 @@ def test_token_arrays_are_a_dataset_without_images(tmp_path):
     assert np.array_equal(listing.columns["attention_mask"].values, mask)
     assert listing.columns["attention_mask"].values.dtype == np.uint8
     assert listing.columns["labels"].values.tolist() == LABELS.tolist()
+    targets = np.linspace(0, 1, N)  # no labels
+    listing = list_source(npz(tmp_path / "text.npz", tokens=tokens, y=targets))
+    assert list(listing.columns) == ["targets", "tokens"]
+    assert listing.columns["targets"].values.tolist() == targets.tolist()
+    assert any("packed as targets" in note for note in listing.notes)
 
 
 def test_masks_names_keys_and_text_labels(tmp_path):
@@ -136,13 +144,6 @@ def test_reserved_and_odd_names_are_renamed_with_a_note(tmp_path):
     assert listing.columns["labels"].attrs["names"] == ("a", "b", "c")
     assert any("split is packed as split_" in note for note in listing.notes)
     assert any("not numeric: words" in note for note in listing.notes)
-
-
-def test_regression_targets_are_no_labels(tmp_path):
-    targets = np.linspace(0, 1, N)
-    listing = list_source(npz(tmp_path / "a.npz", images=PIXELS, y=targets))
-    assert list(listing.columns) == ["targets"] and listing.columns["targets"].values.tolist() == targets.tolist()
-    assert any("packed as targets" in note for note in listing.notes)
 
 
 class Evil:
@@ -258,19 +259,10 @@ def test_integers_of_the_images_size_are_masks_whatever_their_type(tmp_path, nam
     assert any("left alone, as asked for: " + name in note for note in without.notes)
 
 
-def test_a_changed_file_beside_the_images_is_noticed(tmp_path):
-    for name, values in (("images", PIXELS), ("masks", np.zeros((N, 5, 7), np.uint8))):
-        np.save(tmp_path / f"{name}.npy", values)
-    os.utime(tmp_path / "images.npy", ns=(1, 1))
-    os.utime(tmp_path / "masks.npy", ns=(2, 2))
-    assert list_source(tmp_path).mtimes_ns.tolist() == [2] * N
-
-
 def test_arrays_that_savez_named_by_number(tmp_path: Path) -> None:
-    images, labels = np.zeros((8, 6, 6, 3), np.uint8), np.arange(8)
-    np.savez(tmp_path / "a.npz", images, labels)
+    np.savez(tmp_path / "a.npz", PIXELS, LABELS)
     listing = list_source(tmp_path / "a.npz")
-    assert listing.files is not None and listing.columns["labels"].values.tolist() == list(range(8))
+    assert listing.files is not None and listing.columns["labels"].values.tolist() == LABELS.tolist()
     assert "arr_0 is taken for images, arr_1 is taken for labels" in " ".join(listing.notes)
-    np.savez(tmp_path / "a.npz", images, labels, labels)
+    np.savez(tmp_path / "a.npz", PIXELS, LABELS, LABELS)
     refused(r"arrays without names: arr_0 uint8 .*images=\.\.\., labels=", tmp_path / "a.npz")

@@ -40,28 +40,12 @@ def test_rows_of_a_file_are_those_that_numpy_reads(tmp_path, axes, dtype, offset
     assert np.array_equal(read(memory, [4, 29, 0]), expected[[4, 29, 0]]) and memory.shape == (5, 4, 3)
 
 
-def test_rows_are_written_to_a_part_of_a_larger_array(tmp_path):
-    values = random((8, 3, 5, 4), "u1")
-    path = tmp_path / "raw"
-    path.write_bytes(values.tobytes())
-    for rows in (
-        RawRows.of(path, offset=0, num_rows=8, shape=(5, 4, 3), dtype=np.uint8),
-        MemoryRows.of(values.reshape(8, 5, 4, 3)),
-    ):
-        out = np.zeros((8, 5, 4, 4), np.uint8)
-        rows.read_rows(np.arange(8), out[..., :3])
-        assert np.array_equal(out[..., :3], values.reshape(8, 5, 4, 3)) and not out[..., 3].any()
-
-
-def test_masks_have_no_channels(tmp_path):
-    assert MemoryRows.of(np.zeros((2, 5, 4), np.uint8)).shape == (5, 4)
-    assert MemoryRows.of(np.asfortranarray(random((3, 5, 4), "u1"))).values.flags.c_contiguous
-
-
-def test_many_transposed_rows_are_read_block_by_block():
+def test_rows_in_memory_of_many_blocks_without_channels_or_in_fortran_order():
     values = random((60, 3, 70, 70), "u1")
     order = np.random.default_rng(1).permutation(60)
     assert np.array_equal(read(MemoryRows.of(values, "CHW"), order), values.transpose(0, 2, 3, 1)[order])
+    masks = MemoryRows.of(np.asfortranarray(values[:, 0]))
+    assert masks.shape == (70, 70) and masks.values.flags.c_contiguous
 
 
 @given(
@@ -78,19 +62,14 @@ def test_joined_rows_are_the_concatenation(counts, data):
     assert np.array_equal(read(joined.take(order), indices), np.concatenate(parts)[order][indices])
 
 
-def test_rows_of_different_shapes_cannot_be_joined():
+def test_rows_that_are_not_there_or_not_alike_are_refused_when_they_are_listed(tmp_path):
+    (tmp_path / "raw").write_bytes(bytes(99))
+    for name, reason in (("raw", "10 rows of 10 bytes reach to byte 100, the file has 99"), ("none", "No such file")):
+        with pytest.raises(SourceError, match=reason):
+            RawRows.of(tmp_path / name, offset=0, num_rows=10, shape=(5, 2, 1), dtype=np.uint8)
     parts = [(MemoryRows.of(np.zeros((1, *shape), np.uint8)), 1) for shape in ((2, 3, 1), (3, 2, 1))]
     with pytest.raises(SourceError, match=r"uint8 \(2, 3, 1\) and uint8 \(3, 2, 1\)"):
         JoinedRows.of(parts)
-
-
-def test_a_file_too_short_is_refused_when_it_is_listed(tmp_path):
-    path = tmp_path / "raw"
-    path.write_bytes(bytes(99))
-    with pytest.raises(SourceError, match=r"10 rows of 10 bytes reach to byte 100, the file has 99"):
-        RawRows.of(path, offset=0, num_rows=10, shape=(5, 2, 1), dtype=np.uint8)
-    with pytest.raises(SourceError, match="cannot be read: No such file"):
-        RawRows.of(tmp_path / "none", offset=0, num_rows=1, shape=(5, 2, 1), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("indices", [[0, 1, 2], [5, 1]])
@@ -107,11 +86,14 @@ def test_a_file_cut_short_after_it_was_mapped_is_an_error_and_not_a_dead_process
         read(rows, indices)
 
 
-def test_threads_read_the_same_rows(tmp_path):
+def test_threads_read_the_same_rows_also_into_a_part_of_a_larger_array(tmp_path):
     values = random((50, 6, 6, 3), "u1")
-    path = tmp_path / "raw"
-    path.write_bytes(values.tobytes())
-    rows = RawRows.of(path, offset=0, num_rows=50, shape=(6, 6, 3), dtype=np.uint8)
+    (tmp_path / "raw").write_bytes(values.tobytes())
+    rows = RawRows.of(tmp_path / "raw", offset=0, num_rows=50, shape=(6, 6, 3), dtype=np.uint8)
+    for one in (rows, MemoryRows.of(values)):
+        out = np.zeros((50, 6, 6, 4), np.uint8)
+        one.read_rows(np.arange(50), out[..., :3])
+        assert np.array_equal(out[..., :3], values) and not out[..., 3].any()
 
     def work(seed):
         order = np.random.default_rng(seed).permutation(50)

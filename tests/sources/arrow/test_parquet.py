@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import notes_of, refused, refused_or_skipped, values
+from small_trees import make, notes_of, refused, refused_or_skipped, values
 
 from fastload import pack_images
 from fastload.errors import FileChangedError, MissingExtraError, SourceError
@@ -95,12 +95,23 @@ def test_files_that_are_missing_by_the_names_of_the_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_plain_binary_and_null_pieces_within_batches(tmp_path: Path, kind: Any) -> None:
+def test_plain_binary_in_several_batches(tmp_path: Path, kind: Any) -> None:
     cells = [b"x" * (i % 7 + 1) for i in range(3000)]
     path = write(tmp_path / "t.parquet", {"img": pa.array(cells, kind), "y": np.arange(3000)})
     listing = list_source(path)
     assert listing.split_names == ("all",) and listing.keys[2999] == "t.parquet/00002999"
     assert [listing.files.read(i) for i in range(0, 3000, 7)] == cells[::7]
+
+
+@pytest.mark.parametrize("sliced", [slice(0, 4), slice(2, 4)])
+def test_a_batch_whose_offsets_do_not_begin_at_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sliced: slice
+) -> None:
+    whole = pa.array([b"zero", b"one", b"2", b"three"], pa.binary())
+    path = write(tmp_path / "t.parquet", {"img": whole[sliced]})
+    monkeypatch.setattr(Shard, "batches", lambda *_: iter([(whole[sliced][:1], 0), (whole[sliced][1:], 0)]))
+    files = list_source(path).files
+    assert [files.read(i) for i in range(len(whole[sliced]))] == whole[sliced].to_pylist()  # type: ignore[union-attr]
 
 
 def test_the_temporary_file_serves_other_processes_and_goes_with_its_owner(tmp_path: Path) -> None:
@@ -121,15 +132,6 @@ def test_the_temporary_file_serves_other_processes_and_goes_with_its_owner(tmp_p
         other.read(0)
 
 
-def test_rows_without_bytes_are_files_beside_the_table(tmp_path: Path) -> None:
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "a.jpg").write_bytes(b"beside")
-    path = write(tmp_path / "t.parquet", {"image": images((None, "a.jpg"), (b"within", "b.jpg"))})
-    listing = list_source(path)
-    assert [listing.files.read(i) for i in range(2)] == [b"beside", b"within"] and listing.sizes.tolist() == [6, 6]
-    assert detect_layout(tmp_path)[0] == "parquet"
-
-
 def test_null_rows_are_named_and_skip_leaves_them_out(tmp_path: Path) -> None:
     cells = images((b"0", "a"), None, (None, "far/x.jpg"), (b"", None), (b"4", "e"))
     path = write(tmp_path / "t.parquet", {"image": cells, "label": [0, 1, 2, 3, None]})
@@ -138,15 +140,6 @@ def test_null_rows_are_named_and_skip_leaves_them_out(tmp_path: Path) -> None:
     assert [key for key, _ in listing.skipped] == [f"row {i} of t.parquet" for i in (1, 2, 3, 4)]
     assert listing.skipped[3][1] == "its label is empty or NaN"
     refused("leads out of the folder", write(path, {"image": images((None, "../a.jpg"))}))
-
-
-def test_a_column_of_paths_names_files_as_a_manifest_does(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    for name in "ab":
-        (tmp_path / "images" / f"{name}.jpg").write_text(name)
-    path = write(tmp_path / "metadata.parquet", {"file_name": ["b.jpg", "a.jpg"], "label": ["x", "y"]})
-    listing = list_source(path)
-    assert [listing.files.read(i) for i in range(2)] == [b"b", b"a"] and values(listing) == [0, 1]
 
 
 def test_a_table_without_images_is_a_dataset_of_columns(tmp_path: Path) -> None:
@@ -211,10 +204,17 @@ def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
     refused(r"b.parquet: column 'label' is string, but int64 in a.parquet", tmp_path)
 
 
-@pytest.mark.parametrize("features", [b"{", b"[]", b'{"info": {"features": [1]}}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "features",
+    [
+        *(b"{", b"[]", b'{"info": {"features": [1]}}', b"[" * 100_000),
+        b'{"info": {"features": {"label": {"_type": "Value", "names": ["a", "b", "c"]}}}}',
+    ],
+)
 def test_metadata_that_make_no_sense_are_passed_over(tmp_path: Path, features: bytes) -> None:
     path = write(tmp_path / "t.parquet", {"image": images((b"0", None)), "label": [2]}, {b"huggingface": features})
-    assert values(list_source(path)) == [2]
+    listing = list_source(path)
+    assert values(listing) == [2] and listing.columns["labels"].attrs == {}
 
 
 @pytest.mark.parametrize("cut", [0, 6, 200])
@@ -237,16 +237,14 @@ def test_offsets_of_a_mapped_file_that_point_elsewhere_are_refused(tmp_path: Pat
     refused(r"data.arrow cannot be read", tmp_path)
 
 
-def test_class_folders_beside_a_stray_parquet_stay_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "1.jpg").write_text("1")
-    write(tmp_path / "embeddings.parquet", {"x": [[0.5, 1.5]]})
-    assert detect_layout(tmp_path)[0] == "folder"
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "t.parquet", {"image": images((b"0", None))})
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+def test_without_pyarrow_the_extra_is_named_and_a_stray_parquet_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "cat/1.jpg")
+    path = write(tmp_path / "embeddings.parquet", {"x": [[0.5, 1.5]]})
+    for _ in range(2):
+        assert detect_layout(tmp_path)[0] == "folder"
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"pip install pyarrow"):
         list_source(path)
 
@@ -303,15 +301,19 @@ def test_shards_are_not_kept_open_and_a_lack_of_descriptors_is_no_damage(tmp_pat
     assert len(listing) == 40 and listing.files is not None and listing.files.read(39) == b"one"
 
 
-def test_changed_masks_and_images_beside_the_table_are_noticed(tmp_path: Path) -> None:
-    for name in ("a.png", "b.png", "masks/a.png", "masks/b.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    rows = {"image": images((None, "a.png"), (None, "b.png")), "mask": images((None, "masks/a.png"), (b"m", None))}
+def test_rows_without_bytes_and_columns_of_paths_are_files_beside_the_table(tmp_path: Path) -> None:
+    make(tmp_path, "pictures/a.jpg", "b.png", "masks/a.png")
+    rows = {"image": images((None, "a.jpg"), (None, "b.png"), (b"within", "c.jpg")),
+            "mask": images((None, "masks/a.png"), (b"m", None), None)}  # fmt: skip
     write(tmp_path / "t.parquet", rows)
     before = list_source(tmp_path)
+    assert before.layout == "parquet" and before.masks is not None and before.masks.files.read(1) == b"m"
+    assert [before.files.read(i) for i in range(3)] == [b"pictures/a.jpg", b"b.png", b"within"]
     (tmp_path / "masks/a.png").write_text("another mask")
     (tmp_path / "b.png").write_text("photo")  # as many bytes as before
     after = list_source(tmp_path)
-    assert (before.sizes != after.sizes).tolist() == [True, False]
-    assert (before.mtimes_ns != after.mtimes_ns).tolist() == [True, True]
+    assert (before.sizes != after.sizes).tolist() == [True, False, False]
+    assert (before.mtimes_ns != after.mtimes_ns).tolist() == [True, True, False]
+    path = write(tmp_path / "t.parquet", {"file_name": ["b.png", "pictures/a.jpg"], "label": ["x", "y"]})
+    listing = list_source(path)
+    assert [listing.files.read(i) for i in range(2)] == [b"photo", b"pictures/a.jpg"] and values(listing) == [0, 1]

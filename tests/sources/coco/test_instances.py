@@ -29,21 +29,26 @@ def test_the_arrays_hold_what_the_json_says_in_any_order_of_names(written: dict[
     for content in (CONTENT, dict(reversed(CONTENT.items()))):
         found = read_instances(json.dumps(content, **written).encode(), "x.json", True)
         assert found.names == ["a.jpg", "b.jpg"] and found.image_ids.tolist() == [5, 7]
-        assert found.heights.tolist() == [2, 0] and found.widths.tolist() == [3, 0]
+        assert found.sizes.tolist() == [[2, 3], [0, 0]]
         assert found.category_ids == (3, 90) and found.category_names == ("b", 'ü " { [')
         assert found.image.tolist() == [1, 0] and found.category.tolist() == [0, 1]
         assert found.boxes.tolist() == [[1, 2, 3.5, 4], [0, 0, 0, 0]] and found.areas.tolist() == [14, 9.5]
-        assert found.crowd.tolist() == [0, 1] and found.good.all() and found.bad == []
-        regions = found.regions
-        assert regions is not None and regions.points.tolist() == [1, 2, 3, 2, 3, 4]
-        assert regions.ends.tolist() == [1, 1] and regions.run_ends.tolist() == [0, 3]
-        assert regions.lengths.tolist() == [0, 4, 2] and not regions.empty().any()
-    assert read_instances(json.dumps(CONTENT).encode("utf-8-sig"), "x.json", False).regions is None
+        assert found.crowd.tolist() == [0, 1] and found.bad == []
+        assert found.points.tolist() == [1, 2, 3, 2, 3, 4] and found.ring_sizes.tolist() == [6]
+        assert found.rings.tolist() == [1, 0] and found.runs.tolist() == [0, 3] and found.lengths.tolist() == [0, 4, 2]
+    without = read_instances(json.dumps(CONTENT).encode("utf-8-sig"), "x.json", False)
+    assert not without.rings.any() and not without.runs.any() and not len(without.points)
 
 
 def test_names_that_no_file_can_hold_are_written_out() -> None:
     text = json.dumps(CONTENT).replace("a.jpg", "\\ud800.jpg")
     assert read_instances(text.encode(), "x.json", False).names == ["\\ud800.jpg", "b.jpg"]
+
+
+def test_an_annotation_of_an_unknown_category_belongs_to_no_image() -> None:
+    content = CONTENT | {"annotations": [CONTENT["annotations"][0] | {"category_id": 4}]}
+    found = read_instances(json.dumps(content).encode(), "x.json", False)
+    assert found.image.tolist() == [-1] and found.bad == [(1, "annotation 1 has category id 4, which is not listed")]
 
 
 def test_a_file_cut_anywhere_is_named() -> None:
@@ -65,8 +70,8 @@ def test_whatever_stands_in_an_annotation_it_is_taken_or_named(name: str, value:
     first = CONTENT["annotations"][0] | {name: value}
     content = CONTENT | {"annotations": [first, CONTENT["annotations"][1]]}
     found = read_instances(json.dumps(content).encode(), "x.json", True)
-    assert np.isfinite(found.boxes).all() and found.regions is not None and np.isfinite(found.regions.points).all()
-    assert len(found.bad) == 2 - np.count_nonzero(found.good)
+    assert np.isfinite(found.boxes).all() and np.isfinite(found.points).all()
+    assert len(found.bad) == 2 - np.count_nonzero(found.image >= 0)
 
 
 @given(st.sampled_from(["images", "categories"]), st.sampled_from(["id", "file_name", "name", "height"]), anything)

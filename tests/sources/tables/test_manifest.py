@@ -65,19 +65,6 @@ def test_every_encoding_gives_the_same_names(tmp_path: Path, encoding: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("file", "encoding", "key"),
-    [
-        (b"K\xe4se.jpg", "latin-1", "K\\xe4se.jpg"),  # matched byte by byte
-        ("Ka\u0308se.jpg".encode(), "utf-8", "Ka\u0308se.jpg"),  # the other form of the accent
-    ],
-)
-def test_names_of_files_may_be_written_otherwise(tmp_path: Path, file: bytes, encoding: str, key: str) -> None:
-    (tmp_path / file.decode("utf-8", "surrogateescape")).write_bytes(b"1")
-    listing = list_source(write(tmp_path / "t.csv", "image,label\nK\u00e4se.jpg,0\n", encoding))
-    assert listing.keys == (key,)
-
-
-@pytest.mark.parametrize(
     ("file", "text", "message"),
     [
         ("t.csv", "image,label\na.jpg,1\nb.jpg,1,2\n", "line 3: 3 cells, but the first row has 2"),
@@ -111,11 +98,6 @@ def test_a_broken_table_is_refused_with_its_line(abc: Path, file: str, text: str
     refused(message, write(abc / file, text))
 
 
-def test_an_infinite_label_is_left_out_like_an_empty_one(abc: Path) -> None:
-    table = write(abc / "t.csv", "image,label\na.jpg,1\nb.jpg,inf\nc.jpg,0\n")
-    assert values(refused_or_skipped(r"a label \(1\): b.jpg .line 3.*label is infinite", table)) == [1, 0]
-
-
 def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
     make(abc, "d.jpg", "e.jpg")
     table = write(abc / "t.csv", "image,label\na.jpg,cat\nb.jpg,\nx.jpg,dog\nd.jpg,dog\nd.jpg,cat\n")
@@ -127,11 +109,6 @@ def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
         ("b.jpg", "its label is empty or NaN (line 3 of t.csv)"),
     )
     assert "Images that no row names were left alone (2): c.jpg, e.jpg" in notes_of(listing)
-
-
-def test_a_header_may_be_called_like_an_image(abc: Path) -> None:
-    make(abc, "image.jpg", "label.jpg")
-    assert len(list_source(write(abc / "t.csv", "image,label\na,0\nlabel,1\n"))) == 2
 
 
 def test_a_table_inside_an_archive_names_its_neighbours(abc: Path, tmp_path: Path) -> None:
@@ -157,26 +134,6 @@ def test_ids_without_suffix_find_the_folder_of_their_split(tmp_path: Path) -> No
     refused(r"2 \(line 3 of train.csv\)", root)
 
 
-def test_an_id_that_two_files_answer_to_is_an_error(tmp_path: Path) -> None:
-    root = make(tmp_path, "x/1.jpg", "y/1.jpg", "masks/1.png")
-    table = write(root / "t.csv", "id,label\n1,0\n")
-    refused(r"may be x/1.jpg and y/1.jpg: say which folder .*--root", table)
-    assert list_source(table, options=SourceOptions(root=root / "y")).keys == ("1.jpg",)
-
-
-def test_paths_may_begin_elsewhere_and_absolute_ones_below_the_root(tmp_path: Path) -> None:
-    root = make(tmp_path / "data", "deep/images/a.jpg", "deep/images/b.jpg")
-    table = write(root / "t.csv", f"path,label\nimages\\a.jpg,0\n{root.absolute()}/deep/images/b.jpg,1\n")
-    assert list_source(table).keys == ("deep/images/a.jpg", "deep/images/b.jpg")
-
-
-def test_another_suffix_is_accepted_only_when_it_is_so_for_every_row(tmp_path: Path) -> None:
-    root = make(tmp_path, "1.png", "2.png")
-    listing = list_source(write(root / "t.csv", "image,label\n1.jpg,0\n2.jpg,1\n"), options=SourceOptions())
-    assert listing.keys == ("1.png", "2.png") and "another suffix than the files have (2)" in notes_of(listing)
-    refused(r"2.jpg .line 3", write(root / "t.csv", "image,label\n1.png,0\n2.jpg,1\n"))
-
-
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_hugging_face_metadata_in_split_folders_rules_over_class_folders(tmp_path: Path, kind: str) -> None:
     root = make(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "validation/cat/1.jpg")
@@ -191,13 +148,70 @@ def test_hugging_face_metadata_in_split_folders_rules_over_class_folders(tmp_pat
     assert listing.layout == "manifest" and listing.split_names == ("train", "val")
     assert listing.keys == ("train/cat/1.jpg", "train/dog/2.jpg", "validation/cat/1.jpg")
     assert "Names of folders are not labels here" in notes_of(listing)
+    for split in rows:
+        (root / split / f"metadata.{kind}").unlink()
+    write(root / "metadata.csv", "file_name,label\ntrain/cat/1.jpg,1\nvalidation/cat/1.jpg,0\n")
+    assert list_source(root).split_names == ("train", "val") and list_source(root).split.tolist() == [0, 1]
 
 
-def test_metadata_at_the_top_takes_splits_from_the_images_folders(tmp_path: Path) -> None:
-    root = make(tmp_path, "train/1.jpg", "test/2.jpg")
-    write(root / "metadata.csv", "file_name,label\ntrain/1.jpg,1\ntest/2.jpg,0\n")
-    listing = list_source(root)
-    assert listing.split_names == ("train", "test") and listing.split.tolist() == [0, 1]
+def csv(header: str, *cells: str) -> str:
+    """A table with a row for each of a.jpg, b.jpg, c.jpg."""
+    return "".join(f"{row}\n" for row in (f"image,{header}", *map("{}.jpg,{}".format, "abc", cells)))
+
+
+def json_lines(*rows: dict) -> str:
+    return "".join(json.dumps({"image": f"{name}.jpg"} | row) + "\n" for name, row in zip("abc", rows, strict=True))
+
+
+CORNERS = "xmin,ymin,xmax,ymax"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "note"),
+    [
+        (csv("smiling,hat", "-1,1", "1,-1", "1,1"),
+         {"labels": [[0, 1], [1, 0], [1, 1]], "names": ("smiling", "hat")}, ""),
+        (csv("cat,dog", "True,False", "False,False", "True,True"),
+         {"labels": [[1, 0], [0, 0], [1, 1]], "names": ("cat", "dog")}, ""),
+        (csv("label", "0 3 7", "3", "7"), {"labels": [[1, 1, 1], [0, 1, 0], [0, 0, 1]], "names": ("0", "3", "7")}, ""),
+        (csv("label", "cat|dog", "dog", "cat"), {"labels": [[1, 1], [0, 1], [1, 0]], "names": ("cat", "dog")}, ""),
+        (csv("label", "0.0", "1.0", "2.0"), {"labels": [0, 1, 2]}, "whole numbers written as floats"),
+        (csv("score", "0.5", "1", "2e1"), {"targets": [0.5, 1, 20]}, "of floats"),
+        (csv("x1,y1,x2,y2,label", "1,2,3,4,5", "5,6,7,8,6"),
+         {"bbox": [[1, 2, 3, 4], [5, 6, 7, 8]], "labels": [5, 6]}, ""),
+        # several rows of an image are its boxes, in columns or in one cell
+        ("filename,width,class,xmin,ymin,xmax,ymax\n"
+         "b.jpg,100,dog,1,2,4,6\na.jpg,100,cat,5,2,8,6\nb.jpg,100,cat,9,2,12,6\n",
+         {"boxes": [[[1, 2, 3, 4], [9, 2, 3, 4]], [[5, 2, 3, 4], [0] * 4]], "num_boxes": [2, 1], "width": [100, 100],
+          "box_labels": [[1, 0], [0, -1]], "names": ("cat", "dog")}, "Several rows of an image are its boxes"),
+        ('image_id,width,bbox\na,16,"[0.0, 1.0, 4.0, 8.0]"\na,16,"[5, 1, 2.5, 8]"\nb,16,\n',
+         {"boxes": [[[0, 1, 4, 8], [5, 1, 2.5, 8]], [[0] * 4] * 2], "num_boxes": [2, 0],
+          "box_labels": [[16, 16], [-1, -1]]}, "one cell"),
+        # a missing integer becomes NaN only in columns that are no labels
+        (csv("label,age", "1,3", "2,NA", "3,5"), {"labels": [1, 2, 3], "age": [3, np.nan, 5]}, "lacks 1 values: NaN"),
+        (csv("x,y", "0,1", ",1"), {"x": [0, np.nan], "y": [1, 1]}, "No column is called label"),
+        (json_lines(*({"label": i, "more": {"x": 1}, "place": [i, 2.5], "ok": bool(i % 2)} for i in range(3))),
+         {"labels": [0, 1, 2], "place": [[0, 2.5], [1, 2.5], [2, 2.5]], "ok": [0, 1, 0]}, "more (nested"),
+        (json_lines({"objects": {"bbox": [[1, 2, 3, 4], [5, 6, 7, 8.5]], "categories": ["dog", "cat"]}},
+                    {"objects": {"bbox": [], "categories": []}},
+                    {"objects": {"bbox": [[0, 0, 1, 1]], "categories": ["dog"]}}),
+         {"boxes": [[[1, 2, 3, 4], [5, 6, 7, 8.5]], [[0] * 4] * 2, [[0, 0, 1, 1], [0] * 4]], "num_boxes": [2, 0, 1],
+          "box_labels": [[1, 0], [-1, -1], [1, -1]], "names": ("cat", "dog")}, "Boxes by column 'objects'"),
+        ("image,label\na,0\nlabel,1\n", {"labels": [0, 1]}, ""),  # a header may be called like an image
+        ("id,label\n1.0,a\n10.0,b\n", {"labels": [0, 1], "names": ("a", "b")}, ""),  # ids that pandas wrote as floats
+    ],
+)  # fmt: skip
+def test_names_and_cells_decide_what_a_column_is(abc: Path, text: str, wanted: dict[str, list], note: str) -> None:
+    make(abc, "image.jpg", "label.jpg", "1.png", "10.png")
+    listing = list_source(write(abc / ("t.jsonl" if text[0] == "{" else "t.csv"), text))
+    assert listing.columns.keys() == wanted.keys() - {"names"} and note in notes_of(listing)
+    for name, column in listing.columns.items():
+        np.testing.assert_equal(column.values.tolist(), wanted[name])
+        if "labels" in name:
+            assert column.attrs.get("names") == wanted.get("names")
+            assert column.values.dtype == (np.uint8 if name == "labels" and column.values.ndim == 2 else np.int64)
+        assert column.moves == {"boxes": "xywh", "bbox": "xyxy"}.get(name, "")
+        assert column.values.dtype.kind != "f" or column.values.dtype == np.float32 or name == "place"
 
 
 @pytest.mark.parametrize(
@@ -206,49 +220,56 @@ def test_metadata_at_the_top_takes_splits_from_the_images_folders(tmp_path: Path
         ("split", ("train", "Valid", "TEST"), (("train", "val", "test"), [0, 1, 2])),
         ("Set", ("training", "validation", "testing"), (("train", "val", "test"), [0, 1, 2])),
         ("is_valid", ("False", "True", "False"), (("train", "val"), [0, 1, 0])),
+        ("is_train", ("1", "0", "1"), (("train", "val"), [0, 1, 0])),
+        ("is_test", ("1.0", "0.0", "no"), (("train", "test"), [1, 0, 0])),
         ("fold", ("0", "1", "0"), (("0", "1"), [0, 1, 0])),
     ],
 )
 def test_split_columns_are_normalised(abc: Path, header: str, cells: tuple[str, ...], wanted: object) -> None:
-    text = f"image,label,{header}\n" + "".join(f"{n}.jpg,1,{c}\n" for n, c in zip("abc", cells, strict=True))
-    listing = list_source(write(abc / "t.csv", text))
-    assert (listing.split_names, listing.split.tolist()) == wanted
-    assert list(listing.columns) == ["labels"]
-
-
-def test_several_tables_of_one_split_name_the_way_out(abc: Path) -> None:
-    write(abc / "train.csv", "image,label\na.jpg,1\n")
-    write(abc / "train_folds.csv", "image,label\nb.jpg,1\n")
-    refused(r"several tables name its images: train.csv, train_folds.csv", abc)
-    assert list_source(abc / "train.csv").split_names == ("train",)
-
-
-def test_a_stray_table_does_not_make_a_folder_a_manifest(tmp_path: Path) -> None:
-    root = make(tmp_path, "cat/0.jpg", "cat/1.jpg", "dog/2.jpg")
-    write(root / "results.csv", "epoch,loss\n0,1.5\n1,1.25\n2,1.1\n50,0.2\n51,0.2\n52,0.2\n53,0.1\n")
-    write(root / "broken.csv", 'a,"b\n')
-    write(root / "readme.txt", "hello\n")
-    assert detect_layout(root)[0] == "folder"
+    listing = list_source(write(abc / "t.csv", csv(f"label,{header}", *(f"1,{cell}" for cell in cells))))
+    assert (listing.split_names, listing.split.tolist()) == wanted and list(listing.columns) == ["labels"]
 
 
 @pytest.mark.parametrize(
-    ("header", "cells", "wanted", "named", "dtype"),
+    ("files", "rows", "wanted"),
     [
-        ("smiling,hat", ("-1,1", "1,-1", "1,1"), [[0, 1], [1, 0], [1, 1]], ("smiling", "hat"), np.uint8),
-        ("cat,dog", ("True,False", "False,False", "True,True"), [[1, 0], [0, 0], [1, 1]], ("cat", "dog"), np.uint8),
-        ("label", ("0 3 7", "3", "7"), [[1, 1, 1], [0, 1, 0], [0, 0, 1]], ("0", "3", "7"), np.uint8),
-        ("label", ("cat|dog", "dog", "cat"), [[1, 1], [0, 1], [1, 0]], ("cat", "dog"), np.uint8),
-        ("label", ("0.0", "1.0", "2.0"), [0, 1, 2], None, np.int64),
-        ("score", ("0.5", "1", "2e1"), [0.5, 1, 20], None, np.float32),
+        (
+            ["deep/images/a.jpg", "deep/images/b.jpg"],
+            ["images\\a.jpg", "{root}/deep/images/b.jpg"],
+            "deep/images/{}.jpg",
+        ),
+        (["a.png", "b.png"], ["a.jpg", "b.jpg"], "{}.png"),  # another suffix, but of every row
+        (["a.png", "b.png"], ["a.png", "b.jpg"], r"b.jpg .line 3"),
+        (["x/a.jpg", "y/a.jpg", "masks/a.png"], ["a"], r"may be x/a.jpg and y/a.jpg: say which folder .*--root"),
+        (["a.jpg"], ["a.jpg", "b.jpg"], r"b.jpg .line 3 of t.csv.: is a link to a file that does not exist"),
     ],
 )
-def test_cells_decide_whether_they_are_labels_vectors_or_targets(
-    abc: Path, header: str, cells: tuple[str, ...], wanted: list[object], named: tuple[str, ...] | None, dtype: type
-) -> None:
-    text = f"image,{header}\n" + "".join(f"{n}.jpg,{cell}\n" for n, cell in zip("abc", cells, strict=True))
-    ((name, column),) = list_source(write(abc / "t.csv", text)).columns.items()
-    assert name == ("targets" if header == "score" else "labels")
-    assert column.values.tolist() == wanted and column.values.dtype == dtype and column.attrs.get("names") == named
+def test_images_are_found_by_path_end_or_stem(tmp_path: Path, files: list[str], rows: list[str], wanted: str) -> None:
+    root = make(tmp_path / "data", *files)
+    if "link" in wanted:
+        (root / "b.jpg").symlink_to(root / "nowhere.jpg")
+    text = "path,label\n" + "".join(f"{row.format(root=root.absolute())},0\n" for row in rows)
+    table = write(root / "t.csv", text)
+    if "{}" not in wanted:
+        refused(wanted, table)
+        if "--root" in wanted:
+            assert list_source(table, options=SourceOptions(root=root / "y")).keys == ("a.jpg",)
+        return
+    listing = list_source(table)
+    assert listing.keys == tuple(map(wanted.format, "ab"))
+    assert ("another suffix than the files have (2)" in notes_of(listing)) == (files[0] == "a.png")
+
+
+@pytest.mark.parametrize(
+    ("file", "encoding", "key"),
+    [
+        (b"K\xe4se.jpg", "latin-1", "K\\xe4se.jpg"),  # matched byte by byte
+        ("Ka\u0308se.jpg".encode(), "utf-8", "Ka\u0308se.jpg"),  # the other form of the accent
+    ],
+)
+def test_names_of_files_may_be_written_otherwise(tmp_path: Path, file: bytes, encoding: str, key: str) -> None:
+    (tmp_path / file.decode("utf-8", "surrogateescape")).write_bytes(b"1")
+    assert list_source(write(tmp_path / "t.csv", "image,label\nK\u00e4se.jpg,0\n", encoding)).keys == (key,)
 
 
 def test_a_broken_table_beside_the_dataset_does_not_stop_it_unless_it_is_part_of_it(abc: Path) -> None:
@@ -258,12 +279,13 @@ def test_a_broken_table_beside_the_dataset_does_not_stop_it_unless_it_is_part_of
     assert listing.keys == ("a.jpg",) and "log.csv (broken)" in notes_of(listing)
     write(abc / "train.csv", "image,label\na.jpg,1\nb.jpg\n")
     refused(r"train.csv, line 3", abc)
-
-
-def test_an_image_in_two_tables_is_refused(abc: Path) -> None:
     write(abc / "train.csv", "image,label\na.jpg,1\nb.jpg,1\n")
     write(abc / "val.csv", "image,label\na.jpg,1\n")
+    (abc / "labels.csv").unlink()
     refused(r"a.jpg has 2 rows: line 2 of train.csv and line 2 of val.csv", abc)
+    (abc / "val.csv").rename(abc / "train_folds.csv")
+    refused(r"several tables name its images: train.csv, train_folds.csv", abc)
+    assert list_source(abc / "train.csv").split_names == ("train",)
 
 
 def test_columns_asked_for_are_labels_and_others_stay_under_their_names(abc: Path) -> None:
@@ -292,64 +314,11 @@ def test_masks_of_a_column_are_found_and_may_be_absent(tmp_path: Path) -> None:
     assert list_source(root / "t.csv", options=SourceOptions(masks="none")).masks is None
     write(root / "t.csv", "image,mask,label\n1.jpg,masks/3.png,0\n2.jpg,2.png,1\n")
     refused(r"masks that rows name in column 'mask'.*masks/3.png .line 2", root / "t.csv")
-
-
-def test_one_box_an_image_moves_with_it(abc: Path) -> None:
-    listing = list_source(write(abc / "t.csv", "image,x1,y1,x2,y2,label\na.jpg,1,2,3,4,5\nb.jpg,1,2,3,4,6\n"))
-    column = listing.columns["bbox"]
-    assert column.moves == "xyxy" and column.values.dtype == np.float32 and values(listing) == [5, 6]
-
-
-def test_several_rows_of_an_image_are_its_boxes(abc: Path) -> None:
-    rows = (("b", "dog", 1), ("a", "cat", 5), ("b", "cat", 9))
-    text = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
-    text += "".join(f"{name}.jpg,100,80,{label},{x},2,{x + 3},6\n" for name, label, x in rows)
-    listing = list_source(write(abc / "t.csv", text))
-    assert listing.keys == ("b.jpg", "a.jpg")
-    boxes = listing.columns["boxes"]
-    assert boxes.values.tolist() == [[[1, 2, 3, 4], [9, 2, 3, 4]], [[5, 2, 3, 4], [0, 0, 0, 0]]]
-    assert boxes.moves == "xywh" and values(listing, "num_boxes") == [2, 1]
-    assert values(listing, "box_labels") == [[1, 0], [0, -1]] and names(listing, "box_labels") == ("cat", "dog")
-    assert values(listing, "width") == [100, 100]
-    write(abc / "t.csv", f"{text}c.jpg,100,80,cat,9,2,3,6\n")
-    assert refused_or_skipped("line 5 of t.csv has the box 9, 2, 3, 6", abc / "t.csv").keys == listing.keys
-
-
-def test_nested_values_of_json_are_ignored_and_lists_of_one_length_kept(abc: Path) -> None:
-    rows = [
-        {"image": f"{name}.jpg", "label": i, "more": {"x": 1}, "place": [i, 2.5], "ok": bool(i % 2)}
-        for i, name in enumerate("abc")
-    ]
-    listing = list_source(write(abc / "t.jsonl", "\n".join(map(json.dumps, rows))))
-    assert values(listing, "place") == [[0, 2.5], [1, 2.5], [2, 2.5]] and values(listing, "ok") == [0, 1, 0]
-    assert "more (nested" in notes_of(listing)
-
-
-def test_objects_of_hugging_face_are_boxes(abc: Path) -> None:
-    rows = [
-        {"file_name": "a.jpg", "objects": {"bbox": [[1, 2, 3, 4], [5, 6, 7, 8.5]], "categories": ["dog", "cat"]}},
-        {"file_name": "b.jpg", "objects": {"bbox": [], "categories": []}},
-        {"file_name": "c.jpg", "objects": {"bbox": [[0, 0, 1, 1]], "categories": ["dog"]}},
-    ]
-    listing = list_source(write(abc / "metadata.jsonl", "\n".join(map(json.dumps, rows))))
-    assert values(listing, "num_boxes") == [2, 0, 1] and values(listing, "box_labels") == [[1, 0], [-1, -1], [1, -1]]
-    assert values(listing, "boxes")[0] == [[1, 2, 3, 4], [5, 6, 7, 8.5]]
-    assert names(listing, "box_labels") == ("cat", "dog")
-    assert listing.columns["boxes"].moves == "xywh"
-
-
-def test_a_missing_integer_becomes_nan_only_in_columns_that_are_no_labels(abc: Path) -> None:
-    listing = list_source(write(abc / "t.csv", "image,label,age\na.jpg,1,3\nb.jpg,2,NA\nc.jpg,3,5\n"))
-    assert listing.columns["age"].values.dtype == np.float32 and np.isnan(listing.columns["age"].values[1])
-    assert "Column 'age' lacks 1 values: NaN there" in notes_of(listing)
-    unlabelled = list_source(write(abc / "t.csv", "image,x,y\na.jpg,0,1\nb.jpg,,1\n"))
-    assert np.isnan(unlabelled.columns["x"].values[1])
-
-
-def test_a_dangling_link_that_a_row_names_says_so(abc: Path) -> None:
-    (abc / "d.jpg").symlink_to(abc / "nowhere.jpg")
-    table = write(abc / "t.csv", "image,label\na.jpg,1\nd.jpg,2\n")
-    refused(r"d.jpg .line 3 of t.csv.: is a link to a file that does not exist", table)
+    head, boxes = "image,xmin,ymin,xmax,ymax,mask\n", "1.jpg,3,3,5,5,masks/1.png\n2.jpg,0,0,2,2,\n"
+    shared = list_source(write(root / "t.csv", f"{head}1.jpg,0,0,2,2,\n{boxes}")).masks
+    assert shared is not None and shared.present.tolist() == [True, False] and shared.files.read(0) == b"masks/1.png"
+    write(root / "t.csv", f"{head}1.jpg,0,0,2,2,masks/2.png\n{boxes}")
+    refused(r"different masks in column 'mask' \(1\): 1.jpg .line", root / "t.csv")
 
 
 def test_a_manifest_packs_with_its_masks_boxes_and_splits(tmp_path: Path) -> None:
@@ -370,17 +339,6 @@ def test_a_manifest_packs_with_its_masks_boxes_and_splits(tmp_path: Path) -> Non
         assert file["images"].shape == (6, 4, 6, 3) and file["masks"].shape == (6, 4, 6)
         assert file["bbox"][0].tolist() == [0.5, 1, 2, 3] and file["labels"][:].tolist() == [1, 0, 1, 0, 1, 0]
         assert file["split"].attrs["names"].tolist() == [b"train", b"dev"]
-
-
-def test_rows_of_one_image_share_a_mask_or_are_refused(abc: Path) -> None:
-    make(abc, "masks/1.png", "masks/2.png")
-    table, head = abc / "t.csv", "file_name,xmin,ymin,xmax,ymax,mask\n"
-    write(table, f"{head}a.jpg,0,0,2,2,\na.jpg,3,3,5,5,masks/1.png\nb.jpg,0,0,2,2,\nc.jpg,0,0,2,2,masks/2.png\n")
-    listing = list_source(abc)
-    assert listing.masks is not None and listing.masks.present.tolist() == [True, False, True]
-    assert [listing.masks.files.read(i) for i in (0, 2)] == [b"masks/1.png", b"masks/2.png"]
-    write(table, f"{head}a.jpg,0,0,2,2,masks/2.png\na.jpg,3,3,5,5,masks/1.png\nb.jpg,0,0,2,2,\n")
-    refused(r"different masks in column 'mask' \(1\): a.jpg .line", abc)
 
 
 def test_a_changed_mask_changes_what_a_resume_compares(abc: Path) -> None:
@@ -424,6 +382,8 @@ def test_metadata_parquet_of_an_imagefolder_is_a_table(tmp_path: Path, monkeypat
 def test_a_table_beside_class_folders_takes_over_only_when_it_names_them_all(tmp_path: Path) -> None:
     make(tmp_path, *[f"{name}/{i + 4 * (name == 'b')}.png" for name in "ab" for i in range(4)])
     write(tmp_path / "log.csv", "epoch,loss\n" + "".join(f"{i},0.{i}\n" for i in range(8)))
+    write(tmp_path / "broken.csv", 'a,"b\n')
+    write(tmp_path / "readme.txt", "hello\n")
     assert detect_layout(tmp_path)[0] == "folder"
     write(tmp_path / "log.csv", "path,label\na/0.png,x\nb/4.png,y\n")
     with pytest.raises(SourceError, match=r"two layouts fit: .* names about 2 .* 8.*--layout folder"):
@@ -433,26 +393,18 @@ def test_a_table_beside_class_folders_takes_over_only_when_it_names_them_all(tmp
     assert detect_layout(tmp_path)[0] == "manifest"
 
 
-def test_ids_that_pandas_wrote_as_floats(tmp_path: Path) -> None:
-    make(tmp_path, "1.png", "10.png")
-    write(tmp_path / "t.csv", "id,label\n1.0,a\n10.0,b\n")
-    assert list_source(tmp_path).keys == ("1.png", "10.png")
-
-
 @pytest.mark.parametrize(
-    ("cells", "message"),
-    [("9,9,3,3", "9, 9, 3, 3 .*ends before it begins"), ("1,1,nan,3", "not four numbers"), ("1,1,inf,3", "not four")],
-)
-def test_boxes_that_cannot_be(tmp_path: Path, cells: str, message: str) -> None:
-    make(tmp_path, "a.png", "b.png")
-    table = write(tmp_path / "t.csv", f"file,xmin,ymin,xmax,ymax\na.png,1,2,3,4\nb.png,{cells}\n")
-    listing = refused_or_skipped(f"line 3 of t.csv has the box .*{message}", table)
-    assert values(listing, "bbox") == [[1, 2, 3, 4]] and listing.skipped[0][0] == "b.png"
-
-
-def test_boxes_in_one_cell_with_several_rows_an_image(tmp_path: Path) -> None:
-    make(tmp_path, "a.png", "b.png")
-    rows = 'a,16,"[0.0, 1.0, 4.0, 8.0]"\na,16,"[5, 1, 2.5, 8]"\nb,16,\n'
-    listing = list_source(write(tmp_path / "t.csv", f"image_id,width,bbox\n{rows}"))
-    assert values(listing, "boxes") == [[[0, 1, 4, 8], [5, 1, 2.5, 8]], [[0] * 4] * 2]
-    assert values(listing, "num_boxes") == [2, 0]
+    ("text", "message", "left"),
+    [
+        (csv(CORNERS, "1,2,3,4", "9,9,3,3"), "has the box 9, 9, 3, 3 .*ends before it begins", [[1, 2, 3, 4]]),
+        (csv(CORNERS, "1,2,3,4", "1,1,nan,3"), "has the box .* not four numbers", [[1, 2, 3, 4]]),
+        (csv(CORNERS, "1,2,3,4", "1,1,inf,3"), "has the box .* not four numbers", [[1, 2, 3, 4]]),
+        (csv(CORNERS, "1,2,4,6", "9,2,3,6") + "a.jpg,9,2,12,6\n", "line 3 of t.csv has the box 9, 2, 3, 6",
+         [[[1, 2, 3, 4], [9, 2, 3, 4]]]),
+        (csv("label", "1", "inf", "0"), r"a label \(1\): b.jpg .line 3.*label is infinite", [1, 0]),
+    ],
+)  # fmt: skip
+def test_boxes_and_labels_that_cannot_be_leave_their_image_out(abc: Path, text: str, message: str, left: list) -> None:
+    listing = refused_or_skipped(message, write(abc / "t.csv", text))
+    ((name, column),) = [(n, c) for n, c in listing.columns.items() if n != "num_boxes"]
+    assert column.values.tolist() == left and "b.jpg" not in listing.keys, name

@@ -14,6 +14,13 @@ from fastload.pack import pack_images
 from fastload.sources import Listing, SourceOptions, detect_layout, list_source
 
 
+def shard(path: Path, samples: dict[str, dict[str, bytes]]) -> Path:
+    """A shard of samples by key: field -> content."""
+    return write_tar(
+        path, [(f"{key}.{field}", data) for key, fields in samples.items() for field, data in fields.items()]
+    )
+
+
 def contents(listing: Listing) -> list[bytes]:
     files = pickle.loads(pickle.dumps(listing.files))
     return [files.read(i) for i in range(len(listing))]
@@ -51,9 +58,8 @@ def test_a_shard_becomes_samples_in_its_order(tmp_path: Path) -> None:
 
 
 def test_shards_in_folders_are_one_dataset_with_splits_by_name(tmp_path: Path) -> None:
-    for shard, names in {"train-9": "ab", "train-10": "ac", "val/x-000000": "a"}.items():
-        write_tar(tmp_path / f"{shard}.tar", [(f"{n}.{f}", (shard + n).encode() if f == "jpg" else b"3")
-                                              for n in names for f in ("jpg", "cls")])  # fmt: skip
+    for name, keys in {"train-9": "ab", "train-10": "ac", "val/x-000000": "a"}.items():
+        shard(tmp_path / f"{name}.tar", {key: {"jpg": f"{name}{key}".encode(), "cls": b"3"} for key in keys})
     (tmp_path / "sizes.json").write_text("{}")
     listing = list_source(tmp_path)
     assert listing.split_names == ("train", "val") and listing.split.tolist() == [0, 0, 0, 0, 1]
@@ -65,13 +71,6 @@ def test_shards_in_folders_are_one_dataset_with_splits_by_name(tmp_path: Path) -
     write_tar(tmp_path / "more.tar", {"a.jpg": b"1", "a.cls": b"1"})
     listing = list_source(tmp_path)
     assert listing.split_names == ("all",) and "Not every shard names its split" in notes_of(listing)
-
-
-def test_the_key_ends_at_the_first_dot_and_fields_are_lower_case(tmp_path: Path) -> None:
-    members = {"a.b/c.Seg.PNG": b"mask", "a.b/c.JPEG": b"image", "a.b/c.CLS": b"1"}
-    listing = list_source(write_tar(tmp_path / "x.tar", members))
-    assert listing.keys == ("a.b/c.JPEG",) and values(listing) == [1]
-    assert listing.masks is not None and listing.masks.files.read(0) == b"mask" and listing.masks.present.all()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_a_dot_in_the_stem_is_reported(tmp_path: Path) -> None:
 
 def test_several_images_in_a_sample_need_a_word(tmp_path: Path) -> None:
     fields = {"left.jpg": b"l", "right.jpg": b"r", "cls": b"1"}
-    path = write_tar(tmp_path / "x.tar", {f"{n}.{f}": data for n in "ab" for f, data in fields.items()})
+    path = shard(tmp_path / "x.tar", {"a": fields, "b": fields})
     refused(r"a has 2 images.*left.jpg \(2\), right.jpg \(2\).*--image-column left.jpg", path)
     listing = list_source(path, options=SourceOptions(image_column="right.jpg"))
     assert contents(listing) == [b"r", b"r"]
@@ -139,24 +138,22 @@ def test_several_images_in_a_sample_need_a_word(tmp_path: Path) -> None:
 
 
 def test_masks_may_be_absent_and_be_left_out(tmp_path: Path) -> None:
-    members = {"a.jpg": b"a", "a.seg.png": b"m", "a.id": b"1", "b.jpg": b"b", "b.id": b"2"}
-    path = write_tar(tmp_path / "x.tar", members)
-    masks = list_source(path).masks
+    # The key ends at the first dot of the name, and fields are in lower case.
+    path = shard(
+        tmp_path / "x.tar", {"a.b/c": {"JPEG": b"a", "Seg.PNG": b"m", "ID": b"1"}, "b": {"jpg": b"b", "id": b"2"}}
+    )
+    listing = list_source(path)
+    assert listing.keys == ("a.b/c.JPEG", "b.jpg") and values(listing, "id") == [1, 2]
+    masks = listing.masks
     assert masks is not None and masks.present.tolist() == [True, False] and masks.ignore_index == 255
     assert masks.files.read(0) == b"m"
     assert list_source(path, options=SourceOptions(masks="none")).masks is None
-    assert values(list_source(path), "id") == [1, 2]
 
 
 def test_arrays_without_images_are_columns(tmp_path: Path) -> None:
     tokens = np.arange(12, dtype=">i4").reshape(2, 6)
-    members = {
-        f"{i}.{field}": data
-        for i in range(2)
-        for field, data in {"tokens.npy": npy(tokens[i]), "fat.npy": npy(np.zeros(i)), "cls": b"%d" % i}.items()
-    }
-    path = write_tar(tmp_path / "x.tar", members)
-    listing = list_source(path)
+    fields = [{"tokens.npy": npy(tokens[i]), "fat.npy": npy(np.zeros(i)), "cls": b"%d" % i} for i in range(2)]
+    listing = list_source(shard(tmp_path / "x.tar", {"0": fields[0], "1": fields[1]}))
     assert listing.layout == "webdataset"
     assert listing.files is None and listing.keys == ("0", "1") and values(listing) == [0, 1]
     assert listing.columns["tokens_npy"].values.dtype == np.int32
@@ -192,27 +189,16 @@ def test_other_tars_are_not_webdataset(tmp_path: Path, names: list[str]) -> None
     assert detect_layout(path.parent)[0] == "folder"
 
 
-def test_what_holds_no_shards_says_so(tmp_path: Path) -> None:
-    (tmp_path / "x.tar.gz").write_bytes(b"")
-    refused(r"holds no shard: no .tar. Unpack them first", tmp_path, "webdataset")
-    write_tar(tmp_path / "x.tar", {"README": b""})
-    refused("holds no sample: no member is named like", tmp_path, "webdataset")
-
-
-def test_unsafe_members_are_named_and_leave_their_neighbours_alone(tmp_path: Path) -> None:
+def test_unsafe_members_and_truncated_shards_are_named(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {"a.jpg": b"a", "a.cls": b"1", "../b.jpg": b"b", "../b.cls": b"2"})
     listing = refused_or_skipped(r"../b.jpg has `..` in its name", path)
     assert listing.keys == ("a.jpg",) and listing.skipped[0][0] == "../b.jpg"
     assert "../b.cls has `..` in its name" in notes_of(listing)
-
-
-def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
-    for n in (1, 2):
-        write_tar(tmp_path / f"{n}.tar", {"a.jpg": bytes(3000), "a.cls": b"1"})
-    data = (tmp_path / "2.tar").read_bytes()
+    data = write_tar(path, {"c.jpg": bytes(3000), "c.cls": b"1"}).read_bytes()
+    shard(tmp_path / "1.tar", {"a": {"jpg": bytes(3000), "cls": b"1"}})
     for size in (600, 3584, 4096, 4700):
-        (tmp_path / "2.tar").write_bytes(data[:size])
-        refused(r"2.tar.*(cut short|damaged)", tmp_path)
+        path.write_bytes(data[:size])
+        refused(r"x.tar.*(cut short|damaged)", tmp_path)
 
 
 def picture(value: int, mode: str = "RGB") -> bytes:
@@ -223,13 +209,11 @@ def picture(value: int, mode: str = "RGB") -> bytes:
 
 def test_shards_with_masks_and_arrays_are_packed(tmp_path: Path) -> None:
     for split, first in (("train", 0), ("val", 3)):
-        members = {
-            f"{n}.{field}": data
+        samples = {
+            str(n): {"png": picture(n), "seg.png": picture(n + 50, "L"), "cls": b"%d" % n, "box.npy": npy([n, 1.5])}
             for n in range(first, first + 3)
-            for field, data in {"png": picture(n), "seg.png": picture(n + 50, "L"), "cls": b"%d" % n,
-                                "box.npy": npy([n, 1.5])}.items()
-        }  # fmt: skip
-        write_tar(tmp_path / "in" / f"{split}-0.tar", members)
+        }
+        shard(tmp_path / "in" / f"{split}-0.tar", samples)
     pack_images(tmp_path / "in", tmp_path / "out.h5", workers=1, shuffle=False)
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["images"][:, 0, 0, 0].tolist() == file["labels"][:].tolist() == [0, 1, 2, 3, 4, 5]
@@ -243,39 +227,37 @@ def test_shards_with_masks_and_arrays_are_packed(tmp_path: Path) -> None:
 def test_a_sample_whose_json_has_no_usable_label_is_named_and_takes_no_labels_from_the_others(
     tmp_path: Path, odd: str
 ) -> None:
-    texts = ['{"label": 3}', odd, '{"label": 1}']
-    members = [(f"{i}.{field}", data) for i, text in enumerate(texts) for field, data in
-               (("jpg", b"image"), ("json", text.encode()))]  # fmt: skip
-    shard = write_tar(tmp_path / "a.tar", members)
-    listing = refused_or_skipped(r"not as the others \(1\): 1 has .*label", shard)
+    texts = enumerate((b'{"label": 3}', odd.encode(), b'{"label": 1}'))
+    path = shard(tmp_path / "a.tar", {str(i): {"jpg": b"image", "json": text} for i, text in texts})
+    listing = refused_or_skipped(r"not as the others \(1\): 1 has .*label", path)
     assert values(listing) == [3, 1] and [key for key, _ in listing.skipped] == ["1"]
 
 
 def test_text_labels_in_the_json_become_classes(tmp_path: Path) -> None:
-    members = [(f"{i}.{field}", data) for i, text in enumerate(["dog", "cat", "dog"]) for field, data in
-               (("jpg", b"image"), ("json", json.dumps({"label": text, "of": text}).encode()))]  # fmt: skip
-    listing = list_source(write_tar(tmp_path / "a.tar", members))
+    texts = enumerate(b'{"label": "%s", "of": "x"}' % name for name in (b"dog", b"cat", b"dog"))
+    path = shard(tmp_path / "a.tar", {str(i): {"jpg": b"image", "json": text} for i, text in texts})
+    listing = list_source(path)
     assert values(listing) == [1, 0, 1] and listing.columns["labels"].attrs == {"names": ("cat", "dog")}
     assert list(listing.columns) == ["labels"] and "of (str)" in notes_of(listing)
 
 
-def test_a_pattern_of_shards_says_to_give_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=f"Patterns are not expanded.*give the folder.*: {tmp_path}"):
-        list_source(tmp_path / "train-{000000..000123}.tar")
-
-
 @pytest.mark.parametrize(("field", "message"), [("cls", "are not adjacent"), ("pyd", "pickle")])
 def test_images_do_not_lose_labels_that_lie_apart_or_are_pickles(tmp_path: Path, field: str, message: str) -> None:
-    keys = [f"{k:03d}" for k in range(100)]
-    apart = [(f"{k}.png", b"") for k in keys] + [(f"{k}.cls", b"1") for k in keys]
-    beside = [(f"{k}.{kind}", b"1") for k in keys for kind in ("png", "pyd")]
-    shard = write_tar(tmp_path / "of" / "s-0.tar", apart if field == "cls" else beside)
-    for path in (shard, shard.parent):
+    members = [(f"{k:03d}.{kind}", b"1") for k in range(100) for kind in ("png", field)]
+    members.sort(key=lambda member: field == "cls" and member[0].endswith(".cls"))  # all images first
+    first = write_tar(tmp_path / "of" / "s-0.tar", members)
+    for path in (first, first.parent):
         assert detect_layout(path)[0] == "webdataset"
         refused(message, path)
 
 
-def test_shards_that_are_missing_by_their_numbers_are_noted(tmp_path: Path) -> None:
+def test_a_folder_says_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=f"Patterns are not expanded.*give the folder.*: {tmp_path}"):
+        list_source(tmp_path / "train-{000000..000123}.tar")
+    (tmp_path / "x.tar.gz").write_bytes(b"")
+    refused(r"holds no shard: no .tar. Unpack them first", tmp_path, "webdataset")
+    write_tar(tmp_path / "x.tar", {"README": b""})
+    refused("holds no sample: no member is named like", tmp_path, "webdataset")
     for number in (0, 1, 4):
-        write_tar(tmp_path / f"a-{number:06d}.tar", {f"{number}.jpg": b"x", f"{number}.cls": b"1"})
+        shard(tmp_path / f"a-{number:06d}.tar", {str(number): {"jpg": b"x", "cls": b"1"}})
     assert "missing by the numbers of the others (2): a-000002.tar, a-000003.tar" in notes_of(list_source(tmp_path))
