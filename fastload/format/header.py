@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -75,8 +75,7 @@ class Field:
         return self.chunks[0] if self.chunks else 0
 
 
-@dataclass(frozen=True)
-class FileIdentity:
+class FileIdentity(NamedTuple):
     """A file's identity in the kernel; it changes when the file is replaced, truncated or written to."""
 
     device: int

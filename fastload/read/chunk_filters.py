@@ -147,7 +147,7 @@ class FilteredChunks:
             out[...] = self._fill
             return
         mask = int(self._table[number, 2])
-        undo = [one for i, one in enumerate(self._undo) if not mask >> i & 1][::-1] or [_unshuffle]
+        undo = [one for i, one in enumerate(self._undo) if not mask >> i & 1][::-1] or [_copy]
         target = out.reshape(-1).view(np.uint8)
         try:
             for one in undo[:-1]:
@@ -180,6 +180,12 @@ class FilteredChunks:
         return f"row {first}" if first == last else f"the chunk of rows {first} to {last}"
 
 
+def _copy(data: Any, out: NDArray[np.uint8]) -> None:
+    if len(data) != len(out):
+        raise ValueError(f"{len(data):,} bytes where {len(out):,} are expected")
+    out[:] = np.frombuffer(data, np.uint8)
+
+
 def _inflate(data: Any, out: NDArray[np.uint8]) -> None:
     inflating = zlib.decompressobj()
     try:
@@ -189,14 +195,11 @@ def _inflate(data: Any, out: NDArray[np.uint8]) -> None:
         raise ValueError(str(exc)) from exc
     if not inflating.eof and len(found) <= len(out):
         raise ValueError("the compressed data is cut short")
-    _unshuffle(found, out)
+    _copy(found, out)
 
 
-def _unshuffle(data: Any, out: NDArray[np.uint8], size: int = 1) -> None:
-    """Inverts HDF5's shuffle: first bytes of all elements, then all second bytes, ...; bytes left over come last.
-
-    Shuffled by elements of one byte, data are as they were.
-    """
+def _unshuffle(data: Any, out: NDArray[np.uint8], size: int) -> None:
+    """Inverts HDF5's shuffle: first bytes of all elements, then all second bytes, ...; bytes left over come last."""
     if len(data) != len(out):
         raise ValueError(f"{len(data):,} bytes where {len(out):,} are expected")
     mixed = np.frombuffer(data, np.uint8)

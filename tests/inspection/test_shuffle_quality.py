@@ -189,3 +189,5 @@ def test_a_large_file_is_sampled_says_so_and_comes_to_the_same(sorted_file, on_s
         assert part.measures["label_mix"].value == pytest.approx(whole.measures["label_mix"].value, rel=0.15)
         assert part.measures["mates_again"].value == pytest.approx(whole.measures["mates_again"].value, abs=0.05)
     assert found.orders[0].as_good
+    assert found.orders[0].measures["epoch_distance"].value == pytest.approx(1, abs=0.1)
+    assert found.orders[-1].measures["epoch_distance"].value == 0

@@ -96,12 +96,13 @@ def test_other_numbers_come_in_native_order(tmp_path, dtype, chunk_rows):
 def test_chunks_never_written_or_left_as_they_were_are_read(tmp_path, no_hdf5):
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=1024) as hdf5:
         options = {"chunks": (4, 6, 10, 3), "compression": "gzip", "shuffle": True, "fillvalue": 7}
-        images = hdf5.create_dataset("images", (12, 6, 10, 3), np.uint8, **options)
+        images = hdf5.create_dataset("images", (16, 6, 10, 3), np.uint8, **options)
         # Bit 1 of the mask: gzip was left out; shuffle changes nothing about single bytes.
         images.id.write_direct_chunk((4, 0, 0, 0), IMAGES[4:8].tobytes(), filter_mask=2)
         images.id.write_direct_chunk((8, 0, 0, 0), zlib.compress(IMAGES[8:12].tobytes()))
-    found = read(read_header(tmp_path / "a.h5"), [11, 0, 5])
-    assert np.array_equal(found[[0, 2]], IMAGES[[11, 5]]) and (found[1] == 7).all()
+        images.id.write_direct_chunk((12, 0, 0, 0), IMAGES[12:16].tobytes(), filter_mask=3)  # both were left out
+    found = read(read_header(tmp_path / "a.h5"), [11, 0, 5, 14])
+    assert np.array_equal(found[[0, 2, 3]], IMAGES[[11, 5, 14]]) and (found[1] == 7).all()
 
 
 FRAME = zstandard.compress(IMAGES[4:8].tobytes())
